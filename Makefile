@@ -1,0 +1,42 @@
+# make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
+# make test         set up .venv, then run the tests
+# make bench        the benchmarks of start-up and planning
+# make bench-kd     the distillation benchmark on Fashion-MNIST
+
+PYTHON ?= python3
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+LAUNCHER := $(VENV)/bin/launcher
+
+.PHONY: quickstart test lint bench bench-kd clean
+
+quickstart: $(INSTALLED)
+	$(LAUNCHER) prepare digits data/digits
+	$(LAUNCHER) run configs/quickstart_teacher.yaml
+	$(LAUNCHER) run configs/quickstart.yaml name=quickstart-alone hyperparameters.hard_label_weight=1
+	$(LAUNCHER) run configs/quickstart.yaml
+	@echo
+	@$(LAUNCHER) compare quickstart-teacher quickstart-alone quickstart
+	@echo
+	@echo "Next: the same on two hosts    $(LAUNCHER) run configs/quickstart.yaml --hosts 2"
+	@echo "      what a run would do      $(LAUNCHER) plan configs/quickstart.yaml hyperparameters.temperature=2"
+	@echo "      all runs, and one of them  $(LAUNCHER) runs    $(LAUNCHER) show quickstart"
+
+test: $(INSTALLED) lint
+	$(VENV)/bin/python -m pytest
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check .
+
+bench: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/startup.py
+
+bench-kd: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/distillation.py
+
+$(INSTALLED): pyproject.toml .ci/constraints.txt .ci/install
+	PYTHON=$(PYTHON) .ci/install $(VENV)
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist

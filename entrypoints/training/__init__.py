@@ -1,0 +1,1 @@
+"""What the entry scripts share. It travels with them to the training machine and never imports the launcher."""

@@ -1,0 +1,58 @@
+"""The SageMaker container contract as a script sees it, with defaults for a plain shell. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a script finds its data and leaves its results."""
+
+    host: str
+    """This host's name; algo-1 in a plain shell."""
+    hosts: tuple[str, ...]
+    model_dir: Path
+    """What is here becomes model.tar.gz."""
+    output_data_dir: Path
+    """This host's own folder below SM_OUTPUT_DATA_DIR, for measurements and reports."""
+    failure_file: Path
+    """Its first 1,024 characters become the job's FailureReason."""
+    channels: Mapping[str, Path]
+
+    def channel(self, name: str) -> Path:
+        """A data channel's folder: SM_CHANNEL_<NAME>, or data/<name> in a plain shell.
+
+        Raises:
+            FileNotFoundError: there is no such folder; the message says how to give one.
+        """
+        folder = self.channels.get(name, Path("data") / name)
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"no channel {name}: {folder} is not a folder. In a job, add inputs.{name}; in a shell, set SM_CHANNEL_{name.upper()}"
+            )
+        return folder
+
+
+def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
+    """The contract's SM_* variables; without them everything lies below ./output."""
+    # the toolkits of SDK v2 and v3 both set these (the names: sagemaker-training's ENVIRONMENT_VARIABLES.md)
+    names = json.loads(environ.get("SM_CHANNELS", "[]"))
+    variables = {name: environ.get(f"SM_CHANNEL_{name.upper()}") for name in names}
+    prefix = "SM_CHANNEL_"
+    channels = {key[len(prefix) :].lower(): Path(value) for key, value in environ.items() if key.startswith(prefix)}
+    channels |= {name: Path(value) for name, value in variables.items() if value}
+    output = Path(environ.get("SM_OUTPUT_DIR", "output"))
+    host = environ.get("SM_CURRENT_HOST", "algo-1")
+    return Environment(
+        host=host,
+        hosts=tuple(json.loads(environ.get("SM_HOSTS", json.dumps([host])))),
+        model_dir=Path(environ.get("SM_MODEL_DIR", output / "model")),
+        output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR", output / "data")) / host,
+        failure_file=output / "failure",
+        channels=channels,
+    )

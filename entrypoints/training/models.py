@@ -1,0 +1,68 @@
+"""timm models by name, with their own normalisation inside, so that every model can look at the same pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+
+class Normalized(nn.Module):
+    """A model that takes pixels as they are stored.
+
+    Takes uint8 images (batch, channels, height, width), scales them to 0…1, applies the wrapped model's own mean and
+    standard deviation, and returns its logits (batch, classes).
+    """
+
+    def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]):
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.model((images.float() / 255 - self.mean) / self.std)
+
+
+def build(name: str, options: Mapping[str, Any], classes: int, *, pretrained: bool = False) -> Normalized:
+    """A timm model for so many classes.
+
+    Args:
+        name: for example vit_small_patch16_224.
+        options: more keyword arguments for timm.create_model.
+        classes: outputs.
+        pretrained: start from timm's published weights.
+
+    Raises:
+        ValueError: timm knows no such model, or the model takes no such option; the message names near ones.
+    """
+    if not timm.is_model(name):
+        near = timm.list_models(f"*{name.split('_')[0]}*")[:5]
+        raise ValueError(
+            f"timm {timm.__version__} knows no model {name}" + (f"; near: {', '.join(near)}" if near else "")
+        )
+    try:
+        model = timm.create_model(name, pretrained=pretrained, num_classes=classes, **options)
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be made with {dict(options)}: {error}") from error
+    channels = options.get("in_chans", 3)
+    mean, std = ([*model.pretrained_cfg[key]] for key in ("mean", "std"))
+    if len(mean) != channels:  # timm's numbers are for three channels: one grey channel gets their average
+        mean, std = [sum(mean) / len(mean)] * channels, [sum(std) / len(std)] * channels
+    return Normalized(model, mean, std)
+
+
+def parameter_count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """An optimizer's groups: weight decay for weights, none for biases, normalisation weights and the model's own exceptions."""
+    from timm.optim import param_groups_weight_decay
+
+    inner = model.model if isinstance(model, Normalized) else model
+    exceptions = inner.no_weight_decay() if hasattr(inner, "no_weight_decay") else ()
+    return param_groups_weight_decay(inner, weight_decay, no_weight_decay_list=exceptions)

@@ -1,0 +1,344 @@
+"""Typed hyperparameters of every script: the classes, and how a value becomes its field's type. Standard library only.
+
+A script declares its settings by the annotation of its `main`:
+
+    from training.settings import DistillationSettings, read_settings
+
+    def main(settings: DistillationSettings) -> None: ...
+
+    if __name__ == "__main__":
+        main(read_settings(DistillationSettings))
+
+The launcher finds that annotation without running the script, and checks a config against the class with `check`, the
+function that the script itself uses. A class of your own works in the same way: a frozen dataclass in a module beside
+your script that imports no more than the standard library and `training.settings`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union
+
+Settings = TypeVar("Settings")
+
+# Hyperparameters that SageMaker's SDK and toolkit add for themselves; the toolkit keeps them from the script, other launchers may not.
+RESERVED_PREFIXES = ("sagemaker_", "_tuning_objective_metric")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """What every training script can be told."""
+
+    epochs: int = 10
+    """Passes over the training images."""
+    max_steps: int | None = None
+    """Stop after this many optimizer steps; the learning-rate schedule ends there too. None: as `epochs` says."""
+    global_batch_size: int = 64
+    """Images an optimizer step, over all processes. It must divide by their number."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of AdamW, after the warm-up."""
+    weight_decay: float = 0.05
+    """AdamW's decoupled weight decay; biases and normalisation weights get none."""
+    warmup_fraction: float = 0.1
+    """Share of the steps in which the learning rate rises linearly from 0."""
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled down to this L2 norm. None: never."""
+    label_smoothing: float = 0.0
+    """Weight of the uniform distribution in the label loss (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567)."""
+    image_size: int = 224
+    """Height and width in pixels of what the models see."""
+    min_crop_area: float = 1.0
+    """Smallest share of the image that a random crop keeps; 1: no random crop."""
+    horizontal_flip: bool = False
+    """Mirror half of the training images."""
+    max_shift_pixels: int = 0
+    """Shift training images by up to this many pixels of `image_size` in each direction."""
+    max_rotation_degrees: float = 0.0
+    """Rotate training images by up to this many degrees either way."""
+    seed: int = 0
+    """Seed of the initial weights, the order of images and their augmentation."""
+    num_workers: int = 0
+    """Worker processes that decode images, per training process. 0: the training process itself."""
+    log_every: int = 10
+    """Steps between two metric lines."""
+    evaluate_every: int = 1
+    """Epochs between two evaluations on the validation images; the last step is always followed by one."""
+
+    def __post_init__(self) -> None:
+        require(*self.conditions())
+
+    def channels(self) -> list[str]:
+        """The data channels that the script reads; the launcher refuses a job that lacks one."""
+        return ["train", "validation"]
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        """What must hold, as (setting, holds, valid)."""
+        return [
+            ("epochs", self.epochs >= 1, "at least 1"),
+            ("max_steps", self.max_steps is None or self.max_steps >= 1, "at least 1, or null"),
+            ("global_batch_size", self.global_batch_size >= 1, "at least 1"),
+            ("learning_rate", self.learning_rate > 0, "above 0"),
+            ("weight_decay", self.weight_decay >= 0, "0 or more"),
+            ("warmup_fraction", 0 <= self.warmup_fraction <= 1, "from 0 to 1"),
+            ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, "above 0, or null"),
+            ("label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1"),
+            ("image_size", self.image_size >= 8, "at least 8"),
+            ("min_crop_area", 0 < self.min_crop_area <= 1, "above 0 and at most 1"),
+            ("max_shift_pixels", 0 <= self.max_shift_pixels < self.image_size, "from 0 to below image_size"),
+            ("max_rotation_degrees", 0 <= self.max_rotation_degrees <= 180, "from 0 to 180"),
+            ("seed", 0 <= self.seed < 2**32, "from 0 to 4294967295"),
+            ("num_workers", self.num_workers >= 0, "0 or more"),
+            ("log_every", self.log_every >= 1, "at least 1"),
+            ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierSettings(TrainingSettings):
+    """Settings of train_classifier.py."""
+
+    model: str
+    """A timm model's name, for example vit_small_patch16_224."""
+    model_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for timm.create_model, for example {img_size: 32, patch_size: 4, depth: 6}."""
+    pretrained: bool = False
+    """Start from timm's published weights; the training machine must reach the Hugging Face hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationSettings(TrainingSettings):
+    """Settings of train_kd.py. The teacher arrives as the channel `teacher`."""
+
+    student: str
+    """The student: a timm model's name."""
+    student_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for timm.create_model."""
+    pretrained: bool = False
+    """Start the student from timm's published weights; the training machine must reach the Hugging Face hub."""
+    teacher: str | None = None
+    """The teacher's timm name. None: as the teacher's model.json says, which this kit's scripts write beside the weights."""
+    teacher_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for timm.create_model; only beside `teacher`."""
+    temperature: float = 4.0
+    """Both models' logits are divided by it before the softmax (Hinton et al. 2015, https://arxiv.org/abs/1503.02531)."""
+    hard_label_weight: float = 0.5
+    """Weight of the label loss; the teacher's part gets the rest. 1: labels alone, and the teacher is neither loaded nor run."""
+
+    def channels(self) -> list[str]:
+        return super().channels() + (["teacher"] if self.hard_label_weight < 1 else [])
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        return super().conditions() + [
+            ("temperature", self.temperature > 0, "above 0"),
+            ("hard_label_weight", 0 <= self.hard_label_weight <= 1, "from 0 to 1"),
+            (
+                "teacher_options",
+                not self.teacher_options or self.teacher is not None,
+                "empty where `teacher` names no model",
+            ),
+        ]
+
+
+class SettingsError(ValueError):
+    """One line per wrong setting, each `name: what is valid`."""
+
+
+def require(*conditions: tuple[str, bool, str]) -> None:
+    """Raise a SettingsError that names every (setting, holds, valid) whose condition does not hold."""
+    wrong = [f"{name}: {valid}" for name, holds, valid in conditions if not holds]
+    if wrong:
+        raise SettingsError("\n".join(wrong))
+
+
+def check(
+    settings_class: type[Settings], values: Mapping[str, Any]
+) -> tuple[Settings | None, list[tuple[str, str, str]]]:
+    """Make settings from values, or tell everything that is wrong with them.
+
+    Args:
+        settings_class: a dataclass.
+        values: by setting name; numbers, true/false and null may also be texts, as a command line or a tuner gives them.
+
+    Returns:
+        The settings, or None where a problem was found; and the problems as (name, what was found, what is valid).
+    """
+    assert is_dataclass(settings_class)
+    annotations = typing.get_type_hints(settings_class)
+    known = {item.name: item for item in fields(settings_class) if item.init}
+    problems = [(name, "unknown hyperparameter", ", ".join(known)) for name in values if name not in known]
+    good: dict[str, Any] = {}
+    for name, item in known.items():
+        if name in values:
+            try:
+                good[name] = convert(values[name], annotations[name])
+            except ValueError:
+                problems.append((name, _shown(values[name]), describe(annotations[name])))
+        elif item.default is MISSING and item.default_factory is MISSING:
+            problems.append((name, "missing", describe(annotations[name])))
+    required = [name for name, item in known.items() if item.default is MISSING and item.default_factory is MISSING]
+    absent = {
+        name: None for name in required if name not in good
+    }  # stand-ins, so that the other settings' conditions are seen too
+    try:
+        settings = settings_class(**good, **absent)
+    except ValueError as error:
+        for line in str(error).splitlines():
+            name, colon, valid = line.partition(": ")
+            if not (colon and name in known):
+                problems.append(("", line, ""))
+            elif name not in absent:
+                problems.append(
+                    (name, _shown(values[name]) if name in values else "the default does not fit the others", valid)
+                )
+    except TypeError:
+        if not absent:
+            raise
+    return (None if problems else settings), problems
+
+
+def read_settings(
+    settings_class: type[Settings], arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """The settings that this process was started with.
+
+    Under SageMaker's toolkit they come from SM_HPS, which is JSON and so keeps every type; the toolkit's command line says
+    None, lists and texts that look like numbers in ways that cannot be told apart. In a plain shell they come from the
+    command line, `--name value`. Problems end the process with status 2 and one line each.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "SM_HPS" in environ:
+        values = {
+            name: value
+            for name, value in json.loads(environ["SM_HPS"]).items()
+            if not name.startswith(RESERVED_PREFIXES)
+        }
+    else:
+        values = _from_command_line(settings_class, arguments)
+    settings, problems = check(settings_class, values)
+    if settings is None:
+        lines = [f"{name}: {found}" + (f" (valid: {valid})" if valid else "") for name, found, valid in problems]
+        sys.stderr.write("wrong hyperparameters:\n" + "\n".join(f"  {line}" for line in lines) + "\n")
+        raise SystemExit(2)
+    return settings
+
+
+def convert(value: Any, annotation: Any) -> Any:
+    """A value as the type that a field's annotation asks for.
+
+    Texts are accepted for numbers, true/false, null, lists and dicts (`"3"`, `"True"`, `"[1, 2]"`); nothing is rounded.
+
+    Raises:
+        ValueError: the value is not of that type.
+    """
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return value
+    if annotation is None or annotation is type(None):
+        if value is None or value in ("null", "None"):
+            return None
+        raise ValueError
+    if origin in (Union, types.UnionType):
+        exact = [part for part in inner if type(value) is part]
+        for part in exact + sorted(inner, key=lambda part: part is str):  # text comes last: it would accept anything
+            try:
+                return convert(value, part)
+            except ValueError:
+                continue
+        raise ValueError
+    if origin is Literal:
+        for choice in inner:
+            if value == choice and type(value) is type(choice):
+                return choice
+        for choice in inner:
+            if isinstance(value, str) and value == str(choice):
+                return choice
+        raise ValueError
+    if origin in (list, tuple):
+        items = _from_json(value, (list, tuple))
+        if origin is list or inner[1:] == (...,):
+            return origin(convert(item, inner[0]) for item in items)
+        if len(items) != len(inner):
+            raise ValueError
+        return tuple(convert(item, part) for item, part in zip(items, inner))
+    if origin is dict:
+        return {convert(name, inner[0]): convert(item, inner[1]) for name, item in _from_json(value, dict).items()}
+    if annotation in (list, tuple, dict):
+        return annotation(_from_json(value, (list, tuple) if annotation is not dict else dict))
+    if annotation is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        raise ValueError
+    if isinstance(value, bool):
+        raise ValueError
+    if annotation is int:
+        if isinstance(value, (int, str)):
+            return int(value)
+        raise ValueError
+    if annotation is float:
+        if isinstance(value, (int, float, str)):
+            return float(value)
+        raise ValueError
+    if annotation is str:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, (int, float)):
+            return str(value)
+        raise ValueError
+    raise ValueError(f"a settings class may not use {annotation!r}")
+
+
+def describe(annotation: Any) -> str:
+    """An annotation in words: `int | None` is "a whole number or null"."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        type(None): "null",
+        dict: "a mapping",
+        list: "a list",
+        tuple: "a list",
+        Any: "anything",
+    }
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(part) for part in inner)
+    if origin is Literal:
+        return "one of " + ", ".join(str(choice) for choice in inner)
+    if origin is list or (origin is tuple and inner[1:] == (...,)):
+        return f"a list, each {describe(inner[0])}"
+    if origin is tuple:
+        return "a list of " + ", ".join(describe(part) for part in inner)
+    if origin is dict:
+        return "a mapping"
+    return words.get(annotation, str(annotation))
+
+
+def _from_command_line(settings_class: type, arguments: Sequence[str]) -> dict[str, str]:
+    """`--name value` pairs; the word after a name is its value whatever it begins with, so negative numbers need no care."""
+    names = [item.name for item in fields(settings_class)]
+    if len(arguments) % 2 or any(not name.startswith("--") for name in arguments[::2]) or "--help" in arguments:
+        sys.stderr.write("usage: --name value ..., with the names: " + ", ".join(names) + "\n")
+        raise SystemExit(2)
+    return {name[2:].replace("-", "_"): value for name, value in zip(arguments[::2], arguments[1::2])}
+
+
+def _from_json(value: Any, kinds: type | tuple[type, ...]) -> Any:
+    if isinstance(value, str):
+        value = json.loads(value)  # json.JSONDecodeError is a ValueError
+    if not isinstance(value, kinds):
+        raise ValueError
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value) if not isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,19 @@
+"""Start vision training jobs on Amazon SageMaker, run the very same jobs without AWS, and see what came out.
+
+import launcher
+
+job = launcher.load("configs/quickstart.yaml", smoke=True)
+plan = launcher.plan(job)
+print(plan)                      # nothing has happened yet
+run = launcher.run(plan)
+run.wait()
+print(run.result())
+"""
+
+from launcher.findings import Finding, UserError
+from launcher.job import Job, from_values, load
+from launcher.planning import Plan, plan
+from launcher.running import Run, attach, runs
+from launcher.running import start as run
+
+__all__ = ["Finding", "Job", "Plan", "Run", "UserError", "attach", "from_values", "load", "plan", "run", "runs"]

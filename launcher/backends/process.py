@@ -1,0 +1,290 @@
+"""The `process` backend: AWS's own container toolkit, one process tree a host, on loopback addresses. No Docker, no AWS, no network."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher import records
+from launcher.findings import Finding, mistake
+from launcher.job import Job
+from launcher.package import copy_files
+from launcher.planning import HostPlan, Plan
+
+SHIM = Path(__file__).with_name("toolkit.py")
+
+LEFT_BEHIND = ("requirements.txt",)
+"""Files of the source folder that do not travel: the toolkit would install these packages into the user's own environment."""
+
+PASSED_ON = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "NVIDIA_VISIBLE_DEVICES",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+)
+"""What of this shell's environment the script sees. A container has a clean one, so what is missing there is missing here."""
+
+NEEDED = {
+    "sagemaker_training": "sagemaker-training",
+    "sagemaker_pytorch_container": "sagemaker-pytorch-training",
+    "torch": "torch",
+    "psutil": "psutil",
+}
+"""Module -> package that this backend needs in the launcher's own environment."""
+
+
+def check(job: Job) -> list[Finding]:
+    """What this machine lacks to run a job as processes."""
+    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    findings = []
+    if missing:
+        findings.append(
+            Finding(
+                key="--on process",
+                found=f"not installed: {', '.join(missing)}",
+                cure="pip install 'vision-launcher[local]'",
+            )
+        )
+    if job.compute.instance_count > 16:
+        findings.append(
+            Finding(
+                key="compute.instance_count",
+                found=f"{job.compute.instance_count} hosts on this machine",
+                valid="at most 16",
+                cure="write a smaller one under smoke: compute:, or give --hosts 2",
+            )
+        )
+    if job.source and (Path(job.source) / "requirements.txt").is_file():
+        findings.append(
+            Finding(
+                key="source",
+                level="warning",
+                found="requirements.txt is not installed into your own environment",
+                cure=f"if the script needs it: {sys.executable} -m pip install -r {job.source}/requirements.txt",
+            )
+        )
+    if job.distribution == "smddp":
+        findings.append(
+            Finding(
+                key="distribution",
+                level="warning",
+                found="smddp exists on SageMaker only; here torchrun starts the same script",
+                cure="nothing to do: the script takes nccl or gloo and says so",
+            )
+        )
+    return findings
+
+
+def hosts(job: Job) -> tuple[HostPlan, ...]:
+    """Each host of a job: its loopback address, the command that the toolkit will build, and what it is given."""
+    count = job.compute.instance_count
+    processes = processes_per_host(job)
+    arguments = [
+        text
+        for name in sorted(job.hyperparameters)
+        for text in (f"--{name}" if len(name) > 1 else f"-{name}", _argument(job.hyperparameters[name]))
+    ]
+    planned = []
+    for index in range(count):
+        if job.distribution == "none":
+            command = [sys.executable, "--", job.script, *arguments]
+        else:
+            rendezvous = (
+                ["--master_addr", "127.0.0.1", "--master_port", "<free port>", "--node_rank", str(index)]
+                if count > 1
+                else []
+            )
+            command = [
+                "torchrun",
+                "--nnodes",
+                str(count),
+                "--nproc_per_node",
+                str(processes),
+                *rendezvous,
+                job.script,
+                *arguments,
+            ]
+        planned.append(
+            HostPlan(
+                f"algo-{index + 1}", f"127.0.0.{index + 1}", tuple(command), _environment(job, index, count, processes)
+            )
+        )
+    return tuple(planned)
+
+
+def toolkit_hyperparameters(job: Job, run_name: str) -> dict[str, Any]:
+    """What SageMaker's SDK adds to the hyperparameters for its toolkit."""
+    added: dict[str, Any] = {
+        "sagemaker_program": job.script,
+        "sagemaker_job_name": run_name,
+        "sagemaker_container_log_level": 20,
+    }
+    if job.distribution != "none":
+        added |= {
+            "sagemaker_torch_distributed_enabled": True,
+            "sagemaker_instance_type": "local",
+            # the toolkit reads this name for every launcher: runner.py of sagemaker-training 5.1.4
+            "sagemaker_mpi_num_of_processes_per_host": processes_per_host(job),
+        }
+    return added
+
+
+def processes_per_host(job: Job) -> int:
+    """As the job says; else this machine's GPUs shared among the hosts; else 1."""
+    if job.compute.processes_per_host is not None or job.distribution == "none":
+        return job.compute.processes_per_host or 1
+    return max(1, gpu_count() // job.compute.instance_count)
+
+
+def gpu_count() -> int:
+    """GPUs of this machine, as the toolkit counts them."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
+    return sum(line.startswith("GPU ") for line in listing.splitlines())
+
+
+def start(plan: Plan, folder: records.RunFolder, lifeline: int | None) -> None:
+    """Write the hosts' /opt/ml folders and start the supervisor that stays with the run.
+
+    Args:
+        plan: without errors.
+        folder: already holds the records.
+        lifeline: reading end of a pipe; when its writing end closes before a byte came, the supervisor stops the run.
+            None: the run outlives whoever started it.
+    """
+    for host in plan.hosts:
+        base = folder.host(host.name)
+        for place in ("code", "model", "output/data", "input/data", "checkpoints"):
+            (base / place).mkdir(parents=True)
+        copy_files(list(plan.files), base / "code")
+        for name, text in config_files(plan, host).items():
+            records.write_atomically(base / "input/config" / name, text)
+        for channel, place in plan.channels.items():
+            at = base / "input/data" / channel
+            if Path(place).is_dir():
+                at.symlink_to(place, target_is_directory=True)
+            else:
+                at.mkdir()
+                (at / Path(place).name).symlink_to(place)
+    folder.supervisor_log.parent.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "launcher.backends.supervisor", str(folder.path)]
+    command += ["--lifeline", str(lifeline)] if lifeline is not None else []
+    package = str(Path(__file__).parents[2])  # found there by the supervisor too, wherever it starts
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    with open(folder.supervisor_log, "wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=[lifeline] if lifeline is not None else [],
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    while not folder.supervisor.exists():
+        if process.poll() is not None:
+            raise mistake(
+                "run", f"the supervisor ended at once with status {process.returncode}", f"read {folder.supervisor_log}"
+            )
+        time.sleep(0.01)
+    _children.append(process)  # kept, so that it is reaped when it ends
+
+
+_children: list[subprocess.Popen] = []
+
+
+def stop(folder: records.RunFolder, reason: str) -> None:
+    """Ask a run to stop: its training processes get SIGTERM, and SIGKILL after the grace period. Returns at once."""
+    if not folder.stop_request.exists():
+        records.write_json(folder.stop_request, {"reason": reason, "time": time.time()})
+
+
+def config_files(plan: Plan, host: HostPlan) -> dict[str, str]:
+    """The files below input/config that SageMaker writes for a host, by name."""
+    resources = {
+        "current_host": host.address,
+        "current_instance_type": "local",
+        "current_group_name": "homogeneousCluster",
+        "hosts": [other.address for other in plan.hosts],
+        "network_interface_name": "lo",
+        "instance_groups": [
+            {
+                "instance_group_name": "homogeneousCluster",
+                "instance_type": "local",
+                "hosts": [other.address for other in plan.hosts],
+            }
+        ],
+    }
+    channels = {
+        name: {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+        for name in plan.channels
+    }
+    return {
+        "hyperparameters.json": json.dumps(plan.hyperparameters, indent=1),
+        "resourceconfig.json": json.dumps(resources, indent=1),
+        "inputdataconfig.json": json.dumps(channels, indent=1),
+    }
+
+
+def shim_environment(plan: Plan, host: HostPlan, folder: records.RunFolder, outer: Mapping[str, str]) -> dict[str, str]:
+    """A host's whole environment: what is passed on of `outer`, what SageMaker sets, and the job's own."""
+    inherited = {name: outer[name] for name in PASSED_ON if name in outer}
+    path = os.pathsep.join(
+        [str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)]
+    )  # torchrun lies beside this Python
+    return {
+        **inherited,
+        "PATH": path,
+        "SAGEMAKER_BASE_DIR": str(folder.host(host.name)),
+        "TRAINING_JOB_NAME": plan.name,
+        **host.environment,
+    }
+
+
+def _environment(job: Job, index: int, count: int, processes: int) -> dict[str, str]:
+    """What a host is given beside its own paths: the toolkit's module, a share of this machine, and the job's environment."""
+    given = {
+        "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    if count * processes > 1:
+        given["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (count * processes)))
+    gpus = gpu_count()
+    if count > 1 and gpus >= count:
+        share = gpus // count
+        given["CUDA_VISIBLE_DEVICES"] = ",".join(str(number) for number in range(index * share, (index + 1) * share))
+    return {**given, **job.environment}
+
+
+def _argument(value: Any) -> str:
+    """A hyperparameter as the toolkit writes it on the command line (mapping.py of sagemaker-training 5.1.4)."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={item}" for name, item in sorted(value.items()))
+    return "" if value is None else str(value)

@@ -1,0 +1,234 @@
+"""The process that stays with a local run: starts its hosts, watches them, stops them, and writes down how it ended.
+
+python -m launcher.backends.supervisor RUN_FOLDER [--lifeline FD]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from launcher import records
+from launcher.backends import process, toolkit
+from launcher.job import Job
+from launcher.planning import HostPlan, Plan
+
+GRACE_SECONDS = 120
+"""Between SIGTERM and SIGKILL, as SageMaker's StopTrainingJob gives.
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StopTrainingJob.html"""
+
+AFTER_FAILURE_SECONDS = 10
+"""How long the other hosts of a failed run may still say why they failed before they are killed."""
+
+DETACHED = b"d"
+"""The byte that tells the supervisor that nobody at the other end of the lifeline is no reason to stop."""
+
+
+class Supervisor:
+    """One local run from start to outcome."""
+
+    def __init__(self, folder: records.RunFolder, lifeline: int | None):
+        self.folder = folder
+        self.lifeline = lifeline
+        self.plan = _read_plan(folder)
+        self.started = time.time()
+        self.shims: dict[str, subprocess.Popen] = {}
+        self.lifelines: list[int] = []
+
+    def run(self) -> None:
+        """Start every host, wait for all, and write the outcome whatever happens."""
+        try:
+            self.start_hosts()
+            self.wait()
+        finally:
+            for shim in self.shims.values():
+                if shim.poll() is None:
+                    shim.kill()
+                    shim.wait()
+            toolkit.kill_everything_below()
+            self.write_outcome()
+
+    def start_hosts(self) -> None:
+        port = free_port()
+        for host in self.plan.hosts:
+            reading, writing = os.pipe()
+            self.lifelines.append(writing)  # never closed: it closes when this process dies, however it dies
+            command = [sys.executable, str(process.SHIM), "--port", str(port), "--lifeline", str(reading)]
+            with open(self.folder.log(host.name), "wb") as log:
+                self.shims[host.name] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[reading],
+                    start_new_session=True,
+                    cwd=self.folder.host(host.name),
+                    env=process.shim_environment(self.plan, host, self.folder, os.environ),
+                )
+            os.close(reading)
+
+    def wait(self) -> None:
+        """Until every host has ended: pass on stop requests, enforce the time limit, end all where one failed."""
+        deadline = self.started + self.plan.job.compute.max_hours * 3600
+        kill_at, told = float("inf"), False
+        while any(shim.poll() is None for shim in self.shims.values()):
+            self.watch_lifeline(0.1)
+            if time.time() > deadline:
+                process.stop(self.folder, f"compute.max_hours ({self.plan.job.compute.max_hours:g} h) is over")
+            if not told and self.folder.stop_request.exists():
+                told, kill_at = True, time.time() + GRACE_SECONDS
+                for shim in self.shims.values():
+                    if shim.poll() is None:
+                        shim.send_signal(signal.SIGTERM)
+            if kill_at == float("inf") and any(shim.poll() for shim in self.shims.values()):
+                kill_at = time.time() + AFTER_FAILURE_SECONDS
+            if time.time() > kill_at:
+                return
+
+    def watch_lifeline(self, seconds: float) -> None:
+        """Wait a moment; where whoever started the run has died without a word, ask the run to stop."""
+        if self.lifeline is None:
+            time.sleep(seconds)
+        elif select.select([self.lifeline], [], [], seconds)[0]:
+            if os.read(self.lifeline, 1) != DETACHED:
+                process.stop(self.folder, "the process that started the run has ended")
+            os.close(self.lifeline)
+            self.lifeline = None
+
+    def write_outcome(self) -> None:
+        """model.tar.gz, metrics.jsonl and outcome.json, in this order: an outcome means that all is there."""
+        ended = time.time()
+        exit_codes = {name: shim.returncode for name, shim in self.shims.items()}
+        succeeded = bool(exit_codes) and not any(exit_codes.values())
+        stop = self.folder.read(self.folder.stop_request)
+        state = records.STOPPED if stop else records.COMPLETED if succeeded else records.FAILED
+        pack_model(self.folder, [host.name for host in self.plan.hosts])
+        merge_metrics(self.folder)
+        host, failure = first_failure(self.folder, exit_codes)
+        outcome: dict[str, Any] = {
+            "state": state,
+            "started": _iso(self.started),
+            "ended": _iso(ended),
+            "seconds": round(ended - self.started, 3),
+            "host_seconds": round((ended - self.started) * len(self.plan.hosts), 3),
+            "toolkit_exit_codes": exit_codes,
+        }
+        if stop:
+            outcome["stop_reason"] = stop["reason"]
+        if not succeeded:
+            log = self.folder.log(host).read_text(encoding="utf-8", errors="replace") if host else ""
+            outcome |= {
+                "failed_host": host,
+                "exit_code": script_exit_code(log, failure, exit_codes.get(host)),
+                "failure": failure,
+            }
+        records.write_json(self.folder.outcome, outcome)
+
+
+def free_port() -> int:
+    """A TCP port that is free on the first host's address now. The kernel gives a different one to each that asks in turn."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def first_failure(folder: records.RunFolder, exit_codes: dict[str, int | None]) -> tuple[str, str]:
+    """The host that failed first, and what its failure file says; the others mostly fail because of it."""
+    failed = [name for name, code in exit_codes.items() if code]
+    written = [(folder.host(name) / "output/failure") for name in failed]
+    files = sorted((file for file in written if file.exists()), key=lambda file: file.stat().st_mtime)
+    if files:
+        return files[0].parents[3].name, files[0].read_text(encoding="utf-8", errors="replace")
+    if failed:
+        code = exit_codes[failed[0]] or 0
+        why = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        return failed[0], f"the toolkit on {failed[0]} {why} and left no failure file"
+    return "", "no host was started"
+
+
+def script_exit_code(log: str, failure: str, toolkit_code: int | None) -> int | None:
+    """The script's own exit code, which the toolkit replaces by 1: from torchrun's report in the log, or the toolkit's."""
+    found = re.search(r"failed \(exitcode: (-?\d+)\)", log) or re.search(r"ExitCode (-?\d+)", failure)
+    return int(found[1]) if found else toolkit_code
+
+
+def pack_model(folder: records.RunFolder, hosts: list[str]) -> None:
+    """What the hosts left in SM_MODEL_DIR as model.tar.gz; where two hosts left the same name, the first host's counts."""
+    files: dict[str, Path] = {}
+    for host in hosts:
+        root = folder.host(host) / "model"
+        for file in sorted(root.rglob("*")):
+            if file.is_file():
+                files.setdefault(file.relative_to(root).as_posix(), file)
+    if not files:
+        return
+    temporary = folder.model.with_name(".model.tar.gz")
+    with tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
+        for name, file in files.items():
+            archive.add(file, name, recursive=False)
+    os.replace(temporary, folder.model)
+
+
+def merge_metrics(folder: records.RunFolder) -> None:
+    """All hosts' metrics.jsonl files as one, host after host."""
+    parts = [
+        file.read_text(encoding="utf-8")
+        for file in sorted(folder.path.glob("hosts/*/opt/ml/output/data/*/metrics*.jsonl"))
+    ]
+    if parts:
+        records.write_atomically(folder.metrics, "".join(parts))
+
+
+def _read_plan(folder: records.RunFolder) -> Plan:
+    """The plan that the run was started with."""
+    saved = folder.read(folder.plan)
+    return Plan(
+        name=saved["name"],
+        planned=saved["planned"],
+        backend=saved["backend"],
+        job=Job.model_validate(saved["job"]),
+        source=Path(saved["source"]),
+        hosts=tuple(
+            HostPlan(host["name"], host["address"], tuple(host["command"]), host["environment"])
+            for host in saved["hosts"]
+        ),
+        hyperparameters=saved["hyperparameters"],
+        channels=saved["channels"],
+        files=(),
+        findings=(),
+    )
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--lifeline", type=int)
+    options = parser.parse_args()
+    folder = records.RunFolder(options.folder)
+    toolkit.adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: process.stop(folder, "the supervisor got SIGTERM"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    supervisor = Supervisor(folder, options.lifeline)
+    records.write_json(folder.supervisor, {"pid": os.getpid(), "create_time": psutil.Process().create_time()})
+    supervisor.run()
+
+
+if __name__ == "__main__":
+    main()

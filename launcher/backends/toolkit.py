@@ -1,0 +1,127 @@
+"""The shim around AWS's container toolkit: the toolkit as it is, with the three things that it lacks.
+
+    python toolkit.py --port 23456 [--lifeline FD]
+
+1. SIGTERM reaches the training processes. The toolkit ignores it or dies of it, and torchrun's agent would take it as a
+   failure and kill its workers; here it goes to the workers themselves, which may finish their step and leave in order.
+2. The rendezvous port, 7777 or 29500 in the toolkit and torchrun, is the one given: many runs share a machine.
+3. Nothing stays behind: when the toolkit ends, or whoever holds the other end of the lifeline pipe dies, every process
+   below this one is killed.
+
+It runs by its path, with the toolkit's own Python, and imports nothing else of this kit.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--lifeline", type=int)
+    options = parser.parse_args()
+    sys.path.pop(0)  # this file's folder is no place for the script to import from
+    sys.stdout.reconfigure(line_buffering=True)
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    threading.Thread(target=pass_on_sigterm, daemon=True).start()
+    if options.lifeline is not None:
+        threading.Thread(target=end_with_the_lifeline, args=(options.lifeline,), daemon=True).start()
+
+    import sagemaker_pytorch_container.training
+    from sagemaker_training import torch_distributed, trainer
+
+    sagemaker_pytorch_container.training.MASTER_PORT = torch_distributed.MASTER_PORT = str(options.port)
+    os.environ["PET_MASTER_PORT"] = str(
+        options.port
+    )  # torchrun's default of --master_port, which the toolkit leaves out for one host
+    try:
+        trainer.train()  # ends in sys.exit
+    finally:
+        kill_everything_below()
+
+
+stopping = threading.Event()
+
+
+def adopt_orphans() -> None:
+    """Make this process the new parent of orphans below it, so that they can be found and ended (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def pass_on_sigterm() -> None:
+    """After SIGTERM, send it once to every training process, also to one that starts later."""
+    import psutil
+
+    stopping.wait()
+    told = set()
+    while True:
+        for worker in training_processes(psutil.Process()):
+            if worker not in told:
+                told.add(worker)
+                try:
+                    worker.send_signal(signal.SIGTERM)
+                except psutil.NoSuchProcess:
+                    continue
+        time.sleep(0.1)
+
+
+def training_processes(toolkit) -> list:
+    """The processes that run the script: torchrun's children, or the toolkit's own where it starts the script itself."""
+    import psutil
+
+    found = []
+    for child in toolkit.children():
+        try:
+            is_agent = any(part.endswith(TORCHRUN) for part in child.cmdline()[:4])
+            found += child.children() if is_agent else [child]
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def end_with_the_lifeline(pipe: int) -> None:
+    """Wait until nobody holds the pipe's other end, then end everything."""
+    while os.read(pipe, 1):
+        continue
+    kill_everything_below()
+    os._exit(1)
+
+
+def kill_everything_below() -> None:
+    """SIGKILL every process below this one, until there is none; orphans come to us and are found in the next round."""
+    import psutil
+
+    while True:
+        below = psutil.Process().children(recursive=True)
+        if not below:
+            return
+        for process in below:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(below, timeout=5)
+        reap()
+
+
+def reap() -> None:
+    """Collect the exit status of adopted children, so that they do not stay as zombies."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+    except ChildProcessError:
+        return
+
+
+if __name__ == "__main__":
+    main()

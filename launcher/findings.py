@@ -1,0 +1,66 @@
+"""What was found wrong with a job, and the one exception that carries it to the user."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Level = Literal["error", "warning", "not checked"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, doubtful or unknown about a job."""
+
+    key: str
+    """Where: the config key with dots (`compute.instance_count`), or a file."""
+    found: str
+    """What stands there."""
+    valid: str = ""
+    """What could stand there."""
+    cure: str
+    """What to do, as an instruction or a command."""
+    level: Level = "error"
+
+    def __str__(self) -> str:
+        lines = [f"{self.key}: {self.found}"]
+        if self.valid:
+            lines.append(f"  valid: {self.valid}")
+        lines.append(f"  cure:  {self.cure}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+class UserError(ValueError):
+    """The user's mistakes, all at once. The command line prints it without a traceback and exits with 2."""
+
+    def __init__(self, findings: Iterable[Finding], title: str = ""):
+        self.findings = tuple(findings)
+        assert self.findings, "a UserError without a finding tells nobody anything"
+        self.title = title
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        count = len(self.findings)
+        head = f"{count} mistake{'s' if count > 1 else ''}" + (f" in {self.title}" if self.title else "")
+        body = "\n".join(indent(str(finding)) for finding in self.findings)
+        return f"{head}:\n{body}"
+
+
+def mistake(key: str, found: str, cure: str, valid: str = "") -> UserError:
+    """A UserError with a single finding."""
+    return UserError([Finding(key=key, found=found, valid=valid, cure=cure)])
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """The cure for an unknown word: the nearest known one, or how to go on without one."""
+    near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else "remove it"
+
+
+def indent(text: str, prefix: str = "  ") -> str:
+    return "\n".join(prefix + line for line in text.splitlines())

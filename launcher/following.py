@@ -1,0 +1,130 @@
+"""Following a run: a live line in a terminal, plain lines when piped, and the question that Ctrl-C asks."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+
+from launcher.metric_lines import Metric, parse_line
+from launcher.running import OVER, Run
+
+
+def follow(run: Run, *, every_line: bool = False) -> bool:
+    """Show a run until it is over, or until the user chooses to leave it.
+
+    Args:
+        every_line: print all hosts' log lines instead of the progress line.
+
+    Returns:
+        Whether Ctrl-C ended the run or the watching.
+    """
+    display = _LogLines(run) if every_line else _LiveLine() if sys.stdout.isatty() else _PlainLines()
+    lines = run.logs(follow=True)
+    interrupted = False
+    while True:
+        try:
+            for host, line in lines:
+                display.show(host, line, is_first=host == run.hosts[0])
+            display.close()
+            return interrupted
+        except KeyboardInterrupt:
+            display.close()
+            if interrupted:
+                print("stopping; the run's processes get up to two minutes to finish their step", file=sys.stderr)
+            elif _ask() == "leave":
+                run.detach()
+                return True
+            else:
+                run.stop("Ctrl-C")
+            interrupted = True
+            lines = _from_now(run)
+
+
+def _ask() -> str:
+    """What Ctrl-C shall mean; without a terminal to ask in, it stops the run."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return "stop"
+    try:
+        answer = input("stop the run, or leave it running? [S/l] ").strip().lower()
+    except (EOFError, KeyboardInterrupt):
+        return "stop"
+    return "leave" if answer.startswith("l") else "stop"
+
+
+def _from_now(run: Run) -> Iterator[tuple[str, str]]:
+    """Log lines that come after this moment."""
+    seen = sum(1 for _ in run.logs())
+    for number, line in enumerate(run.logs(follow=True)):
+        if number >= seen:
+            yield line
+
+
+def progress_line(metrics: dict[str, float], last: Metric, seconds_left: float | None) -> str:
+    """`epoch 3/60  step 40/1260  loss 0.1234  accuracy 97.1 %  512 images/s  1:23 left`, from the latest of each number."""
+    parts = [f"epoch {last.epoch}/{last.epochs}", f"step {last.step}/{last.steps}"]
+    if "loss" in metrics:
+        parts.append(f"loss {metrics['loss']:.4f}")
+    if "validation_accuracy" in metrics:
+        parts.append(f"accuracy {metrics['validation_accuracy']:.1%}".replace("%", " %"))
+    if "images/s" in metrics:
+        parts.append(f"{metrics['images/s']:.0f} images/s")
+    if seconds_left is not None:
+        parts.append(f"{int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left")
+    return "  ".join(parts)
+
+
+class _LiveLine:
+    """One line that is written over and over."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.first: tuple[float, int] | None = None
+        self.drawn = False
+
+    def show(self, host: str, line: str, *, is_first: bool) -> None:
+        metric = parse_line(line) if is_first else None
+        if metric is None:
+            return
+        self.metrics.update(metric.values)
+        now = time.monotonic()
+        self.first = self.first or (now, metric.step)
+        done = metric.step - self.first[1]
+        left = (now - self.first[0]) / done * (metric.steps - metric.step) if done else None
+        text = progress_line(self.metrics, metric, left)[: shutil.get_terminal_size().columns - 1]
+        sys.stdout.write("\r\x1b[K" + text)
+        sys.stdout.flush()
+        self.drawn = True
+
+    def close(self) -> None:
+        if self.drawn:
+            sys.stdout.write("\n")
+            self.drawn = False
+
+
+class _PlainLines:
+    """Each metric line of the first host as it comes."""
+
+    def show(self, host: str, line: str, *, is_first: bool) -> None:
+        if is_first and parse_line(line) is not None:
+            print(line.strip(), flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class _LogLines:
+    """Every line of every host."""
+
+    def __init__(self, run: Run) -> None:
+        self.several = len(run.hosts) > 1
+
+    def show(self, host: str, line: str, *, is_first: bool) -> None:
+        print(f"{host} | {line}" if self.several else line, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+__all__ = ["OVER", "follow", "progress_line"]

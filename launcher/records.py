@@ -1,0 +1,218 @@
+"""The run store: one folder a run, found again by name from any process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.findings import did_you_mean, mistake
+
+# SageMaker's own words: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html (TrainingJobStatus)
+IN_PROGRESS, STOPPING, COMPLETED, FAILED, STOPPED = "InProgress", "Stopping", "Completed", "Failed", "Stopped"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The places of one run's files."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def job(self) -> Path:
+        """The job as it was resolved, YAML that `launcher run` takes again."""
+        return self.path / "job.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def code(self) -> Path:
+        """The files that travelled."""
+        return self.path / "code"
+
+    @property
+    def files(self) -> Path:
+        """Their list, with sizes."""
+        return self.path / "files.txt"
+
+    @property
+    def git(self) -> Path:
+        return self.path / "git.json"
+
+    @property
+    def git_patch(self) -> Path:
+        """What was uncommitted when the run started."""
+        return self.path / "git.patch"
+
+    @property
+    def versions(self) -> Path:
+        """Python and packages of the environment that ran it."""
+        return self.path / "versions.json"
+
+    @property
+    def supervisor(self) -> Path:
+        """The process that stays with a local run: its id and start time."""
+        return self.path / "supervisor.json"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.path / "logs" / "supervisor.log"
+
+    @property
+    def stop_request(self) -> Path:
+        """Exists from the moment somebody asked the run to stop, and says why."""
+        return self.path / "stop.json"
+
+    @property
+    def outcome(self) -> Path:
+        """State, times, exit codes and failure of a run that is over."""
+        return self.path / "outcome.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.tar.gz"
+
+    def host(self, host: str) -> Path:
+        """A host's /opt/ml."""
+        return self.path / "hosts" / host / "opt" / "ml"
+
+    def log(self, host: str) -> Path:
+        return self.path / "logs" / f"{host}.log"
+
+    def read(self, file: Path) -> dict[str, Any]:
+        """A JSON file of this run; {} where it does not exist yet."""
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+
+    def state(self) -> str:
+        """The run's state, from what lies in its folder and whether its supervisor lives."""
+        outcome = self.read(self.outcome)
+        if outcome:
+            return outcome["state"]
+        if not self.supervisor_lives():
+            return FAILED
+        return STOPPING if self.stop_request.exists() else IN_PROGRESS
+
+    def supervisor_lives(self) -> bool:
+        """Whether the process that stays with this run is alive; a reused process id does not count."""
+        import psutil
+
+        known = self.read(self.supervisor)
+        try:
+            process = psutil.Process(known["pid"])
+            return process.create_time() == known["create_time"] and process.status() != psutil.STATUS_ZOMBIE
+        except (KeyError, psutil.NoSuchProcess):
+            return False
+
+    def result(self) -> dict[str, Any]:
+        """The result.json that the script wrote on its first host; {} where there is none."""
+        for file in sorted(self.path.glob("hosts/*/opt/ml/output/data/*/result.json")):
+            return self.read(file)
+        return {}
+
+
+def store() -> Path:
+    """The folder that holds all runs: $LAUNCHER_RUNS, or `runs` in the current folder."""
+    return Path(os.environ.get("LAUNCHER_RUNS") or "runs").absolute()
+
+
+def all_runs() -> list[RunFolder]:
+    """Every run in the store, oldest first."""
+    folder = store()
+    found = [RunFolder(path) for path in folder.iterdir() if (path / "plan.json").is_file()] if folder.is_dir() else []
+    return sorted(found, key=lambda run: (run.read(run.plan).get("planned", ""), run.name))
+
+
+def find(name: str, *, completed: bool = False) -> RunFolder:
+    """A run by its name, or the latest one of a job's name.
+
+    Args:
+        name: `quickstart-20261121-031500-abcd`, or `quickstart`.
+        completed: of a job's runs, take only those that completed; a run named in full must have completed too.
+
+    Raises:
+        UserError: no such run.
+    """
+    runs = all_runs()
+    matching = [run for run in runs if run.name == name] or [
+        run for run in runs if run.read(run.plan).get("job", {}).get("name") == name
+    ]
+    fitting = [run for run in matching if not completed or run.state() == COMPLETED]
+    if fitting:
+        return fitting[-1]
+    if matching:
+        raise mistake(
+            "run",
+            f"{name}: of {len(matching)} run{'s' if len(matching) > 1 else ''} none has completed; the last one is {matching[-1].state()}",
+            f"launcher show {matching[-1].name}",
+        )
+    names = [run.name for run in runs]
+    job_names = {run.read(run.plan).get("job", {}).get("name", "") for run in runs}
+    guess = did_you_mean(name, [*names, *job_names])
+    raise mistake(
+        "run", f"{name}: no such run in {store()}", guess if guess.startswith("did") else "launcher runs lists them"
+    )
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, file)
+
+
+def write_json(file: Path, value: Any) -> None:
+    write_atomically(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def git_state(folder: Path) -> tuple[dict[str, Any], str]:
+    """The commit of the repository around a folder, whether it was clean, and what was uncommitted as a patch.
+
+    Outside a repository, or without git: ({"commit": None, "reason": …}, "").
+    """
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", check=True
+        ).stdout
+
+    try:
+        commit = git("rev-parse", "HEAD").strip()
+        changed = git("status", "--porcelain").splitlines()
+        return {"commit": commit, "clean": not changed, "changed": changed}, git("diff", "HEAD", "--binary")
+    except FileNotFoundError:
+        return {"commit": None, "reason": "git is not installed"}, ""
+    except subprocess.CalledProcessError as error:
+        return {
+            "commit": None,
+            "reason": error.stderr.strip().splitlines()[-1] if error.stderr.strip() else "git failed",
+        }, ""
+
+
+def installed_versions() -> dict[str, str]:
+    """Python's version and every installed package's."""
+    import platform
+    from importlib.metadata import distributions
+
+    packages = {item.metadata["Name"]: item.version for item in distributions()}
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        **dict(sorted(packages.items(), key=lambda item: item[0].lower())),
+    }

@@ -1,0 +1,138 @@
+"""Runs as text tables for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher import records
+from launcher.running import Run
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Columns as wide as their widest cell; numbers to the right."""
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(head))]
+
+    def line(row: list[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if number else cell.ljust(width) for cell, width, number in zip(row, widths, numeric)
+        ).rstrip()
+
+    return "\n".join([line(head), "  ".join("-" * width for width in widths), *(line(row) for row in rows)])
+
+
+def print_runs(runs: list[Run]) -> None:
+    """All runs, one a line."""
+    rows = []
+    for run in runs:
+        outcome = run.outcome()
+        rows.append(
+            [
+                run.name,
+                run.state,
+                run.folder.read(run.folder.plan)["backend"],
+                str(len(run.hosts)),
+                _seconds(outcome.get("seconds")),
+                _percent(run.result().get("validation_accuracy")),
+            ]
+        )
+    print(table(["run", "state", "on", "hosts", "seconds", "accuracy"], rows))
+
+
+def print_run(run: Run) -> None:
+    """Everything about one run."""
+    plan, git, outcome = run.folder.read(run.folder.plan), run.folder.read(run.folder.git), run.outcome()
+    commit = (
+        git["commit"][:12]
+        + ("" if git["clean"] else f", {len(git['changed'])} files changed, see {run.folder.git_patch.name}")
+        if git.get("commit")
+        else f"not in a git repository ({git.get('reason', 'unknown')})"
+    )
+    lines = [
+        f"run {run.name}",
+        f"  state       {run.state}",
+        f"  planned     {plan['planned']}",
+        f"  runs on     {plan['backend']}, {len(run.hosts)} host(s)",
+        f"  script      {plan['job']['script']} from {plan['source']}",
+        f"  commit      {commit}",
+        f"  folder      {run.folder.path}",
+    ]
+    lines += [f"  channel     {name}: {place}" for name, place in plan["channels"].items()]
+    lines += [f"  setting     {name}: {value}" for name, value in plan["job"].get("hyperparameters", {}).items()]
+    if outcome.get("seconds") is not None:
+        lines.append(f"  took        {outcome['seconds']:.1f} s, {outcome['host_seconds']:.1f} host-seconds")
+    lines += [f"  result      {name}: {value}" for name, value in run.result().items() if name != "settings"]
+    lines += [f"  left        {name}: {path}" for name, path in run.artifacts().items()]
+    print("\n".join(lines))
+    _print_failure(outcome)
+
+
+def print_end(run: Run) -> None:
+    """How a run ended, and what to do next."""
+    outcome, result = run.outcome(), run.result()
+    parts = [f"{run.name}: {run.state}"]
+    if outcome.get("seconds") is not None:
+        parts.append(f"after {outcome['seconds']:.0f} s")
+    if outcome.get("stop_reason"):
+        parts.append(f"({outcome['stop_reason']})")
+    if result.get("validation_accuracy") is not None:
+        parts.append(f"- {_percent(result['validation_accuracy'])} on held-out images")
+    print(" ".join(parts))
+    if run.state == records.FAILED:
+        _print_failure(outcome)
+        print(f"  next: launcher logs {run.name}")
+    elif run.folder.model.is_file():
+        print(f"  model: {run.folder.model}")
+
+
+def print_comparison(runs: list[Run]) -> None:
+    """What came out of several runs, side by side."""
+    rows = []
+    for run in runs:
+        result = run.result()
+        settings = result.get("settings", {})
+        weight = settings.get("hard_label_weight")
+        learnt = (
+            "labels"
+            if weight in (None, 1)
+            else "teacher"
+            if weight == 0
+            else f"labels {weight:g} + teacher {1 - weight:g}"
+        )
+        rows.append(
+            [
+                run.folder.read(run.folder.plan)["job"]["name"],
+                str(result.get("model", "-")),
+                learnt if result else "-",
+                f"{result['parameters']:,}" if result else "-",
+                str(result.get("steps", "-")),
+                _percent(result.get("validation_accuracy")),
+                f"{result['images_per_second']:.0f}" if result else "-",
+                _seconds(run.outcome().get("seconds")),
+            ]
+        )
+    print(table(["job", "model", "learnt from", "parameters", "steps", "accuracy", "images/s", "seconds"], rows))
+    print()
+    for run in runs:
+        print(f"{run.state:<10} {run.folder.path}")
+
+
+def _print_failure(outcome: dict[str, Any]) -> None:
+    """A failed run's host, exit code and reason."""
+    if outcome.get("failure"):
+        where = f" on {outcome['failed_host']}" if outcome.get("failed_host") else ""
+        code = f", exit code {outcome['exit_code']}" if outcome.get("exit_code") is not None else ""
+        print(f"  failed{where}{code}:")
+        print("\n".join("    " + line for line in outcome["failure"].splitlines()))
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction * 100:.2f} %"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f}"
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.rstrip(" %").replace(",", "").replace(".", "", 1).isdigit()
