@@ -60,11 +60,11 @@ class Config:
         return f"{key} (line {self.lines[key]})" if key in self.lines else key
 
 
-def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML config and apply `key=value` overrides.
+def read(path: str | Path) -> Config:
+    """Read a YAML config.
 
     Raises:
-        UserError: the file is missing, empty, not YAML or not a mapping, a key stands twice, or an override has no `=`.
+        UserError: the file is missing, empty, not YAML or not a mapping, or a key stands twice.
     """
     path = Path(path)
     try:
@@ -79,14 +79,14 @@ def read(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise mistake(str(path), "no permission to read it", f"chmod u+r {path}") from None
     except UnicodeDecodeError as error:
         raise mistake(str(path), f"not UTF-8 text (byte {error.start})", "save the file as UTF-8") from None
-    config = parse(text, str(path))
-    return override(config, overrides)
+    return parse(text, str(path))
 
 
 def parse(text: str, source: str) -> Config:
     """Parse YAML text into a Config; `source` is named in messages. Raises UserError as `read` does."""
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             raise mistake(source, "the file is empty", "start from a copy of configs/quickstart.yaml")
@@ -114,14 +114,15 @@ def parse(text: str, source: str) -> Config:
     except yaml.YAMLError as error:
         raise mistake(source, f"not YAML: {error}", "remove the character that YAML does not allow") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
-def override(config: Config, overrides: Sequence[str]) -> Config:
+def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Finding]]:
     """The config with each `dotted.key=value` set; a value is read as YAML, so `[1, 2]`, `true` and `1e-3` have their types.
 
-    Raises:
-        UserError: an override without `=`, with a value that is not YAML, or through a key that is not a mapping.
+    Returns:
+        The changed config, and a Finding for every override that could not be applied.
     """
     values, lines, problems = deepcopy(config.values), dict(config.lines), []
     for text in overrides:
@@ -149,9 +150,7 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
         if problem:
             problems.append(problem)
         lines = {known: line for known, line in lines.items() if known != key and not known.startswith(key + ".")}
-    if problems:
-        raise UserError(problems, "the overrides")
-    return Config(config.source, values, lines)
+    return Config(config.source, values, lines), problems
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

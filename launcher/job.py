@@ -116,8 +116,8 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False
             "add `smoke:` with the keys to change, for example `smoke: {hyperparameters: {max_steps: 3}}`",
         )
     smoked = config_file.merge(base, changes or {})
-    chosen = config_file.override(replace(config, values=smoked if smoke else base), overrides)
-    found = list(_problems(chosen))
+    chosen, found = config_file.override(replace(config, values=smoked if smoke else base), overrides)
+    found += _problems(chosen)
     if not smoke:  # a mistake in the smoke section is one too, whoever meets it first
         usual = list(_problems(replace(config, values=base, lines={})))
         found += [

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on and when it is over: metric lines, metrics.jsonl and result.json, from rank 0. Standard library only."""
+"""What a run tells, from rank 0: metric lines, metrics.jsonl and result.json. Standard library only."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def write_line(text: str) -> None:
 
 
 def _decimal(value: float) -> str:
-    """A number without an exponent, with four significant digits or four decimals, whichever is longer."""
+    """A number without an exponent: four decimals, more where it is small, one where it is large."""
     if value != value or abs(value) == float("inf"):
         return str(value)
     if value == 0 or abs(value) >= 0.1:

@@ -52,8 +52,8 @@ def load(
         weights = [file for file in sorted(folder.iterdir()) if file.suffix in (".safetensors", ".pt", ".pth")]
         if len(weights) != 1:
             raise ValueError(
-                f"the channel teacher holds {len(weights)} weights files ({', '.join(file.name for file in weights) or 'none'}): it needs one "
-                "model.tar.gz, .safetensors, .pt or .pth"
+                f"the channel teacher holds {len(weights)} weights files ({', '.join(file.name for file in weights) or 'none'}): "
+                "it needs one model.tar.gz, .safetensors, .pt or .pth"
             )
         name, options = (name, options or {}) if name else (description.get("name"), description.get("options", {}))
         if name is None:

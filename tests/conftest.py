@@ -1,0 +1,82 @@
+"""What all tests share: a run store of their own, scripts without torch, and ways to see which processes are left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import launcher
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "entrypoints"))  # as the toolkit puts the code folder there
+
+WEIRD_NAMES = ["plain", "a blank", "it's", 'quo"te', "a'; echo foo", "ünï-码", "a#b?c%20d"]
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch) -> Path:
+    """A run store that only this test sees."""
+    folder = tmp_path / "store"
+    monkeypatch.setenv("LAUNCHER_RUNS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def script_job(tmp_path):
+    """Makes a job of a script's text: `script_job(text, distribution="torchrun", …)`."""
+
+    def make(text: str, folder: str = "source", **values) -> launcher.Job:
+        source = tmp_path / folder
+        source.mkdir(exist_ok=True)
+        (source / "script.py").write_text(textwrap.dedent(text))
+        return launcher.from_values({"name": "test", "script": "script.py", "source": str(source), **values})
+
+    return make
+
+
+SLEEPER = """
+    import json, os, pathlib, signal, sys, time
+    output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"])
+    rank = os.environ.get("RANK", "0")
+    def leave(*_):
+        (output / f"told-{rank}").touch()
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, leave)
+    (output / f"ready-{rank}").touch()
+    time.sleep(120)
+"""
+"""Waits for SIGTERM, and leaves a file when it comes."""
+
+
+def processes_of(run_or_folder) -> list[psutil.Process]:
+    """Every living process that has to do with a run: its folder stands in the command line or the environment."""
+    folder = str(getattr(getattr(run_or_folder, "folder", None), "path", run_or_folder))
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if any(folder in part for part in process.cmdline()) or process.environ().get("SAGEMAKER_BASE_DIR", "").startswith(folder):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until(condition, seconds: float = 60, what: str = "") -> None:
+    """Poll until a condition holds; fail after so many seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"after {seconds} s still not: {what or condition}"
+        time.sleep(0.05)
+
+
+def wait_for_ready(run: launcher.Run, ranks: int) -> None:
+    """Until so many SLEEPER ranks wait for their signal."""
+    wait_until(lambda: len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/ready-*"))) == ranks, 90, f"{ranks} ready ranks")

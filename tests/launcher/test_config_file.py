@@ -1,0 +1,79 @@
+"""Config files: YAML 1.2's scalars, duplicate keys, and every way in which a file cannot be read."""
+
+import pytest
+
+from launcher import config_file
+from launcher.findings import UserError
+
+
+def values(text: str) -> dict:
+    return config_file.parse(text, "test.yaml").values
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3), ("1E5", 1e5), (".5", 0.5), ("5.", 5.0), ("-2", -2), ("010", 10), ("1_000", "1_000"), ("1:30", "1:30"),
+        ("no", "no"), ("on", "on"), ("Yes", "Yes"), ("true", True), ("False", False), ("null", None), ("~", None), ("", None),
+        ("2024-01-02", "2024-01-02"), ("0x10", "0x10"), (".inf", float("inf")), ("'5'", "5"), ("1.10.2", "1.10.2"),
+    ],
+)  # fmt: skip
+def test_scalars_are_read_as_yaml_1_2_says(text, value):
+    assert values(f"key: {text}") == {"key": value}
+    assert type(values(f"key: {text}")["key"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "the file is empty"),
+        ("# only a comment\n", "the file is empty"),
+        ("- a\n- b\n", "a sequence at the top"),
+        ("just text", "a scalar at the top"),
+        ("a: 1\na: 2\n", "a: stands twice, in lines 1 and 2"),
+        ("a:\n  b: 1\n  c: 2\n  b: 3\n", "a.b: stands twice, in lines 2 and 4"),
+        ("1: x", "a key that is not text"),
+        ("a: [1, 2", "test.yaml:1: not YAML"),
+        ("a:\n\tb: 1\n", "indent with spaces"),
+        ("a: b: c", "quote the value that holds a colon"),
+        ("a: !!python/object:os.system x", "remove the !tag"),
+        ("a: *nothing", "quote a value that begins with *"),
+        ("a: 1\n---\nb: 2", "not YAML"),
+        ("a: \x07", "not YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why_and_what_to_do(text, expected):
+    with pytest.raises(UserError) as error:
+        values(text)
+    assert expected in str(error.value)
+    assert "cure:" in str(error.value)
+
+
+def test_a_missing_file_names_the_ones_beside_it(tmp_path):
+    (tmp_path / "right.yaml").write_text("a: 1")
+    with pytest.raises(UserError, match=r"no such file\n.*right\.yaml"):
+        config_file.read(tmp_path / "wrong.yaml")
+
+
+def test_a_folder_and_a_binary_file_are_refused(tmp_path):
+    with pytest.raises(UserError, match="this is a folder"):
+        config_file.read(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not UTF-8"):
+        config_file.read(tmp_path / "binary.yaml")
+
+
+def test_overrides_reach_any_depth_and_keep_their_types():
+    config, problems = config_file.override(config_file.parse("a: {b: 1}\nc: 2\n", "x"), ["a.b=1e-4", "a.d=[1, x]", "e.f.g=true", "c='7'", "h=it=s"])
+    assert problems == []
+    assert config.values == {"a": {"b": 1e-4, "d": [1, "x"]}, "c": "7", "e": {"f": {"g": True}}, "h": "it=s"}
+
+
+def test_wrong_overrides_are_all_told_at_once():
+    config, problems = config_file.override(config_file.parse("a: 1", "x"), ["plain", "a.b=2", "=3", "c=[", "d..e=1", "f=1"])
+    assert [finding.key for finding in problems] == ["plain", "a.b", "=3", "c", "d..e=1"]
+    assert config.values == {"a": 1, "f": 1}
+
+
+def test_merge_replaces_lists_and_merges_mappings():
+    assert config_file.merge({"a": {"b": 1, "c": [1, 2]}, "d": 1}, {"a": {"c": [3]}, "d": {"e": 1}}) == {"a": {"b": 1, "c": [3]}, "d": {"e": 1}}

@@ -1,0 +1,217 @@
+"""Hyperparameters: the class that a script declares, and the trip of every type through the real toolkit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from training.settings import read_settings
+
+import launcher
+from launcher import hyperparameters
+from launcher.package import entrypoints_folder
+
+KIT = entrypoints_folder()
+
+
+def check(source: Path, values: dict, channels=("train", "validation", "teacher"), script="script.py") -> list[launcher.Finding]:
+    return hyperparameters.check(source, script, values, channels)
+
+
+@pytest.fixture
+def user_source(tmp_path) -> Path:
+    """A user's own folder: a script that needs torch, and its settings in a module of their own."""
+    (tmp_path / "my_settings.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from typing import Literal\n"
+        "from training.settings import require\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine:\n"
+        "    depth: int\n"
+        "    mode: Literal['fast', 'slow'] = 'fast'\n"
+        "    rate: float = 0.1\n"
+        "    def __post_init__(self):\n"
+        "        require(('rate', self.rate > 0, 'above 0'))\n"
+    )
+    (tmp_path / "script.py").write_text("import torch_that_is_not_here\nfrom my_settings import Mine\ndef main(settings: Mine): ...\n")
+    return tmp_path
+
+
+def test_the_kits_scripts_declare_their_settings():
+    assert hyperparameters.declared_settings(KIT / "train_kd.py") == ("training.settings", "DistillationSettings")
+    assert hyperparameters.declared_settings(KIT / "train_classifier.py") == ("training.settings", "ClassifierSettings")
+
+
+def test_a_users_own_class_is_checked_in_the_same_way_and_all_at_once(user_source):
+    found = {finding.key: str(finding) for finding in check(user_source, {"dept": 3, "mode": "quick", "rate": -1})}
+    assert "did you mean depth?" in found["hyperparameters.dept"]
+    assert "missing" in found["hyperparameters.depth"]
+    assert "one of fast, slow" in found["hyperparameters.mode"]
+    assert "valid: above 0" in found["hyperparameters.rate"]
+    assert check(user_source, {"depth": 3, "mode": "slow", "rate": 1}) == []
+
+
+def test_checking_leaves_no_trace(user_source):
+    before = sorted(path.name for path in user_source.rglob("*")), list(sys.path), set(sys.modules)
+    check(user_source, {"depth": 3})
+    assert (sorted(path.name for path in user_source.rglob("*")), list(sys.path), set(sys.modules)) == before
+
+
+def test_a_settings_module_that_imports_torch_is_not_imported(user_source):
+    (user_source / "my_settings.py").write_text("import torch\nclass Mine: ...\n")
+    [finding] = check(user_source, {"anything": 1})
+    assert finding.level == "not checked" and "imports torch" in finding.found
+
+
+def test_a_script_without_settings_passes_through_and_says_so(user_source):
+    (user_source / "script.py").write_text("print(1)\n")
+    [finding] = check(user_source, {"anything": 1})
+    assert finding.level == "not checked"
+
+
+def test_a_script_that_is_not_python_is_refused_with_its_line(user_source):
+    (user_source / "script.py").write_text("x = 1\ndef main(:\n")
+    [finding] = check(user_source, {})
+    assert finding.level == "error" and "line 2" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"epoch": 1}, "did you mean epochs?"),
+        ({"epochs": 0}, "valid: at least 1"),
+        ({"epochs": "many"}, "valid: a whole number"),
+        ({"epochs": 1.5}, "valid: a whole number"),
+        ({"epochs": True}, "valid: a whole number"),
+        ({"horizontal_flip": "yes"}, "valid: true or false"),
+        ({"max_grad_norm": "none"}, "a number or null"),
+        ({"student_options": [1]}, "valid: a mapping"),
+        ({"hard_label_weight": 1.2}, "from 0 to 1"),
+        ({"teacher_options": {"depth": 1}}, "empty where `teacher` names no model"),
+        ({"x" * 257: 1}, "a name of 257 characters"),
+        ({"teacher": "x" * 2500}, "2502 characters as JSON"),
+        ({"teacher": "a\0b"}, "a NUL character"),
+        ({"teacher": "\ud800"}, "half of a surrogate pair"),
+        ({"sagemaker_program": "x"}, "begins with sagemaker_"),
+        ({f"x{number}": 1 for number in range(101)}, "at most 100"),
+    ],
+)
+def test_a_wrong_hyperparameter_says_what_is_valid(values, expected):
+    found = check(KIT, {"student": "vit_tiny_patch16_224", **values}, script="train_kd.py")
+    assert expected in "\n".join(map(str, found))
+
+
+def test_a_channel_that_the_script_reads_must_be_there():
+    found = check(KIT, {"student": "x"}, channels=["train"], script="train_kd.py")
+    assert [finding.key for finding in found] == ["inputs.validation", "inputs.teacher"]
+    assert check(KIT, {"student": "x", "hard_label_weight": 1}, channels=["train", "validation"], script="train_kd.py") == []
+
+
+# -- the round trip ---------------------------------------------------------------------------------------------------
+
+TOOLKIT = """
+import json, sys
+from sagemaker_training import environment
+for line in sys.stdin:
+    with open(environment.hyperparameters_file_dir, "w") as file:
+        file.write(line)
+    env = environment.Environment()
+    print(json.dumps({"arguments": env.to_cmd_args(), "environment": env.to_env_vars()}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def toolkit(tmp_path_factory):
+    """AWS's toolkit in a process of its own: takes the text of hyperparameters.json, gives arguments and environment."""
+    base = tmp_path_factory.mktemp("base")
+    (base / "input/config").mkdir(parents=True)
+    (base / "input/config/resourceconfig.json").write_text('{"current_host": "algo-1", "hosts": ["algo-1"]}')
+    (base / "input/config/inputdataconfig.json").write_text("{}")
+    process = subprocess.Popen(
+        [sys.executable, "-c", TOOLKIT], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "SAGEMAKER_BASE_DIR": str(base), "AWS_DEFAULT_REGION": "us-east-1"},
+    )  # fmt: skip
+
+    def ask(values: dict[str, Any]) -> dict[str, Any]:
+        process.stdin.write(json.dumps(hyperparameters.encode(values)) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    yield ask
+    process.stdin.close()
+    process.wait(10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everything:
+    flag: bool
+    count: int
+    ratio: float
+    name: str
+    maybe: str | None
+    limit: int | None
+    names: list[str]
+    numbers: list[float]
+    table: dict[str, Any]
+    mode: Literal["fast", "slow"]
+    anything: Any = field(default=None)
+
+
+text = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40) | st.sampled_from(
+    ["", "it's", '"', "'; echo foo", "-1", "--flag", "None", "null", "True", "1e-3", "[1]", "{}", " padded ", "ünï-码", "a\nb", "\\", "$HOME", "1_000"]
+)
+number = st.floats(allow_nan=False, width=64)
+whole = st.integers(-(2**62), 2**62)
+json_value = st.recursive(st.none() | st.booleans() | whole | number | text, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    st.builds(
+        Everything, flag=st.booleans(), count=whole, ratio=number, name=text, maybe=st.none() | text, limit=st.none() | whole,
+        names=st.lists(text, max_size=5), numbers=st.lists(number, max_size=5), table=st.dictionaries(text, json_value, max_size=4),
+        mode=st.sampled_from(["fast", "slow"]), anything=json_value,
+    )
+)  # fmt: skip
+def test_every_type_survives_the_real_toolkit(toolkit, given_settings):
+    answer = toolkit(vars(given_settings))
+    assert read_settings(Everything, answer["arguments"], answer["environment"]) == given_settings
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.builds(lambda flag, count, ratio, name: {"flag": flag, "count": count, "ratio": ratio, "name": name}, st.booleans(), whole, number, text))
+def test_scalars_survive_the_toolkits_command_line_too(toolkit, values):
+    @dataclass(frozen=True, kw_only=True)
+    class Scalars:
+        flag: bool
+        count: int
+        ratio: float
+        name: str
+
+    Scalars.__annotations__ = {"flag": bool, "count": int, "ratio": float, "name": str}
+    assert vars(read_settings(Scalars, toolkit(values)["arguments"], {})) == values
+
+
+def test_values_reach_a_script_through_a_whole_run(script_job):
+    values = {"text": "it's \"quoted\" '; echo foo", "negative": -1, "flag": False, "nothing": None, "list": ["a", 1, None], "unicode": "ünï-码"}
+    job = script_job(
+        """
+        import json, os, pathlib, sys
+        pathlib.Path(os.environ["SM_MODEL_DIR"], "seen.json").write_text(json.dumps([sys.argv[1:], json.loads(os.environ["SM_HPS"])]))
+        """,
+        hyperparameters=values,
+    )
+    plan = launcher.plan(job)
+    run = launcher.run(plan)
+    assert run.wait(60) == "Completed"
+    arguments, seen = json.loads((run.folder.host("algo-1") / "model/seen.json").read_text())
+    assert seen == values
+    assert list(plan.hosts[0].command[3:]) == arguments

@@ -1,0 +1,102 @@
+"""Jobs: what a config may say, and what every mistake in it is answered with."""
+
+import pytest
+from pydantic import ValidationError
+
+import launcher
+
+GOOD = """
+name: test
+script: train_kd.py
+inputs:
+  train: {folder: data}
+hyperparameters: {student: vit_tiny_patch16_224}
+"""
+
+
+def load(tmp_path, text, *overrides, smoke=False):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    return launcher.load(file, overrides, smoke=smoke)
+
+
+def test_a_job_is_frozen(tmp_path):
+    job = load(tmp_path, GOOD)
+    with pytest.raises(ValidationError):
+        job.name = "other"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("nam: x", ["nam (line 7): unknown key", "did you mean name?"]),
+        ("compute: {instance_cout: 2}", ["compute.instance_cout (line 7): unknown key", "did you mean instance_count?"]),
+        ("compute: {instance_count: two}", ["'two' (text)", "valid: a whole number from 1", "write instance_count: 2"]),
+        ("compute: {instance_count: 0}", ["0 (a whole number)", "a whole number from 1"]),
+        ("compute: {instance_count: 1.5}", ["1.5 (a number)"]),
+        ("compute: {max_hours: 1000}", ["at most 672"]),
+        ("compute: 2", ["compute (line 7): 2 (a whole number)", "valid: a mapping"]),
+        ("distribution: torchrn", ["did you mean torchrun?"]),
+        ("distribution: 3", ["smddp, torchrun or none"]),
+        ("environment: {DEBUG: 1}", ['quote it: DEBUG: "1"']),
+        ("environment: {DEBUG: true}", ['quote it: DEBUG: "true"']),
+        ("hyperparameters: [1]", ["stands twice"]),
+        ("source: ''", ["source (line 7): ''"]),
+        ("smoke: 3", ["write under smoke: the keys that --smoke changes"]),
+        ("smoke: {compute: {instance_count: none}}", ["smoke.compute.instance_count (line 7): 'none'"]),
+        ("smoke: {epochs: 1}", ["smoke.epochs (line 7): unknown key"]),
+    ],
+)
+def test_a_mistake_names_the_key_what_is_valid_and_the_cure(tmp_path, line, expected):
+    with pytest.raises(launcher.UserError) as error:
+        load(tmp_path, GOOD + line + "\n")
+    for text in expected:
+        assert text in str(error.value)
+    assert all(finding.cure for finding in error.value.findings)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("inputs.train=data", "write train: {folder: data}"),
+        ("inputs.train={foldr: data}", "did you mean folder?"),
+        ("inputs.train={folder: a, run: b}", "folder and run of folder, file, run given: give exactly one"),
+        ("inputs.train={}", "none of folder, file, run given"),
+        ("name=-x", "letters, digits and hyphens"),
+        ("name=under_score", "letters, digits and hyphens"),
+        (f"name={'x' * 43}", "42 characters at most"),
+        ("script=train.sh", "a .py file"),
+        ("script='a b.py'", "a .py file"),
+        ("compute.max_hours=0", "above 0"),
+    ],
+)
+def test_a_wrong_override_is_answered_like_a_wrong_line(tmp_path, override, expected):
+    with pytest.raises(launcher.UserError) as error:
+        load(tmp_path, GOOD, override)
+    assert expected in str(error.value)
+
+
+def test_all_mistakes_come_at_once(tmp_path):
+    text = "nme: x\nscript: 3\ncompute: {instance_count: -1, volume: 3}\ndistribution: mpi\nenvironment: {A: 1}\n"
+    with pytest.raises(launcher.UserError) as error:
+        load(tmp_path, text, "plain", "x.y=1")
+    keys = [finding.key.split(" ")[0] for finding in error.value.findings]
+    assert sorted(keys) == ["compute.instance_count", "compute.volume", "distribution", "environment.A", "name", "nme", "plain", "script", "x"]
+
+
+def test_smoke_changes_what_its_section_says_and_overrides_come_last(tmp_path):
+    text = GOOD + "smoke: {compute: {instance_count: 1}, hyperparameters: {epochs: 1, seed: 3}}\n"
+    job = load(tmp_path, text, "hyperparameters.seed=7", smoke=True)
+    assert job.hyperparameters == {"student": "vit_tiny_patch16_224", "epochs": 1, "seed": 7}
+    assert load(tmp_path, text).hyperparameters == {"student": "vit_tiny_patch16_224"}
+
+
+def test_smoke_without_a_section_is_refused(tmp_path):
+    with pytest.raises(launcher.UserError, match="no smoke section"):
+        load(tmp_path, GOOD, smoke=True)
+
+
+def test_from_values_takes_a_plain_mapping():
+    assert launcher.from_values({"name": "a", "script": "b.py"}).compute.instance_count == 1
+    with pytest.raises(launcher.UserError, match="did you mean script"):
+        launcher.from_values({"name": "a", "scrpt": "b.py"})

@@ -1,0 +1,163 @@
+"""Plans: complete, readable, and without any effect."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launcher
+from launcher import package
+
+ROOT = Path(__file__).parents[2]
+
+WATCH = """
+import os, sys
+events = []
+def watch(event, arguments):
+    if event == "open":
+        path, mode, flags = arguments
+        if isinstance(path, (str, bytes)) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and os.fspath(path) != os.devnull:
+            events.append(f"wrote {path}")
+    elif event in ("os.mkdir", "os.rename", "os.remove", "os.symlink", "shutil.copyfile", "os.link", "os.truncate"):
+        events.append(f"{event} {arguments}")
+    elif event.startswith("socket.") and event != "socket.__new__":
+        events.append(f"{event} {arguments}")
+sys.addaudithook(watch)
+sys.dont_write_bytecode = True
+from launcher.cli import main
+status = main(sys.argv[1:])
+heavy = sorted(name for name in ("torch", "sagemaker", "boto3", "botocore", "timm", "numpy", "PIL", "sagemaker_training") if name in sys.modules)
+sys.stderr.write(repr((status, events, heavy)))
+"""
+
+
+def digits(tmp_path: Path) -> Path:
+    for split in ("train", "validation"):
+        (tmp_path / "data" / split / "0").mkdir(parents=True)
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+def test_planning_opens_no_socket_writes_nothing_and_imports_nothing_heavy(tmp_path, json_flag):
+    data = digits(tmp_path)
+    command = ["plan", str(ROOT / "configs/quickstart_teacher.yaml"), f"inputs.train.folder={data}/train", f"inputs.validation.folder={data}/validation"]
+    before = sorted(path for path in ROOT.rglob("*") if ".git/" not in str(path) and ".venv" not in str(path))
+    done = subprocess.run([sys.executable, "-c", WATCH, *command, *json_flag], capture_output=True, text=True, cwd=tmp_path)
+    status, events, heavy = eval(done.stderr)
+    assert (status, events, heavy) == (0, [], [])
+    assert sorted(path for path in ROOT.rglob("*") if ".git/" not in str(path) and ".venv" not in str(path)) == before
+    assert not (tmp_path / "store").exists()
+
+
+def test_importing_the_launcher_imports_no_torch_and_no_sdk():
+    code = "import launcher, sys; print([name for name in ('torch', 'sagemaker', 'boto3', 'tqdm', 'psutil') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout.strip() == "[]"
+
+
+def test_a_plan_says_the_command_the_channels_and_the_files(tmp_path, script_job):
+    data = digits(tmp_path)
+    job = script_job("x = 1", inputs={"train": {"folder": str(data)}}, distribution="torchrun", compute={"instance_count": 2, "processes_per_host": 3})
+    plan = launcher.plan(job)
+    text = str(plan)
+    assert "torchrun --nnodes 2 --nproc_per_node 3 --master_addr 127.0.0.1 --master_port '<free port>' --node_rank 1 script.py" in text
+    assert f"train: {data}" in text
+    assert "script.py" in text and "training/settings.py" in text
+    assert json.loads(plan.to_json())["hosts"][1]["address"] == "127.0.0.2"
+
+
+def test_the_name_is_fixed_when_planned_and_fits_sagemakers_limit(script_job):
+    job = script_job("x = 1").model_copy(update={"name": "a" * 42})
+    plan = launcher.plan(job)
+    assert len(plan.name) == 63 and plan.name == plan.to_dict()["name"] == plan.hosts[0].environment.get("TRAINING_JOB_NAME", plan.name)
+    assert launcher.plan(job).name != plan.name
+
+
+def findings(job) -> str:
+    return "\n".join(f"{finding.level} {finding}" for finding in launcher.plan(job).findings)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"inputs": {"train": {"folder": "nowhere"}}}, "no such folder"),
+        ({"inputs": {"train": {"file": "nowhere.tar.gz"}}}, "no such file"),
+        ({"inputs": {"train": {"folder": __file__}}}, "is a file\n  cure:  write {file:"),
+        ({"inputs": {"train": {"file": str(ROOT)}}}, "is a folder\n  cure:  write {folder:"),
+        ({"inputs": {"teacher": {"run": "quickstart-teacher"}}}, "launcher run configs/quickstart_teacher.yaml"),
+        ({"inputs": {"a b": {"folder": str(ROOT)}}}, "not a channel name"),
+        ({"script": "scrip.py"}, "did you mean script.py?"),
+        ({"source": "/nowhere"}, "/nowhere: no such folder"),
+        ({"compute": {"instance_count": 2}}, "none, with 2 hosts"),
+        ({"compute": {"processes_per_host": 2}}, "none, with 2 processes a host"),
+        ({"compute": {"instance_count": 17}, "distribution": "torchrun"}, "valid: at most 16"),
+        ({"compute": {"instance_count": 3}, "distribution": "torchrun", "hyperparameters": {"global_batch_size": 64}}, "write global_batch_size: 63 or 66"),
+        ({"distribution": "smddp"}, "warning distribution: smddp exists on SageMaker only"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_job_is_found_before_it_starts(script_job, values, expected):
+    job = script_job("def main(): ...")
+    assert expected in findings(launcher.from_values({**job.model_dump(exclude_none=True), **values}))
+
+
+def test_an_empty_folder_is_no_input(tmp_path, script_job):
+    (tmp_path / "empty").mkdir()
+    assert "is empty" in findings(script_job("x = 1", inputs={"train": {"folder": str(tmp_path / "empty")}}))
+
+
+def test_a_plan_with_errors_is_shown_and_never_run(script_job, store):
+    plan = launcher.plan(script_job("x = 1", inputs={"train": {"folder": "nowhere"}}))
+    assert "errors\n" in str(plan) or "error\n" in str(plan)
+    with pytest.raises(launcher.UserError, match="nowhere"):
+        launcher.run(plan)
+    assert not store.exists()
+
+
+def test_an_unknown_backend_is_refused(script_job):
+    with pytest.raises(launcher.UserError, match="did you mean process"):
+        launcher.plan(script_job("x = 1"), on="proces")
+
+
+# -- what travels -----------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, *paths: str) -> None:
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("x")
+
+
+def test_ignored_files_stay_and_the_kits_training_package_comes_along(tmp_path):
+    write(tmp_path, "train.py", "sub/helper.py", "big.bin", "sub/__pycache__/x.pyc", "notes/a.md")
+    (tmp_path / package.IGNORE_FILE).write_text("# large\n*.bin\nnotes/\n")
+    paths = [file.path for file in package.travelling_files(tmp_path)]
+    assert [path for path in paths if not path.startswith("training/")] == ["sub/helper.py", "train.py"]
+    assert "training/settings.py" in paths
+
+
+def test_a_users_own_training_package_is_not_replaced(tmp_path):
+    write(tmp_path, "train.py", "training/mine.py")
+    assert [file.path for file in package.travelling_files(tmp_path)] == ["train.py", "training/mine.py"]
+
+
+def test_what_git_ignores_stays(tmp_path):
+    write(tmp_path, "train.py", "new.py", "secret.env", "training/x.py")
+    (tmp_path / ".gitignore").write_text("*.env\n")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "add", "train.py"], check=True)
+    assert [file.path for file in package.travelling_files(tmp_path)] == [".gitignore", "new.py", "train.py", "training/x.py"]
+
+
+def test_the_kits_own_scripts_travel_without_a_requirements_file():
+    paths = [file.path for file in package.travelling_files(package.entrypoints_folder())]
+    assert "train_kd.py" in paths and "training/loop.py" in paths
+    assert "requirements.txt" not in paths and not any("__pycache__" in path for path in paths)
+
+
+def test_copied_files_keep_their_executable_bit(tmp_path):
+    write(tmp_path / "from", "run.sh", "train.py", "training/x.py")
+    (tmp_path / "from/run.sh").chmod(0o700)
+    package.copy_files(package.travelling_files(tmp_path / "from"), tmp_path / "to")
+    assert os.access(tmp_path / "to/run.sh", os.X_OK) and not os.access(tmp_path / "to/train.py", os.X_OK)
