@@ -80,3 +80,8 @@ def wait_until(condition, seconds: float = 60, what: str = "") -> None:
 def wait_for_ready(run: launcher.Run, ranks: int) -> None:
     """Until so many SLEEPER ranks wait for their signal."""
     wait_until(lambda: len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/ready-*"))) == ranks, 90, f"{ranks} ready ranks")
+
+
+def assert_nothing_left(run: launcher.Run) -> None:
+    """Within some seconds of its end, a run has no process any more."""
+    wait_until(lambda: not processes_of(run), 15, f"no process left of {run.name}, but {processes_of(run)}")

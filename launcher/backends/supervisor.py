@@ -132,7 +132,7 @@ class Supervisor:
             log = self.folder.log(host).read_text(encoding="utf-8", errors="replace") if host else ""
             outcome |= {
                 "failed_host": host,
-                "exit_code": script_exit_code(log, failure, exit_codes.get(host)),
+                "exit_code": script_exit_code(log, exit_codes.get(host)),
                 "failure": failure,
             }
         records.write_json(self.folder.outcome, outcome)
@@ -159,9 +159,9 @@ def first_failure(folder: records.RunFolder, exit_codes: dict[str, int | None]) 
     return "", "no host was started"
 
 
-def script_exit_code(log: str, failure: str, toolkit_code: int | None) -> int | None:
-    """The script's own exit code, which the toolkit replaces by 1: from torchrun's report in the log, or the toolkit's."""
-    found = re.search(r"failed \(exitcode: (-?\d+)\)", log) or re.search(r"ExitCode (-?\d+)", failure)
+def script_exit_code(log: str, toolkit_code: int | None) -> int | None:
+    """The script's own exit code, which the toolkit replaces by 1: as torchrun's agent or the toolkit reports it in the log."""
+    found = re.search(r"failed \(exitcode: (-?\d+)\)", log) or re.search(r"^ExitCode (-?\d+)$", log, re.MULTILINE)
     return int(found[1]) if found else toolkit_code
 
 

@@ -6,12 +6,14 @@
    failure and kill its workers; here it goes to the workers themselves, which may finish their step and leave in order.
 2. The rendezvous port, 7777 or 29500 in the toolkit and torchrun, is the one given: many runs share a machine.
 3. Nothing stays behind: when the toolkit ends, or whoever holds the other end of the lifeline pipe dies, every process
-   below this one is killed.
+   below this one is killed. Where the process that the toolkit started was killed, its orphans are ended too: they hold
+   the pipe that the toolkit would otherwise read for ever.
 
 It runs by its path, with the toolkit's own Python, and imports nothing else of this kit.
 """
 
 import argparse
+import asyncio
 import ctypes
 import os
 import signal
@@ -20,6 +22,8 @@ import threading
 import time
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+ORPHAN_SECONDS = 3
+"""How long orphans may hold the toolkit's pipe."""
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
@@ -33,6 +37,7 @@ def main() -> None:
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     threading.Thread(target=pass_on_sigterm, daemon=True).start()
+    threading.Thread(target=end_orphans, args=(remember_processes(),), daemon=True).start()
     if options.lifeline is not None:
         threading.Thread(target=end_with_the_lifeline, args=(options.lifeline,), daemon=True).start()
 
@@ -87,6 +92,28 @@ def training_processes(toolkit) -> list:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def remember_processes() -> list:
+    """The asyncio processes that the toolkit starts from now on, filled in as it starts them."""
+    started, start = [], asyncio.create_subprocess_exec
+
+    async def start_and_remember(*command, **options):
+        process = await start(*command, **options)
+        started.append(process)
+        return process
+
+    asyncio.create_subprocess_exec = start_and_remember
+    return started
+
+
+def end_orphans(started: list) -> None:
+    """Once the toolkit's latest process has been dead for some seconds and the toolkit still reads, kill what it left."""
+    while True:
+        ended = [process for process in started if process.returncode is not None]
+        time.sleep(ORPHAN_SECONDS)
+        if ended and ended[-1] is started[-1]:
+            kill_everything_below()
 
 
 def end_with_the_lifeline(pipe: int) -> None:

@@ -1,0 +1,273 @@
+"""The process backend, with AWS's real toolkit and torchrun: how runs end, stop, fail and are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import launcher
+from tests.conftest import SLEEPER, WEIRD_NAMES, assert_nothing_left, processes_of, wait_for_ready, wait_until
+
+TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
+
+
+def output(run: launcher.Run, host: str = "algo-1") -> Path:
+    return run.folder.host(host) / "output/data"
+
+
+def test_a_script_runs_under_the_container_contract_and_leaves_its_model(script_job, tmp_path, store):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/image.txt").write_text("pixels")
+    (tmp_path / "weights.bin").write_text("w")
+    job = script_job(
+        """
+        import json, os, pathlib
+        seen = {name: os.environ[name] for name in os.environ if name.startswith("SM_")}
+        seen["train"] = pathlib.Path(os.environ["SM_CHANNEL_TRAIN"], "image.txt").read_text()
+        seen["teacher"] = os.listdir(os.environ["SM_CHANNEL_TEACHER"])
+        seen["mine"] = os.environ["MINE"]
+        pathlib.Path(os.environ["SM_MODEL_DIR"], "seen.json").write_text(json.dumps(seen))
+        """,
+        inputs={"train": {"folder": str(tmp_path / "data")}, "teacher": {"file": str(tmp_path / "weights.bin")}},
+        environment={"MINE": "it's; here"},
+    )
+    run = launcher.run(launcher.plan(job))
+    assert run.wait(60) == "Completed"
+    seen = json.loads((run.folder.host("algo-1") / "model/seen.json").read_text())
+    assert (seen["train"], seen["teacher"], seen["mine"]) == ("pixels", ["weights.bin"], "it's; here")
+    assert json.loads(seen["SM_HOSTS"]) == ["127.0.0.1"] and json.loads(seen["SM_CHANNELS"]) == ["teacher", "train"]
+    assert run.folder.model.is_file()
+    assert {"state": "Completed", "toolkit_exit_codes": {"algo-1": 0}}.items() <= run.outcome().items()
+    for file in (run.folder.job, run.folder.plan, run.folder.files, run.folder.git, run.folder.versions):
+        assert file.read_text()
+    assert launcher.load(run.folder.job) == job
+    assert launcher.attach(run.name).state == launcher.attach("test").state == "Completed"
+    assert [item.name for item in launcher.runs()] == [run.name]
+    assert_nothing_left(run)
+
+
+@pytest.mark.parametrize("distribution", ["none", "torchrun"])
+def test_the_planned_command_is_the_one_that_the_toolkit_runs(script_job, distribution):
+    job = script_job("print('hello')", distribution=distribution, hyperparameters={"a": 1, "name": "it's", "table": {"x": [1]}, "none": None})
+    plan = launcher.plan(job)
+    run = launcher.run(plan)
+    assert run.wait(60) == "Completed"
+    lines = [line for _, line in run.logs() if line]
+    ran = lines[lines.index("Invoking script with the following command:") + 1]
+    assert ran == " ".join(plan.hosts[0].command)
+
+
+@pytest.mark.parametrize("distribution", ["none", "torchrun"])
+def test_the_scripts_true_exit_code_comes_back(script_job, distribution):
+    run = launcher.run(launcher.plan(script_job("raise SystemExit(42)", distribution=distribution)))
+    assert run.wait(60) == "Failed"
+    assert run.outcome()["exit_code"] == 42
+    assert run.outcome()["failed_host"] == "algo-1"
+    assert not run.folder.model.exists()
+
+
+def test_a_scripts_own_failure_file_is_kept(script_job):
+    job = script_job("import os, pathlib; pathlib.Path(os.environ['SM_OUTPUT_DIR'], 'failure').write_text('no images'); raise SystemExit(3)")
+    run = launcher.run(launcher.plan(job))
+    assert run.wait(60) == "Failed"
+    assert (run.outcome()["failure"], run.outcome()["exit_code"]) == ("no images", 3)
+
+
+def test_one_failing_host_ends_the_other_and_is_the_one_named(script_job):
+    job = script_job("import os, time\nif os.environ['SM_CURRENT_HOST'].endswith('2'): raise ValueError('bad shard')\ntime.sleep(100)", **TWO_HOSTS)
+    run = launcher.run(launcher.plan(job))
+    assert run.wait(60) == "Failed"
+    assert run.outcome()["failed_host"] == "algo-2" and "bad shard" in "\n".join(line for host, line in run.logs() if host == "algo-2")
+    assert_nothing_left(run)
+
+
+@pytest.mark.parametrize(("values", "ranks"), [({}, 1), ({**TWO_HOSTS, "compute": {"instance_count": 2, "processes_per_host": 2}}, 4)])
+def test_stop_reaches_every_training_process_and_the_run_is_stopped_not_failed(script_job, values, ranks):
+    run = launcher.run(launcher.plan(script_job(SLEEPER, **values)))
+    wait_for_ready(run, ranks)
+    assert run.state == "InProgress"
+    run.stop("enough")
+    assert run.wait(30) == "Stopped"
+    assert len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/told-*"))) == ranks
+    assert run.outcome()["stop_reason"] == "enough"
+    assert set(run.outcome()["toolkit_exit_codes"].values()) == {0}, "the script left in order, so the toolkit reports success"
+    assert_nothing_left(run)
+
+
+def test_a_script_that_does_not_listen_is_recorded_as_stopped_too(script_job):
+    run = launcher.run(launcher.plan(script_job("import time; print('up', flush=True); time.sleep(100)", distribution="torchrun")))
+    wait_until(lambda: any(line == "up" for _, line in run.logs()))
+    run.stop()
+    assert run.wait(40) == "Stopped"
+    assert_nothing_left(run)
+
+
+def test_a_run_that_takes_too_long_is_stopped(script_job):
+    run = launcher.run(launcher.plan(script_job(SLEEPER, compute={"max_hours": 5 / 3600})))
+    assert run.wait(60) == "Stopped"
+    assert "max_hours" in run.outcome()["stop_reason"]
+
+
+def test_two_runs_at_the_same_time_do_not_collide(script_job):
+    text = """
+    import os, pathlib, torch.distributed as dist, torch
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo")
+    total = torch.tensor([1.0])
+    dist.all_reduce(total)
+    pathlib.Path(os.environ["SM_MODEL_DIR"], "total").write_text(str(int(total)))
+    dist.destroy_process_group()
+    """
+    runs = [
+        launcher.run(launcher.plan(script_job(text, **TWO_HOSTS))),
+        launcher.run(launcher.plan(script_job(text, distribution="torchrun", compute={"processes_per_host": 3}))),
+        launcher.run(launcher.plan(script_job(text, distribution="torchrun", compute={"processes_per_host": 3}))),
+    ]
+    assert [run.wait(120) for run in runs] == ["Completed"] * 3
+    assert [(run.folder.host("algo-1") / "model/total").read_text() for run in runs] == ["2", "3", "3"]
+
+
+@pytest.mark.parametrize("name", WEIRD_NAMES)
+def test_a_run_store_may_have_any_name(script_job, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / name))
+    data = tmp_path / name / "data"
+    data.mkdir(parents=True)
+    (data / "x").write_text("here")
+    text = "import os, pathlib; print(pathlib.Path(os.environ['SM_CHANNEL_TRAIN'], 'x').read_text())"
+    run = launcher.run(launcher.plan(script_job(text, folder=f"source {name}", inputs={"train": {"folder": str(data)}})))
+    assert run.wait(60) == "Completed", "".join(line for _, line in run.logs())
+    assert any(line == "here" for _, line in run.logs())
+
+
+def test_nothing_of_this_shell_leaks_into_the_script(script_job, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    run = launcher.run(launcher.plan(script_job("import os; print('KEYS', sorted(os.environ))")))
+    assert run.wait(60) == "Completed"
+    [line] = [line for _, line in run.logs() if line.startswith("KEYS")]
+    assert "AWS_SECRET_ACCESS_KEY" not in line and "WORLD_SIZE" not in line
+    assert not any("hunter2" in file.read_text(errors="replace") for file in run.folder.path.rglob("*") if file.is_file())
+
+
+def test_requirements_are_not_installed_into_the_users_environment(script_job, tmp_path):
+    job = script_job("print('ran')")
+    (tmp_path / "source/requirements.txt").write_text("a-package-that-does-not-exist-anywhere==1.0\n")
+    plan = launcher.plan(job)
+    assert any(finding.level == "warning" and "requirements.txt" in finding.found for finding in plan.findings)
+    assert launcher.run(plan).wait(60) == "Completed"
+
+
+# -- killed -----------------------------------------------------------------------------------------------------------
+
+START = """
+import launcher, sys, time
+run = launcher.run(launcher.plan(launcher.load(sys.argv[1])), detach=sys.argv[2] == "detached")
+print(run.folder.path, flush=True)
+time.sleep(100)
+"""
+
+
+def start_elsewhere(job, tmp_path, how: str) -> tuple[subprocess.Popen, launcher.Run]:
+    """A run started by another process, and a handle on it here."""
+    config = tmp_path / "job.yaml"
+    config.write_text(json.dumps(job.model_dump(exclude_none=True)))
+    starter = subprocess.Popen([sys.executable, "-c", START, str(config), how], text=True, stdout=subprocess.PIPE)
+    return starter, launcher.attach(Path(starter.stdout.readline().strip()).name)
+
+
+def test_a_run_ends_in_order_when_its_starter_is_killed(script_job, tmp_path):
+    starter, run = start_elsewhere(script_job(SLEEPER, **TWO_HOSTS), tmp_path, "attached")
+    wait_for_ready(run, 2)
+    starter.kill()
+    starter.wait()
+    assert run.wait(30) == "Stopped"
+    assert len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/told-*"))) == 2
+    assert_nothing_left(run)
+
+
+def test_a_detached_run_outlives_its_starter(script_job, tmp_path):
+    starter, run = start_elsewhere(script_job(SLEEPER), tmp_path, "detached")
+    wait_for_ready(run, 1)
+    starter.kill()
+    starter.wait()
+    time.sleep(1)
+    assert run.state == "InProgress"
+    run.stop()
+    assert run.wait(30) == "Stopped"
+
+
+def test_detaching_later_works_too(script_job):
+    run = launcher.run(launcher.plan(script_job("import time; time.sleep(3)")))
+    run.detach()
+    assert run.wait(60) == "Completed"
+
+
+def by_role(run: launcher.Run) -> dict[str, list[psutil.Process]]:
+    """A run's processes: supervisor, shims, agents (torchrun) and workers."""
+    roles: dict[str, list[psutil.Process]] = {"supervisor": [], "shim": [], "agent": [], "worker": []}
+    for process in processes_of(run):
+        command = " ".join(process.cmdline())
+        role = (
+            "supervisor" if "launcher.backends.supervisor" in command
+            else "shim" if "toolkit.py" in command
+            else "agent" if "torchrun" in command
+            else "worker"
+        )  # fmt: skip
+        roles[role].append(process)
+    return roles
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "shim", "agent", "worker"])
+def test_whoever_is_killed_no_process_stays_and_the_record_tells_the_truth(script_job, victim):
+    run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))
+    wait_for_ready(run, 2)
+    random.choice(by_role(run)[victim]).kill()
+    assert run.wait(60) == "Failed"
+    assert_nothing_left(run)
+    failure = run.outcome()["failure"]
+    assert ("was killed" in failure) if victim in ("supervisor", "shim") else ("-9" in failure or "SIGKILL" in failure or "ExitCode" in failure), failure
+
+
+def test_killed_at_a_random_moment_leaves_no_process_and_a_truthful_record(script_job):
+    for moment in (random.uniform(0, 1), random.uniform(1, 8)):
+        run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))
+        time.sleep(moment)
+        [supervisor] = by_role(run)["supervisor"]
+        supervisor.kill()
+        assert run.wait(10) == "Failed", f"killed after {moment} s"
+        assert_nothing_left(run)
+        assert launcher.attach(run.name).state == "Failed"
+
+
+def test_sigterm_to_the_supervisor_stops_the_run_in_order(script_job):
+    run = launcher.run(launcher.plan(script_job(SLEEPER)))
+    wait_for_ready(run, 1)
+    os.kill(run.folder.read(run.folder.supervisor)["pid"], signal.SIGTERM)
+    assert run.wait(30) == "Stopped"
+    assert (output(run) / "told-0").exists()
+
+
+def test_a_reused_process_id_does_not_make_a_dead_run_look_alive(script_job):
+    run = launcher.run(launcher.plan(script_job("print(1)")))
+    run.wait(60)
+    run.folder.outcome.unlink()
+    run.folder.supervisor.write_text(json.dumps({"pid": os.getpid(), "create_time": 1.0}))
+    assert run.state == "Failed"
+
+
+def test_logs_can_be_followed_while_they_are_written(script_job):
+    run = launcher.run(launcher.plan(script_job("import time\nfor number in range(5):\n    print('line', number)\n    time.sleep(0.2)")))
+    lines = [line for _, line in run.logs(follow=True) if re.match(r"line \d|^\d$|^line$", line)]
+    assert " ".join(lines).split() == [word for number in range(5) for word in ("line", str(number))]
+    assert run.state == "Completed"
