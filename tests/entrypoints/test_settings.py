@@ -1,0 +1,78 @@
+"""Settings: how texts and JSON values become the types that a class declares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import pytest
+from training import settings
+from training.settings import ClassifierSettings, DistillationSettings, TrainingSettings, check, convert, read_settings
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        ("3", int, 3), (3, int, 3), ("-3", int, -3), ("1e-3", float, 1e-3), (1, float, 1.0), ("True", bool, True), ("false", bool, False),
+        ("x", str, "x"), (5, str, "5"), ("None", int | None, None), (None, int | None, None), ("4", int | None, 4), ("None", str | None, "None"),
+        ("[1, 2]", list[int], [1, 2]), ([1, 2], tuple[int, ...], (1, 2)), ([1, "a"], tuple[int, str], (1, "a")), ('{"a": 1}', dict[str, Any], {"a": 1}),
+        ("fast", Literal["fast", 2], "fast"), ("2", Literal["fast", 2], 2), ({"a": [None]}, Any, {"a": [None]}), ("5", int | str, "5"), (5, str | int, 5),
+    ],
+)  # fmt: skip
+def test_a_value_becomes_the_annotated_type(value, annotation, expected):
+    converted = convert(value, annotation)
+    assert converted == expected and type(converted) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        ("3.5", int), (3.0, int), (True, int), (True, float), (True, str), ("yes", bool), (1, bool), (None, int), (None, str), ("x", float),
+        ("x", list[int]), ([1.5], list[int]), ({}, list), ([1], tuple[int, int]), ("slow", Literal["fast"]), (True, Literal[1]), ("x", int | None),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused_and_nothing_is_rounded(value, annotation):
+    with pytest.raises(ValueError):
+        convert(value, annotation)
+
+
+def test_the_command_line_of_a_plain_shell_takes_negative_numbers_and_dashes():
+    @dataclass(frozen=True)
+    class Mine:
+        low: float
+        text: str = ""
+
+    Mine.__annotations__ = {"low": float, "text": str}
+    assert read_settings(Mine, ["--low", "-1e-3", "--text", "--not-a-flag"], {}) == Mine(-1e-3, "--not-a-flag")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--epochs"], ["epochs", "1"]])
+def test_a_malformed_command_line_shows_the_names(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        read_settings(ClassifierSettings, arguments, {})
+    assert end.value.code == 2
+    assert "global_batch_size" in capsys.readouterr().err
+
+
+def test_wrong_values_end_the_script_with_one_line_each(capsys):
+    with pytest.raises(SystemExit) as end:
+        read_settings(ClassifierSettings, ["--epochs", "0", "--sede", "1", "--model", "x"], {})
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert "epochs: '0' (valid: at least 1)" in error and "sede: unknown hyperparameter" in error
+
+
+def test_names_that_sdks_add_are_not_the_scripts():
+    environ = {"SM_HPS": '{"model": "x", "sagemaker_program": "y", "epochs": 2}'}
+    assert read_settings(ClassifierSettings, ["ignored"], environ).epochs == 2
+
+
+@pytest.mark.parametrize("settings_class", [TrainingSettings, ClassifierSettings, DistillationSettings])
+def test_every_setting_has_a_docstring_and_a_default_that_holds(settings_class):
+    source = open(settings.__file__, encoding="utf-8").read()
+    for item in fields(settings_class):
+        after = source.split(f"    {item.name}: ", 1)[1].split("\n")
+        assert any(line.strip().startswith('"""') for line in after[1:2]), f"{item.name} has no docstring"
+    required = {"model": "x"} if settings_class is ClassifierSettings else {"student": "x"} if settings_class is DistillationSettings else {}
+    made, problems = check(settings_class, required)
+    assert made is not None and problems == []
