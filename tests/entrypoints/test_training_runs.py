@@ -1,0 +1,139 @@
+"""The entry scripts for real: through the toolkit, on real images, on one host and on two."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import launcher
+from launcher.prepare import prepare
+from tests.conftest import ROOT, assert_nothing_left, wait_until
+
+TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "in_chans": 1}
+FAST = {"image_size": 16, "global_batch_size": 32, "max_steps": 6, "log_every": 2}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    prepare("digits", folder)
+    return folder
+
+
+def job(digits, script: str, hyperparameters: dict, **values) -> launcher.Job:
+    inputs = {name: {"folder": str(digits / name)} for name in ("train", "validation")} | values.pop("inputs", {})
+    return launcher.from_values({"name": "test", "script": script, "inputs": inputs, "hyperparameters": {**FAST, **hyperparameters}, **values})
+
+
+def classifier(digits, **values) -> launcher.Job:
+    hyperparameters = {"model": "vit_tiny_patch16_224", "model_options": TINY, **values.pop("hyperparameters", {})}
+    return job(digits, "train_classifier.py", hyperparameters, **{"name": "teacher", **values})
+
+
+def finished(planned: launcher.Job) -> launcher.Run:
+    run = launcher.run(launcher.plan(planned))
+    assert run.wait(120) == "Completed", "\n".join(line for _, line in run.logs())
+    return run
+
+
+def weights(run: launcher.Run) -> dict[str, torch.Tensor]:
+    return load_file(run.folder.host("algo-1") / "model/model.safetensors")
+
+
+def test_a_teacher_is_trained_and_distilled_through_runs(digits):
+    teacher = finished(classifier(digits))
+    student = finished(
+        job(digits, "train_kd.py", {"student": "vit_tiny_patch16_224", "student_options": {**TINY, "embed_dim": 12, "num_heads": 1}},
+            inputs={"teacher": {"run": "teacher"}})
+    )  # fmt: skip
+    result = student.result()
+    assert result["teacher"]["validation_accuracy"] == pytest.approx(teacher.result()["validation_accuracy"], abs=1e-9)
+    assert result["parameters"] < teacher.result()["parameters"]
+    lines = [metric for metric in student.metrics() if "loss" in metric]
+    for metric in lines:
+        assert metric["loss"] == pytest.approx(0.5 * metric["label_loss"] + 0.5 * metric["teacher_loss"], rel=1e-5)
+    assert [metric["step"] for metric in lines] == [2, 4, 6]
+    description = json.loads((student.folder.host("algo-1") / "model/model.json").read_text())
+    assert description["classes"] == [str(digit) for digit in range(10)] and description["image_size"] == 16
+
+
+def test_two_hosts_train_the_same_model_as_one(digits):
+    """The global batch is the same, so the averaged gradients are, up to the order of sums."""
+    options = {"hyperparameters": {"max_shift_pixels": 2, "max_grad_norm": None, "learning_rate": 0.01}}
+    one = finished(classifier(digits, **options))
+    two = finished(classifier(digits, distribution="torchrun", compute={"instance_count": 2, "processes_per_host": 2}, **options))
+    assert (one.result()["world_size"], two.result()["world_size"]) == (1, 4)
+    assert any("4 processes on cpu, process group: gloo (there is no GPU)" in line for _, line in two.logs())
+    start = finished(classifier(digits, hyperparameters={"max_steps": 1, "learning_rate": 1e-12}))
+    moved = max((value - weights(start)[name]).abs().max().item() for name, value in weights(one).items())
+    for name, value in weights(one).items():
+        assert torch.allclose(value, weights(two)[name], atol=moved / 100), name
+    assert two.result()["validation_loss"] == pytest.approx(one.result()["validation_loss"], rel=1e-3)
+    assert [path.parent.name for path in two.folder.path.glob("hosts/*/opt/ml/output/data/*/result.json")] == ["127.0.0.1"]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(digits):
+    first, second, other = (finished(classifier(digits, hyperparameters={"seed": seed, "max_steps": 2})) for seed in (1, 1, 2))
+    assert all(torch.equal(value, weights(second)[name]) for name, value in weights(first).items())
+    assert not all(torch.equal(value, weights(other)[name]) for name, value in weights(first).items())
+
+
+def test_stopping_real_training_on_two_hosts_leaves_a_model_and_a_stopped_run(digits):
+    run = launcher.run(launcher.plan(classifier(
+        digits, distribution="torchrun", compute={"instance_count": 2}, hyperparameters={"max_steps": None, "epochs": 10_000, "log_every": 5},
+    )))  # fmt: skip
+    wait_until(lambda: any(True for _ in run.progress()), 90, "a first metric line")
+    run.stop()
+    assert run.wait(60) == "Stopped"
+    assert set(run.outcome()["toolkit_exit_codes"].values()) == {0}
+    result = run.result()
+    assert result["stopped"] and 0 < result["steps"] < 10_000 and result["validation_accuracy"] > 0
+    assert run.folder.model.is_file()
+    assert_nothing_left(run)
+
+
+def test_labels_alone_need_no_teacher(digits):
+    student = {"student": "vit_tiny_patch16_224", "student_options": TINY, "hard_label_weight": 1}
+    run = finished(job(digits, "train_kd.py", student))
+    assert run.result()["teacher"] is None
+    assert all("teacher_loss" not in metric for metric in run.metrics())
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "expected"),
+    [
+        ({"model": "vit_tny"}, "ValueError: timm 1.0"),
+        ({"global_batch_size": 5000}, "ValueError: 1347 training images make no batch of 5000: lower global_batch_size"),
+    ],
+)
+def test_a_failing_script_says_what_is_wrong_first(digits, hyperparameters, expected):
+    run = launcher.run(launcher.plan(classifier(digits, hyperparameters=hyperparameters, distribution="torchrun")))
+    assert run.wait(90) == "Failed"
+    assert run.outcome()["failure"].startswith(f"rank 0: {expected}")
+    assert len(run.outcome()["failure"]) <= 1024
+
+
+def test_metric_lines_match_their_numbers(digits):
+    run = finished(classifier(digits))
+    written = [{name: value for name, value in metric.items() if name != "rank"} for metric in run.metrics()]
+    read = [metric.values for metric in run.progress()]
+    assert len(written) == len(read) == 4
+    for exact, shown in zip(written, read, strict=True):
+        assert shown == pytest.approx(exact, rel=1e-3, abs=1e-4)
+
+
+def test_the_scripts_run_in_a_plain_shell_too(digits, tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    command = [sys.executable, str(ROOT / "entrypoints/train_classifier.py"), "--model", "vit_tiny_patch16_224", "--model_options", json.dumps(TINY)]
+    command += [text for name, value in FAST.items() for text in (f"--{name}", str(value))]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
+    environ |= {"SM_CHANNEL_TRAIN": str(digits / "train"), "SM_CHANNEL_VALIDATION": str(digits / "validation")}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "output/model/model.safetensors").is_file() and (tmp_path / "output/data/algo-1/result.json").is_file()

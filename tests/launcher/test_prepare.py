@@ -1,0 +1,145 @@
+"""Preparing images: every source, repeated, interrupted, and with files that are no images."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+from PIL import Image
+
+import launcher
+from launcher.prepare import FASHION_CLASSES, prepare
+
+
+def tree(folder) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "prepared.json"}
+
+
+def write_images(folder, *names: str, size=(40, 30)) -> None:
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, (number * 20 % 256, 100, 50)).save(folder / name)
+
+
+def write_idx(folder, name: str, values: bytes, *shape: int, zipped: bool = True) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    data = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + values
+    (folder / (name + (".gz" if zipped else ""))).write_bytes(gzip.compress(data) if zipped else data)
+
+
+def test_digits_become_png_folders_with_a_stratified_split(tmp_path):
+    words = prepare("digits", tmp_path)
+    assert "1347 training and 450 validation images in 10 classes" in words
+    files = tree(tmp_path)
+    assert len(files) == 1797 and len({path.rsplit("/", 1)[1] for path in files}) == 1797, "no digit is in both"
+    for digit in range(10):
+        held_out = sum(path.startswith(f"validation/{digit}/") for path in files)
+        assert held_out == pytest.approx(sum(f"/{digit}/" in path for path in files) / 4, abs=1)
+    assert Image.open(tmp_path / "train/0" / sorted(os.listdir(tmp_path / "train/0"))[0]).size == (8, 8)
+
+
+def test_repeating_changes_nothing_and_mends_what_is_missing(tmp_path):
+    prepare("digits", tmp_path)
+    before = tree(tmp_path)
+    assert "0 written now, 1797 were there" in prepare("digits", tmp_path)
+    (tmp_path / sorted(before)[7]).unlink()
+    assert "1 written now" in prepare("digits", tmp_path)
+    assert tree(tmp_path) == before
+
+
+def test_an_interrupted_preparation_is_continued(tmp_path):
+    command = [sys.executable, "-m", "launcher", "prepare", "digits", str(tmp_path / "data")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not list((tmp_path / "data").glob("train/*/*.png")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    if process.returncode != 0:  # it may have been done already
+        assert process.returncode == 130
+    prepare("digits", tmp_path / "data")
+    prepare("digits", tmp_path / "whole")
+    assert tree(tmp_path / "data") == tree(tmp_path / "whole")
+
+
+def test_another_split_into_the_same_folder_is_refused(tmp_path):
+    prepare("digits", tmp_path)
+    with pytest.raises(launcher.UserError, match=r"validation_fraction 0.25, now 0.5.*\n.*rm -r"):
+        prepare("digits", tmp_path, validation_fraction=0.5)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_idx_files_become_folders_with_their_own_split(tmp_path, zipped):
+    source = tmp_path / "fashion"
+    write_idx(source, "train-images-idx3-ubyte", bytes(range(12)) * 2, 6, 2, 2, zipped=zipped)
+    write_idx(source, "train-labels-idx1-ubyte", bytes([0, 1, 2, 3, 4, 9]), 6, zipped=zipped)
+    write_idx(source, "t10k-images-idx3-ubyte", bytes(range(8)), 2, 2, 2, zipped=zipped)
+    write_idx(source, "t10k-labels-idx1-ubyte", bytes([5, 6]), 2, zipped=zipped)
+    assert "6 training and 2 validation images in 8 classes" in prepare(str(source), tmp_path / "out")
+    assert Image.open(tmp_path / f"out/train/{FASHION_CLASSES[1]}/00001.png").tobytes() == bytes([4, 5, 6, 7])
+    assert (tmp_path / f"out/validation/{FASHION_CLASSES[6]}/00001.png").is_file()
+
+
+def test_a_cut_idx_file_is_refused(tmp_path):
+    write_idx(tmp_path / "mnist", "train-images-idx3-ubyte", bytes(5), 6, 2, 2)
+    with pytest.raises(launcher.UserError, match="cut short"):
+        prepare(str(tmp_path / "mnist"), tmp_path / "out")
+
+
+def test_a_folder_is_split_by_class_and_scaled_down(tmp_path):
+    write_images(tmp_path / "in", *(f"{label}/{number}.{ending}" for label in ("cat", "dog") for number in range(8) for ending in ("jpg", "png")))
+    write_images(tmp_path / "in", "cat/small.bmp", size=(10, 10))
+    assert "25 training and 8 validation images in 2 classes" in prepare(str(tmp_path / "in"), tmp_path / "out", size=15)
+    sizes = {Image.open(path).size for path in (tmp_path / "out").rglob("*.[jp][pn]g")}
+    assert sizes == {(20, 15), (10, 10)}
+
+
+def test_a_folder_that_is_split_keeps_its_split(tmp_path):
+    write_images(tmp_path / "in", "train/a/1.png", "train/b/1.png", "val/a/2.png", "val/b/2.png")
+    prepare(str(tmp_path / "in"), tmp_path / "out")
+    assert sorted(tree(tmp_path / "out")) == ["train/a/1.png", "train/b/1.png", "validation/a/2.png", "validation/b/2.png"]
+
+
+def test_files_that_are_no_images_are_named_and_left_out(tmp_path):
+    write_images(tmp_path / "in", *(f"a/{number}.png" for number in range(6)), *(f"b/{number}.jpg" for number in range(6)))
+    (tmp_path / "in/a/empty.png").touch()
+    (tmp_path / "in/a/text.jpg").write_text("not an image")
+    whole = (tmp_path / "in/b/0.jpg").read_bytes()
+    (tmp_path / "in/b/cut.jpg").write_bytes(whole[: len(whole) // 2])
+    words = prepare(str(tmp_path / "in"), tmp_path / "out")
+    assert "3 images could not be read" in words and all(name in words for name in ("empty.png", "text.jpg", "cut.jpg"))
+    assert len(tree(tmp_path / "out")) == 12
+
+
+def test_one_broken_name_in_two_formats_does_not_collide(tmp_path):
+    write_images(tmp_path / "in", "a/x.png", "a/x.jpg", "a/y.png", "b/x.png", "b/y.png", "a/sub/x.png")
+    prepare(str(tmp_path / "in"), tmp_path / "out")
+    assert len(tree(tmp_path / "out")) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("digts", {}), "did you mean digits?"),
+        (("/nowhere", {}), "no such folder"),
+        (("digits", {"size": 2, "validation_fraction": 2}), "2 mistakes"),
+    ],
+)
+def test_a_wrong_source_or_option_is_answered(tmp_path, arguments, expected):
+    with pytest.raises(launcher.UserError, match=expected):
+        prepare(arguments[0], tmp_path / "out", **arguments[1])
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_folder_and_a_file_as_target_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(launcher.UserError, match="holds no images"):
+        prepare(str(tmp_path / "empty"), tmp_path / "out")
+    (tmp_path / "file").touch()
+    with pytest.raises(launcher.UserError, match="is a file"):
+        prepare("digits", tmp_path / "file")
