@@ -62,7 +62,9 @@ def processes_of(run_or_folder) -> list[psutil.Process]:
         try:
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if any(folder in part for part in process.cmdline()) or process.environ().get("SAGEMAKER_BASE_DIR", "").startswith(folder):
+            if any(folder in part for part in process.cmdline()) or process.environ().get(
+                "SAGEMAKER_BASE_DIR", ""
+            ).startswith(folder):
                 found.append(process)
         except psutil.Error:
             continue
@@ -79,7 +81,11 @@ def wait_until(condition, seconds: float = 60, what: str = "") -> None:
 
 def wait_for_ready(run: launcher.Run, ranks: int) -> None:
     """Until so many SLEEPER ranks wait for their signal."""
-    wait_until(lambda: len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/ready-*"))) == ranks, 90, f"{ranks} ready ranks")
+    wait_until(
+        lambda: len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/ready-*"))) == ranks,
+        90,
+        f"{ranks} ready ranks",
+    )
 
 
 def assert_nothing_left(run: launcher.Run) -> None:

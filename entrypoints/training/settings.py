@@ -51,6 +51,8 @@ class TrainingSettings:
     """Gradients are scaled down to this L2 norm. None: never."""
     label_smoothing: float = 0.0
     """Weight of the uniform distribution in the label loss (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567)."""
+    images_per_class: int | None = None
+    """Train on no more than the first so many images of each class, by file name. None: on all."""
     image_size: int = 224
     """Height and width in pixels of what the models see."""
     min_crop_area: float = 1.0
@@ -88,6 +90,7 @@ class TrainingSettings:
             ("warmup_fraction", 0 <= self.warmup_fraction <= 1, "from 0 to 1"),
             ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, "above 0, or null"),
             ("label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1"),
+            ("images_per_class", self.images_per_class is None or self.images_per_class >= 1, "at least 1, or null"),
             ("image_size", self.image_size >= 8, "at least 8"),
             ("min_crop_area", 0 < self.min_crop_area <= 1, "above 0 and at most 1"),
             ("max_shift_pixels", 0 <= self.max_shift_pixels < self.image_size, "from 0 to below image_size"),

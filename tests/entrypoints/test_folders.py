@@ -5,7 +5,15 @@ import random
 import pytest
 import torch
 from PIL import Image
-from training.data.folders import Augmentation, EvaluationBatches, LabelledFolder, TrainingBatches, fit, open_data, random_crop
+from training.data.folders import (
+    Augmentation,
+    EvaluationBatches,
+    LabelledFolder,
+    TrainingBatches,
+    fit,
+    open_data,
+    random_crop,
+)
 from training.distributed import World
 from training.settings import TrainingSettings
 
@@ -22,7 +30,9 @@ def images(tmp_path):
             folder = tmp_path / split / label
             folder.mkdir(parents=True)
             for number in range(4):
-                noise = torch.randint(0, 256, (20 + number * 7, 33, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number))
+                noise = torch.randint(
+                    0, 256, (20 + number * 7, 33, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number)
+                )
                 Image.fromarray(noise.numpy()).save(folder / f"{number}.{'png' if number % 2 else 'jpg'}")
     return tmp_path
 
@@ -51,7 +61,9 @@ def test_another_epoch_or_seed_is_another_order():
 
 @pytest.mark.parametrize(("images", "size", "ranks"), [(10, 4, 3), (7, 3, 4), (1, 8, 2), (12, 4, 1)])
 def test_every_held_out_image_comes_exactly_once(images, size, ranks):
-    drawn = [draw for rank in range(ranks) for batch in EvaluationBatches(images, size, world(rank, ranks)) for draw in batch]
+    drawn = [
+        draw for rank in range(ranks) for batch in EvaluationBatches(images, size, world(rank, ranks)) for draw in batch
+    ]
     assert sorted(drawn) == [(0, number) for number in range(images)]
 
 
@@ -75,7 +87,9 @@ def test_augmentation_depends_on_seed_epoch_and_image_alone(images):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_give_the_same_pixels_with_and_without_workers(images, workers):
-    settings = TrainingSettings(image_size=16, global_batch_size=4, num_workers=workers, max_shift_pixels=3, max_rotation_degrees=20)
+    settings = TrainingSettings(
+        image_size=16, global_batch_size=4, num_workers=workers, max_shift_pixels=3, max_rotation_degrees=20
+    )
     data = open_data(images / "train", images / "validation", settings, 3, world())
     batches = []
     for epoch in (1, 2):
@@ -85,7 +99,10 @@ def test_loaders_give_the_same_pixels_with_and_without_workers(images, workers):
     reference = LabelledFolder(images / "train", 16, augmentation=Augmentation(1.0, False, 3, 20))
     for epoch in (1, 2):
         data.train_batches.epoch = epoch
-        expected = [(sum(reference[draw][0].sum().item() for draw in batch), [reference[draw][1] for draw in batch]) for batch in data.train_batches]
+        expected = [
+            (sum(reference[draw][0].sum().item() for draw in batch), [reference[draw][1] for draw in batch])
+            for batch in data.train_batches
+        ]
         assert batches[(epoch - 1) * 3 : epoch * 3] == expected
 
 
@@ -98,7 +115,16 @@ def test_images_are_bytes_of_the_size_and_channels_asked_for(images, channels, s
 def test_different_classes_in_the_two_folders_are_named(images):
     (images / "validation/c").rename(images / "validation/d")
     with pytest.raises(ValueError, match="only one of them has c, d"):
-        open_data(images / "train", images / "validation", TrainingSettings(image_size=16, global_batch_size=4), 3, world())
+        open_data(
+            images / "train", images / "validation", TrainingSettings(image_size=16, global_batch_size=4), 3, world()
+        )
+
+
+def test_a_limit_keeps_the_first_images_of_each_class(images):
+    folder = LabelledFolder(images / "train", 16, images_per_class=2)
+    assert [(path.rsplit("/", 1)[1], label) for path, label in folder.images] == [
+        (name, label) for label in range(3) for name in ("0.jpg", "1.png")
+    ]
 
 
 @pytest.mark.parametrize("size", [(10, 10), (100, 30), (30, 100), (8, 9)])
@@ -119,5 +145,7 @@ def test_a_shift_moves_and_a_flip_mirrors():
     moved = {Augmentation(max_shift_pixels=3)(image, 16, random.Random(seed)).getbbox()[:2] for seed in range(60)}
     assert {x - 8 for x, _ in moved} == {y - 8 for _, y in moved} == set(range(-3, 4))
     image.putpixel((0, 0), 128)
-    corners = {Augmentation(horizontal_flip=True)(image, 16, random.Random(seed)).getpixel((15, 0)) for seed in range(20)}
+    corners = {
+        Augmentation(horizontal_flip=True)(image, 16, random.Random(seed)).getpixel((15, 0)) for seed in range(20)
+    }
     assert corners == {0, 128}

@@ -21,8 +21,12 @@ def probabilities(values: np.ndarray) -> np.ndarray:
 @given(logits, logits, st.floats(0.5, 10))
 def test_temperature_kl_is_the_formula_of_the_paper(student, teacher, temperature):
     p, q = probabilities(teacher / temperature), probabilities(student / temperature)
-    expected = temperature**2 * sum(p[i, j] * np.log(p[i, j] / q[i, j]) for i in range(4) for j in range(5) if p[i, j] > 0) / 4
-    assert temperature_kl(torch.tensor(student), torch.tensor(teacher), temperature).item() == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    expected = (
+        temperature**2 * sum(p[i, j] * np.log(p[i, j] / q[i, j]) for i in range(4) for j in range(5) if p[i, j] > 0) / 4
+    )
+    assert temperature_kl(torch.tensor(student), torch.tensor(teacher), temperature).item() == pytest.approx(
+        expected, rel=1e-3, abs=1e-4
+    )
 
 
 def test_temperature_kl_of_two_classes_by_hand():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -69,10 +70,16 @@ def test_names_that_sdks_add_are_not_the_scripts():
 
 @pytest.mark.parametrize("settings_class", [TrainingSettings, ClassifierSettings, DistillationSettings])
 def test_every_setting_has_a_docstring_and_a_default_that_holds(settings_class):
-    source = open(settings.__file__, encoding="utf-8").read()
+    source = Path(settings.__file__).read_text(encoding="utf-8")
     for item in fields(settings_class):
         after = source.split(f"    {item.name}: ", 1)[1].split("\n")
         assert any(line.strip().startswith('"""') for line in after[1:2]), f"{item.name} has no docstring"
-    required = {"model": "x"} if settings_class is ClassifierSettings else {"student": "x"} if settings_class is DistillationSettings else {}
+    required = (
+        {"model": "x"}
+        if settings_class is ClassifierSettings
+        else {"student": "x"}
+        if settings_class is DistillationSettings
+        else {}
+    )
     made, problems = check(settings_class, required)
     assert made is not None and problems == []

@@ -6,7 +6,15 @@ import pytest
 import torch
 from training import export, models, teacher
 
-OPTIONS = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "in_chans": 1, "drop_rate": 0.5}
+OPTIONS = {
+    "img_size": 16,
+    "patch_size": 8,
+    "embed_dim": 24,
+    "depth": 1,
+    "num_heads": 2,
+    "in_chans": 1,
+    "drop_rate": 0.5,
+}
 NAME, CLASSES = "vit_tiny_patch16_224", ["a", "b", "c"]
 
 
@@ -32,7 +40,10 @@ def channel(tmp_path, kind: str, model):
             for file in (tmp_path / "model").iterdir():
                 archive.add(file, file.name)
     elif kind == "ddp checkpoint":
-        torch.save({"epoch": 3, "state_dict": {f"module.{name}": value for name, value in model.model.state_dict().items()}}, folder / "last.pth")
+        torch.save(
+            {"epoch": 3, "state_dict": {f"module.{name}": value for name, value in model.model.state_dict().items()}},
+            folder / "last.pth",
+        )
     else:
         (tmp_path / "model/model.safetensors").rename(folder / "weights.safetensors")
     return folder
@@ -100,5 +111,13 @@ def test_an_unknown_model_names_near_ones():
 
 def test_weight_decay_spares_biases_and_norms():
     model = models.build(NAME, OPTIONS, 3)
-    decayed = {id(parameter) for group in models.parameter_groups(model, 0.1) if group["weight_decay"] for parameter in group["params"]}
-    assert all((id(parameter) in decayed) == (parameter.ndim > 1 and "pos_embed" not in name and "cls_token" not in name) for name, parameter in model.named_parameters())
+    decayed = {
+        id(parameter)
+        for group in models.parameter_groups(model, 0.1)
+        if group["weight_decay"]
+        for parameter in group["params"]
+    }
+    assert all(
+        (id(parameter) in decayed) == (parameter.ndim > 1 and "pos_embed" not in name and "cls_token" not in name)
+        for name, parameter in model.named_parameters()
+    )

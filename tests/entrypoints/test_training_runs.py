@@ -25,7 +25,9 @@ def digits(tmp_path_factory):
 
 def job(digits, script: str, hyperparameters: dict, **values) -> launcher.Job:
     inputs = {name: {"folder": str(digits / name)} for name in ("train", "validation")} | values.pop("inputs", {})
-    return launcher.from_values({"name": "test", "script": script, "inputs": inputs, "hyperparameters": {**FAST, **hyperparameters}, **values})
+    return launcher.from_values(
+        {"name": "test", "script": script, "inputs": inputs, "hyperparameters": {**FAST, **hyperparameters}, **values}
+    )
 
 
 def classifier(digits, **values) -> launcher.Job:
@@ -64,7 +66,9 @@ def test_two_hosts_train_the_same_model_as_one(digits):
     """The global batch is the same, so the averaged gradients are, up to the order of sums."""
     options = {"hyperparameters": {"max_shift_pixels": 2, "max_grad_norm": None, "learning_rate": 0.01}}
     one = finished(classifier(digits, **options))
-    two = finished(classifier(digits, distribution="torchrun", compute={"instance_count": 2, "processes_per_host": 2}, **options))
+    two = finished(
+        classifier(digits, distribution="torchrun", compute={"instance_count": 2, "processes_per_host": 2}, **options)
+    )
     assert (one.result()["world_size"], two.result()["world_size"]) == (1, 4)
     assert any("4 processes on cpu, process group: gloo (there is no GPU)" in line for _, line in two.logs())
     start = finished(classifier(digits, hyperparameters={"max_steps": 1, "learning_rate": 1e-12}))
@@ -72,11 +76,15 @@ def test_two_hosts_train_the_same_model_as_one(digits):
     for name, value in weights(one).items():
         assert torch.allclose(value, weights(two)[name], atol=moved / 100), name
     assert two.result()["validation_loss"] == pytest.approx(one.result()["validation_loss"], rel=1e-3)
-    assert [path.parent.name for path in two.folder.path.glob("hosts/*/opt/ml/output/data/*/result.json")] == ["127.0.0.1"]
+    assert [path.parent.name for path in two.folder.path.glob("hosts/*/opt/ml/output/data/*/result.json")] == [
+        "127.0.0.1"
+    ]
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(digits):
-    first, second, other = (finished(classifier(digits, hyperparameters={"seed": seed, "max_steps": 2})) for seed in (1, 1, 2))
+    first, second, other = (
+        finished(classifier(digits, hyperparameters={"seed": seed, "max_steps": 2})) for seed in (1, 1, 2)
+    )
     assert all(torch.equal(value, weights(second)[name]) for name, value in weights(first).items())
     assert not all(torch.equal(value, weights(other)[name]) for name, value in weights(first).items())
 
@@ -106,7 +114,10 @@ def test_labels_alone_need_no_teacher(digits):
     ("hyperparameters", "expected"),
     [
         ({"model": "vit_tny"}, "ValueError: timm 1.0"),
-        ({"global_batch_size": 5000}, "ValueError: 1347 training images make no batch of 5000: lower global_batch_size"),
+        (
+            {"global_batch_size": 5000},
+            "ValueError: 1347 training images make no batch of 5000: lower global_batch_size",
+        ),
     ],
 )
 def test_a_failing_script_says_what_is_wrong_first(digits, hyperparameters, expected):
@@ -130,10 +141,19 @@ def test_the_scripts_run_in_a_plain_shell_too(digits, tmp_path):
     import subprocess
     import sys
 
-    command = [sys.executable, str(ROOT / "entrypoints/train_classifier.py"), "--model", "vit_tiny_patch16_224", "--model_options", json.dumps(TINY)]
+    command = [
+        sys.executable,
+        str(ROOT / "entrypoints/train_classifier.py"),
+        "--model",
+        "vit_tiny_patch16_224",
+        "--model_options",
+        json.dumps(TINY),
+    ]
     command += [text for name, value in FAST.items() for text in (f"--{name}", str(value))]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
     environ |= {"SM_CHANNEL_TRAIN": str(digits / "train"), "SM_CHANNEL_VALIDATION": str(digits / "validation")}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "output/model/model.safetensors").is_file() and (tmp_path / "output/data/algo-1/result.json").is_file()
+    assert (tmp_path / "output/model/model.safetensors").is_file() and (
+        tmp_path / "output/data/algo-1/result.json"
+    ).is_file()

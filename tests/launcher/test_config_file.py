@@ -64,16 +64,23 @@ def test_a_folder_and_a_binary_file_are_refused(tmp_path):
 
 
 def test_overrides_reach_any_depth_and_keep_their_types():
-    config, problems = config_file.override(config_file.parse("a: {b: 1}\nc: 2\n", "x"), ["a.b=1e-4", "a.d=[1, x]", "e.f.g=true", "c='7'", "h=it=s"])
+    config, problems = config_file.override(
+        config_file.parse("a: {b: 1}\nc: 2\n", "x"), ["a.b=1e-4", "a.d=[1, x]", "e.f.g=true", "c='7'", "h=it=s"]
+    )
     assert problems == []
     assert config.values == {"a": {"b": 1e-4, "d": [1, "x"]}, "c": "7", "e": {"f": {"g": True}}, "h": "it=s"}
 
 
 def test_wrong_overrides_are_all_told_at_once():
-    config, problems = config_file.override(config_file.parse("a: 1", "x"), ["plain", "a.b=2", "=3", "c=[", "d..e=1", "f=1"])
+    config, problems = config_file.override(
+        config_file.parse("a: 1", "x"), ["plain", "a.b=2", "=3", "c=[", "d..e=1", "f=1"]
+    )
     assert [finding.key for finding in problems] == ["plain", "a.b", "=3", "c", "d..e=1"]
     assert config.values == {"a": 1, "f": 1}
 
 
 def test_merge_replaces_lists_and_merges_mappings():
-    assert config_file.merge({"a": {"b": 1, "c": [1, 2]}, "d": 1}, {"a": {"c": [3]}, "d": {"e": 1}}) == {"a": {"b": 1, "c": [3]}, "d": {"e": 1}}
+    assert config_file.merge({"a": {"b": 1, "c": [1, 2]}, "d": 1}, {"a": {"c": [3]}, "d": {"e": 1}}) == {
+        "a": {"b": 1, "c": [3]},
+        "d": {"e": 1},
+    }

@@ -22,7 +22,9 @@ from launcher.package import entrypoints_folder
 KIT = entrypoints_folder()
 
 
-def check(source: Path, values: dict, channels=("train", "validation", "teacher"), script="script.py") -> list[launcher.Finding]:
+def check(
+    source: Path, values: dict, channels=("train", "validation", "teacher"), script="script.py"
+) -> list[launcher.Finding]:
     return hyperparameters.check(source, script, values, channels)
 
 
@@ -41,7 +43,9 @@ def user_source(tmp_path) -> Path:
         "    def __post_init__(self):\n"
         "        require(('rate', self.rate > 0, 'above 0'))\n"
     )
-    (tmp_path / "script.py").write_text("import torch_that_is_not_here\nfrom my_settings import Mine\ndef main(settings: Mine): ...\n")
+    (tmp_path / "script.py").write_text(
+        "import torch_that_is_not_here\nfrom my_settings import Mine\ndef main(settings: Mine): ...\n"
+    )
     return tmp_path
 
 
@@ -112,7 +116,10 @@ def test_a_wrong_hyperparameter_says_what_is_valid(values, expected):
 def test_a_channel_that_the_script_reads_must_be_there():
     found = check(KIT, {"student": "x"}, channels=["train"], script="train_kd.py")
     assert [finding.key for finding in found] == ["inputs.validation", "inputs.teacher"]
-    assert check(KIT, {"student": "x", "hard_label_weight": 1}, channels=["train", "validation"], script="train_kd.py") == []
+    assert (
+        check(KIT, {"student": "x", "hard_label_weight": 1}, channels=["train", "validation"], script="train_kd.py")
+        == []
+    )
 
 
 # -- the round trip ---------------------------------------------------------------------------------------------------
@@ -165,15 +172,41 @@ class Everything:
     anything: Any = field(default=None)
 
 
-text = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40) | st.sampled_from(
-    ["", "it's", '"', "'; echo foo", "-1", "--flag", "None", "null", "True", "1e-3", "[1]", "{}", " padded ", "ünï-码", "a\nb", "\\", "$HOME", "1_000"]
+text = st.text(
+    alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40
+) | st.sampled_from(
+    [
+        "",
+        "it's",
+        '"',
+        "'; echo foo",
+        "-1",
+        "--flag",
+        "None",
+        "null",
+        "True",
+        "1e-3",
+        "[1]",
+        "{}",
+        " padded ",
+        "ünï-码",
+        "a\nb",
+        "\\",
+        "$HOME",
+        "1_000",
+    ]
 )
 number = st.floats(allow_nan=False, width=64)
 whole = st.integers(-(2**62), 2**62)
-json_value = st.recursive(st.none() | st.booleans() | whole | number | text, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4))
+json_value = st.recursive(
+    st.none() | st.booleans() | whole | number | text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
+)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.builds(
         Everything, flag=st.booleans(), count=whole, ratio=number, name=text, maybe=st.none() | text, limit=st.none() | whole,
@@ -187,7 +220,15 @@ def test_every_type_survives_the_real_toolkit(toolkit, given_settings):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.builds(lambda flag, count, ratio, name: {"flag": flag, "count": count, "ratio": ratio, "name": name}, st.booleans(), whole, number, text))
+@given(
+    st.builds(
+        lambda flag, count, ratio, name: {"flag": flag, "count": count, "ratio": ratio, "name": name},
+        st.booleans(),
+        whole,
+        number,
+        text,
+    )
+)
 def test_scalars_survive_the_toolkits_command_line_too(toolkit, values):
     @dataclass(frozen=True, kw_only=True)
     class Scalars:
@@ -201,7 +242,14 @@ def test_scalars_survive_the_toolkits_command_line_too(toolkit, values):
 
 
 def test_values_reach_a_script_through_a_whole_run(script_job):
-    values = {"text": "it's \"quoted\" '; echo foo", "negative": -1, "flag": False, "nothing": None, "list": ["a", 1, None], "unicode": "ünï-码"}
+    values = {
+        "text": "it's \"quoted\" '; echo foo",
+        "negative": -1,
+        "flag": False,
+        "nothing": None,
+        "list": ["a", 1, None],
+        "unicode": "ünï-码",
+    }
     job = script_job(
         """
         import json, os, pathlib, sys

@@ -30,7 +30,10 @@ def test_a_job_is_frozen(tmp_path):
     ("line", "expected"),
     [
         ("nam: x", ["nam (line 7): unknown key", "did you mean name?"]),
-        ("compute: {instance_cout: 2}", ["compute.instance_cout (line 7): unknown key", "did you mean instance_count?"]),
+        (
+            "compute: {instance_cout: 2}",
+            ["compute.instance_cout (line 7): unknown key", "did you mean instance_count?"],
+        ),
         ("compute: {instance_count: two}", ["'two' (text)", "valid: a whole number from 1", "write instance_count: 2"]),
         ("compute: {instance_count: 0}", ["0 (a whole number)", "a whole number from 1"]),
         ("compute: {instance_count: 1.5}", ["1.5 (a number)"]),
@@ -81,7 +84,17 @@ def test_all_mistakes_come_at_once(tmp_path):
     with pytest.raises(launcher.UserError) as error:
         load(tmp_path, text, "plain", "x.y=1")
     keys = [finding.key.split(" ")[0] for finding in error.value.findings]
-    assert sorted(keys) == ["compute.instance_count", "compute.volume", "distribution", "environment.A", "name", "nme", "plain", "script", "x"]
+    assert sorted(keys) == [
+        "compute.instance_count",
+        "compute.volume",
+        "distribution",
+        "environment.A",
+        "name",
+        "nme",
+        "plain",
+        "script",
+        "x",
+    ]
 
 
 def test_smoke_changes_what_its_section_says_and_overrides_come_last(tmp_path):

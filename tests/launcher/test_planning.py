@@ -43,9 +43,16 @@ def digits(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("json_flag", [[], ["--json"]])
 def test_planning_opens_no_socket_writes_nothing_and_imports_nothing_heavy(tmp_path, json_flag):
     data = digits(tmp_path)
-    command = ["plan", str(ROOT / "configs/quickstart_teacher.yaml"), f"inputs.train.folder={data}/train", f"inputs.validation.folder={data}/validation"]
+    command = [
+        "plan",
+        str(ROOT / "configs/quickstart_teacher.yaml"),
+        f"inputs.train.folder={data}/train",
+        f"inputs.validation.folder={data}/validation",
+    ]
     before = sorted(path for path in ROOT.rglob("*") if ".git/" not in str(path) and ".venv" not in str(path))
-    done = subprocess.run([sys.executable, "-c", WATCH, *command, *json_flag], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH, *command, *json_flag], capture_output=True, text=True, cwd=tmp_path
+    )
     status, events, heavy = eval(done.stderr)
     assert (status, events, heavy) == (0, [], [])
     assert sorted(path for path in ROOT.rglob("*") if ".git/" not in str(path) and ".venv" not in str(path)) == before
@@ -59,10 +66,18 @@ def test_importing_the_launcher_imports_no_torch_and_no_sdk():
 
 def test_a_plan_says_the_command_the_channels_and_the_files(tmp_path, script_job):
     data = digits(tmp_path)
-    job = script_job("x = 1", inputs={"train": {"folder": str(data)}}, distribution="torchrun", compute={"instance_count": 2, "processes_per_host": 3})
+    job = script_job(
+        "x = 1",
+        inputs={"train": {"folder": str(data)}},
+        distribution="torchrun",
+        compute={"instance_count": 2, "processes_per_host": 3},
+    )
     plan = launcher.plan(job)
     text = str(plan)
-    assert "torchrun --nnodes 2 --nproc_per_node 3 --master_addr 127.0.0.1 --master_port '<free port>' --node_rank 1 script.py" in text
+    assert (
+        "torchrun --nnodes 2 --nproc_per_node 3 --master_addr 127.0.0.1 --master_port '<free port>' --node_rank 1 script.py"
+        in text
+    )
     assert f"train: {data}" in text
     assert "script.py" in text and "training/settings.py" in text
     assert json.loads(plan.to_json())["hosts"][1]["address"] == "127.0.0.2"
@@ -71,7 +86,9 @@ def test_a_plan_says_the_command_the_channels_and_the_files(tmp_path, script_job
 def test_the_name_is_fixed_when_planned_and_fits_sagemakers_limit(script_job):
     job = script_job("x = 1").model_copy(update={"name": "a" * 42})
     plan = launcher.plan(job)
-    assert len(plan.name) == 63 and plan.name == plan.to_dict()["name"] == plan.hosts[0].environment.get("TRAINING_JOB_NAME", plan.name)
+    assert len(plan.name) == 63 and plan.name == plan.to_dict()["name"] == plan.hosts[0].environment.get(
+        "TRAINING_JOB_NAME", plan.name
+    )
     assert launcher.plan(job).name != plan.name
 
 
@@ -147,7 +164,12 @@ def test_what_git_ignores_stays(tmp_path):
     (tmp_path / ".gitignore").write_text("*.env\n")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     subprocess.run(["git", "-C", str(tmp_path), "add", "train.py"], check=True)
-    assert [file.path for file in package.travelling_files(tmp_path)] == [".gitignore", "new.py", "train.py", "training/x.py"]
+    assert [file.path for file in package.travelling_files(tmp_path)] == [
+        ".gitignore",
+        "new.py",
+        "train.py",
+        "training/x.py",
+    ]
 
 
 def test_the_kits_own_scripts_travel_without_a_requirements_file():

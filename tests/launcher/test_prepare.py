@@ -18,7 +18,11 @@ from launcher.prepare import FASHION_CLASSES, prepare
 
 
 def tree(folder) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "prepared.json"}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "prepared.json"
+    }
 
 
 def write_images(folder, *names: str, size=(40, 30)) -> None:
@@ -92,9 +96,14 @@ def test_a_cut_idx_file_is_refused(tmp_path):
 
 
 def test_a_folder_is_split_by_class_and_scaled_down(tmp_path):
-    write_images(tmp_path / "in", *(f"{label}/{number}.{ending}" for label in ("cat", "dog") for number in range(8) for ending in ("jpg", "png")))
+    write_images(
+        tmp_path / "in",
+        *(f"{label}/{number}.{ending}" for label in ("cat", "dog") for number in range(8) for ending in ("jpg", "png")),
+    )
     write_images(tmp_path / "in", "cat/small.bmp", size=(10, 10))
-    assert "25 training and 8 validation images in 2 classes" in prepare(str(tmp_path / "in"), tmp_path / "out", size=15)
+    assert "25 training and 8 validation images in 2 classes" in prepare(
+        str(tmp_path / "in"), tmp_path / "out", size=15
+    )
     sizes = {Image.open(path).size for path in (tmp_path / "out").rglob("*.[jp][pn]g")}
     assert sizes == {(20, 15), (10, 10)}
 
@@ -102,11 +111,18 @@ def test_a_folder_is_split_by_class_and_scaled_down(tmp_path):
 def test_a_folder_that_is_split_keeps_its_split(tmp_path):
     write_images(tmp_path / "in", "train/a/1.png", "train/b/1.png", "val/a/2.png", "val/b/2.png")
     prepare(str(tmp_path / "in"), tmp_path / "out")
-    assert sorted(tree(tmp_path / "out")) == ["train/a/1.png", "train/b/1.png", "validation/a/2.png", "validation/b/2.png"]
+    assert sorted(tree(tmp_path / "out")) == [
+        "train/a/1.png",
+        "train/b/1.png",
+        "validation/a/2.png",
+        "validation/b/2.png",
+    ]
 
 
 def test_files_that_are_no_images_are_named_and_left_out(tmp_path):
-    write_images(tmp_path / "in", *(f"a/{number}.png" for number in range(6)), *(f"b/{number}.jpg" for number in range(6)))
+    write_images(
+        tmp_path / "in", *(f"a/{number}.png" for number in range(6)), *(f"b/{number}.jpg" for number in range(6))
+    )
     (tmp_path / "in/a/empty.png").touch()
     (tmp_path / "in/a/text.jpg").write_text("not an image")
     whole = (tmp_path / "in/b/0.jpg").read_bytes()

@@ -58,7 +58,11 @@ def test_a_script_runs_under_the_container_contract_and_leaves_its_model(script_
 
 @pytest.mark.parametrize("distribution", ["none", "torchrun"])
 def test_the_planned_command_is_the_one_that_the_toolkit_runs(script_job, distribution):
-    job = script_job("print('hello')", distribution=distribution, hyperparameters={"a": 1, "name": "it's", "table": {"x": [1]}, "none": None})
+    job = script_job(
+        "print('hello')",
+        distribution=distribution,
+        hyperparameters={"a": 1, "name": "it's", "table": {"x": [1]}, "none": None},
+    )
     plan = launcher.plan(job)
     run = launcher.run(plan)
     assert run.wait(60) == "Completed"
@@ -77,21 +81,30 @@ def test_the_scripts_true_exit_code_comes_back(script_job, distribution):
 
 
 def test_a_scripts_own_failure_file_is_kept(script_job):
-    job = script_job("import os, pathlib; pathlib.Path(os.environ['SM_OUTPUT_DIR'], 'failure').write_text('no images'); raise SystemExit(3)")
+    job = script_job(
+        "import os, pathlib; pathlib.Path(os.environ['SM_OUTPUT_DIR'], 'failure').write_text('no images'); raise SystemExit(3)"
+    )
     run = launcher.run(launcher.plan(job))
     assert run.wait(60) == "Failed"
     assert (run.outcome()["failure"], run.outcome()["exit_code"]) == ("no images", 3)
 
 
 def test_one_failing_host_ends_the_other_and_is_the_one_named(script_job):
-    job = script_job("import os, time\nif os.environ['SM_CURRENT_HOST'].endswith('2'): raise ValueError('bad shard')\ntime.sleep(100)", **TWO_HOSTS)
+    job = script_job(
+        "import os, time\nif os.environ['SM_CURRENT_HOST'].endswith('2'): raise ValueError('bad shard')\ntime.sleep(100)",
+        **TWO_HOSTS,
+    )
     run = launcher.run(launcher.plan(job))
     assert run.wait(60) == "Failed"
-    assert run.outcome()["failed_host"] == "algo-2" and "bad shard" in "\n".join(line for host, line in run.logs() if host == "algo-2")
+    assert run.outcome()["failed_host"] == "algo-2" and "bad shard" in "\n".join(
+        line for host, line in run.logs() if host == "algo-2"
+    )
     assert_nothing_left(run)
 
 
-@pytest.mark.parametrize(("values", "ranks"), [({}, 1), ({**TWO_HOSTS, "compute": {"instance_count": 2, "processes_per_host": 2}}, 4)])
+@pytest.mark.parametrize(
+    ("values", "ranks"), [({}, 1), ({**TWO_HOSTS, "compute": {"instance_count": 2, "processes_per_host": 2}}, 4)]
+)
 def test_stop_reaches_every_training_process_and_the_run_is_stopped_not_failed(script_job, values, ranks):
     run = launcher.run(launcher.plan(script_job(SLEEPER, **values)))
     wait_for_ready(run, ranks)
@@ -100,12 +113,16 @@ def test_stop_reaches_every_training_process_and_the_run_is_stopped_not_failed(s
     assert run.wait(30) == "Stopped"
     assert len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/told-*"))) == ranks
     assert run.outcome()["stop_reason"] == "enough"
-    assert set(run.outcome()["toolkit_exit_codes"].values()) == {0}, "the script left in order, so the toolkit reports success"
+    assert set(run.outcome()["toolkit_exit_codes"].values()) == {0}, (
+        "the script left in order, so the toolkit reports success"
+    )
     assert_nothing_left(run)
 
 
 def test_a_script_that_does_not_listen_is_recorded_as_stopped_too(script_job):
-    run = launcher.run(launcher.plan(script_job("import time; print('up', flush=True); time.sleep(100)", distribution="torchrun")))
+    run = launcher.run(
+        launcher.plan(script_job("import time; print('up', flush=True); time.sleep(100)", distribution="torchrun"))
+    )
     wait_until(lambda: any(line == "up" for _, line in run.logs()))
     run.stop()
     assert run.wait(40) == "Stopped"
@@ -144,7 +161,9 @@ def test_a_run_store_may_have_any_name(script_job, tmp_path, monkeypatch, name):
     data.mkdir(parents=True)
     (data / "x").write_text("here")
     text = "import os, pathlib; print(pathlib.Path(os.environ['SM_CHANNEL_TRAIN'], 'x').read_text())"
-    run = launcher.run(launcher.plan(script_job(text, folder=f"source {name}", inputs={"train": {"folder": str(data)}})))
+    run = launcher.run(
+        launcher.plan(script_job(text, folder=f"source {name}", inputs={"train": {"folder": str(data)}}))
+    )
     assert run.wait(60) == "Completed", "".join(line for _, line in run.logs())
     assert any(line == "here" for _, line in run.logs())
 
@@ -157,7 +176,9 @@ def test_nothing_of_this_shell_leaks_into_the_script(script_job, monkeypatch):
     assert run.wait(60) == "Completed"
     [line] = [line for _, line in run.logs() if line.startswith("KEYS")]
     assert "AWS_SECRET_ACCESS_KEY" not in line and "WORLD_SIZE" not in line
-    assert not any("hunter2" in file.read_text(errors="replace") for file in run.folder.path.rglob("*") if file.is_file())
+    assert not any(
+        "hunter2" in file.read_text(errors="replace") for file in run.folder.path.rglob("*") if file.is_file()
+    )
 
 
 def test_requirements_are_not_installed_into_the_users_environment(script_job, tmp_path):
@@ -236,7 +257,11 @@ def test_whoever_is_killed_no_process_stays_and_the_record_tells_the_truth(scrip
     assert run.wait(60) == "Failed"
     assert_nothing_left(run)
     failure = run.outcome()["failure"]
-    assert ("was killed" in failure) if victim in ("supervisor", "shim") else ("-9" in failure or "SIGKILL" in failure or "ExitCode" in failure), failure
+    assert (
+        ("was killed" in failure)
+        if victim in ("supervisor", "shim")
+        else ("-9" in failure or "SIGKILL" in failure or "ExitCode" in failure)
+    ), failure
 
 
 def test_killed_at_a_random_moment_leaves_no_process_and_a_truthful_record(script_job):
@@ -267,7 +292,11 @@ def test_a_reused_process_id_does_not_make_a_dead_run_look_alive(script_job):
 
 
 def test_logs_can_be_followed_while_they_are_written(script_job):
-    run = launcher.run(launcher.plan(script_job("import time\nfor number in range(5):\n    print('line', number)\n    time.sleep(0.2)")))
+    run = launcher.run(
+        launcher.plan(
+            script_job("import time\nfor number in range(5):\n    print('line', number)\n    time.sleep(0.2)")
+        )
+    )
     lines = [line for _, line in run.logs(follow=True) if re.match(r"line \d|^\d$|^line$", line)]
     assert " ".join(lines).split() == [word for number in range(5) for word in ("line", str(number))]
     assert run.state == "Completed"

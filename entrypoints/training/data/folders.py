@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,10 +50,18 @@ class LabelledFolder(Dataset):
     depends on the seed, the epoch and its number alone, never on the process that draws.
     """
 
-    def __init__(self, root: Path, image_size: int, channels: int = 3, augmentation: Augmentation | None = None, seed: int = 0):
+    def __init__(
+        self,
+        root: Path,
+        image_size: int,
+        channels: int = 3,
+        augmentation: Augmentation | None = None,
+        seed: int = 0,
+        images_per_class: int | None = None,
+    ):
         folder = ImageFolder(str(root))
         self.classes: list[str] = folder.classes
-        self.images = folder.samples
+        self.images = first_of_each_class(folder.samples, images_per_class)
         self.image_size, self.channels, self.augmentation, self.seed = image_size, channels, augmentation, seed
 
     def __len__(self) -> int:
@@ -82,13 +91,21 @@ class TrainingBatches(Sampler[list[Draw]]):
             raise ValueError(f"global_batch_size {global_batch_size} does not divide by {world.size} processes")
         if images < global_batch_size:
             raise ValueError(f"{images} training images make no batch of {global_batch_size}: lower global_batch_size")
-        self.images, self.global_batch_size, self.world, self.seed, self.epoch = images, global_batch_size, world, seed, 0
+        self.images, self.global_batch_size, self.world, self.seed, self.epoch = (
+            images,
+            global_batch_size,
+            world,
+            seed,
+            0,
+        )
 
     def __len__(self) -> int:
         return self.images // self.global_batch_size
 
     def __iter__(self) -> Iterator[list[Draw]]:
-        order = torch.randperm(self.images, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)).tolist()
+        order = torch.randperm(
+            self.images, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        ).tolist()
         share = self.global_batch_size // self.world.size
         for step in range(len(self)):
             first = step * self.global_batch_size + self.world.rank * share
@@ -130,17 +147,45 @@ def open_data(train: Path, validation: Path, settings: TrainingSettings, channel
     Raises:
         ValueError: the classes differ, or there are too few images for one batch.
     """
-    augmentation = Augmentation(settings.min_crop_area, settings.horizontal_flip, settings.max_shift_pixels, settings.max_rotation_degrees)
-    training = LabelledFolder(train, settings.image_size, channels, augmentation, settings.seed)
+    augmentation = Augmentation(
+        settings.min_crop_area, settings.horizontal_flip, settings.max_shift_pixels, settings.max_rotation_degrees
+    )
+    training = LabelledFolder(
+        train, settings.image_size, channels, augmentation, settings.seed, settings.images_per_class
+    )
     held_out = LabelledFolder(validation, settings.image_size, channels)
     if training.classes != held_out.classes:
         different = sorted(set(training.classes) ^ set(held_out.classes))
-        raise ValueError(f"the channels train and validation hold different classes: only one of them has {', '.join(different[:5])}")
+        raise ValueError(
+            f"the channels train and validation hold different classes: only one of them has {', '.join(different[:5])}"
+        )
     batches = TrainingBatches(len(training), settings.global_batch_size, world, settings.seed)
-    workers = {"num_workers": settings.num_workers, "persistent_workers": settings.num_workers > 0, "pin_memory": world.device.type == "cuda"}
+    workers = {
+        "num_workers": settings.num_workers,
+        "persistent_workers": settings.num_workers > 0,
+        "pin_memory": world.device.type == "cuda",
+    }
     return Data(
-        training.classes, DataLoader(training, batch_sampler=batches, **workers), batches,
-        DataLoader(held_out, batch_sampler=EvaluationBatches(len(held_out), max(1, settings.global_batch_size // world.size), world), **workers))
+        training.classes,
+        DataLoader(training, batch_sampler=batches, **workers),
+        batches,
+        DataLoader(
+            held_out,
+            batch_sampler=EvaluationBatches(len(held_out), max(1, settings.global_batch_size // world.size), world),
+            **workers,
+        ),
+    )
+
+
+def first_of_each_class(images: list[tuple[str, int]], count: int | None) -> list[tuple[str, int]]:
+    """The first `count` of each class of (path, class number) pairs sorted by path; all of them for None."""
+    taken: Counter[int] = Counter()
+    kept = []
+    for path, label in images:
+        taken[label] += 1
+        if count is None or taken[label] <= count:
+            kept.append((path, label))
+    return kept
 
 
 def fit(image: Image.Image, size: int) -> Image.Image:
