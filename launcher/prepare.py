@@ -115,7 +115,7 @@ def prepare(source: str, target: str | Path, *, size: int | None = None, validat
 
     existing = {file.relative_to(target).as_posix() for file in target.rglob("*") if file.is_file()}
     written, broken = 0, []
-    for item in tqdm(items, desc=f"{source} -> {target}", unit="image", mininterval=0.5):
+    for item in tqdm(items, desc=f"{source} -> {target}", unit="image", disable=None):
         if item.path in existing:
             continue
         try:

@@ -1,0 +1,227 @@
+"""The commands as they are typed: exit codes, messages without tracebacks, Ctrl-C with and without a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import launcher
+from tests.conftest import ROOT, SLEEPER, assert_nothing_left, wait_for_ready, wait_until
+
+LAUNCHER = [sys.executable, "-m", "launcher"]
+
+
+def typed(*arguments: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([*LAUNCHER, *arguments], capture_output=True, text=True, timeout=120, **options)
+
+
+@pytest.fixture
+def config(tmp_path, script_job):
+    """Writes a config for a script's text, and gives its path."""
+
+    def write(text: str, **values) -> str:
+        job = script_job(text, **values)
+        file = tmp_path / "config.yaml"
+        file.write_text(json.dumps(job.model_dump(exclude_none=True)))
+        return str(file)
+
+    return write
+
+
+METRICS = """
+import sys
+sys.stdout.write("hello from the script\\n")
+for step in range(1, 4):
+    sys.stdout.write(f"epoch 1/1 step {step}/3 loss 0.{step}000 images/s 100.0\\n")
+sys.stdout.write("epoch 1/1 step 3/3 validation_accuracy 0.9712 validation_loss 0.1\\n")
+"""
+
+
+def test_a_run_is_started_shown_listed_and_compared(config):
+    done = typed("run", config(METRICS))
+    assert done.returncode == 0, done.stderr
+    name = re.search(r"^run (\S+) on process: ", done.stdout).group(1)
+    assert "epoch 1/1 step 3/3 validation_accuracy 0.9712" in done.stdout and "hello" not in done.stdout
+    assert f"{name}: Completed after" in done.stdout
+    assert name in typed("runs").stdout
+    assert json.loads(typed("runs", "--json").stdout)[0]["state"] == "Completed"
+    shown = typed("show", "test").stdout
+    assert f"run {name}" in shown and "commit" in shown and "log algo-1" in shown
+    assert "hello from the script" in typed("logs", name).stdout
+    assert typed("compare", name).returncode == 0
+    assert typed("stop", name).stdout.strip() == f"{name} is over: Completed"
+    again = typed("attach", name)
+    assert again.returncode == 0 and "step 3/3" in again.stdout
+
+
+def test_every_log_line_is_shown_when_asked_for(config):
+    assert "hello from the script" in typed("run", config(METRICS), "--logs").stdout
+
+
+def test_a_failed_run_ends_with_1_and_the_reason(config):
+    done = typed("run", config("raise ValueError('no such shard')"))
+    assert done.returncode == 1
+    assert "Failed after" in done.stdout and "no such shard" in done.stdout and "next: launcher logs" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_two_hosts_by_a_flag(config):
+    done = typed(
+        "run", config("import os; print('rank', os.environ['RANK'])", distribution="torchrun"), "--hosts", "2", "--logs"
+    )
+    assert done.returncode == 0
+    assert "algo-1 | " in done.stdout and "algo-2 | " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "nowhere.yaml"], "no such file"),
+        (["run", "configs"], "this is a folder"),
+        (["plan", "configs/quickstart.yaml", "epochs=3"], "epochs: unknown key"),
+        (["plan", "configs/quickstart.yaml", "hyperparameters.epochs"], "write key=value"),
+        (["plan", "configs/quickstart.yaml", "--hosts", "0"], "compute.instance_count: 0"),
+        (["run", "configs/quickstart.yaml", "--on", "mars"], "--on: mars"),
+        (["show", "nothing"], "no such run"),
+        (["logs", "nothing"], "no such run"),
+        (["stop", "nothing"], "no such run"),
+        (["compare", "nothing"], "no such run"),
+        (["prepare", "digts", "x"], "did you mean digits?"),
+    ],
+)
+def test_a_users_mistake_ends_with_2_a_cure_and_no_traceback(arguments, expected):
+    done = typed(*arguments, cwd=ROOT)
+    assert done.returncode == 2
+    assert expected in done.stderr and "cure:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback():
+    assert "Traceback" in typed("--debug", "show", "nothing").stderr
+    assert "Traceback" in typed("show", "nothing", "--debug").stderr
+
+
+def test_a_plan_with_errors_is_printed_and_ends_with_2(config):
+    done = typed("plan", config("x = 1"), "inputs.train={folder: /nowhere}")
+    assert done.returncode == 2 and "/nowhere: no such folder" in done.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error(config):
+    config_path = config("for number in range(20000): print('line', number)")
+    assert typed("run", config_path).returncode == 0
+    done = subprocess.run(
+        f"{sys.executable} -m launcher logs test | head -1", shell=True, capture_output=True, text=True
+    )
+    assert done.stderr == ""
+
+
+def test_detached_then_stopped(config):
+    done = typed("run", config(SLEEPER), "--detach")
+    assert done.returncode == 0 and "launcher stop" in done.stdout
+    wait_for_ready(launcher.attach("test"), 1)
+    stopped = typed("stop", "test")
+    assert stopped.returncode == 0 and "Stopped" in stopped.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_without_a_terminal_stops_the_run(config, number):
+    process = subprocess.Popen(
+        [*LAUNCHER, "run", config(SLEEPER)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: launcher.runs(), 30, "a run")
+    run = launcher.attach("test")
+    wait_for_ready(run, 1)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, run.state) == (130 if number == signal.SIGINT else 1, "Stopped"), err
+    assert "Stopped" in out and "Traceback" not in err
+    assert_nothing_left(run)
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, *arguments: str):
+        self.pid, self.screen = pty.fork()
+        if self.pid == 0:
+            os.execv(sys.executable, [*LAUNCHER, *arguments])
+        self.text = ""
+
+    def until(self, expected: str, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while expected not in self.text:
+            assert time.monotonic() < end, f"{expected!r} did not come: {self.text}"
+            self.text += os.read(self.screen, 4096).decode()
+
+    def type(self, text: str) -> None:
+        os.write(self.screen, text.encode())
+
+    def exit_code(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+CTRL_C = "\x03"
+TALKING_SLEEPER = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+for step in range(1, 600):
+    sys.stdout.write(f"epoch 1/2 step {step}/600 loss 0.5000 validation_accuracy 0.9 images/s 100.0\\n")
+    sys.stdout.flush()
+    time.sleep(0.1)
+"""
+
+
+def test_ctrl_c_in_a_terminal_can_leave_the_run_running(config):
+    terminal = Terminal("run", config(TALKING_SLEEPER))
+    terminal.until("loss 0.5000  accuracy 90.0 %  100 images/s")
+    terminal.until(" left")
+    terminal.type(CTRL_C)
+    terminal.until("stop the run, or leave it running? [S/l]")
+    terminal.type("l\n")
+    terminal.until("goes on; launcher attach")
+    assert terminal.exit_code() == 130
+    run = launcher.attach("test")
+    assert run.state == "InProgress"
+    terminal = Terminal("attach", "test")
+    terminal.until("loss 0.5000")
+    terminal.type(CTRL_C)
+    terminal.until("[S/l]")
+    terminal.type("\n")
+    terminal.until("Stopped")
+    assert terminal.exit_code() == 130
+    assert_nothing_left(run)
+
+
+def test_the_live_line_is_rewritten_not_repeated(config):
+    terminal = Terminal("run", config(METRICS))
+    terminal.until("Completed")
+    assert terminal.text.count("\r\x1b[K") >= 3 and "accuracy 97.1 %" in terminal.text
+    assert terminal.exit_code() == 0
+
+
+def test_help_tells_every_command():
+    text = typed("--help").stdout
+    for command in ("plan", "run", "attach", "runs", "show", "logs", "stop", "compare", "prepare"):
+        assert f"\n    {command} " in text
+
+
+def test_no_new_option_by_accident():
+    """The options are a promise: a change here is a change of the README too."""
+    text = "".join(
+        typed(command, "--help").stdout
+        for command in ("plan", "run", "attach", "runs", "show", "logs", "stop", "compare", "prepare")
+    )
+    options = set(re.findall(r"--[a-z-]+", text))
+    assert options == {
+        "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
+    }  # fmt: skip
+    readme = (Path(ROOT) / "README.md").read_text()
+    assert all(option in readme for option in options - {"--help"})

@@ -1,0 +1,113 @@
+"""The repository itself: its shape, its documents, its configs and what an installed wheel holds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import launcher
+from launcher.prepare import prepare
+from tests.conftest import ROOT
+
+TRACKED = subprocess.run(
+    ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
+).stdout.split("\0")[:-1]
+DOCUMENTS = [path for path in TRACKED if path.endswith(".md")]
+CONFIGS = sorted(path for path in TRACKED if path.startswith("configs/") and path.endswith(".yaml"))
+
+
+def test_the_top_level_has_the_agreed_shape():
+    folders = {path.split("/")[0] for path in TRACKED if "/" in path}
+    assert folders - {".ci", ".github"} == {"launcher", "entrypoints", "tests", "notebooks", "configs", "docker"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_link_is_broken(document):
+    text = (ROOT / document).read_text()
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if not target.startswith("http"):
+            assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_command_in_a_document_exists(document):
+    text = (ROOT / document).read_text()
+    known = subprocess.run([sys.executable, "-m", "launcher", "--help"], capture_output=True, text=True).stdout
+    makefile = (ROOT / "Makefile").read_text()
+    for command in re.findall(r"^(?:\$ )?(?:\.venv/bin/)?launcher (\w+)", text, re.MULTILINE):
+        assert f"    {command} " in known, command
+    for target in re.findall(
+        r"\bmake ([a-z-]+)", " ".join(re.findall(r"`[^`]+`|^    .*$|^```.*?^```", text, re.MULTILINE | re.DOTALL))
+    ):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_config_opens_with_what_it_does_and_what_to_expect(config):
+    head = (ROOT / config).read_text().split("name:")[0]
+    assert all(word in head for word in ("# Run:", "# Smoke:", "# Expect:")), head
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_config_is_a_job_without_mistakes(config, smoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare("digits", "data/digits")
+    plan = launcher.plan(launcher.load(ROOT / config, smoke=smoke))
+    assert [finding for finding in plan.findings if "no such run" not in finding.found] == []
+
+
+def test_a_wheel_brings_the_entry_scripts(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--quiet",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run(command, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"launcher/cli.py", "launcher/backends/toolkit.py", "launcher/entrypoints/train_kd.py"} <= set(names)
+    travelling = {path for path in TRACKED if path.startswith("entrypoints/")}
+    assert {name.removeprefix("launcher/") for name in names if name.startswith("launcher/entrypoints/")} == travelling
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    code = "from launcher import package; print(package.entrypoints_folder())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path / "installed")
+    assert Path(done.stdout.strip()) == tmp_path / "installed/launcher/entrypoints"
+
+
+def test_arrows_run_one_way():
+    """Entry scripts never import the launcher; in the launcher nothing imports the commands, and no two files each other."""
+    imports: dict[str, set[str]] = {}
+    for path in TRACKED:
+        if not path.endswith(".py") or path.startswith("tests/"):
+            continue
+        text = (ROOT / path).read_text()
+        if path.startswith("entrypoints/"):
+            assert not re.search(r"^\s*(from|import) launcher", text, re.MULTILINE), path
+        names = re.findall(
+            r"^(?:from|import) (launcher(?:\.\w+)*|training(?:\.\w+)*)(?: import ([\w, ]+))?", text, re.MULTILINE
+        )
+        module = path.removeprefix("entrypoints/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        imports[module] = {base for base, _ in names} | {
+            f"{base}.{name.strip()}" for base, listed in names for name in listed.split(",")
+        }
+    packages = {"launcher", "launcher.backends", "training", "training.data"}
+    modules = set(imports) - packages
+    assert len(modules) > 25
+    for module, targets in imports.items():
+        for target in targets & modules:
+            assert module not in imports[target], f"{module} and {target} import each other"
+            if module not in ("launcher.__main__",):
+                assert target != "launcher.cli", f"{module} imports the commands"
