@@ -13,6 +13,8 @@ import launcher
 from launcher import backends, records, tables
 from launcher.findings import UserError
 from launcher.following import follow
+from launcher.planning import plan_config
+from launcher.running import OVER
 
 DONE, RUN_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
@@ -37,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _plan_from(options: argparse.Namespace) -> launcher.Plan:
     hosts = [f"compute.instance_count={options.hosts}"] if options.hosts is not None else []
-    job = launcher.load(options.config, [*options.overrides, *hosts], smoke=options.smoke)
-    return launcher.plan(job, on=options.on)
+    return plan_config(options.config, [*options.overrides, *hosts], on=options.on, smoke=options.smoke)
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -72,7 +73,7 @@ def _follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> in
         signal.signal(number, _stop_without_asking(started))
     interrupted = follow(started, every_line=options.logs)
     state = started.state
-    if state not in launcher.running.OVER:
+    if state not in OVER:
         print(
             f"{started.name} goes on; launcher attach {started.name} follows it, launcher stop {started.name} ends it"
         )
@@ -116,7 +117,7 @@ def logs(options: argparse.Namespace) -> int:
 
 def stop(options: argparse.Namespace) -> int:
     chosen = launcher.attach(options.run)
-    if chosen.state in launcher.running.OVER:
+    if chosen.state in OVER:
         print(f"{chosen.name} is over: {chosen.state}")
         return DONE
     chosen.stop("launcher stop")

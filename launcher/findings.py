@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Level = Literal["error", "warning", "not checked"]
 
@@ -38,8 +38,10 @@ class Finding:
 class UserError(ValueError):
     """The user's mistakes, all at once. The command line prints it without a traceback and exits with 2."""
 
-    def __init__(self, findings: Iterable[Finding], title: str = ""):
+    def __init__(self, findings: Iterable[Finding], title: str = "", rest: Any = None):
         self.findings = tuple(findings)
+        self.rest = rest
+        """What can still be made of the input without its wrong parts, so that the rest can be checked too; None: nothing."""
         assert self.findings, "a UserError without a finding tells nobody anything"
         self.title = title
         super().__init__(str(self))

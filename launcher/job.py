@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -126,7 +128,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False
             if finding not in usual
         ]
     if found:
-        raise UserError(found, str(path))
+        raise UserError(found, str(path), rest=_without_mistakes(chosen.values))
     return Job.model_validate(chosen.values)
 
 
@@ -145,6 +147,24 @@ def _problems(config: config_file.Config) -> Iterator[Finding]:
     except ValidationError as error:
         for item in error.errors():
             yield _finding(config, item)
+
+
+def _without_mistakes(values: Mapping[str, Any]) -> Job | None:
+    """The job that is left when every wrong key is taken out; None where too little is left."""
+    try:
+        return Job.model_validate(values)
+    except ValidationError as error:
+        left = deepcopy(dict(values))
+        for item in error.errors():
+            at, path = left, [part for part in item["loc"] if part != "[key]"]
+            for part in path[:-1]:
+                at = at.get(part, {}) if isinstance(at, dict) else {}
+            if path and isinstance(at, dict):
+                at.pop(path[-1], None)
+    try:
+        return Job.model_validate({"name": "job", **left})
+    except ValidationError:
+        return None
 
 
 def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
@@ -186,6 +206,8 @@ def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
         words = [word.strip() for word in valid.replace(" or ", ", ").split(",")]
         guess = did_you_mean(value, words)
         cure = guess if guess.startswith("did") else cure
+    if key == "name" and isinstance(value, str) and (name := re.sub(r"[^a-zA-Z0-9]+", "-", value)[:42].strip("-")):
+        cure = f"write name: {name}"
     if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
         cure = f'quote it: {leaf}: "{str(value).lower() if isinstance(value, bool) else value}"'
     return Finding(key=config.where(key), found=_shown(value), valid=valid or item["msg"], cure=cure)

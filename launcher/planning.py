@@ -6,6 +6,7 @@ import json
 import random
 import shlex
 import string
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from launcher import backends, hyperparameters, preflight
 from launcher.findings import Finding, UserError, did_you_mean, indent, mistake
-from launcher.job import Job
+from launcher.job import Job, load
 from launcher.package import TravelFile, entrypoints_folder, travelling_files
 
 
@@ -142,6 +143,26 @@ def plan(job: Job, *, on: str = "process") -> Plan:
         files=tuple(files),
         findings=tuple(findings),
     )
+
+
+def plan_config(path: str | Path, overrides: Sequence[str] = (), *, on: str = "process", smoke: bool = False) -> Plan:
+    """`load` and `plan` in one, so that the mistakes of both come at once.
+
+    Raises:
+        UserError: the file is no job; what is wrong with the rest of it is told too.
+    """
+    try:
+        return plan(load(path, overrides, smoke=smoke), on=on)
+    except UserError as error:
+        if error.rest is None:
+            raise
+        known = [finding.key.split(" (line")[0] for finding in error.findings]
+        rest = [
+            finding
+            for finding in plan(error.rest, on=on).errors
+            if not any(finding.key == key or key.startswith(f"{finding.key}.") for key in known)
+        ]
+        raise UserError([*error.findings, *rest], error.title) from None
 
 
 def refuse_errors(planned: Plan) -> None:

@@ -47,6 +47,55 @@ def test_every_command_in_a_document_exists(document):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
+def code_blocks(kind: str) -> list[str]:
+    """The README's fenced blocks of a kind (yaml, python, or nothing)."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return [text for found, text in blocks if found == kind]
+
+
+def test_the_mistakes_in_the_readme_are_what_is_printed(tmp_path):
+    [broken] = [block for block in code_blocks("yaml") if block.startswith("# broken.yaml")]
+    (tmp_path / "broken.yaml").write_text(broken)
+    [shown] = [block for block in code_blocks("") if block.startswith("$ launcher run broken.yaml")]
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "run", "broken.yaml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert shown == "$ launcher run broken.yaml\n" + done.stderr
+
+
+def test_the_config_in_the_readme_is_a_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare("digits", "data/digits")
+    [config] = [block for block in code_blocks("yaml") if block.startswith("name: my-job")]
+    Path("job.yaml").write_text(config)
+    for smoke in (False, True):
+        plan = launcher.plan(launcher.load("job.yaml", smoke=smoke))
+        assert [finding.key for finding in plan.findings] == ["inputs.teacher"], (
+            "nothing is wrong but that the teacher was not run yet"
+        )
+
+
+def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    prepare("digits", "data/digits")
+    teacher = launcher.run(launcher.plan(launcher.load("configs/quickstart_teacher.yaml", smoke=True)))
+    assert teacher.wait(120) == "Completed"
+    api, settings, script = code_blocks("python")
+    done = subprocess.run([sys.executable, "-c", api], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Completed 0."), done.stdout + done.stderr
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "my_settings.py").write_text(settings)
+    (mine / "train.py").write_text(script)
+    job = {"name": "mine", "script": "train.py", "source": str(mine), "hyperparameters": {"depth": 7}}
+    run = launcher.run(launcher.plan(launcher.from_values(job)))
+    assert run.wait(60) == "Completed" and "7" in [line for _, line in run.logs()]
+    with pytest.raises(launcher.UserError, match="did you mean depth"):
+        launcher.run(launcher.plan(launcher.from_values({**job, "hyperparameters": {"depht": 7}})))
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_config_opens_with_what_it_does_and_what_to_expect(config):
     head = (ROOT / config).read_text().split("name:")[0]
