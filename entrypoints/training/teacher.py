@@ -81,7 +81,16 @@ def _unpack(channel: Path, target: Path) -> Path:
     if len(archives) > 1:
         raise ValueError(f"the channel teacher holds several archives: {', '.join(file.name for file in archives)}")
     with tarfile.open(archives[0]) as archive:
-        archive.extractall(target, filter="data")
+        for member in archive:
+            # extractall's own filter="data" came with Python 3.11.4; Debian 12 has 3.11.2
+            place = (target / member.name).resolve()
+            if not place.is_relative_to(target.resolve()):
+                raise ValueError(
+                    f"{archives[0].name} holds {member.name}, which lies outside of it: take an archive that a run left"
+                )
+            if member.isfile():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(archive.extractfile(member).read())
     return target
 
 
