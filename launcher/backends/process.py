@@ -273,6 +273,7 @@ def _environment(job: Job, index: int, count: int, processes: int) -> dict[str, 
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",  # this machine has other work too, beside which spinning threads crawl
     }
     if count * processes > 1:
         given["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (count * processes)))
