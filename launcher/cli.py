@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -11,10 +12,10 @@ from collections.abc import Sequence
 
 import launcher
 from launcher import backends, records, tables
-from launcher.findings import UserError
+from launcher.findings import UserError, mistake
 from launcher.following import follow
 from launcher.planning import plan_config
-from launcher.running import OVER
+from launcher.records import OVER
 
 DONE, RUN_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
@@ -22,19 +23,34 @@ DONE, RUN_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; the user's mistakes are printed without a traceback."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, more = parser.parse_known_args(arguments)
+    if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
+        options.overrides += more  # argparse takes key=value words before the first option only
+    elif more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
     try:
         return options.command(options)
-    except UserError as error:
+    except (UserError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # `launcher logs RUN | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return DONE
         if options.debug:
             raise
-        print(error, file=sys.stderr)
+        print(error if isinstance(error, UserError) else _about_the_disk(error), file=sys.stderr)
         return USER_ERROR
-    except BrokenPipeError:  # `launcher logs RUN | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _about_the_disk(error: OSError) -> UserError:
+    """What the operating system refused, as a mistake with a cure."""
+    cure = {errno.EACCES: "choose a place that you may use, or change its permissions", errno.ENOSPC: "free some space"}
+    return mistake(
+        str(error.filename or "disk"),
+        error.strerror or str(error),
+        cure.get(error.errno, "check the path; --debug shows where it happened"),
+    )
 
 
 def _plan_from(options: argparse.Namespace) -> launcher.Plan:
@@ -60,6 +76,8 @@ def run(options: argparse.Namespace) -> int:
             f"it goes on without this terminal; launcher attach {started.name} follows it, launcher stop {started.name} ends it"
         )
         return DONE
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop_without_asking(started))
     return _follow_to_the_end(started, options)
 
 
@@ -68,9 +86,7 @@ def attach(options: argparse.Namespace) -> int:
 
 
 def _follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> int:
-    """Follow a run, then say how it ended; SIGTERM and SIGHUP count as Ctrl-C without a question."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop_without_asking(started))
+    """Follow a run, then say how it ended."""
     interrupted = follow(started, every_line=options.logs)
     state = started.state
     if state not in OVER:
@@ -85,6 +101,8 @@ def _follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> in
 
 
 def _stop_without_asking(started: launcher.Run):
+    """A signal handler for whoever started a run: the run ends in order, and is followed until it has."""
+
     def handler(number: int, _frame: object) -> None:
         started.stop(f"launcher run got {signal.Signals(number).name}")
 

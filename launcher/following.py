@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 
 from launcher.metric_lines import Metric, parse_line
-from launcher.running import OVER, Run
+from launcher.running import Run
 
 
 def follow(run: Run, *, every_line: bool = False) -> bool:
@@ -21,25 +20,22 @@ def follow(run: Run, *, every_line: bool = False) -> bool:
         Whether Ctrl-C ended the run or the watching.
     """
     display = _LogLines(run) if every_line else _LiveLine() if sys.stdout.isatty() else _PlainLines()
-    lines = run.logs(follow=True)
+    positions: dict[str, int] = {}
     interrupted = False
     while True:
         try:
-            for host, line in lines:
+            for host, line in run.logs(follow=True, positions=positions):
                 display.show(host, line, is_first=host == run.hosts[0])
             display.close()
             return interrupted
         except KeyboardInterrupt:
             display.close()
-            if interrupted:
-                print("stopping; the run's processes get up to two minutes to finish their step", file=sys.stderr)
-            elif _ask() == "leave":
+            if not interrupted and _ask() == "leave":
                 run.detach()
                 return True
-            else:
-                run.stop("Ctrl-C")
+            run.stop("Ctrl-C")
+            print("stopping: the run's processes get up to two minutes to finish their step", file=sys.stderr)
             interrupted = True
-            lines = _from_now(run)
 
 
 def _ask() -> str:
@@ -51,14 +47,6 @@ def _ask() -> str:
     except (EOFError, KeyboardInterrupt):
         return "stop"
     return "leave" if answer.startswith("l") else "stop"
-
-
-def _from_now(run: Run) -> Iterator[tuple[str, str]]:
-    """Log lines that come after this moment."""
-    seen = sum(1 for _ in run.logs())
-    for number, line in enumerate(run.logs(follow=True)):
-        if number >= seen:
-            yield line
 
 
 def progress_line(metrics: dict[str, float], last: Metric, seconds_left: float | None) -> str:
@@ -125,6 +113,3 @@ class _LogLines:
 
     def close(self) -> None:
         pass
-
-
-__all__ = ["OVER", "follow", "progress_line"]

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.findings import Finding, did_you_mean
 from launcher.package import entrypoints_folder
+from launcher.redaction import names_a_secret
 
 MAX_COUNT, MAX_NAME, MAX_VALUE = 100, 256, 2500
 """SageMaker's limits: hyperparameters a job, characters of a name, characters of an encoded value.
@@ -146,6 +147,16 @@ def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Finding]:
                 valid=f"1 to {MAX_NAME}",
                 cure="shorten the name",
             )
+        if "=" in name or "\0" in name:
+            yield Finding(
+                key=key, found="a name with = or NUL, which no environment variable can carry", cure="rename it"
+            )
+        if isinstance(value, str) and names_a_secret(name):
+            yield Finding(
+                key=key,
+                found="a secret: the container toolkit writes hyperparameters into its log",
+                cure=f"pass it under environment: {name.upper()}: ...",
+            )
         if name.startswith("sagemaker_"):
             yield Finding(
                 key=key,
@@ -153,12 +164,12 @@ def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Finding]:
                 cure="rename it: the toolkit keeps such names from the script",
             )
         try:
-            text = json.dumps(value)
+            text = json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             yield Finding(
                 key=key,
                 found=f"a {type(value).__name__}",
-                valid="text, number, true/false, null, list or mapping",
+                valid="text, finite number, true/false, null, list or mapping",
                 cure="quote it",
             )
             continue

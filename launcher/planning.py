@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import json
-import random
+import secrets
 import shlex
 import string
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from launcher import backends, hyperparameters, preflight
+from launcher.backends.base import HostPlan
 from launcher.findings import Finding, UserError, did_you_mean, indent, mistake
 from launcher.job import Job, load
 from launcher.package import TravelFile, entrypoints_folder, travelling_files
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """One host of a run."""
-
-    name: str
-    """algo-1, algo-2 …, as SageMaker calls them; the run folder's names too."""
-    address: str
-    """What SM_CURRENT_HOST says."""
-    command: tuple[str, ...]
-    """What the container toolkit will start there; `<free port>` stands for the one that the run picks."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """What the backend sets for the toolkit, beside the SM_* that the toolkit makes of the job."""
+from launcher.redaction import redact
 
 
 @dataclass(frozen=True)
@@ -56,15 +44,19 @@ class Plan:
     def errors(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.level == "error")
 
+    def kept_job(self) -> dict[str, Any]:
+        """The job as it is kept and shown: without its secrets."""
+        return {**self.job.model_dump(exclude_none=True), "environment": redact(self.job.environment)}
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, complete."""
         return {
             "name": self.name,
             "planned": self.planned,
             "backend": self.backend,
-            "job": self.job.model_dump(exclude_none=True),
+            "job": self.kept_job(),
             "source": str(self.source),
-            "hosts": [asdict(host) for host in self.hosts],
+            "hosts": [{**asdict(host), "environment": redact(host.environment)} for host in self.hosts],
             "hyperparameters": self.hyperparameters,
             "channels": self.channels,
             "files": [{"path": file.path, "size": file.size} for file in self.files],
@@ -86,7 +78,9 @@ class Plan:
         if self.hosts:
             lines += [
                 "  environment "
-                + " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(self.hosts[0].environment.items()))
+                + " ".join(
+                    f"{name}={shlex.quote(value)}" for name, value in sorted(redact(self.hosts[0].environment).items())
+                )
             ]
         lines += [f"  channel     {name}: {place}" for name, place in self.channels.items()]
         lines += [f"  code        {len(self.files)} files, {total / 1024:.1f} KiB, from {self.source}"]
@@ -117,30 +111,31 @@ def plan(job: Job, *, on: str = "process") -> Plan:
         UserError: no such backend.
     """
     if on not in backends.BACKENDS:
-        raise mistake("--on", on, did_you_mean(on, backends.BACKENDS), valid=", ".join(backends.BACKENDS))
+        guess = did_you_mean(on, backends.BACKENDS)
+        cure = guess if guess.startswith("did") else f"write --on {next(iter(backends.BACKENDS))}"
+        raise mistake("--on", f"no backend {on}", cure, valid=", ".join(backends.BACKENDS))
     now = datetime.now(timezone.utc)
-    name = f"{job.name}-{now:%Y%m%d-%H%M%S}-{''.join(random.choices(string.ascii_lowercase, k=4))}"
+    letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))  # random's seed is the user's
+    name = f"{job.name}-{now:%Y%m%d-%H%M%S}-{letters}"
     source = Path(job.source).expanduser().absolute() if job.source else entrypoints_folder()
-    channels, findings = preflight.channels(job)
-    findings += preflight.check(job, source)
     backend = backends.get(on)
-    findings += backend.check(job)
-    files = (
-        [file for file in travelling_files(source) if file.path not in backend.LEFT_BEHIND] if source.is_dir() else []
-    )
+    channels, findings = preflight.channels(job)
+    files, file_findings = travelling_files(source) if source.is_dir() else ([], [])
+    findings += file_findings
+    findings += preflight.check(job, source, files, backend.processes_per_host(job))
+    findings += backend.check(job, source)
+    possible = not any(finding.level == "error" for finding in findings)
+    encoded = {**job.hyperparameters, **backend.toolkit_hyperparameters(job, name)} if possible else {}
     return Plan(
         name=name,
-        planned=now.isoformat(timespec="seconds"),
+        planned=now.isoformat(timespec="microseconds"),
         backend=on,
         job=job,
         source=source,
-        hosts=backend.hosts(job),
-        hyperparameters={
-            **hyperparameters.encode(job.hyperparameters),
-            **hyperparameters.encode(backend.toolkit_hyperparameters(job, name)),
-        },
+        hosts=backend.hosts(job) if possible else (),
+        hyperparameters=hyperparameters.encode(encoded),
         channels=channels,
-        files=tuple(files),
+        files=tuple(file for file in files if file.path not in backend.LEFT_BEHIND),
         findings=tuple(findings),
     )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from launcher import hyperparameters, records
 from launcher.findings import Finding, UserError, did_you_mean
 from launcher.job import Input, Job
+from launcher.package import IGNORE_FILE, TravelFile
+from launcher.redaction import REDACTED
 
 
 def channels(job: Job) -> tuple[dict[str, str], list[Finding]]:
@@ -19,7 +23,7 @@ def channels(job: Job) -> tuple[dict[str, str], list[Finding]]:
     findings: list[Finding] = []
     for name, source in job.inputs.items():
         key = f"inputs.{name}"
-        if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(name) > 64:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
             # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html
             findings.append(
                 Finding(
@@ -37,11 +41,18 @@ def channels(job: Job) -> tuple[dict[str, str], list[Finding]]:
     return places, findings
 
 
-def check(job: Job, source: Path) -> list[Finding]:
-    """Findings about the script, its hyperparameters and how it is spread, whatever the backend."""
-    findings = list(_check_script(job, source))
+def check(job: Job, source: Path, files: list[TravelFile], processes_per_host: int) -> list[Finding]:
+    """Findings about the script, its hyperparameters, its environment and how it is spread, whatever the backend.
+
+    Args:
+        source: the folder that holds the script.
+        files: those of it that will travel.
+        processes_per_host: training processes that the backend will start on each host.
+    """
+    findings = list(_check_script(job, source, files))
     if not findings:
         findings += hyperparameters.check(source, job.script, job.hyperparameters, job.inputs)
+    findings += _check_environment(job)
     hosts = job.compute.instance_count
     if job.distribution == "none" and (hosts > 1 or (job.compute.processes_per_host or 1) > 1):
         asked = f"{hosts} hosts" if hosts > 1 else f"{job.compute.processes_per_host} processes a host"
@@ -53,7 +64,7 @@ def check(job: Job, source: Path) -> list[Finding]:
                 cure="write distribution: torchrun",
             )
         )
-    world_size = hosts * (job.compute.processes_per_host or 1)
+    world_size = hosts * processes_per_host
     batch = job.hyperparameters.get("global_batch_size")
     if isinstance(batch, int) and batch % world_size:
         lower = batch // world_size * world_size
@@ -87,7 +98,11 @@ def _place(key: str, source: Input) -> str:
         if not earlier.model.is_file():
             raise problem(f"{earlier.name} left no model.tar.gz", "name a run whose script wrote to SM_MODEL_DIR")
         return str(earlier.model)
-    path = Path(source.folder or source.file or "").expanduser().absolute()
+    try:
+        path = Path(source.folder or source.file or "").expanduser().absolute()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise problem(f"{source.folder or source.file}: {error}", "check the path") from None
     kind = "folder" if source.folder else "file"
     if not path.exists():
         near = did_you_mean(path.name, [item.name for item in path.parent.iterdir()]) if path.parent.is_dir() else ""
@@ -104,25 +119,52 @@ def _place(key: str, source: Input) -> str:
     return str(path)
 
 
-def _check_script(job: Job, source: Path):
-    """Findings where the source folder or the script in it is not there."""
+def _check_environment(job: Job) -> Iterator[Finding]:
+    """Findings about environment variables that no process, or not SageMaker's request, can carry."""
+    for name, value in job.environment.items():
+        # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html#API_CreateTrainingJob_RequestSyntax
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]{0,511}", name):
+            valid = "letters, digits and underscores, no digit first, 512 characters at most"
+            yield Finding(key=f"environment.{name}", found="not a variable's name", valid=valid, cure="rename it")
+        if len(value) > 512 or "\0" in value:
+            found = "a NUL character" if "\0" in value else f"{len(value)} characters"
+            yield Finding(
+                key=f"environment.{name}",
+                found=found,
+                valid="at most 512 characters, none of them NUL",
+                cure="shorten it",
+            )
+        if value == REDACTED:
+            yield Finding(
+                key=f"environment.{name}",
+                found=f"{REDACTED}: the record of a run does not hold its secrets",
+                cure="give it again",
+            )
+
+
+def _check_script(job: Job, source: Path, files: list[TravelFile]) -> Iterator[Finding]:
+    """Findings where the source folder or the script in it is not there, or would not travel."""
     if not source.is_dir():
+        found = f"{source}: {'a file' if source.exists() else 'no such folder'}"
         yield Finding(
-            key="source",
-            found=f"{source}: no such folder",
-            cure="name the folder that holds the script, relative to the folder you are in",
+            key="source", found=found, cure="name the folder that holds the script, relative to the folder you are in"
         )
-        return
-    if not (source / job.script).is_file():
-        scripts = sorted(
-            file.relative_to(source).as_posix()
-            for file in source.rglob("*.py")
-            if "def main" in file.read_text(encoding="utf-8", errors="replace")
-        )
-        guess = did_you_mean(job.script, scripts)
+    elif any(part in (".", "..") for part in job.script.split("/")):
         yield Finding(
             key="script",
-            found=f"{job.script}: no such file in {source}",
-            valid=", ".join(scripts[:8]),
-            cure=guess if guess.startswith("did") else "name a script of that folder, or set `source` to yours",
+            found=f"{job.script}: . and .. are refused by the container toolkit",
+            cure="set source to the script's folder",
+        )
+    elif not (source / job.script).is_file():
+        scripts = [file.path for file in files if file.path.endswith(".py") and not file.path.startswith("training/")]
+        guess = did_you_mean(job.script, scripts)
+        cure = guess if guess.startswith("did") else "name a script of that folder, or set `source` to yours"
+        yield Finding(
+            key="script", found=f"{job.script}: no such file in {source}", valid=", ".join(scripts[:8]), cure=cure
+        )
+    elif files and job.script not in {file.path for file in files}:
+        yield Finding(
+            key="script",
+            found=f"{job.script} would not travel: git or {IGNORE_FILE} ignores it",
+            cure="take it out of .gitignore or of the ignore file",
         )

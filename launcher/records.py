@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -13,6 +15,7 @@ from launcher.findings import did_you_mean, mistake
 
 # SageMaker's own words: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html (TrainingJobStatus)
 IN_PROGRESS, STOPPING, COMPLETED, FAILED, STOPPED = "InProgress", "Stopping", "Completed", "Failed", "Stopped"
+OVER = (COMPLETED, FAILED, STOPPED)
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,6 @@ class RunFolder:
         return self.path / "plan.json"
 
     @property
-    def code(self) -> Path:
-        """The files that travelled."""
-        return self.path / "code"
-
-    @property
     def files(self) -> Path:
         """Their list, with sizes."""
         return self.path / "files.txt"
@@ -60,8 +58,13 @@ class RunFolder:
 
     @property
     def supervisor(self) -> Path:
-        """The process that stays with a local run: its id and start time."""
+        """The id of the process that stays with a local run."""
         return self.path / "supervisor.json"
+
+    @property
+    def lock(self) -> Path:
+        """Locked from before the run can be found until its outcome is written, however its supervisor ends."""
+        return self.path / "lock"
 
     @property
     def supervisor_log(self) -> Path:
@@ -101,28 +104,30 @@ class RunFolder:
 
     def state(self) -> str:
         """The run's state, from what lies in its folder and whether its supervisor lives."""
-        outcome = self.read(self.outcome)
-        if outcome:
-            return outcome["state"]
-        if not self.supervisor_lives():
-            return FAILED
-        return STOPPING if self.stop_request.exists() else IN_PROGRESS
+        if not self.outcome.exists() and self.supervisor_lives():
+            return STOPPING if self.stop_request.exists() else IN_PROGRESS
+        return self.read(self.outcome).get(
+            "state", FAILED
+        )  # read after the supervisor was seen to be gone, so it is final
 
     def supervisor_lives(self) -> bool:
-        """Whether the process that stays with this run is alive; a reused process id does not count."""
-        import psutil
-
-        known = self.read(self.supervisor)
+        """Whether some process holds the run's lock; no process id and no clock can deceive it."""
         try:
-            process = psutil.Process(known["pid"])
-            return process.create_time() == known["create_time"] and process.status() != psutil.STATUS_ZOMBIE
-        except (KeyError, psutil.NoSuchProcess):
+            with open(self.lock, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
             return False
+        return False
 
     def result(self) -> dict[str, Any]:
-        """The result.json that the script wrote on its first host; {} where there is none."""
+        """The result.json that the script wrote, from the first host that has one; {} where there is none that can be read."""
         for file in sorted(self.path.glob("hosts/*/opt/ml/output/data/*/result.json")):
-            return self.read(file)
+            with contextlib.suppress(OSError, ValueError):
+                found = self.read(file)
+                if isinstance(found, dict):
+                    return found
         return {}
 
 
@@ -132,10 +137,15 @@ def store() -> Path:
 
 
 def all_runs() -> list[RunFolder]:
-    """Every run in the store, oldest first."""
+    """Every run in the store, oldest first; folders of other kinds are passed over."""
     folder = store()
-    found = [RunFolder(path) for path in folder.iterdir() if (path / "plan.json").is_file()] if folder.is_dir() else []
-    return sorted(found, key=lambda run: (run.read(run.plan).get("planned", ""), run.name))
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            run = RunFolder(path)
+            plan = json.loads(run.plan.read_text(encoding="utf-8"))
+            found.append((plan["planned"], plan["name"], run, plan["job"]["name"], plan["hosts"][0], plan["backend"]))
+    return [entry[2] for entry in sorted(found, key=lambda entry: entry[:2])]
 
 
 def find(name: str, *, completed: bool = False) -> RunFolder:
@@ -169,11 +179,10 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
     )
 
 
-def write_atomically(file: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+def write_atomically(file: Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part. Its folder must be there."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     os.replace(temporary, file)
 
 
@@ -181,28 +190,32 @@ def write_json(file: Path, value: Any) -> None:
     write_atomically(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def git_state(folder: Path) -> tuple[dict[str, Any], str]:
-    """The commit of the repository around a folder, whether it was clean, and what was uncommitted as a patch.
+def git_state(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """The commit of the repository around a folder, whether it was clean, and what was uncommitted in tracked files as a patch.
 
-    Outside a repository, or without git: ({"commit": None, "reason": …}, "").
+    Outside a repository, or without git: ({"commit": None, "reason": …}, b"").
     """
 
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace", check=True
-        ).stdout
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=True).stdout
 
+    plain = [
+        "--binary",
+        "--no-color",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--src-prefix=a/",
+        "--dst-prefix=b/",
+    ]  # for git apply
     try:
-        commit = git("rev-parse", "HEAD").strip()
-        changed = git("status", "--porcelain").splitlines()
-        return {"commit": commit, "clean": not changed, "changed": changed}, git("diff", "HEAD", "--binary")
+        commit = git("rev-parse", "HEAD").decode().strip()
+        changed = git("status", "--porcelain").decode("utf-8", "replace").splitlines()
+        return {"commit": commit, "clean": not changed, "changed": changed}, git("diff", "HEAD", *plain)
     except FileNotFoundError:
-        return {"commit": None, "reason": "git is not installed"}, ""
+        return {"commit": None, "reason": "git is not installed"}, b""
     except subprocess.CalledProcessError as error:
-        return {
-            "commit": None,
-            "reason": error.stderr.strip().splitlines()[-1] if error.stderr.strip() else "git failed",
-        }, ""
+        lines = error.stderr.decode("utf-8", "replace").strip().splitlines()
+        return {"commit": None, "reason": lines[-1] if lines else "git failed"}, b""
 
 
 def installed_versions() -> dict[str, str]:
@@ -210,7 +223,7 @@ def installed_versions() -> dict[str, str]:
     import platform
     from importlib.metadata import distributions
 
-    packages = {item.metadata["Name"]: item.version for item in distributions()}
+    packages = {item.metadata["Name"]: item.version for item in distributions() if item.metadata["Name"]}
     return {
         "python": platform.python_version(),
         "system": platform.platform(),

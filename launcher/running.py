@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import json
 import os
 import time
@@ -13,11 +16,10 @@ from typing import Any
 import yaml
 
 from launcher import backends, records
+from launcher.findings import mistake
 from launcher.metric_lines import Metric, parse_line
 from launcher.planning import Plan, refuse_errors
-from launcher.records import RunFolder
-
-OVER = (records.COMPLETED, records.FAILED, records.STOPPED)
+from launcher.records import OVER, RunFolder
 
 
 @dataclass
@@ -39,7 +41,7 @@ class Run:
         """InProgress, Stopping, Completed, Failed or Stopped: SageMaker's words."""
         return self.folder.state()
 
-    @property
+    @functools.cached_property
     def hosts(self) -> list[str]:
         return [host["name"] for host in self.folder.read(self.folder.plan)["hosts"]]
 
@@ -54,17 +56,20 @@ class Run:
             time.sleep(0.1)
         return state
 
-    def logs(self, *, follow: bool = False) -> Iterator[tuple[str, str]]:
+    def logs(self, *, follow: bool = False, positions: dict[str, int] | None = None) -> Iterator[tuple[str, str]]:
         """The hosts' log lines as (host, line), each host's in order.
 
         Args:
             follow: go on until the run is over; else stop at what is there now.
+            positions: bytes of each host's log to pass over; it is kept up to date, so that a later call goes on from there.
         """
-        positions = dict.fromkeys(self.hosts, 0)
+        positions = {} if positions is None else positions
         while True:
             over = self.state in OVER  # asked before reading, so that nothing written before the end is missed
-            for host, position in positions.items():
-                for line, after in _complete_lines(self.folder.log(host), position, last=over or not follow):
+            for host in self.hosts:
+                for line, after in _complete_lines(
+                    self.folder.log(host), positions.get(host, 0), last=over or not follow
+                ):
                     positions[host] = after
                     yield host, line
             if over or not follow:
@@ -92,7 +97,8 @@ class Run:
     def detach(self) -> None:
         """Let the run outlive this process."""
         if self._lifeline is not None:
-            os.write(self._lifeline, b"d")
+            with contextlib.suppress(BrokenPipeError):  # it is over
+                os.write(self._lifeline, b"d")
             os.close(self._lifeline)
             self._lifeline = None
 
@@ -139,17 +145,21 @@ def start(plan: Plan, *, detach: bool = False) -> Run:
     """
     refuse_errors(plan)
     folder = RunFolder(records.store() / plan.name)
-    folder.path.mkdir(parents=True)
-    _write_records(plan, folder)
-    backend = backends.get(plan.backend)
-    if detach:
-        backend.start(plan, folder, None)
-        return Run(folder)
-    reading, writing = os.pipe()
     try:
-        backend.start(plan, folder, reading)
-    finally:
-        os.close(reading)
+        folder.path.mkdir(parents=True)
+    except FileExistsError:
+        raise mistake(
+            "run", f"{plan.name} was started already", "plan again: every run needs a plan of its own"
+        ) from None
+    with open(folder.lock, "wb") as lock:  # the supervisor inherits it and holds it after us
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _write_records(plan, folder)
+        reading, writing = (None, None) if detach else os.pipe()
+        try:
+            backends.get(plan.backend).start(plan, folder, lock.fileno(), reading)
+        finally:
+            if reading is not None:
+                os.close(reading)
     return Run(folder, writing)
 
 
@@ -165,16 +175,14 @@ def runs() -> list[Run]:
 
 def _write_records(plan: Plan, folder: RunFolder) -> None:
     """What the run is started with, before anything starts."""
-    records.write_atomically(
-        folder.job, yaml.safe_dump(plan.job.model_dump(exclude_none=True), sort_keys=False, allow_unicode=True)
-    )
-    records.write_atomically(folder.plan, plan.to_json() + "\n")
-    records.write_atomically(folder.files, "".join(f"{file.size:>10} {file.path}\n" for file in plan.files))
     state, patch = records.git_state(plan.source)
     records.write_json(folder.git, state)
     if patch:
         records.write_atomically(folder.git_patch, patch)
     records.write_json(folder.versions, records.installed_versions())
+    records.write_atomically(folder.files, "".join(f"{file.size:>10} {file.path}\n" for file in plan.files))
+    records.write_atomically(folder.job, yaml.safe_dump(plan.kept_job(), sort_keys=False, allow_unicode=True))
+    records.write_atomically(folder.plan, plan.to_json() + "\n")  # last: with it the run can be found
 
 
 def _complete_lines(file: Path, position: int, *, last: bool) -> Iterator[tuple[str, int]]:

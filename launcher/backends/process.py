@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher import records
+from launcher.backends.base import HostPlan
 from launcher.findings import Finding, mistake
 from launcher.job import Job
 from launcher.package import copy_files
-from launcher.planning import HostPlan, Plan
+from launcher.redaction import secrets_in
+
+if TYPE_CHECKING:
+    from launcher.planning import Plan
 
 SHIM = Path(__file__).with_name("toolkit.py")
 
@@ -49,6 +55,15 @@ PASSED_ON = (
 )
 """What of this shell's environment the script sees. A container has a clean one, so what is missing there is missing here."""
 
+SECRETS = "LAUNCHER_SECRETS"
+"""The variable that takes the job's secrets to the supervisor."""
+
+MAX_HOSTS = 16
+"""More hosts than that say nothing new on one machine."""
+
+BACKENDS_OWN = ("PATH", "HOME", "TRAINING_JOB_NAME", "PYTHONUNBUFFERED")
+"""Variables that a job's environment may not set, beside those that begin with SM_, SAGEMAKER_ or PET_: the toolkit's."""
+
 NEEDED = {
     "sagemaker_training": "sagemaker-training",
     "sagemaker_pytorch_container": "sagemaker-pytorch-training",
@@ -58,7 +73,7 @@ NEEDED = {
 """Module -> package that this backend needs in the launcher's own environment."""
 
 
-def check(job: Job) -> list[Finding]:
+def check(job: Job, source: Path) -> list[Finding]:
     """What this machine lacks to run a job as processes."""
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     findings = []
@@ -70,22 +85,48 @@ def check(job: Job) -> list[Finding]:
                 cure="pip install 'vision-launcher[local]'",
             )
         )
-    if job.compute.instance_count > 16:
+    for name in job.environment:
+        if name in BACKENDS_OWN or name.startswith(("SM_", "SAGEMAKER_", "PET_")):
+            findings.append(
+                Finding(
+                    key=f"environment.{name}", found="the container toolkit's own", cure="remove it, or rename yours"
+                )
+            )
+    if job.compute.instance_count > MAX_HOSTS:
         findings.append(
             Finding(
                 key="compute.instance_count",
                 found=f"{job.compute.instance_count} hosts on this machine",
-                valid="at most 16",
+                valid=f"at most {MAX_HOSTS}",
                 cure="write a smaller one under smoke: compute:, or give --hosts 2",
             )
         )
-    if job.source and (Path(job.source) / "requirements.txt").is_file():
+    cores = len(os.sched_getaffinity(0))
+    if job.compute.processes_per_host is not None and job.compute.processes_per_host > 4 * max(cores, gpu_count()):
+        findings.append(
+            Finding(
+                key="compute.processes_per_host",
+                found=f"{job.compute.processes_per_host} processes on {cores} cores",
+                valid=f"at most {4 * max(cores, gpu_count())} here",
+                cure="write processes_per_host: null, which takes one a GPU",
+            )
+        )
+    if 0 < gpu_count() < job.compute.instance_count * processes_per_host(job):
+        findings.append(
+            Finding(
+                key="compute",
+                level="warning",
+                found=f"more training processes than this machine's {gpu_count()} GPU(s): they train on the CPU, with gloo",
+                cure="nothing to do if this run is a trial; else fewer hosts or processes",
+            )
+        )
+    if (source / "requirements.txt").is_file():
         findings.append(
             Finding(
                 key="source",
                 level="warning",
                 found="requirements.txt is not installed into your own environment",
-                cure=f"if the script needs it: {sys.executable} -m pip install -r {job.source}/requirements.txt",
+                cure=f"if the script needs it: {sys.executable} -m pip install -r {source}/requirements.txt",
             )
         )
     if job.distribution == "smddp":
@@ -162,25 +203,34 @@ def processes_per_host(job: Job) -> int:
 
 
 def gpu_count() -> int:
-    """GPUs of this machine, as the toolkit counts them."""
+    """GPUs that this shell may use: as the toolkit counts them, less those that CUDA_VISIBLE_DEVICES hides."""
+    return len(_gpus())
+
+
+@functools.cache
+def _gpus() -> tuple[str, ...]:
+    """Their numbers or names, as CUDA_VISIBLE_DEVICES takes them."""
     if shutil.which("nvidia-smi") is None:
-        return 0
+        return ()
     listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
-    return sum(line.startswith("GPU ") for line in listing.splitlines())
+    numbers = tuple(str(number) for number, line in enumerate(listing.splitlines()) if line.startswith("GPU "))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return numbers if visible is None else tuple(name for name in visible.split(",") if name.strip())
 
 
-def start(plan: Plan, folder: records.RunFolder, lifeline: int | None) -> None:
+def start(plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
     """Write the hosts' /opt/ml folders and start the supervisor that stays with the run.
 
     Args:
         plan: without errors.
         folder: already holds the records.
+        lock: the locked file of the run, which the supervisor holds as long as it lives.
         lifeline: reading end of a pipe; when its writing end closes before a byte came, the supervisor stops the run.
             None: the run outlives whoever started it.
     """
     for host in plan.hosts:
         base = folder.host(host.name)
-        for place in ("code", "model", "output/data", "input/data", "checkpoints"):
+        for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
             (base / place).mkdir(parents=True)
         copy_files(list(plan.files), base / "code")
         for name, text in config_files(plan, host).items():
@@ -196,7 +246,11 @@ def start(plan: Plan, folder: records.RunFolder, lifeline: int | None) -> None:
     command = [sys.executable, "-m", "launcher.backends.supervisor", str(folder.path)]
     command += ["--lifeline", str(lifeline)] if lifeline is not None else []
     package = str(Path(__file__).parents[2])  # found there by the supervisor too, wherever it starts
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
+        SECRETS: json.dumps(secrets_in(plan.job.environment)),  # from memory to memory: the folder does not hold them
+    }
     with open(folder.supervisor_log, "wb") as log:
         process = subprocess.Popen(
             command,
@@ -204,8 +258,9 @@ def start(plan: Plan, folder: records.RunFolder, lifeline: int | None) -> None:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            pass_fds=[lifeline] if lifeline is not None else [],
-            env={**os.environ, "PYTHONPATH": path},
+            cwd=folder.path,  # a module of the user's in the current folder must not stand in for ours
+            pass_fds=[lock] if lifeline is None else [lock, lifeline],
+            env=environment,
         )
     while not folder.supervisor.exists():
         if process.poll() is not None:
@@ -213,10 +268,7 @@ def start(plan: Plan, folder: records.RunFolder, lifeline: int | None) -> None:
                 "run", f"the supervisor ended at once with status {process.returncode}", f"read {folder.supervisor_log}"
             )
         time.sleep(0.01)
-    _children.append(process)  # kept, so that it is reaped when it ends
-
-
-_children: list[subprocess.Popen] = []
+    threading.Thread(target=process.wait, daemon=True).start()  # so that it does not stay as a zombie of ours
 
 
 def stop(folder: records.RunFolder, reason: str) -> None:
@@ -264,6 +316,7 @@ def shim_environment(plan: Plan, host: HostPlan, folder: records.RunFolder, oute
         "SAGEMAKER_BASE_DIR": str(folder.host(host.name)),
         "TRAINING_JOB_NAME": plan.name,
         **host.environment,
+        **json.loads(outer.get(SECRETS, "{}")),
     }
 
 
@@ -277,11 +330,18 @@ def _environment(job: Job, index: int, count: int, processes: int) -> dict[str, 
     }
     if count * processes > 1:
         given["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (count * processes)))
-    gpus = gpu_count()
-    if count > 1 and gpus >= count:
-        share = gpus // count
-        given["CUDA_VISIBLE_DEVICES"] = ",".join(str(number) for number in range(index * share, (index + 1) * share))
+    given |= _visible_gpus(_gpus(), index, count, processes)
     return {**given, **job.environment}
+
+
+def _visible_gpus(gpus: tuple[str, ...], index: int, count: int, processes: int) -> dict[str, str]:
+    """A host's share of this machine's GPUs; none where they are fewer than the processes, which then take the CPU."""
+    if not gpus:
+        return {}
+    if len(gpus) < count * processes:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    share = len(gpus) // count
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * share : (index + 1) * share])}
 
 
 def _argument(value: Any) -> str:

@@ -6,7 +6,11 @@ python -m launcher.backends.supervisor RUN_FOLDER [--lifeline FD]
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
+import json
 import os
+import random
 import re
 import select
 import signal
@@ -14,17 +18,18 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
+import traceback
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
-
-import psutil
+from typing import IO, Any
 
 from launcher import records
 from launcher.backends import process, toolkit
+from launcher.backends.base import HostPlan
 from launcher.job import Job
-from launcher.planning import HostPlan, Plan
+from launcher.planning import Plan
 
 GRACE_SECONDS = 120
 """Between SIGTERM and SIGKILL, as SageMaker's StopTrainingJob gives.
@@ -45,24 +50,32 @@ class Supervisor:
         self.lifeline = lifeline
         self.plan = _read_plan(folder)
         self.started = time.time()
+        self.clock = time.monotonic()
+        self.terminated = False
+        self.failed_first = False
+        """Whether a host failed before anybody asked the run to stop."""
         self.shims: dict[str, subprocess.Popen] = {}
         self.lifelines: list[int] = []
 
     def run(self) -> None:
         """Start every host, wait for all, and write the outcome whatever happens."""
+        trouble = ""
         try:
             self.start_hosts()
             self.wait()
+        except Exception as error:  # whatever it is, the record shall tell it
+            trouble = f"the run could not be carried out: {error!r}"
+            traceback.print_exc()
         finally:
             for shim in self.shims.values():
                 if shim.poll() is None:
                     shim.kill()
                     shim.wait()
             toolkit.kill_everything_below()
-            self.write_outcome()
+            self.write_outcome(trouble)
 
     def start_hosts(self) -> None:
-        port = free_port()
+        port, self.port_lock = reserve_port()
         for host in self.plan.hosts:
             reading, writing = os.pipe()
             self.lifelines.append(writing)  # never closed: it closes when this process dies, however it dies
@@ -82,21 +95,29 @@ class Supervisor:
 
     def wait(self) -> None:
         """Until every host has ended: pass on stop requests, enforce the time limit, end all where one failed."""
-        deadline = self.started + self.plan.job.compute.max_hours * 3600
+        deadline = self.clock + self.plan.job.compute.max_hours * 3600
         kill_at, told = float("inf"), False
         while any(shim.poll() is None for shim in self.shims.values()):
             self.watch_lifeline(0.1)
-            if time.time() > deadline:
+            if self.terminated:
+                process.stop(self.folder, "the supervisor got SIGTERM")
+            if time.monotonic() > deadline:
                 process.stop(self.folder, f"compute.max_hours ({self.plan.job.compute.max_hours:g} h) is over")
+            if not told and any(shim.poll() for shim in self.shims.values()):
+                self.failed_first = True
+                kill_at = min(kill_at, time.monotonic() + AFTER_FAILURE_SECONDS)
             if not told and self.folder.stop_request.exists():
-                told, kill_at = True, time.time() + GRACE_SECONDS
+                told, kill_at = True, min(kill_at, time.monotonic() + GRACE_SECONDS)
                 for shim in self.shims.values():
                     if shim.poll() is None:
                         shim.send_signal(signal.SIGTERM)
-            if kill_at == float("inf") and any(shim.poll() for shim in self.shims.values()):
-                kill_at = time.time() + AFTER_FAILURE_SECONDS
-            if time.time() > kill_at:
+            if time.monotonic() > kill_at:
                 return
+        self.failed_first |= not told and any(shim.poll() for shim in self.shims.values())
+
+    def remember_sigterm(self, *_: object) -> None:
+        """Somebody wants this process gone: the run stops at the next look."""
+        self.terminated = True
 
     def watch_lifeline(self, seconds: float) -> None:
         """Wait a moment; where whoever started the run has died without a word, ask the run to stop."""
@@ -108,41 +129,56 @@ class Supervisor:
             os.close(self.lifeline)
             self.lifeline = None
 
-    def write_outcome(self) -> None:
-        """model.tar.gz, metrics.jsonl and outcome.json, in this order: an outcome means that all is there."""
-        ended = time.time()
+    def write_outcome(self, trouble: str) -> None:
+        """model.tar.gz, metrics.jsonl and outcome.json, in this order: an outcome means that all is there, or says what is not.
+
+        Args:
+            trouble: why the run could not be carried out; empty where its hosts ended by themselves.
+        """
+        seconds = time.monotonic() - self.clock
         exit_codes = {name: shim.returncode for name, shim in self.shims.items()}
-        succeeded = bool(exit_codes) and not any(exit_codes.values())
+        succeeded = not trouble and bool(exit_codes) and not any(exit_codes.values())
         stop = self.folder.read(self.folder.stop_request)
-        state = records.STOPPED if stop else records.COMPLETED if succeeded else records.FAILED
-        pack_model(self.folder, [host.name for host in self.plan.hosts])
-        merge_metrics(self.folder)
-        host, failure = first_failure(self.folder, exit_codes)
+        stopped = bool(stop) and not self.failed_first and not trouble
         outcome: dict[str, Any] = {
-            "state": state,
+            "state": records.STOPPED if stopped else records.COMPLETED if succeeded else records.FAILED,
             "started": _iso(self.started),
-            "ended": _iso(ended),
-            "seconds": round(ended - self.started, 3),
-            "host_seconds": round((ended - self.started) * len(self.plan.hosts), 3),
+            "ended": _iso(self.started + seconds),
+            "seconds": round(seconds, 3),
+            "host_seconds": round(seconds * len(self.plan.hosts), 3),
             "toolkit_exit_codes": exit_codes,
         }
-        if stop:
+        if stopped:
             outcome["stop_reason"] = stop["reason"]
         if not succeeded:
+            host, failure = first_failure(self.folder, exit_codes)
             log = self.folder.log(host).read_text(encoding="utf-8", errors="replace") if host else ""
-            outcome |= {
-                "failed_host": host,
-                "exit_code": script_exit_code(log, exit_codes.get(host)),
-                "failure": failure,
-            }
+            exit_code = script_exit_code(log, exit_codes.get(host))
+            outcome |= {"failed_host": host, "exit_code": exit_code, "failure": trouble or failure}
+        hosts = [host.name for host in self.plan.hosts]
+        for save in (pack_model, merge_metrics):
+            try:
+                save(self.folder, hosts)
+            except Exception as error:  # what cannot be saved must not cost the record
+                traceback.print_exc()
+                outcome.setdefault("not_saved", []).append(f"{save.__name__}: {error!r}")
         records.write_json(self.folder.outcome, outcome)
 
 
-def free_port() -> int:
-    """A TCP port that is free on the first host's address now. The kernel gives a different one to each that asks in turn."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def reserve_port() -> tuple[int, IO[bytes]]:
+    """A TCP port for a run's rendezvous, and the lock that keeps other runs from it until it is closed.
+
+    It lies below the range that the kernel hands out by itself (32768 and above on Linux), so that nothing takes it by
+    chance in the seconds before torchrun binds it.
+    """
+    for port in random.SystemRandom().sample(range(20000, 32000), 12000):
+        lock = open(Path(tempfile.gettempdir()) / f"launcher-port-{port}-{os.getuid()}.lock", "wb")  # noqa: SIM115 - held
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            probe.bind(("", port))
+            return port, lock
+        lock.close()
+    raise OSError("no free TCP port between 20000 and 31999")
 
 
 def first_failure(folder: records.RunFolder, exit_codes: dict[str, int | None]) -> tuple[str, str]:
@@ -166,30 +202,38 @@ def script_exit_code(log: str, toolkit_code: int | None) -> int | None:
 
 
 def pack_model(folder: records.RunFolder, hosts: list[str]) -> None:
-    """What the hosts left in SM_MODEL_DIR as model.tar.gz; where two hosts left the same name, the first host's counts."""
+    """What the hosts left in SM_MODEL_DIR as model.tar.gz; where two hosts left the same name, the first host's counts.
+
+    A link is packed as what it points to: the archive must be whole elsewhere too.
+    """
     files: dict[str, Path] = {}
     for host in hosts:
         root = folder.host(host) / "model"
-        for file in sorted(root.rglob("*")):
-            if file.is_file():
-                files.setdefault(file.relative_to(root).as_posix(), file)
+        for place, _, names in os.walk(root, followlinks=True):
+            for name in sorted(names):
+                file = Path(place) / name
+                if file.is_file():
+                    files.setdefault(file.relative_to(root).as_posix(), file)
     if not files:
         return
     temporary = folder.model.with_name(".model.tar.gz")
-    with tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
-        for name, file in files.items():
+    with tarfile.open(temporary, "w:gz", compresslevel=1, dereference=True) as archive:
+        for name, file in sorted(files.items()):
             archive.add(file, name, recursive=False)
     os.replace(temporary, folder.model)
 
 
-def merge_metrics(folder: records.RunFolder) -> None:
-    """All hosts' metrics.jsonl files as one, host after host."""
-    parts = [
-        file.read_text(encoding="utf-8")
-        for file in sorted(folder.path.glob("hosts/*/opt/ml/output/data/*/metrics*.jsonl"))
-    ]
-    if parts:
-        records.write_atomically(folder.metrics, "".join(parts))
+def merge_metrics(folder: records.RunFolder, hosts: list[str]) -> None:
+    """All hosts' metrics files as one, host after host, without lines that a kill cut short."""
+    lines = []
+    for host in hosts:
+        for file in sorted(folder.host(host).glob("output/data/*/metrics*.jsonl")):
+            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError):
+                    json.loads(line)
+                    lines.append(line + "\n")
+    if lines:
+        records.write_atomically(folder.metrics, "".join(lines))
 
 
 def _read_plan(folder: records.RunFolder) -> Plan:
@@ -223,10 +267,10 @@ def main() -> None:
     options = parser.parse_args()
     folder = records.RunFolder(options.folder)
     toolkit.adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: process.stop(folder, "the supervisor got SIGTERM"))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     supervisor = Supervisor(folder, options.lifeline)
-    records.write_json(folder.supervisor, {"pid": os.getpid(), "create_time": psutil.Process().create_time()})
+    signal.signal(signal.SIGTERM, supervisor.remember_sigterm)
+    signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the script would inherit
+    records.write_json(folder.supervisor, {"pid": os.getpid()})
     supervisor.run()
 
 

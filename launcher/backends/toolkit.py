@@ -21,7 +21,8 @@ import sys
 import threading
 import time
 
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 ORPHAN_SECONDS = 3
 """How long orphans may hold the toolkit's pipe."""
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
@@ -59,8 +60,14 @@ stopping = threading.Event()
 
 def adopt_orphans() -> None:
     """Make this process the new parent of orphans below it, so that they can be found and ended (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_the_parent() -> None:
+    """In a child: get SIGKILL when the shim dies, even together with whoever holds its lifeline (Linux only)."""
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def pass_on_sigterm() -> None:
@@ -99,7 +106,7 @@ def remember_processes() -> list:
     started, start = [], asyncio.create_subprocess_exec
 
     async def start_and_remember(*command, **options):
-        process = await start(*command, **options)
+        process = await start(*command, preexec_fn=die_with_the_parent, **options)
         started.append(process)
         return process
 

@@ -90,7 +90,7 @@ def test_two_hosts_by_a_flag(config):
         (["plan", "configs/quickstart.yaml", "epochs=3"], "epochs: unknown key"),
         (["plan", "configs/quickstart.yaml", "hyperparameters.epochs"], "write key=value"),
         (["plan", "configs/quickstart.yaml", "--hosts", "0"], "compute.instance_count: 0"),
-        (["run", "configs/quickstart.yaml", "--on", "mars"], "--on: mars"),
+        (["run", "configs/quickstart.yaml", "--on", "mars"], "--on: no backend mars"),
         (["show", "nothing"], "no such run"),
         (["logs", "nothing"], "no such run"),
         (["stop", "nothing"], "no such run"),
@@ -121,6 +121,32 @@ def test_a_reader_that_goes_away_is_no_error(config):
         f"{sys.executable} -m launcher logs test | head -1", shell=True, capture_output=True, text=True
     )
     assert done.stderr == ""
+
+
+def test_an_attached_terminal_that_closes_leaves_the_run_alone(config):
+    assert typed("run", config(SLEEPER), "--detach").returncode == 0
+    run = launcher.attach("test")
+    wait_for_ready(run, 1)
+    process = subprocess.Popen([*LAUNCHER, "attach", "test"])
+    time.sleep(1)
+    process.send_signal(signal.SIGHUP)
+    process.wait(30)
+    time.sleep(1)
+    assert run.state == "InProgress"
+    run.stop()
+    assert run.wait(30) == "Stopped"
+
+
+def test_overrides_may_stand_after_options(config):
+    done = typed("plan", config("x = 1"), "--hosts", "2", "distribution=torchrun", "compute.max_hours=3")
+    assert done.returncode == 0 and "2 hosts, at most 3 h" in done.stdout
+    assert "unrecognized arguments: --hots" in typed("plan", config("x = 1"), "--hots", "2").stderr
+
+
+def test_a_store_that_cannot_be_used_is_an_error_without_traceback(config, tmp_path):
+    (tmp_path / "file").touch()
+    done = typed("run", config("x = 1"), env={**os.environ, "LAUNCHER_RUNS": str(tmp_path / "file/runs")})
+    assert done.returncode == 2 and "cure:" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_detached_then_stopped(config):

@@ -149,14 +149,14 @@ def write(folder: Path, *paths: str) -> None:
 def test_ignored_files_stay_and_the_kits_training_package_comes_along(tmp_path):
     write(tmp_path, "train.py", "sub/helper.py", "big.bin", "sub/__pycache__/x.pyc", "notes/a.md")
     (tmp_path / package.IGNORE_FILE).write_text("# large\n*.bin\nnotes/\n")
-    paths = [file.path for file in package.travelling_files(tmp_path)]
+    paths = [file.path for file in package.travelling_files(tmp_path)[0]]
     assert [path for path in paths if not path.startswith("training/")] == ["sub/helper.py", "train.py"]
     assert "training/settings.py" in paths
 
 
 def test_a_users_own_training_package_is_not_replaced(tmp_path):
     write(tmp_path, "train.py", "training/mine.py")
-    assert [file.path for file in package.travelling_files(tmp_path)] == ["train.py", "training/mine.py"]
+    assert [file.path for file in package.travelling_files(tmp_path)[0]] == ["train.py", "training/mine.py"]
 
 
 def test_what_git_ignores_stays(tmp_path):
@@ -164,7 +164,7 @@ def test_what_git_ignores_stays(tmp_path):
     (tmp_path / ".gitignore").write_text("*.env\n")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     subprocess.run(["git", "-C", str(tmp_path), "add", "train.py"], check=True)
-    assert [file.path for file in package.travelling_files(tmp_path)] == [
+    assert [file.path for file in package.travelling_files(tmp_path)[0]] == [
         ".gitignore",
         "new.py",
         "train.py",
@@ -173,7 +173,7 @@ def test_what_git_ignores_stays(tmp_path):
 
 
 def test_the_kits_own_scripts_travel_without_a_requirements_file():
-    paths = [file.path for file in package.travelling_files(package.entrypoints_folder())]
+    paths = [file.path for file in package.travelling_files(package.entrypoints_folder())[0]]
     assert "train_kd.py" in paths and "training/loop.py" in paths
     assert "requirements.txt" not in paths and not any("__pycache__" in path for path in paths)
 
@@ -181,5 +181,84 @@ def test_the_kits_own_scripts_travel_without_a_requirements_file():
 def test_copied_files_keep_their_executable_bit(tmp_path):
     write(tmp_path / "from", "run.sh", "train.py", "training/x.py")
     (tmp_path / "from/run.sh").chmod(0o700)
-    package.copy_files(package.travelling_files(tmp_path / "from"), tmp_path / "to")
+    package.copy_files(package.travelling_files(tmp_path / "from")[0], tmp_path / "to")
     assert os.access(tmp_path / "to/run.sh", os.X_OK) and not os.access(tmp_path / "to/train.py", os.X_OK)
+
+
+def test_secret_files_never_travel(tmp_path):
+    write(
+        tmp_path,
+        "train.py",
+        ".env",
+        ".env.local",
+        "keys/server.pem",
+        ".aws/credentials",
+        "id_rsa",
+        "sub/.netrc",
+        "training/x.py",
+    )
+    assert [file.path for file in package.travelling_files(tmp_path)[0]] == ["train.py", "training/x.py"]
+
+
+def test_a_repository_that_git_refuses_is_an_error_not_a_folder_without_git(tmp_path, script_job):
+    job = script_job("x = 1")
+    source = Path(job.source)
+    subprocess.run(["git", "init", "-q", str(source)], check=True)
+    (source / ".git/config").write_text("not a config [")
+    assert "git cannot list" in findings(job)
+
+
+def test_a_script_that_would_not_travel_is_refused(script_job):
+    job = script_job("x = 1")
+    (Path(job.source) / package.IGNORE_FILE).write_text("*.py\n")
+    assert "script.py would not travel" in findings(job)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"environment": {"A=B": "c"}}, "not a variable's name"),
+        ({"environment": {"": "c"}}, "not a variable's name"),
+        ({"environment": {"A": "x" * 513}}, "513 characters"),
+        ({"environment": {"A": "a\0b"}}, "a NUL character"),
+        ({"environment": {"A": "***"}}, "the record of a run does not hold its secrets"),
+        ({"environment": {"PATH": "/x"}}, "the container toolkit's own"),
+        ({"environment": {"SAGEMAKER_BASE_DIR": "/x"}}, "the container toolkit's own"),
+        ({"script": "../script.py"}, ". and .. are refused"),
+        ({"inputs": {"donn\u00e9es": {"folder": "/"}}}, "not a channel name"),
+        ({"inputs": {"train": {"folder": "~nosuchuser/x"}}}, "check the path"),
+        ({"source": __file__}, "a file"),
+        ({"hyperparameters": {"api_key": "sk-123"}}, "pass it under environment: API_KEY"),
+        ({"hyperparameters": {"a=b": 1}}, "a name with ="),
+        ({"hyperparameters": {"rate": float("nan")}}, "finite number"),
+        ({"compute": {"instance_count": 3_000_000}, "distribution": "torchrun"}, "valid: at most 16"),
+        ({"compute": {"processes_per_host": 100_000}, "distribution": "torchrun"}, "100000 processes on"),
+    ],
+)  # fmt: skip
+def test_what_no_run_could_carry_is_refused(script_job, values, expected):
+    job = script_job("def main(): ...")
+    assert expected in findings(launcher.from_values({**job.model_dump(exclude_none=True), **values}))
+
+
+def test_words_that_only_look_like_secrets_pass(script_job):
+    job = script_job(
+        "x = 1", hyperparameters={"num_tokens": 3, "token_size": "a", "class_token": True, "key_frames": "x"}
+    )
+    assert launcher.plan(job).errors == ()
+
+
+def test_a_secret_is_in_no_printout_and_no_plan(script_job):
+    plan = launcher.plan(script_job("x = 1", environment={"HF_TOKEN": "hf_hunter2", "PLAIN": "shown"}))
+    for text in (str(plan), plan.to_json()):
+        assert "hunter2" not in text and "HF_TOKEN" in text and "shown" in text
+
+
+def test_planning_leaves_the_users_random_numbers_alone(script_job):
+    import random
+
+    job = script_job("x = 1")
+    random.seed(0)
+    expected = random.random()
+    random.seed(0)
+    names = {launcher.plan(job).name[-4:] for _ in range(3)}
+    assert random.random() == expected and len(names) > 1

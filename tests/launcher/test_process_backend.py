@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -283,11 +284,103 @@ def test_sigterm_to_the_supervisor_stops_the_run_in_order(script_job):
     assert (output(run) / "told-0").exists()
 
 
-def test_a_reused_process_id_does_not_make_a_dead_run_look_alive(script_job):
+def test_a_run_is_never_seen_as_failed_before_it_is(script_job):
+    """Another process looks all the time, from before the run can be found until it is over."""
+    watch = "import launcher\nseen = set()\nwhile 'Completed' not in seen:\n    seen |= {run.state for run in launcher.runs()}\nprint(sorted(seen))"
+    watcher = subprocess.Popen([sys.executable, "-c", watch], stdout=subprocess.PIPE, text=True)
     run = launcher.run(launcher.plan(script_job("print(1)")))
-    run.wait(60)
-    run.folder.outcome.unlink()
-    run.folder.supervisor.write_text(json.dumps({"pid": os.getpid(), "create_time": 1.0}))
+    assert run.wait(60) == "Completed"
+    assert watcher.communicate(timeout=30)[0].strip() == "['Completed', 'InProgress']"
+
+
+def test_a_secret_reaches_the_script_and_no_file(script_job):
+    text = "import os; raise SystemExit(0 if os.environ['HF_TOKEN'] == 'hf_hunter2' else 9)"
+    run = launcher.run(launcher.plan(script_job(text, environment={"HF_TOKEN": "hf_hunter2"})))
+    assert run.wait(60) == "Completed"
+    kept = [file for file in run.folder.path.rglob("*") if file.is_file() and "code" not in file.parts]
+    assert len(kept) > 10 and not any(b"hunter2" in file.read_bytes() for file in kept)
+
+
+def test_odd_outputs_cost_neither_the_record_nor_the_store(script_job):
+    run = launcher.run(launcher.plan(script_job(
+        """
+        import os, pathlib
+        output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "x")
+        output.mkdir()
+        (output / "metrics.jsonl").write_bytes(b'{"step": 1}\\n\\xff\\xfe\\n{"step": 2}\\n{"step": ')
+        (output / "result.json").write_text("[1")
+        target = pathlib.Path(os.environ["SM_OUTPUT_DIR"], "weights.bin")
+        target.write_text("weights")
+        os.symlink(target, os.path.join(os.environ["SM_MODEL_DIR"], "best.bin"))
+        """
+    )))  # fmt: skip
+    assert run.wait(60) == "Completed"
+    assert run.metrics() == [{"step": 1}, {"step": 2}] and run.result() == {}
+    with tarfile.open(run.folder.model) as archive:
+        assert archive.extractfile("best.bin").read() == b"weights"
+    (run.folder.path.parent / "foreign").mkdir()
+    (run.folder.path.parent / "foreign/plan.json").write_text("[")
+    assert [item.name for item in launcher.runs()] == [run.name]
+
+
+def test_a_failure_before_the_stop_stays_a_failure(script_job):
+    text = "import os, time\nif os.environ['SM_CURRENT_HOST'].endswith('2'): raise SystemExit(42)\ntime.sleep(100)"
+    run = launcher.run(launcher.plan(script_job(text, **TWO_HOSTS)))
+    wait_until(lambda: (run.folder.host("algo-2") / "output/failure").exists())
+    time.sleep(1)
+    run.stop()
+    assert run.wait(60) == "Failed" and run.outcome()["exit_code"] == 42
+
+
+def test_the_same_plan_is_not_run_twice(script_job):
+    plan = launcher.plan(script_job("print(1)"))
+    assert launcher.run(plan).wait(60) == "Completed"
+    with pytest.raises(launcher.UserError, match="was started already"):
+        launcher.run(plan)
+
+
+def test_modules_in_the_current_folder_do_not_stand_in_for_the_launchers(script_job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("launcher", "psutil", "yaml", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
+    assert launcher.run(launcher.plan(script_job("print(1)"))).wait(60) == "Completed"
+
+
+def test_the_uncommitted_patch_can_be_applied(script_job, tmp_path):
+    job = script_job("print(1)")
+    git = ["git", "-C", job.source, "-c", "user.name=a", "-c", "user.email=a@b"]
+    (Path(job.source) / "latin.txt").write_bytes(b"caf\xe9\r\n")
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["commit", "-qm", "x"],
+        ["config", "color.ui", "always"],
+        ["config", "diff.noprefix", "true"],
+    ):
+        subprocess.run([*git, *command], check=True)
+    (Path(job.source) / "latin.txt").write_bytes(b"th\xe9\r\n")
+    run = launcher.run(launcher.plan(job))
+    assert run.wait(60) == "Completed" and not run.folder.read(run.folder.git)["clean"]
+    subprocess.run([*git, "stash", "-q"], check=True)
+    subprocess.run([*git, "apply", "--check", str(run.folder.git_patch)], check=True)
+
+
+def test_supervisor_and_shims_killed_together_leave_no_script(script_job):
+    run = launcher.run(
+        launcher.plan(
+            script_job(
+                "import os, pathlib, time\npathlib.Path(os.environ['SM_OUTPUT_DATA_DIR'], 'ready-0').touch()\ntime.sleep(100)"
+            )
+        )
+    )
+    wait_for_ready(run, 1)
+    for role in ("supervisor", "shim"):
+        for process in by_role(run)[role]:
+            process.suspend()
+    for role in ("supervisor", "shim"):
+        for process in by_role(run)[role]:
+            process.kill()
+    assert_nothing_left(run)
     assert run.state == "Failed"
 
 
