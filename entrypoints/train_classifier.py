@@ -19,11 +19,9 @@ from training.stopping import StopSignal
 
 def main(settings: ClassifierSettings) -> None:
     environment = read_environment()
-    with failure_file(environment.failure_file), distributed.process_group() as world:
+    with distributed.process_group() as world, failure_file(environment.failure_file):
         report = reporting.Reporter(environment.output_data_dir, active=world.is_first)
-        report.say(
-            f"{world.size} process{'es' if world.size > 1 else ''} on {world.device.type}, process group: {world.backend} ({world.reason})"
-        )
+        report.say(str(world))
         stop = StopSignal(world)
         torch.manual_seed(settings.seed)
         data = open_data(
@@ -40,6 +38,7 @@ def main(settings: ClassifierSettings) -> None:
         def task(images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"loss": label_cross_entropy(trained(images), labels, settings.label_smoothing)}
 
+        torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
         outcome = train(task, model, data, settings, world, report, stop)
         summary = reporting.summary(settings.model, models.parameter_count(model), outcome, settings, world)
         if world.is_first:

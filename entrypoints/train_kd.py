@@ -24,11 +24,9 @@ from training.stopping import StopSignal
 
 def main(settings: DistillationSettings) -> None:
     environment = read_environment()
-    with failure_file(environment.failure_file), distributed.process_group() as world:
+    with distributed.process_group() as world, failure_file(environment.failure_file):
         report = reporting.Reporter(environment.output_data_dir, active=world.is_first)
-        report.say(
-            f"{world.size} process{'es' if world.size > 1 else ''} on {world.device.type}, process group: {world.backend} ({world.reason})"
-        )
+        report.say(str(world))
         stop = StopSignal(world)
         torch.manual_seed(settings.seed)
         data = open_data(
@@ -48,7 +46,12 @@ def main(settings: DistillationSettings) -> None:
         teacher, teacher_summary = None, None
         if settings.hard_label_weight < 1:
             teacher = teachers.load(
-                environment.channel("teacher"), data.classes, name=settings.teacher, options=settings.teacher_options
+                environment.channel("teacher"),
+                data.classes,
+                channels=student.mean.shape[1],
+                image_size=settings.image_size,
+                name=settings.teacher,
+                options=settings.teacher_options,
             )
             teacher.model.to(world.device)
             accuracy = evaluate(teacher.model, data.validation, world)["validation_accuracy"]
@@ -73,6 +76,7 @@ def main(settings: DistillationSettings) -> None:
                 "teacher_loss": soft,
             }
 
+        torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
         outcome = train(task, student, data, settings, world, report, stop)
         summary = reporting.summary(settings.student, models.parameter_count(student), outcome, settings, world)
         if world.is_first:

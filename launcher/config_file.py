@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
 _CORE_SCHEMA = {  # tag: (pattern, the characters that a value may begin with); https://yaml.org/spec/1.2.2/#1032-tag-resolution
     "null": (r"^(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     "bool": (r"^(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
-    "int": (r"^[-+]?[0-9]+$", list("-+0123456789")),
+    "int": (r"^([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$", list("-+0123456789")),
     "float": (
         r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$",
         list("-+.0123456789"),
@@ -38,11 +38,16 @@ for _tag, (_pattern, _first) in _CORE_SCHEMA.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
 
 
-def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node))
+def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    try:
+        return int(text[2:] if base != 10 else text, base)
+    except ValueError:  # Python reads at most 4,300 digits
+        raise yaml.constructor.ConstructorError(None, None, "a number of too many digits", node.start_mark) from None
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _decimal)
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,8 @@ def parse(text: str, source: str) -> Config:
         if problems:
             raise UserError(problems, source)
         return Config(source, loader.construct_document(node), lines)
+    except RecursionError:
+        raise mistake(source, "an alias that holds itself, or too many nested levels", "write it flat") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
@@ -138,11 +145,15 @@ def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Fin
             )
             continue
         try:
-            value = yaml.load(value_text, Loader=_Loader)
-        except yaml.YAMLError:
+            value = parse(f"value: {value_text}", key).values["value"]
+        except UserError as error:
+            about = error.findings[0]
+            quote = f"quote it: {key}='\"{value_text}\"'"
             problems.append(
                 Finding(
-                    key=key, found=f"`{value_text}` is not a YAML value", cure=f"quote it: {key}='\"{value_text}\"'"
+                    key=key,
+                    found=f"`{value_text}`: {about.found}",
+                    cure=about.cure if "twice" in about.found else quote,
                 )
             )
             continue
@@ -178,13 +189,21 @@ def _set(values: dict[str, Any], key: str, value: Any) -> Finding | None:
     return None
 
 
-def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int]):
-    """Yield a Finding for every duplicate or non-text key below a node; note each key's line on the way."""
+def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[int] | None = None) -> Iterator[Finding]:
+    """Yield a Finding for every duplicate or non-text key below a node; note each key's line on the way.
+
+    An aliased node is looked at once, so that aliases of aliases cost no time.
+    """
+    seen = set() if seen is None else seen
+    if id(node) in seen:
+        return
+    seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _check_keys(item, f"{prefix}{index}.", lines)
+            yield from _check_keys(item, f"{prefix}{index}.", lines, seen)
     if not isinstance(node, yaml.MappingNode):
         return
+    here: dict[str, int] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if key_node.tag == "tag:yaml.org,2002:merge":
@@ -196,10 +215,11 @@ def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int]):
             )
             continue
         key = prefix + key_node.value
-        if key in lines:
-            yield Finding(key=key, found=f"stands twice, in lines {lines[key]} and {line}", cure="keep one of them")
-        lines[key] = line
-        yield from _check_keys(value_node, key + ".", lines)
+        if key_node.value in here:
+            first = here[key_node.value]
+            yield Finding(key=key, found=f"stands twice, in lines {first} and {line}", cure="keep one of them")
+        here[key_node.value] = lines[key] = line
+        yield from _check_keys(value_node, key + ".", lines, seen)
 
 
 def _other_configs(path: Path) -> str:

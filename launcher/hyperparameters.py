@@ -40,10 +40,8 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
     unusable = {finding.key.partition(".")[2] for finding in findings}
     try:
         declared = declared_settings(source / script)
-    except SyntaxError as error:
-        return findings + [
-            Finding(key="script", found=f"{script}, line {error.lineno}: {error.msg}", cure="correct the script")
-        ]
+    except (SyntaxError, ValueError) as error:
+        return findings + [Finding(key="script", found=f"{script}: {error}", cure="correct the script")]
     if declared is None:
         return findings + [
             Finding(
@@ -65,20 +63,26 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
                 cure="keep the settings class in a module that imports only the standard library and training.settings",
             )
         ]
-    with _imported(module_name, folders) as (module, settings_module):
-        settings_class = getattr(module, class_name, None)
-        if not dataclasses.is_dataclass(settings_class):
-            return findings + [
-                Finding(
-                    key="script",
-                    found=f"{script} takes {class_name} from {module_name}, which is no dataclass there",
-                    cure=f"define a dataclass {class_name} in {module_name}.py",
-                )
-            ]
-        usable = {name: value for name, value in hyperparameters.items() if name not in unusable}
-        settings, problems = settings_module.check(settings_class, usable)
-        needed = settings.channels() if settings is not None and hasattr(settings, "channels") else ()
-        names = [item.name for item in dataclasses.fields(settings_class)]
+    usable = {name: value for name, value in hyperparameters.items() if name not in unusable}
+    try:
+        with _imported(module_name, folders) as (module, settings_module):
+            settings_class = getattr(module, class_name, None)
+            if not dataclasses.is_dataclass(settings_class):
+                found = f"{script} takes {class_name} from {module_name}, which is no dataclass there"
+                cure = f"define a dataclass {class_name} in {module_name}.py"
+                return [*findings, Finding(key="script", found=found, cure=cure)]
+            settings, problems = settings_module.check(settings_class, usable)
+            needed = settings.channels() if settings is not None and hasattr(settings, "channels") else ()
+            names = [item.name for item in dataclasses.fields(settings_class)]
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the user's module is the user's code: whatever it raises is a mistake to tell
+        found = f"importing or making {class_name} of {module_name}: {type(error).__name__}: {error}"
+        return [
+            *findings,
+            Finding(key="script", found=found, cure=f"python -c 'import {module_name}' beside the script shows it"),
+        ]
     for name, found, valid in problems:
         if name in unusable:
             continue
@@ -114,7 +118,7 @@ def declared_settings(script: Path) -> tuple[str, str] | None:
     Raises:
         SyntaxError: the script is not Python.
     """
-    tree = ast.parse(script.read_text(encoding="utf-8"), str(script))
+    tree = ast.parse(script.read_bytes(), str(script))
     main = next(
         (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main" and node.args.args),
         None,
@@ -201,9 +205,14 @@ def _heavy_import(module_name: str, folders: Sequence[Path], seen: frozenset[str
     if file is None:
         return f"its module {module_name} is not beside the script"
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except SyntaxError as error:
-        return f"{file.name}, line {error.lineno}: {error.msg}"
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        return f"{file.name}: {error}"
+    package = module_name.rpartition(".")[0]
+    if package and package not in seen and _module_file(package, folders) is not None:
+        deeper = _heavy_import(package, folders, seen | {module_name})  # importing p.settings runs p/__init__.py first
+        if deeper:
+            return deeper
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             return f"{file.name} has a relative import"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.findings import Finding, UserError, did_you_mean, mistake
+from launcher.records import write_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -101,7 +102,17 @@ def prepare(source: str, target: str | Path, *, size: int | None = None, validat
         problems.append(Finding(key="TARGET", found=f"{target} is a file", cure="name a folder"))
     if problems:
         raise UserError(problems)
-    items = _items(source, validation_fraction)
+    inside = Path(target).resolve()
+    if Path(source).is_dir() and (inside == Path(source).resolve() or Path(source).resolve() in inside.parents):
+        raise mistake(
+            "TARGET",
+            f"{target} lies inside of {source}: its images would be taken as a class",
+            "name a folder elsewhere",
+        )
+    try:
+        items = _items(source, validation_fraction)
+    except (EOFError, struct.error, IndexError, ValueError) as error:
+        raise mistake("SOURCE", f"{source}: broken idx files ({error})", "fetch them again") from None
     if not items:
         raise mistake(
             "SOURCE",
@@ -110,11 +121,12 @@ def prepare(source: str, target: str | Path, *, size: int | None = None, validat
             valid=", ".join(IMAGE_ENDINGS),
         )
     target = Path(target)
-    _remember(target, {"source": source, "size": size, "validation_fraction": validation_fraction})
+    made_of = str(Path(source).resolve()) if Path(source).is_dir() else source
+    _remember(target, {"source": made_of, "size": size, "validation_fraction": validation_fraction})
     from PIL.Image import DecompressionBombError
 
     existing = {file.relative_to(target).as_posix() for file in target.rglob("*") if file.is_file()}
-    written, broken = 0, []
+    written, broken = 0, {}
     for item in tqdm(items, desc=f"{source} -> {target}", unit="image", disable=None):
         if item.path in existing:
             continue
@@ -126,18 +138,22 @@ def prepare(source: str, target: str | Path, *, size: int | None = None, validat
             ValueError,
             DecompressionBombError,
         ) as error:  # what Pillow raises for files that are no images
-            broken.append(f"{item.source}: {error}")
+            broken[item.source] = str(error)
             continue
         _write(image, target / item.path)
         written += 1
-    splits = Counter(item.path.split("/")[0] for item in items)
-    classes = {item.path.split("/")[1] for item in items}
+    readable = [item for item in items if item.source not in broken]
+    splits = Counter(item.path.split("/")[0] for item in readable)
+    classes = {item.path.split("/")[1] for item in readable}
     lines = [
         f"{target}: {splits['train']} training and {splits['validation']} validation images in {len(classes)} classes; "
         f"{written} written now, {len(items) - written - len(broken)} were there"
     ]
     if broken:
-        lines += [f"{len(broken)} images could not be read and were left out:", *(f"  {line}" for line in broken[:10])]
+        lines += [
+            f"{len(broken)} images could not be read and were left out:",
+            *(f"  {name}: {why}" for name, why in list(broken.items())[:10]),
+        ]
         lines += [f"  … and {len(broken) - 10} more"] if len(broken) > 10 else []
     return "\n".join(lines)
 
@@ -157,7 +173,7 @@ def _remember(target: Path, how: dict[str, str | int | float | None]) -> None:
                 f"name another folder, or remove it first: rm -r {target}",
             )
     target.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(how) + "\n", encoding="utf-8")
+    write_json(file, how)
 
 
 def _items(source: str, validation_fraction: float) -> list[Item]:
@@ -279,24 +295,31 @@ def _from_file(split: str, folder: Path, name: tuple[str, str]) -> Item:
 
     file = folder / name[0] / name[1]
     ending = file.suffix.lower() if file.suffix.lower() in (".jpg", ".jpeg", ".png") else ".png"
+    name_without = (
+        name[1] if ending != file.suffix.lower() else re.sub(r"\.[^.]*$", "", name[1])
+    )  # x.bmp becomes x.bmp.png, beside x.png
 
     def image() -> Image.Image:
         with Image.open(file) as opened:
+            if opened.mode.startswith(("I", "F")):
+                raise OSError(
+                    f"{opened.mode} pixels of more than 8 bits: convert it to 8 bits, in the range that you want to keep"
+                )
             return ImageOps.exif_transpose(opened).convert("L" if opened.mode in ("1", "L") else "RGB")
 
-    stem = re.sub(r"\.[^.]*$", "", name[1]).replace("/", "_")
+    stem = name_without.replace("_", "__").replace("/", "_")  # a/b.jpg and a_b.jpg stay two
     return Item(f"{split}/{name[0]}/{stem}{ending}", image, str(file))
 
 
 def _held_out(names: Iterable[tuple[str, str]], fraction: float) -> set[tuple[str, str]]:
-    """The share of each class that is held out, at least one image where there are two: the same for the same names."""
+    """The share of each class that is held out: the same for the same names, and at least one image on either side where there are two."""
     by_class: dict[str, list[tuple[str, str]]] = {}
     for name in names:
         by_class.setdefault(name[0], []).append(name)
     held_out: set[tuple[str, str]] = set()
     for label, members in sorted(by_class.items()):
         shuffled = random.Random(label).sample(sorted(members), len(members))
-        held_out.update(shuffled[: max(round(len(members) * fraction), min(1, len(members) - 1))])
+        held_out.update(shuffled[: min(max(round(len(members) * fraction), 1), len(members) - 1)])
     return held_out
 
 

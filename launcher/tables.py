@@ -75,13 +75,15 @@ def print_end(run: Run) -> None:
         parts.append(f"after {outcome['seconds']:.0f} s")
     if outcome.get("stop_reason"):
         parts.append(f"({outcome['stop_reason']})")
-    if result.get("validation_accuracy") is not None:
+    if isinstance(result.get("validation_accuracy"), (int, float)):
         parts.append(f"- {_percent(result['validation_accuracy'])} on held-out images")
     print(" ".join(parts))
     if run.state == records.FAILED:
         _print_failure(outcome)
         print(f"  next: launcher logs {run.name}")
-    elif run.folder.model.is_file():
+    for problem in outcome.get("not_saved", []):
+        print(f"  not saved: {problem}")
+    if run.state != records.FAILED and run.folder.model.is_file():
         print(f"  model: {run.folder.model}")
 
 
@@ -104,10 +106,10 @@ def print_comparison(runs: list[Run]) -> None:
                 run.folder.read(run.folder.plan)["job"]["name"],
                 str(result.get("model", "-")),
                 learnt if result else "-",
-                f"{result['parameters']:,}" if result else "-",
+                _number(result.get("parameters"), ","),
                 str(result.get("steps", "-")),
                 _percent(result.get("validation_accuracy")),
-                f"{result['images_per_second']:.0f}" if result else "-",
+                _number(result.get("images_per_second"), ".0f"),
                 _seconds(run.outcome().get("seconds")),
             ]
         )
@@ -126,12 +128,17 @@ def _print_failure(outcome: dict[str, Any]) -> None:
         print("\n".join("    " + line for line in outcome["failure"].splitlines()))
 
 
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction * 100:.2f} %"
+def _number(value: Any, form: str) -> str:
+    """A script's number in a format; - for anything else that it may have written."""
+    return format(value, form) if isinstance(value, (int, float)) else "-"
 
 
-def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.1f}"
+def _percent(fraction: Any) -> str:
+    return f"{fraction * 100:.2f} %" if isinstance(fraction, (int, float)) else "-"
+
+
+def _seconds(seconds: Any) -> str:
+    return _number(seconds, ".1f")
 
 
 def _is_number(text: str) -> bool:

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class World:
     reason: str
     """Why that backend."""
 
+    def __str__(self) -> str:
+        processes = f"{self.size} process{'es' if self.size > 1 else ''}"
+        return f"{processes} on {self.device.type}, process group: {self.backend} ({self.reason})"
+
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which writes what is written once."""
@@ -36,6 +41,13 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def average_buffers(self, model: nn.Module) -> None:
+        """Give every rank the mean of the model's floating-point buffers, so that BatchNorm's running statistics agree; in place."""
+        if self.size > 1:
+            for buffer in model.buffers():
+                if buffer.is_floating_point():
+                    self.total(buffer).div_(self.size)
+
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank. A collective: every rank must call it at the same step."""
         if self.size == 1:
@@ -45,7 +57,7 @@ class World:
 
 @contextlib.contextmanager
 def process_group(timeout_minutes: float = 10) -> Iterator[World]:
-    """Join the process group that torchrun describes, and leave it at the end whatever happened.
+    """Join the process group that torchrun describes, and leave it at the end.
 
     Without torchrun's variables this process trains alone, without a group.
 
@@ -56,6 +68,11 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
     cuda = torch.cuda.is_available()
+    if cuda and local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"local rank {local_rank} has no GPU of its own: {torch.cuda.device_count()} are visible. "
+            "Start one process a GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
@@ -66,7 +83,6 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
     if backend == "gloo" and "SM_NETWORK_INTERFACE_NAME" in os.environ:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["SM_NETWORK_INTERFACE_NAME"])
     dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
-    try:
-        yield World(rank, size, local_rank, device, backend, reason)
-    finally:
-        dist.destroy_process_group()  # without it gloo may abort at interpreter exit
+    yield World(rank, size, local_rank, device, backend, reason)
+    # Only after success: without it gloo may abort at interpreter exit, and after a failure it may wait for ranks that hang.
+    dist.destroy_process_group()

@@ -15,7 +15,6 @@ class Environment:
 
     host: str
     """This host's name; algo-1 in a plain shell."""
-    hosts: tuple[str, ...]
     model_dir: Path
     """What is here becomes model.tar.gz."""
     output_data_dir: Path
@@ -41,16 +40,15 @@ class Environment:
 def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
     """The contract's SM_* variables; without them everything lies below ./output."""
     # the toolkits of SDK v2 and v3 both set these (the names: sagemaker-training's ENVIRONMENT_VARIABLES.md)
-    names = json.loads(environ.get("SM_CHANNELS", "[]"))
-    variables = {name: environ.get(f"SM_CHANNEL_{name.upper()}") for name in names}
-    prefix = "SM_CHANNEL_"
-    channels = {key[len(prefix) :].lower(): Path(value) for key, value in environ.items() if key.startswith(prefix)}
-    channels |= {name: Path(value) for name, value in variables.items() if value}
+    channels = {
+        name: Path(environ[f"SM_CHANNEL_{name.upper()}"]) for name in json.loads(environ.get("SM_CHANNELS", "[]"))
+    }
+    prefix = "SM_CHANNEL_"  # in a plain shell, SM_CHANNEL_TRAIN alone is enough
+    channels |= {key[len(prefix) :].lower(): Path(value) for key, value in environ.items() if key.startswith(prefix)}
     output = Path(environ.get("SM_OUTPUT_DIR", "output"))
     host = environ.get("SM_CURRENT_HOST", "algo-1")
     return Environment(
         host=host,
-        hosts=tuple(json.loads(environ.get("SM_HOSTS", json.dumps([host])))),
         model_dir=Path(environ.get("SM_MODEL_DIR", output / "model")),
         output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR", output / "data")) / host,
         failure_file=output / "failure",

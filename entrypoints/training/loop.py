@@ -33,10 +33,11 @@ class Outcome:
     steps: int
     stopped: bool
     """Whether SIGTERM ended it before its last step."""
-    images_per_second: float
-    """Over all processes, without the first steps and without evaluation."""
-    validation_accuracy: float
-    validation_loss: float
+    images_per_second: float | None
+    """Over all processes, without the first steps and without evaluation. None: there were no other steps."""
+    validation_accuracy: float | None
+    """Of the last evaluation: a stopped run leaves at once, without one more. None: there was none."""
+    validation_loss: float | None
 
 
 class Stopwatch:
@@ -63,9 +64,9 @@ class Stopwatch:
         self._window_steps, self._window_seconds = 0, 0.0
         return speed
 
-    def overall(self) -> float:
-        """Images a second over all steps after the warm-up; nan where there were no more."""
-        return self._batch * self._steps / self._seconds if self._steps else float("nan")
+    def overall(self) -> float | None:
+        """Images a second over all steps after the warm-up; None where there were no more."""
+        return self._batch * self._steps / self._seconds if self._steps else None
 
 
 def distribute(model: nn.Module, world: World) -> nn.Module:
@@ -88,7 +89,7 @@ def train(
     """Train until the last step, or until a stop is asked for.
 
     Args:
-        task: the losses; it holds the model as `distribute` wrapped it.
+        task: the losses of this rank's share of a batch; it holds the model as `distribute` wrapped it.
         model: the same model unwrapped, for the optimizer and for evaluation.
 
     Returns:
@@ -102,7 +103,7 @@ def train(
         optimizer, lambda step: warmup_cosine(step, steps, settings.warmup_fraction)
     )
     watch, step, stopped = Stopwatch(settings.global_batch_size), 0, False
-    accuracy = {"validation_accuracy": float("nan"), "validation_loss": float("nan")}
+    accuracy: dict[str, float | None] = {"validation_accuracy": None, "validation_loss": None}
     for epoch in range(1, epochs + 1):
         data.train_batches.epoch = epoch
         model.train()
@@ -114,27 +115,26 @@ def train(
             losses["loss"].backward()
             if settings.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+            learning_rate = schedule.get_last_lr()[0]
             optimizer.step()
             schedule.step()
             step += 1
-            watch.step(step)
             stopped = step < steps and stop.agreed()
-            if step % settings.log_every == 0 or step == steps or stopped:
-                values = {name: value.item() for name, value in losses.items()}
+            shown = step % settings.log_every == 0 or step == steps or stopped
+            values = {name: value.item() for name, value in losses.items()} if shown and world.is_first else {}
+            watch.step(step)  # after .item(), which waits for the device
+            if shown:
                 report.metrics(
-                    epoch,
-                    epochs,
-                    step,
-                    steps,
-                    {**values, "learning_rate": schedule.get_last_lr()[0], "images/s": watch.window()},
+                    epoch, epochs, step, steps, {**values, "learning_rate": learning_rate, "images/s": watch.window()}
                 )
-                watch.start()
             if step == steps or stopped:
                 break
-        if epoch % settings.evaluate_every == 0 or step == steps or stopped:
+        if not stopped and (epoch % settings.evaluate_every == 0 or step == steps):
+            world.average_buffers(model)
             accuracy = evaluate(model, data.validation, world)
             report.metrics(epoch, epochs, step, steps, accuracy)
         if stopped:
             report.say(f"stopped after step {step} of {steps}, as asked by SIGTERM")
             break
+    world.average_buffers(model)
     return Outcome(step, stopped, watch.overall(), **accuracy)

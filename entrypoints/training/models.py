@@ -7,6 +7,7 @@ from typing import Any
 
 import timm
 import torch
+from timm.optim import param_groups_weight_decay
 from torch import nn
 
 
@@ -24,6 +25,10 @@ class Normalized(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if images.shape[1] != self.mean.shape[1]:  # broadcasting would make three channels of one without a word
+            raise ValueError(
+                f"a model for {self.mean.shape[1]} channels got images with {images.shape[1]}: set in_chans"
+            )
         return self.model((images.float() / 255 - self.mean) / self.std)
 
 
@@ -46,7 +51,7 @@ def build(name: str, options: Mapping[str, Any], classes: int, *, pretrained: bo
         )
     try:
         model = timm.create_model(name, pretrained=pretrained, num_classes=classes, **options)
-    except TypeError as error:
+    except (TypeError, AssertionError) as error:
         raise ValueError(f"{name} cannot be made with {dict(options)}: {error}") from error
     channels = options.get("in_chans", 3)
     mean, std = ([*model.pretrained_cfg[key]] for key in ("mean", "std"))
@@ -61,8 +66,6 @@ def parameter_count(model: nn.Module) -> int:
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """An optimizer's groups: weight decay for weights, none for biases, normalisation weights and the model's own exceptions."""
-    from timm.optim import param_groups_weight_decay
-
     inner = model.model if isinstance(model, Normalized) else model
     exceptions = inner.no_weight_decay() if hasattr(inner, "no_weight_decay") else ()
     return param_groups_weight_decay(inner, weight_decay, no_weight_decay_list=exceptions)

@@ -18,6 +18,7 @@ class Reporter:
         self._folder, self._active = folder, active
         if active:
             folder.mkdir(parents=True, exist_ok=True)
+            (folder / "metrics.jsonl").write_text("", encoding="utf-8")  # an earlier run's, in a plain shell
 
     def say(self, text: str) -> None:
         """One line for people."""
@@ -74,6 +75,10 @@ def _decimal(value: float) -> str:
     """A number without an exponent: four decimals, more where it is small, one where it is large."""
     if value != value or abs(value) == float("inf"):
         return str(value)
-    if value == 0 or abs(value) >= 0.1:
+    if abs(value) >= 0.1:
         return f"{value:.1f}" if abs(value) >= 1000 else f"{value:.4f}"
-    return f"{value:.10f}".rstrip("0") if abs(value) < 1e-4 else f"{value:.7f}".rstrip("0")
+    return (
+        f"{value:.12f}".rstrip("0").ljust(len("-0.0" if value < 0 else "0.0"), "0")
+        if abs(value) < 1e-4
+        else f"{value:.7f}"
+    )

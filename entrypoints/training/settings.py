@@ -17,6 +17,7 @@ your script that imports no more than the standard library and `training.setting
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import types
@@ -180,7 +181,7 @@ def check(
         if name in values:
             try:
                 good[name] = convert(values[name], annotations[name])
-            except ValueError:
+            except (ValueError, OverflowError):
                 problems.append((name, _shown(values[name]), describe(annotations[name])))
         elif item.default is MISSING and item.default_factory is MISSING:
             problems.append((name, "missing", describe(annotations[name])))
@@ -286,7 +287,7 @@ def convert(value: Any, annotation: Any) -> Any:
             return int(value)
         raise ValueError
     if annotation is float:
-        if isinstance(value, (int, float, str)):
+        if isinstance(value, (int, float, str)) and math.isfinite(float(value)):
             return float(value)
         raise ValueError
     if annotation is str:
@@ -343,5 +344,5 @@ def _from_json(value: Any, kinds: type | tuple[type, ...]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value) if not isinstance(value, str) else repr(value)
+    text = json.dumps(value, default=repr) if not isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

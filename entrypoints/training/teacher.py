@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,13 @@ class Teacher:
 
 
 def load(
-    channel: Path, classes: Sequence[str], *, name: str | None = None, options: Mapping[str, Any] | None = None
+    channel: Path,
+    classes: Sequence[str],
+    *,
+    channels: int,
+    image_size: int,
+    name: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Teacher:
     """The teacher in a channel.
 
@@ -39,23 +46,31 @@ def load(
         channel: a folder with a model.tar.gz as a run leaves it, or with its content, or with one weights file
             (.safetensors, .pt or .pth: a state dict, or a checkpoint that holds one under state_dict, model or model_ema).
         classes: the student's classes, in the order of its logits.
+        channels, image_size: of the images that it will see.
         name, options: the timm model that the weights are for; None: as model.json says.
 
     Raises:
-        ValueError: no weights, several, no model name, or other classes than the student's; the message says which.
+        ValueError: no weights, several, no model name, weights that do not fit it, or other classes, channels or image size
+            than the student's; the message says which.
     """
     with tempfile.TemporaryDirectory() as unpacked:
         folder = _unpack(channel, Path(unpacked))
         description = (
             json.loads((folder / DESCRIPTION).read_text(encoding="utf-8")) if (folder / DESCRIPTION).is_file() else {}
         )
-        weights = [file for file in sorted(folder.iterdir()) if file.suffix in (".safetensors", ".pt", ".pth")]
+        weights = [
+            file
+            for file in sorted(folder.iterdir())
+            if file.suffix in (".safetensors", ".pt", ".pth") and not file.name.startswith(".")
+        ]
         if len(weights) != 1:
             raise ValueError(
                 f"the channel teacher holds {len(weights)} weights files ({', '.join(file.name for file in weights) or 'none'}): "
                 "it needs one model.tar.gz, .safetensors, .pt or .pth"
             )
-        name, options = (name, options or {}) if name else (description.get("name"), description.get("options", {}))
+        if name is None or (name == description.get("name") and not options):
+            name, options = description.get("name"), description.get("options")
+        options = options or {}
         if name is None:
             raise ValueError(
                 f"{weights[0].name} comes without a model.json: set the hyperparameter teacher to its timm model name"
@@ -65,8 +80,22 @@ def load(
                 f"the teacher knows the classes {_some(description['classes'])}, the training images have {_some(classes)}: "
                 "train the teacher on the same classes"
             )
-        model = models.build(name, options, len(classes))
-        model.model.load_state_dict(_state(weights[0]))
+        seen = {"channels": channels, "image size": image_size}
+        made_for = {"channels": options.get("in_chans", 3), "image size": description.get("image_size", image_size)}
+        for what, number in made_for.items():
+            if number != seen[what]:
+                raise ValueError(
+                    f"the teacher was made for {what} {number}, the student sees {seen[what]}: give both the same"
+                )
+        with torch.random.fork_rng():  # its random start must not move the student's
+            model = models.build(name, options, len(classes))
+        try:
+            model.model.load_state_dict(_state(weights[0]))
+        except RuntimeError as error:
+            first = " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"{weights[0].name} does not fit {name} with {options} and {len(classes)} classes: {first}"
+            ) from error
     if description:
         model.mean.copy_(torch.tensor(description["mean"]).view_as(model.mean))
         model.std.copy_(torch.tensor(description["std"]).view_as(model.std))
@@ -99,13 +128,18 @@ def _state(file: Path) -> dict[str, torch.Tensor]:
     if file.suffix == ".safetensors":
         state = load_file(file)
     else:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        for key in ("state_dict", "model", "model_ema"):
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            cure = "save the state dict alone: torch.save(model.state_dict(), FILE)"
+            raise ValueError(f"{file.name} is no file of weights alone, and nothing else is run: {cure}") from error
+        for key in ("state_dict_ema", "state_dict", "model_ema", "model"):
             if isinstance(state.get(key), dict):
                 state = state[key]
                 break
-    for prefix in ("module.", "_orig_mod."):
-        state = {name.removeprefix(prefix): value for name, value in state.items()}
+    prefixes = ("module.", "_orig_mod.")
+    while any(name.startswith(prefixes) for name in state):
+        state = {name.removeprefix("module.").removeprefix("_orig_mod."): value for name, value in state.items()}
     return state
 
 

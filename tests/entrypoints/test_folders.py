@@ -12,7 +12,7 @@ from training.data.folders import (
     TrainingBatches,
     fit,
     open_data,
-    random_crop,
+    random_box,
 )
 from training.distributed import World
 from training.settings import TrainingSettings
@@ -132,11 +132,63 @@ def test_fit_fills_the_square(size):
     assert fit(Image.new("RGB", size), 16).size == (16, 16)
 
 
-def test_crops_keep_their_area_and_aspect():
-    chance = random.Random(0)
+def test_crops_keep_their_area_and_aspect_and_move_about():
+    chance, boxes = random.Random(0), set()
     for _ in range(200):
-        crop = random_crop(Image.new("L", (120, 90)), 0.25, chance)
-        assert 0.24 <= crop.width * crop.height / (120 * 90) <= 1 and 0.72 <= crop.width / crop.height <= 1.38
+        left, top, right, bottom = random_box((120, 90), 0.25, chance)
+        assert 0 <= left < right <= 120 and 0 <= top < bottom <= 90
+        assert 0.24 <= (right - left) * (bottom - top) / (120 * 90) <= 1
+        assert 0.72 <= (right - left) / (bottom - top) <= 1.38
+        boxes.add((left, top))
+    assert len(boxes) > 100
+    assert random_box((300, 30), 1.0, chance) == (130, 0, 170, 30), "a strip gives its widest middle"
+
+
+def test_a_crop_shows_a_part_of_the_image():
+    image = Image.linear_gradient("L")
+    darkest = [Augmentation(min_crop_area=0.3)(image, 16, random.Random(seed)).getextrema()[0] for seed in range(30)]
+    assert max(darkest) > 60 and min(darkest) < 20
+
+
+def test_fit_takes_the_middle_without_squashing():
+    image = Image.linear_gradient("L").resize((64, 64)).transpose(Image.Transpose.ROTATE_90).resize((128, 64))
+    middle = fit(image, 64)
+    assert middle.getpixel((0, 0)) == pytest.approx(64, abs=6) or middle.getpixel((0, 0)) == pytest.approx(191, abs=6)
+
+
+def test_rows_and_columns_stay_rows_and_columns(tmp_path):
+    (tmp_path / "a").mkdir()
+    image = Image.new("L", (16, 16))
+    image.putpixel((3, 5), 255)
+    image.save(tmp_path / "a/0.png")
+    pixels, _ = LabelledFolder(tmp_path, 16, 1)[(0, 0)]
+    assert pixels[0, 5, 3] == 255
+
+
+def test_every_augmentation_setting_reaches_training_images_and_none_the_held_out_ones(images):
+    def data(**settings):
+        made = open_data(
+            images / "train",
+            images / "validation",
+            TrainingSettings(image_size=16, global_batch_size=4, **settings),
+            3,
+            world(),
+        )
+        return made.train.dataset, made.validation.dataset
+
+    plain, held_out = data()
+    for settings in (
+        {"min_crop_area": 0.3},
+        {"horizontal_flip": True},
+        {"max_shift_pixels": 3},
+        {"max_rotation_degrees": 30.0},
+    ):
+        changed, still = data(**settings)
+        assert any(not torch.equal(changed[(1, number)][0], plain[(1, number)][0]) for number in range(12)), settings
+        assert all(torch.equal(still[(1, number)][0], held_out[(1, number)][0]) for number in range(12)), settings
+    one, two = data(seed=1, max_shift_pixels=3)[0], data(seed=2, max_shift_pixels=3)[0]
+    assert any(not torch.equal(one[(1, number)][0], two[(1, number)][0]) for number in range(12))
+    assert len(data(images_per_class=2)[0]) == 6
 
 
 def test_a_shift_moves_and_a_flip_mirrors():

@@ -52,7 +52,7 @@ def test_smoothed_labels_mix_in_the_uniform_distribution():
 
 def test_the_schedule_rises_then_falls_to_zero():
     factors = [warmup_cosine(step, 100, 0.1) for step in range(101)]
-    assert factors[0] > 0 and factors[10] == 1 and factors[100] == pytest.approx(0)
+    assert factors[0] == pytest.approx(1 / 11) and factors[10] == 1 and factors[100] == pytest.approx(0)
     assert factors[:11] == sorted(factors[:11]) and factors[10:] == sorted(factors[10:], reverse=True)
     assert warmup_cosine(55, 100, 0.1) == pytest.approx(0.5)
     assert warmup_cosine(0, 1, 0) == 1

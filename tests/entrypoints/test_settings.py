@@ -64,7 +64,7 @@ def test_wrong_values_end_the_script_with_one_line_each(capsys):
 
 
 def test_names_that_sdks_add_are_not_the_scripts():
-    environ = {"SM_HPS": '{"model": "x", "sagemaker_program": "y", "epochs": 2}'}
+    environ = {"SM_HPS": '{"model": "x", "sagemaker_program": "y", "_tuning_objective_metric": "z", "epochs": 2}'}
     assert read_settings(ClassifierSettings, ["ignored"], environ).epochs == 2
 
 
@@ -83,3 +83,25 @@ def test_every_setting_has_a_docstring_and_a_default_that_holds(settings_class):
     )
     made, problems = check(settings_class, required)
     assert made is not None and problems == []
+
+
+WRONG = {
+    "epochs": 0, "max_steps": 0, "global_batch_size": 0, "learning_rate": 0, "weight_decay": -1, "warmup_fraction": 1.1, "max_grad_norm": 0,
+    "label_smoothing": 1, "images_per_class": 0, "image_size": 7, "min_crop_area": 0, "max_shift_pixels": 500, "max_rotation_degrees": 181,
+    "seed": -1, "num_workers": -1, "log_every": 0, "evaluate_every": 0, "temperature": 0, "hard_label_weight": -0.1, "teacher_options": {"a": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_condition_refuses_what_it_says(name):
+    made, problems = check(DistillationSettings, {"student": "x", name: WRONG[name]})
+    assert made is None and [problem[0] for problem in problems] == [name]
+
+
+def test_every_condition_has_a_case_above():
+    assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG)
+
+
+def test_a_number_that_no_float_holds_is_refused():
+    assert check(DistillationSettings, {"student": "x", "learning_rate": 10**400})[1][0][0] == "learning_rate"
+    assert check(DistillationSettings, {"student": "x", "temperature": float("inf")})[1][0][0] == "temperature"

@@ -15,7 +15,7 @@ def values(text: str) -> dict:
     [
         ("1e-3", 1e-3), ("1E5", 1e5), (".5", 0.5), ("5.", 5.0), ("-2", -2), ("010", 10), ("1_000", "1_000"), ("1:30", "1:30"),
         ("no", "no"), ("on", "on"), ("Yes", "Yes"), ("true", True), ("False", False), ("null", None), ("~", None), ("", None),
-        ("2024-01-02", "2024-01-02"), ("0x10", "0x10"), (".inf", float("inf")), ("'5'", "5"), ("1.10.2", "1.10.2"),
+        ("2024-01-02", "2024-01-02"), ("0x10", 16), ("0o17", 15), (".inf", float("inf")), ("'5'", "5"), ("1.10.2", "1.10.2"),
     ],
 )  # fmt: skip
 def test_scalars_are_read_as_yaml_1_2_says(text, value):
@@ -40,6 +40,8 @@ def test_scalars_are_read_as_yaml_1_2_says(text, value):
         ("a: *nothing", "quote a value that begins with *"),
         ("a: 1\n---\nb: 2", "not YAML"),
         ("a: \x07", "not YAML"),
+        ("a: " + "9" * 5000, "a number of too many digits"),
+        ("a: " + "[" * 2000 + "]" * 2000, "too many nested levels"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why_and_what_to_do(text, expected):
@@ -84,3 +86,19 @@ def test_merge_replaces_lists_and_merges_mappings():
         "a": {"b": 1, "c": [3]},
         "d": {"e": 1},
     }
+
+
+def test_aliases_of_aliases_cost_no_time():
+    lines = ["a0: &a0 [x, x]"] + [
+        f"a{level}: &a{level} [*a{level - 1}, *a{level - 1}, *a{level - 1}, *a{level - 1}]" for level in range(1, 40)
+    ]
+    assert len(values("\n".join(lines))) == 40
+
+
+def test_the_same_dotted_key_written_in_two_ways_is_not_twice():
+    assert values('"a.b": 1\na: {b: 2}') == {"a.b": 1, "a": {"b": 2}}
+
+
+def test_an_override_with_a_duplicate_or_odd_key_is_refused():
+    _, problems = config_file.override(config_file.parse("a: 1", "x"), ["b={c: 1, c: 2}", "d={1: 2}"])
+    assert [finding.key for finding in problems] == ["b", "d"]

@@ -75,6 +75,28 @@ def test_a_settings_module_that_imports_torch_is_not_imported(user_source):
     assert finding.level == "not checked" and "imports torch" in finding.found
 
 
+def test_a_package_around_the_settings_that_imports_torch_is_not_imported_either(user_source):
+    (user_source / "pack").mkdir()
+    (user_source / "pack/__init__.py").write_text("import torch\n")
+    (user_source / "my_settings.py").rename(user_source / "pack/conf.py")
+    (user_source / "script.py").write_text("from pack.conf import Mine\ndef main(settings: Mine): ...\n")
+    [finding] = check(user_source, {"depth": 1})
+    assert finding.level == "not checked" and "__init__.py imports torch" in finding.found
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "import sys; sys.exit(0)", "class Mine: ...", "raise ValueError('x')"])
+def test_a_settings_module_that_cannot_be_used_is_a_mistake_not_a_crash(user_source, text):
+    (user_source / "my_settings.py").write_text(text + "\n")
+    [finding] = check(user_source, {"depth": 1})
+    assert finding.level == "error" and finding.key == "script"
+
+
+def test_a_script_that_is_not_utf_8_is_a_mistake_not_a_crash(user_source):
+    (user_source / "script.py").write_bytes(b"x = '\xe9'\n")
+    [finding] = check(user_source, {})
+    assert finding.level == "error" and "script.py" in finding.found
+
+
 def test_a_script_without_settings_passes_through_and_says_so(user_source):
     (user_source / "script.py").write_text("print(1)\n")
     [finding] = check(user_source, {"anything": 1})
@@ -196,7 +218,7 @@ text = st.text(
         "1_000",
     ]
 )
-number = st.floats(allow_nan=False, width=64)
+number = st.floats(allow_nan=False, allow_infinity=False, width=64)  # no configuration may hold the others
 whole = st.integers(-(2**62), 2**62)
 json_value = st.recursive(
     st.none() | st.booleans() | whole | number | text,

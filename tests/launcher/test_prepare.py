@@ -132,10 +132,35 @@ def test_files_that_are_no_images_are_named_and_left_out(tmp_path):
     assert len(tree(tmp_path / "out")) == 12
 
 
-def test_one_broken_name_in_two_formats_does_not_collide(tmp_path):
-    write_images(tmp_path / "in", "a/x.png", "a/x.jpg", "a/y.png", "b/x.png", "b/y.png", "a/sub/x.png")
+def test_names_that_would_collide_stay_apart(tmp_path):
+    write_images(tmp_path / "in", "a/x.png", "a/x.jpg", "a/x.bmp", "a/sub/x.png", "a/sub_x.png", "b/x.png", "b/y.png")
+    assert "7 written now" in prepare(str(tmp_path / "in"), tmp_path / "out")
+    assert len(tree(tmp_path / "out")) == 7
+
+
+def test_each_class_keeps_images_on_both_sides_of_the_split(tmp_path):
+    write_images(tmp_path / "in", "a/1.png", "a/2.png", "b/1.png", "b/2.png", "b/3.png")
+    assert "2 training and 3 validation" in prepare(str(tmp_path / "in"), tmp_path / "out", validation_fraction=0.9)
+
+
+def test_a_target_inside_the_source_is_refused(tmp_path):
+    write_images(tmp_path / "in", "a/1.png", "b/1.png")
+    for target in (tmp_path / "in", tmp_path / "in/out"):
+        with pytest.raises(launcher.UserError, match="lies inside of"):
+            prepare(str(tmp_path / "in"), target)
+
+
+def test_the_same_folder_named_otherwise_is_the_same_source(tmp_path, monkeypatch):
+    write_images(tmp_path / "in", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
     prepare(str(tmp_path / "in"), tmp_path / "out")
-    assert len(tree(tmp_path / "out")) == 6
+    monkeypatch.chdir(tmp_path)
+    assert "0 written now, 4 were there" in prepare("./in", "out")
+
+
+def test_sixteen_bit_images_are_named_not_clipped(tmp_path):
+    write_images(tmp_path / "in", "a/1.png", "a/2.png")
+    Image.new("I;16", (9, 9), 40000).save(tmp_path / "in/a/deep.png")
+    assert "more than 8 bits" in prepare(str(tmp_path / "in"), tmp_path / "out")
 
 
 @pytest.mark.parametrize(

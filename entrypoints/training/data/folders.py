@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -32,8 +33,11 @@ class Augmentation:
 
     def __call__(self, image: Image.Image, size: int, chance: random.Random) -> Image.Image:
         """The image at `size` × `size` pixels, varied by the numbers that `chance` draws."""
-        image = random_crop(image, self.min_crop_area, chance) if self.min_crop_area < 1 else image
-        image = fit(image, size)
+        if self.min_crop_area < 1:
+            box = random_box(image.size, self.min_crop_area, chance)
+            image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+        else:
+            image = fit(image, size)
         if self.max_shift_pixels or self.max_rotation_degrees:
             shift = tuple(chance.randint(-self.max_shift_pixels, self.max_shift_pixels) for _ in range(2))
             angle = chance.uniform(-self.max_rotation_degrees, self.max_rotation_degrees)
@@ -198,14 +202,20 @@ def fit(image: Image.Image, size: int) -> Image.Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def random_crop(image: Image.Image, min_area: float, chance: random.Random) -> Image.Image:
-    """A random part of the image: its area from `min_area` to 1, its aspect 3:4 to 4:3 (https://arxiv.org/abs/1409.4842, section 6)."""
-    width, height = image.size
+def random_box(image_size: tuple[int, int], min_area: float, chance: random.Random) -> tuple[int, int, int, int]:
+    """A random part of an image: its area from `min_area` to 1, its aspect 3:4 to 4:3 (https://arxiv.org/abs/1409.4842, section 6).
+
+    Returns:
+        left, top, right, bottom in pixels; where ten draws do not fit, the largest part of that aspect in the middle.
+    """
+    width, height = image_size
     for _ in range(10):
         area = width * height * chance.uniform(min_area, 1)
-        aspect = 2 ** chance.uniform(-0.415, 0.415)  # log-uniform between 3/4 and 4/3
+        aspect = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
         wide, high = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
         if 0 < wide <= width and 0 < high <= height:
             left, top = chance.randint(0, width - wide), chance.randint(0, height - high)
-            return image.crop((left, top, left + wide, top + high))
-    return image
+            return left, top, left + wide, top + high
+    wide, high = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    left, top = (width - wide) // 2, (height - high) // 2
+    return left, top, left + wide, top + high
