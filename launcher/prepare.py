@@ -95,7 +95,9 @@ def prepare(source: str, target: str | Path, *, size: int | None = None, validat
     if importlib.util.find_spec("PIL") is None:
         problems.append(
             Finding(
-                key="launcher prepare", found="Pillow is not installed", cure="pip install 'vision-launcher[local]'"
+                key="launcher prepare",
+                found="Pillow is not installed",
+                cure="make, or pip install -e '.[local]', in this kit's folder",
             )
         )
     if Path(target).exists() and not Path(target).is_dir():
@@ -209,7 +211,9 @@ def _digits(validation_fraction: float) -> Iterator[Item]:
     """scikit-learn's 1,797 handwritten digits, 8 × 8, values 0…16 (https://scikit-learn.org/stable/datasets/toy_dataset.html)."""
     if importlib.util.find_spec("sklearn") is None:
         raise mistake(
-            "SOURCE", "digits come with scikit-learn, which is not installed", "pip install 'vision-launcher[local]'"
+            "SOURCE",
+            "digits come with scikit-learn, which is not installed",
+            "make, or pip install -e '.[local]', in this kit's folder",
         )
     from PIL import Image
     from sklearn.datasets import load_digits

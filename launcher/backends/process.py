@@ -82,7 +82,7 @@ def check(job: Job, source: Path) -> list[Finding]:
             Finding(
                 key="--on process",
                 found=f"not installed: {', '.join(missing)}",
-                cure="pip install 'vision-launcher[local]'",
+                cure="make, or pip install -e '.[local]', in this kit's folder",
             )
         )
     for name in job.environment:
@@ -326,7 +326,7 @@ def _environment(job: Job, index: int, count: int, processes: int) -> dict[str, 
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",  # this machine has other work too, beside which spinning threads crawl
+        "GOMP_SPINCOUNT": "1000",  # this machine has other work too, beside which threads that spin for long crawl
     }
     if count * processes > 1:
         given["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (count * processes)))
