@@ -58,10 +58,10 @@ def mistake(key: str, found: str, cure: str, valid: str = "") -> UserError:
     return UserError([Finding(key=key, found=found, valid=valid, cure=cure)])
 
 
-def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """The cure for an unknown word: the nearest known one, or how to go on without one."""
+def did_you_mean(word: str, words: Iterable[str], otherwise: str = "remove it") -> str:
+    """The cure for an unknown word: the nearest known one, or `otherwise` where none is near."""
     near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else "remove it"
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def indent(text: str, prefix: str = "  ") -> str:

@@ -204,8 +204,7 @@ def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
     cure = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
     if item["type"] == "literal_error" and isinstance(value, str):
         words = [word.strip() for word in valid.replace(" or ", ", ").split(",")]
-        guess = did_you_mean(value, words)
-        cure = guess if guess.startswith("did") else cure
+        cure = did_you_mean(value, words, cure)
     if key == "name" and isinstance(value, str) and (name := re.sub(r"[^a-zA-Z0-9]+", "-", value)[:42].strip("-")):
         cure = f"write name: {name}"
     if item["type"] == "string_type" and isinstance(value, (int, float, bool)):

@@ -111,8 +111,7 @@ def plan(job: Job, *, on: str = "process") -> Plan:
         UserError: no such backend.
     """
     if on not in backends.BACKENDS:
-        guess = did_you_mean(on, backends.BACKENDS)
-        cure = guess if guess.startswith("did") else f"write --on {next(iter(backends.BACKENDS))}"
+        cure = did_you_mean(on, backends.BACKENDS, f"write --on {next(iter(backends.BACKENDS))}")
         raise mistake("--on", f"no backend {on}", cure, valid=", ".join(backends.BACKENDS))
     now = datetime.now(timezone.utc)
     letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))  # random's seed is the user's

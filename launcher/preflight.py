@@ -105,10 +105,10 @@ def _place(key: str, source: Input) -> str:
         raise problem(f"{source.folder or source.file}: {error}", "check the path") from None
     kind = "folder" if source.folder else "file"
     if not path.exists():
-        near = did_you_mean(path.name, [item.name for item in path.parent.iterdir()]) if path.parent.is_dir() else ""
         made = "launcher prepare makes one; paths are relative to the folder you are in"
+        beside = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         raise problem(
-            f"{path}: no such {kind}", near if near.startswith("did") else (made if source.folder else "check the path")
+            f"{path}: no such {kind}", did_you_mean(path.name, beside, made if source.folder else "check the path")
         )
     if source.folder and not path.is_dir():
         raise problem(f"{path} is a file", f"write {{file: {source.folder}}}")
@@ -157,8 +157,7 @@ def _check_script(job: Job, source: Path, files: list[TravelFile]) -> Iterator[F
         )
     elif not (source / job.script).is_file():
         scripts = [file.path for file in files if file.path.endswith(".py") and not file.path.startswith("training/")]
-        guess = did_you_mean(job.script, scripts)
-        cure = guess if guess.startswith("did") else "name a script of that folder, or set `source` to yours"
+        cure = did_you_mean(job.script, scripts, "name a script of that folder, or set `source` to yours")
         yield Finding(
             key="script", found=f"{job.script}: no such file in {source}", valid=", ".join(scripts[:8]), cure=cure
         )

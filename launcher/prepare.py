@@ -186,13 +186,8 @@ def _items(source: str, validation_fraction: float) -> list[Item]:
     if source == "fashion-mnist" and not folder.is_dir():
         folder = next((place for place in FASHION_FOLDERS if place.is_dir()), None) or _no_fashion()
     if not folder.is_dir():
-        guess = did_you_mean(source, ["digits", "fashion-mnist"])
-        raise mistake(
-            "SOURCE",
-            f"{source}: no such folder",
-            guess if guess.startswith("did") else "check the path",
-            valid="digits, fashion-mnist, or a folder",
-        )
+        cure = did_you_mean(source, ["digits", "fashion-mnist"], "check the path")
+        raise mistake("SOURCE", f"{source}: no such folder", cure, valid="digits, fashion-mnist, or a folder")
     if _idx_file(folder, IDX_FILES["train"][0]) is not None:
         return [item for split, names in IDX_FILES.items() for item in _idx(folder, split, *names)]
     return list(_image_folder(folder, validation_fraction))

@@ -173,10 +173,8 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
         )
     names = [run.name for run in runs]
     job_names = {run.read(run.plan).get("job", {}).get("name", "") for run in runs}
-    guess = did_you_mean(name, [*names, *job_names])
-    raise mistake(
-        "run", f"{name}: no such run in {store()}", guess if guess.startswith("did") else "launcher runs lists them"
-    )
+    cure = did_you_mean(name, [*names, *job_names], "launcher runs lists them")
+    raise mistake("run", f"{name}: no such run in {store()}", cure)
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:

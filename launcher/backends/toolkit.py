@@ -46,9 +46,8 @@ def main() -> None:
     from sagemaker_training import torch_distributed, trainer
 
     sagemaker_pytorch_container.training.MASTER_PORT = torch_distributed.MASTER_PORT = str(options.port)
-    os.environ["PET_MASTER_PORT"] = str(
-        options.port
-    )  # torchrun's default of --master_port, which the toolkit leaves out for one host
+    # torchrun's default of --master_port, which the toolkit leaves out for one host
+    os.environ["PET_MASTER_PORT"] = str(options.port)
     try:
         trainer.train()  # ends in sys.exit
     finally:
