@@ -10,10 +10,12 @@ import torch
 from training import distributed, export, models, reporting
 from training.data.folders import open_data
 from training.environment import read_environment
+from training.evaluation import evaluate
 from training.failure import failure_file
 from training.loop import distribute, train
 from training.losses import label_cross_entropy
-from training.settings import ClassifierSettings, read_settings
+from training.script_settings import ClassifierSettings
+from training.settings import read_settings
 from training.stopping import StopSignal
 
 
@@ -39,7 +41,7 @@ def main(settings: ClassifierSettings) -> None:
             return {"loss": label_cross_entropy(trained(images), labels, settings.label_smoothing)}
 
         torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
-        outcome = train(task, model, data, settings, world, report, stop)
+        outcome = train(task, evaluate, model, data, settings, world, report, stop)
         summary = reporting.summary(settings.model, models.parameter_count(model), outcome, settings, world)
         if world.is_first:
             export.save(
@@ -49,7 +51,7 @@ def main(settings: ClassifierSettings) -> None:
                 options=settings.model_options,
                 classes=data.classes,
                 image_size=settings.image_size,
-                validation_accuracy=outcome.validation_accuracy,
+                **outcome.validation,
             )
         report.result(summary)
 

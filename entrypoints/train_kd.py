@@ -18,7 +18,8 @@ from training.evaluation import evaluate
 from training.failure import failure_file
 from training.loop import distribute, train
 from training.losses import label_cross_entropy, temperature_kl
-from training.settings import DistillationSettings, read_settings
+from training.script_settings import DistillationSettings
+from training.settings import read_settings
 from training.stopping import StopSignal
 
 
@@ -77,7 +78,7 @@ def main(settings: DistillationSettings) -> None:
             }
 
         torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
-        outcome = train(task, student, data, settings, world, report, stop)
+        outcome = train(task, evaluate, student, data, settings, world, report, stop)
         summary = reporting.summary(settings.student, models.parameter_count(student), outcome, settings, world)
         if world.is_first:
             export.save(
@@ -87,7 +88,7 @@ def main(settings: DistillationSettings) -> None:
                 options=settings.student_options,
                 classes=data.classes,
                 image_size=settings.image_size,
-                validation_accuracy=outcome.validation_accuracy,
+                **outcome.validation,
             )
         report.result({**summary, "teacher": teacher_summary})
 

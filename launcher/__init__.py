@@ -11,9 +11,27 @@ print(run.result())
 """
 
 from launcher.findings import Finding, UserError
-from launcher.job import Job, from_values, load
-from launcher.planning import Plan, plan
-from launcher.running import Run, attach, runs
+from launcher.job import Job
+from launcher.loading import from_values, load
+from launcher.planning import Plan, check, plan
+from launcher.repeating import diff, replay
+from launcher.running import Run, attach, runs, upload
 from launcher.running import start as run
 
-__all__ = ["Finding", "Job", "Plan", "Run", "UserError", "attach", "from_values", "load", "plan", "run", "runs"]
+__all__ = [
+    "Finding",
+    "Job",
+    "Plan",
+    "Run",
+    "UserError",
+    "attach",
+    "check",
+    "diff",
+    "from_values",
+    "load",
+    "plan",
+    "replay",
+    "run",
+    "runs",
+    "upload",
+]

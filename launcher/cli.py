@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import launcher
 from launcher import backends, records, tables
@@ -20,11 +21,19 @@ from launcher.records import OVER
 DONE, RUN_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
 
+INTERVALS = (100, 200, 500, 1000, 5000, 60000)
+"""Milliseconds that SageMaker takes for ProfilingIntervalInMilliseconds."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; the user's mistakes are printed without a traceback."""
     parser = _parser()
-    options, more = parser.parse_known_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    ours, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    options, more = parser.parse_known_args(ours)
+    options.behind = behind
+    if behind and options.command is not emulate:
+        parser.error("only `launcher emulate` takes a command behind --")
     if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
         options.overrides += more  # argparse takes key=value words before the first option only
     elif more:
@@ -60,16 +69,29 @@ def _plan_from(options: argparse.Namespace) -> launcher.Plan:
 
 def plan(options: argparse.Namespace) -> int:
     planned = _plan_from(options)
+    if options.check:
+        planned = launcher.check(planned)
     print(planned.to_json() if options.json else planned)
     return USER_ERROR if planned.errors else DONE
 
 
 def run(options: argparse.Namespace) -> int:
-    planned = _plan_from(options)
+    return _start(_plan_from(options), options)
+
+
+def replay(options: argparse.Namespace) -> int:
+    return _start(launcher.replay(options.run, options.overrides, on=options.on), options)
+
+
+def _start(planned: launcher.Plan, options: argparse.Namespace) -> int:
+    """Carry a plan out, and follow it to its end."""
+    planned = launcher.check(planned)
     for finding in planned.findings:
-        if finding.level == "warning":
-            print(f"warning: {finding}", file=sys.stderr)
-    started = launcher.run(planned, detach=options.detach)
+        if finding.level != "error":
+            print(f"{finding.level}: {finding}", file=sys.stderr)
+    if planned.price is not None:
+        print(planned.price.told, flush=True)
+    started = launcher.run(planned, detach=options.detach, max_cost=options.max_cost)
     print(f"run {started.name} on {planned.backend}: {started.folder.path}", flush=True)
     if options.detach:
         print(
@@ -82,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def attach(options: argparse.Namespace) -> int:
-    return _follow_to_the_end(launcher.attach(options.run), options)
+    return _follow_to_the_end(launcher.attach(options.run, region=options.region), options)
 
 
 def _follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> int:
@@ -150,6 +172,50 @@ def compare(options: argparse.Namespace) -> int:
     return DONE
 
 
+def diff(options: argparse.Namespace) -> int:
+    tables.print_differences(*(launcher.attach(name) for name in (options.first, options.second)))
+    return DONE
+
+
+def profile(options: argparse.Namespace) -> int:
+    chosen = launcher.attach(options.run)
+    chosen.profile(None if options.off else options.interval)
+    print(f"{chosen.name}: system metrics " + ("off" if options.off else f"every {options.interval} ms"))
+    return DONE
+
+
+def emulate(options: argparse.Namespace) -> int:
+    try:
+        from launcher.emulator.serving import serve
+    except ModuleNotFoundError as error:
+        cure = "make, or pip install -e '.[emulator]', in this kit's folder"
+        raise mistake("emulate", f"not installed: {error.name}", cure) from None
+
+    return serve(
+        options.configs,
+        options.behind,
+        port=options.port,
+        prices={name: _dollars(name, usd) for name, usd in _pairs("--price", options.price)},
+        file_systems={name: Path(folder) for name, folder in _pairs("--file-system", options.file_system)},
+        folder=Path(options.folder) if options.folder else None,
+    )
+
+
+def _pairs(option: str, words: Sequence[str]) -> list[tuple[str, str]]:
+    """NAME=VALUE words, taken apart."""
+    for word in words:
+        if not all(word.partition("=")):
+            raise mistake(option, f"{word!r}", "write NAME=VALUE")
+    return [(word.partition("=")[0], word.partition("=")[2]) for word in words]
+
+
+def _dollars(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise mistake("--price", f"{name}={text}", f"write {name}=1.23", valid="US dollars an hour") from None
+
+
 def prepare(options: argparse.Namespace) -> int:
     from launcher.prepare import prepare as make
 
@@ -190,13 +256,25 @@ def _parser() -> argparse.ArgumentParser:
 
     made = command("plan", plan, "show what a run would do; nothing happens")
     add_job(made)
+    made.add_argument("--check", action="store_true", help="also look at AWS, by read-only requests")
     made.add_argument("--json", action="store_true", help="for machines")
+
+    def add_start(made: argparse.ArgumentParser) -> None:
+        made.add_argument("--detach", action="store_true", help="return at once; the run goes on")
+        made.add_argument("--logs", action="store_true", help="print every log line instead of the progress line")
+        made.add_argument("--max-cost", type=float, metavar="USD", help="refuse what could cost more on SageMaker")
+
     made = command("run", run, "plan, then run, with a progress line")
     add_job(made)
-    made.add_argument("--detach", action="store_true", help="return at once; the run goes on")
-    made.add_argument("--logs", action="store_true", help="print every log line instead of the progress line")
+    add_start(made)
+    made = command("replay", replay, "run a run's job again, with the code that it had")
+    made.add_argument("run", metavar="RUN")
+    made.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="override a key")
+    made.add_argument("--on", metavar="BACKEND", help="another backend than the run's")
+    add_start(made)
     made = command("attach", attach, "follow a run that was started elsewhere")
     made.add_argument("run", metavar="RUN", help="a run's name, or its job's name for the latest")
+    made.add_argument("--region", metavar="REGION", help="where to find a training job that another machine started")
     made.add_argument("--logs", action="store_true", help="print every log line instead of the progress line")
     made = command("runs", runs, "list all runs")
     made.add_argument("--json", action="store_true", help="for machines")
@@ -209,11 +287,30 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("run", metavar="RUN")
     made = command("compare", compare, "what came out of several runs, side by side")
     made.add_argument("runs", metavar="RUN", nargs="+")
+    made = command("diff", diff, "what two runs were not started with alike")
+    made.add_argument("first", metavar="RUN")
+    made.add_argument("second", metavar="RUN")
+    made = command("profile", profile, "switch the system metrics of a running SageMaker job")
+    made.add_argument("run", metavar="RUN")
+    switch = made.add_mutually_exclusive_group(required=True)
+    switch.add_argument(
+        "--interval", type=int, choices=INTERVALS, metavar="MS", help=f"a sample every so often: {INTERVALS}"
+    )
+    switch.add_argument("--off", action="store_true", help="no samples any more")
+    made = command("emulate", emulate, "SageMaker's far side on this machine, for tests and trials")
+    made.add_argument("configs", metavar="CONFIG", nargs="*", help="what these files name is there")
+    made.add_argument("--port", type=int, default=0, metavar="N", help="on 127.0.0.1 (default: a free one)")
+    made.add_argument("--price", action="append", default=[], metavar="TYPE=USD", help="what an instance-hour costs")
+    made.add_argument(
+        "--file-system", action="append", default=[], metavar="ID=FOLDER", help="the folder that stands for its root"
+    )
+    made.add_argument("--folder", metavar="FOLDER", help="keep the hosts' /opt/ml there")
+    made.usage = "launcher emulate [CONFIG ...] [options] [-- COMMAND ...]"
     made = command("prepare", prepare, "make a folder of labelled images, TARGET/train and TARGET/validation")
     made.add_argument(
         "source",
         metavar="SOURCE",
-        help="digits, fashion-mnist, a folder with idx files, or a folder with one subfolder a class",
+        help="digits, fashion-mnist, shapes (with masks), a folder with idx files, or a folder with one subfolder a class",
     )
     made.add_argument("target", metavar="TARGET", help="the folder to make; what is already in it is kept")
     made.add_argument("--size", type=int, metavar="PIXELS", help="scale images down to this shorter side")

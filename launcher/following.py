@@ -6,6 +6,8 @@ import shutil
 import sys
 import time
 
+from launcher.backends.base import dollars
+from launcher.findings import UserError
 from launcher.metric_lines import Metric, parse_line
 from launcher.running import Run
 
@@ -19,13 +21,15 @@ def follow(run: Run, *, every_line: bool = False) -> bool:
     Returns:
         Whether Ctrl-C ended the run or the watching.
     """
-    display = _LogLines(run) if every_line else _LiveLine() if sys.stdout.isatty() else _PlainLines()
+    display = _LogLines(run) if every_line else _LiveLine(run) if sys.stdout.isatty() else _PlainLines()
+    news = _News(run)
     positions: dict[str, int] = {}
     interrupted = False
     while True:
         try:
-            for host, line in run.logs(follow=True, positions=positions):
+            for host, line in run.logs(follow=True, positions=positions, idle=lambda: news.tell(display)):
                 display.show(host, line, is_first=host == run.hosts[0])
+            news.tell(display)
             display.close()
             return interrupted
         except KeyboardInterrupt:
@@ -33,7 +37,11 @@ def follow(run: Run, *, every_line: bool = False) -> bool:
             if not interrupted and _ask() == "leave":
                 run.detach()
                 return True
-            run.stop("Ctrl-C")
+            try:
+                run.stop("Ctrl-C")
+            except UserError as error:  # AWS could not be asked: the run goes on, and so does its price
+                print(error, file=sys.stderr)
+                continue
             print("stopping: the run's processes get up to two minutes to finish their step", file=sys.stderr)
             interrupted = True
 
@@ -49,8 +57,35 @@ def _ask() -> str:
     return "leave" if answer.startswith("l") else "stop"
 
 
-def progress_line(metrics: dict[str, float], last: Metric, seconds_left: float | None) -> str:
-    """`epoch 3/60  step 40/1260  loss 0.1234  accuracy 97.1 %  512 images/s  1:23 left`, from the latest of each number."""
+class _News:
+    """What is told between the log lines: the job's stages on SageMaker, spot interruptions, and that AWS does not answer."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.trouble = ""
+        self.transitions = 0
+
+    def tell(self, display: _LiveLine | _PlainLines | _LogLines) -> None:
+        remote = self.run.folder.read(self.run.folder.remote)
+        found = remote.get("SecondaryStatusTransitions", [])
+        for transition in found[self.transitions :]:
+            display.close()
+            at = transition["StartTime"][11:19]
+            print(f"{at} {transition['Status']}: {transition.get('StatusMessage', '')}".rstrip(": "), flush=True)
+        self.transitions = len(found)
+        if self.run.trouble != self.trouble:
+            display.close()
+            if self.run.trouble:
+                print(f"{self.run.trouble}. {self.run.name} goes on; asking again", file=sys.stderr, flush=True)
+            else:
+                print("AWS answers again", file=sys.stderr, flush=True)
+            self.trouble = self.run.trouble
+
+
+def progress_line(
+    metrics: dict[str, float], last: Metric, seconds_left: float | None, spend: float | None = None
+) -> str:
+    """`epoch 3/60  step 40/1260  loss 0.1234  accuracy 97.1 %  512 images/s  $1.20  1:23 left`, from the latest of each number."""
     parts = [f"epoch {last.epoch}/{last.epochs}", f"step {last.step}/{last.steps}"]
     if "loss" in metrics:
         parts.append(f"loss {metrics['loss']:.4f}")
@@ -58,6 +93,8 @@ def progress_line(metrics: dict[str, float], last: Metric, seconds_left: float |
         parts.append(f"accuracy {metrics['validation_accuracy']:.1%}".replace("%", " %"))
     if "images/s" in metrics:
         parts.append(f"{metrics['images/s']:.0f} images/s")
+    if spend is not None:
+        parts.append(dollars(spend))
     if seconds_left is not None:
         parts.append(f"{int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left")
     return "  ".join(parts)
@@ -66,7 +103,8 @@ def progress_line(metrics: dict[str, float], last: Metric, seconds_left: float |
 class _LiveLine:
     """One line that is written over and over."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.metrics: dict[str, float] = {}
         self.first: tuple[float, int] | None = None
         self.drawn = False
@@ -80,7 +118,7 @@ class _LiveLine:
         self.first = self.first or (now, metric.step)
         done = metric.step - self.first[1]
         left = (now - self.first[0]) / done * (metric.steps - metric.step) if done else None
-        text = progress_line(self.metrics, metric, left)[: shutil.get_terminal_size().columns - 1]
+        text = progress_line(self.metrics, metric, left, self.run.spend)[: shutil.get_terminal_size().columns - 1]
         sys.stdout.write("\r\x1b[K" + text)
         sys.stdout.flush()
         self.drawn = True

@@ -27,6 +27,15 @@ def encode(hyperparameters: Mapping[str, Any]) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in hyperparameters.items()}
 
 
+def argument(name: str, value: Any) -> tuple[str, str]:
+    """A hyperparameter as the toolkit writes it on the command line (mapping.py of sagemaker-training 5.1.4)."""
+    if isinstance(value, Mapping):
+        text = ",".join(f"{key}={item}" for key, item in sorted(value.items()))
+    else:
+        text = "" if value is None else str(value)
+    return (f"--{name}" if len(name) > 1 else f"-{name}"), text
+
+
 def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channels: Collection[str]) -> list[Finding]:
     """Everything wrong with a job's hyperparameters, by SageMaker's limits and by the script's own settings class.
 

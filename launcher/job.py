@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
-
-from launcher import config_file
-from launcher.findings import Finding, UserError, did_you_mean, mistake
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 Distribution = Literal["smddp", "torchrun", "none"]
 Text = Annotated[str, StringConstraints(min_length=1)]
+S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", max_length=1024)]
+"""https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
+InstanceType = Annotated[str, StringConstraints(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")]
+
+A_FOLDER_IN_S3 = "s3://bucket/prefix"
 
 
 class Part(BaseModel):
@@ -24,37 +21,224 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class InstanceGroup(Part):
+    """Hosts of one type in a cluster of several types."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+        description="letters, digits, dots, hyphens and underscores, 64 at most",
+        examples=["gpus"],
+    )
+    instance_type: InstanceType = Field(description="an instance type, ml. first", examples=["ml.p4d.24xlarge"])
+    instance_count: int = Field(ge=1, description="a whole number from 1", examples=[2])
+
+
 class Compute(Part):
     """The machines."""
 
+    instance_type: InstanceType | None = Field(
+        None, description="an instance type of SageMaker, ml. first", examples=["ml.p4d.24xlarge"]
+    )
+    """The kind of host on SageMaker. Runs on this machine leave it aside."""
     instance_count: int = Field(1, ge=1, description="a whole number from 1", examples=[2])
     """Hosts. On this machine each is a process tree with a loopback address of its own."""
+    instance_groups: list[InstanceGroup] = Field(
+        default_factory=list,
+        description="a list of {name, instance_type, instance_count}",
+        examples=["[{name: gpus, instance_type: ml.p4d.24xlarge, instance_count: 2}]"],
+    )
+    """In place of instance_type and instance_count: hosts of several types, SageMaker only."""
+    training_groups: list[Text] = Field(
+        default_factory=list, description="names of instance groups", examples=["[gpus]"]
+    )
+    """The instance group that `distribution` spreads over, where there are groups."""
     processes_per_host: int | None = Field(None, ge=1, description="a whole number from 1, or null", examples=[2])
-    """Training processes a host; null: one a GPU, or one where there is none."""
+    """Training processes a host, on this machine; null: one a GPU, or one where there is none. SageMaker takes one a GPU."""
+    volume_gb: int = Field(30, ge=1, description="GB, a whole number from 1", examples=[500])
+    """Disk of each host, in GB, for data, code, model and checkpoints. 30 is SageMaker's SDK's own default."""
     max_hours: float = Field(24.0, gt=0, le=28 * 24, description="hours, above 0 and at most 672", examples=[1.5])
     """The run is stopped after this long, in hours. 672 (28 days) is SageMaker's own maximum of MaxRuntimeInSeconds."""
+    spot: bool = Field(False, description="true or false")
+    """Spare capacity at a lower price; the job may be interrupted and is then started again."""
+    max_wait_hours: float | None = Field(None, gt=0, le=28 * 24, description="hours, at least max_hours", examples=[48])
+    """With spot: training and waiting together end after this long, in hours. null: twice max_hours, at most 672."""
+    keep_alive_minutes: float | None = Field(None, gt=0, le=60, description="minutes, at most 60", examples=[30])
+    """Warm pool: the hosts stay, and are paid, this long after the job, and the next alike starts at once."""
+    max_attempts: int | None = Field(None, ge=1, le=30, description="a whole number from 1 to 30", examples=[3])
+    """How often SageMaker starts the job again after an internal error of its own."""
+    training_plan: Text | None = Field(None, description="the ARN of a reserved training plan")
+    volume_key: Text | None = Field(None, max_length=2048, description="a KMS key's id, ARN or alias")
+    """Encrypts the hosts' disks."""
+    price_per_hour: float | None = Field(
+        None, gt=0, description="US dollars an instance-hour, above 0", examples=[32.77]
+    )
+    """What an instance-hour costs you; null: AWS's price list, as it was last read (`launcher plan --check`)."""
+
+
+class Image(Part):
+    """The container image: one of AWS's by its PyTorch and Python version, or any by its address."""
+
+    framework_version: Text | None = Field(None, description="a PyTorch version of AWS's images", examples=['"2.0.0"'])
+    python: str | None = Field(None, pattern=r"^py3\d{1,2}$", description="py310, for example", examples=["py310"])
+    uri: str | None = Field(
+        None, pattern=r"^\S{1,255}$", description="an image's address in a registry, at most 255 characters"
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Image:
+        if (self.uri is None) == (self.framework_version is None and self.python is None):
+            raise ValueError("give either uri, or framework_version and python")
+        if self.uri is None and (self.framework_version is None or self.python is None):
+            raise ValueError("framework_version and python go together")
+        return self
 
 
 class Input(Part):
-    """One data channel: exactly one of the keys."""
+    """One data channel: exactly one of folder, file, run, s3, fsx and efs, and how SageMaker brings it."""
+
+    SOURCES: ClassVar[tuple[str, ...]] = ("folder", "file", "run", "s3", "fsx", "efs")
 
     folder: Text | None = Field(None, description="a folder on this machine", examples=["data/digits/train"])
-    """A folder on this machine, relative to where the command runs. Read in place, never copied."""
+    """A folder on this machine, relative to where the command runs. Read in place here; uploaded below `output` for SageMaker."""
     file: Text | None = Field(None, description="a file on this machine", examples=["teacher/model.safetensors"])
     """A file on this machine; the channel holds it under its own name."""
     run: Text | None = Field(
         None, description="an earlier run, or the name of its job", examples=["quickstart-teacher"]
     )
     """An earlier run, by its name or by its job's name (then the latest that completed): the channel holds its model.tar.gz."""
+    s3: S3Uri | None = Field(None, description="an s3:// address", examples=[A_FOLDER_IN_S3])
+    """Everything below a prefix in S3, or a manifest there."""
+    fsx: str | None = Field(
+        None,
+        pattern=r"^fs-[0-9a-f]{8,40}$",
+        description="the id of an FSx for Lustre file system",
+        examples=["fs-0123456789abcdef0"],
+    )
+    efs: str | None = Field(
+        None,
+        pattern=r"^fs-[0-9a-f]{8,40}$",
+        description="the id of an EFS file system",
+        examples=["fs-0123456789abcdef0"],
+    )
+    path: str | None = Field(
+        None, pattern=r"^/\S*$", description="with fsx or efs: an absolute path", examples=["/fsx/food/train"]
+    )
+    """With fsx or efs: the folder there. FSx paths begin with the file system's mount name."""
+    access: Literal["ro", "rw"] | None = Field(None, description="ro or rw", examples=["ro"])
+    """With fsx or efs: read only (ro, unless said) or read and write (rw)."""
+    mode: Literal["File", "FastFile", "Pipe"] | None = Field(
+        None, description="File, FastFile or Pipe", examples=["FastFile"]
+    )
+    """How SageMaker brings S3 data: File copies it to the disk before the start (unless said), FastFile streams files as they are
+    read, Pipe is a named pipe."""
+    sharded: bool | None = Field(None, description="true or false")
+    """With S3: each host gets its share of the objects instead of all (ShardedByS3Key)."""
+    data_type: Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"] | None = Field(
+        None, description="S3Prefix, ManifestFile or AugmentedManifestFile", examples=["ManifestFile"]
+    )
+    attributes: list[Text] | None = Field(None, description="a list of names", examples=["[source-ref, class]"])
+    """With an AugmentedManifestFile: the attributes that the script gets."""
+    shuffle_seed: int | None = Field(None, description="a whole number", examples=[1])
+    """With S3: the objects' order is shuffled, anew each epoch in Pipe mode."""
+    content_type: Text | None = Field(
+        None, max_length=256, description="a media type", examples=["application/x-image"]
+    )
+    compression: Literal["None", "Gzip"] | None = Field(None, description="None or Gzip", examples=["Gzip"])
+    record_wrapper: Literal["None", "RecordIO"] | None = Field(
+        None, description="None or RecordIO", examples=["RecordIO"]
+    )
+    instance_groups: list[Text] | None = Field(None, description="names of instance groups", examples=["[gpus]"])
+    """The groups that get this channel, where compute.instance_groups has several."""
+
+    @property
+    def source(self) -> str:
+        """Which of SOURCES is given."""
+        return next(name for name in self.SOURCES if getattr(self, name) is not None)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Input:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        given = [name for name in self.SOURCES if getattr(self, name) is not None]
         if len(given) != 1:
+            raise ValueError(f"{' and '.join(given) or 'none'} of {', '.join(self.SOURCES)} given: give exactly one")
+        on_file_system = given[0] in ("fsx", "efs")
+        for_s3 = ("mode", "sharded", "data_type", "attributes", "shuffle_seed", "compression", "record_wrapper")
+        wrong = [
+            name
+            for name in (*for_s3, "instance_groups") * on_file_system + ("path", "access") * (not on_file_system)
+            if getattr(self, name) is not None
+        ]
+        if wrong:
+            belongs = "data from S3" if on_file_system else "fsx and efs"
             raise ValueError(
-                f"{' and '.join(given) or 'none'} of {', '.join(type(self).model_fields)} given: give exactly one"
+                f"{', '.join(wrong)} with {given[0]}: only {belongs} can have {'it' if len(wrong) == 1 else 'them'}"
             )
+        if on_file_system and self.path is None:
+            raise ValueError(f"{given[0]} without path: say which folder of the file system")
         return self
+
+
+class Checkpoints(Part):
+    """Where checkpoints are kept."""
+
+    s3: S3Uri = Field(description="an s3:// address", examples=[A_FOLDER_IN_S3])
+    """SageMaker copies what the script writes to SM's checkpoint folder there, and back when the job starts again."""
+    path: str | None = Field(None, pattern=r"^/opt/ml/\S+$", description="a path below /opt/ml")
+    """The folder in the container; null: /opt/ml/checkpoints."""
+
+
+class Network(Part):
+    """The virtual private cloud, and what may pass."""
+
+    subnets: list[Text] = Field(
+        default_factory=list, description="a list of subnet ids", examples=["[subnet-0a1b2c3d]"]
+    )
+    security_groups: list[Text] = Field(
+        default_factory=list, description="a list of security group ids", examples=["[sg-0a1b2c3d]"]
+    )
+    isolation: bool = Field(False, description="true or false")
+    """The container reaches no network at all, not even S3; SageMaker still brings its channels."""
+    encrypt_traffic: bool = Field(False, description="true or false")
+    """Traffic between hosts is encrypted, which slows distributed training."""
+
+
+class Profiler(Part):
+    """SageMaker Profiler: operators and kernels. AWS ends it on 2027-06-30."""
+
+    cpu_seconds: int = Field(3600, ge=1, description="seconds, from 1", examples=[3600])
+    file_rotation_seconds: int = Field(600, ge=1, description="seconds, from 1", examples=[600])
+
+
+class Profiling(Part):
+    """System metrics of the hosts, and SageMaker Profiler. Off unless this section stands in the config."""
+
+    system_interval_ms: Literal[100, 200, 500, 1000, 5000, 60000] | None = Field(
+        None, description="100, 200, 500, 1000, 5000 or 60000", examples=[500]
+    )
+    """Between two samples, in milliseconds; null: SageMaker's own 500."""
+    profiler: Profiler | None = Field(None, description="a mapping", examples=["{cpu_seconds: 3600}"])
+    rules: dict[str, dict[str, int | float | str]] = Field(
+        default_factory=dict,
+        description="rules by name, each with its parameters",
+        examples=["{ProfilerReport: {CPUBottleneck_threshold: 90}}"],
+    )
+    """Debugger's profiling rules; each is a processing job beside the training."""
+    output: S3Uri | None = Field(
+        None, description="an s3:// address; null: the job's output", examples=[A_FOLDER_IN_S3]
+    )
+
+
+class Debugger(Part):
+    """Debugger's tensor hook (smdebug in the image). Off unless this section stands in the config."""
+
+    output: S3Uri | None = Field(
+        None, description="an s3:// address; null: the job's output", examples=[A_FOLDER_IN_S3]
+    )
+    hook_parameters: dict[str, str] = Field(default_factory=dict, description="texts by name")
+    collections: dict[str, dict[str, str]] = Field(
+        default_factory=dict,
+        description="collections by name, each with its parameters",
+        examples=['{losses: {save_interval: "50"}}'],
+    )
 
 
 class Job(Part):
@@ -77,174 +261,55 @@ class Job(Part):
         None, description="a folder on this machine, or null for this kit's entrypoints", examples=["src"]
     )
     """The folder that travels and holds `script`; null: this kit's own entrypoints."""
+    role: str | None = Field(
+        None,
+        pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/[a-zA-Z_0-9+=,.@/-]+$",
+        max_length=2048,
+        description="the full ARN of an IAM role",
+        examples=["arn:aws:iam::123456789012:role/SageMakerTraining"],
+    )
+    """What SageMaker may do for the job. A bare role name would need a request to IAM while planning."""
+    region: str | None = Field(
+        None, pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", description="an AWS region", examples=["us-west-2"]
+    )
     compute: Compute = Field(default_factory=Compute, description="a mapping")
     distribution: Distribution = Field("none", description="smddp, torchrun or none", examples=["torchrun"])
     """How training processes are started: smddp (SageMaker's data parallel library, by mpirun), torchrun, or one plain process."""
-    inputs: dict[str, Input] = Field(default_factory=dict, description="channel names, each with folder, file or run")
+    custom_mpi_options: Text | None = Field(
+        None, description="options of mpirun", examples=['"-verbose -x NCCL_DEBUG=VERSION"']
+    )
+    """With smddp: what mpirun gets besides."""
+    image: Image | None = Field(
+        None,
+        description="{framework_version, python} or {uri}",
+        examples=['{framework_version: "2.0.0", python: py310}'],
+    )
+    inputs: dict[str, Input] = Field(
+        default_factory=dict, description="channel names, each with folder, file, run, s3, fsx or efs"
+    )
     """Data channels by name. The script finds each as SM_CHANNEL_<NAME>."""
+    output: S3Uri | None = Field(None, description="an s3:// address", examples=[A_FOLDER_IN_S3])
+    """Where SageMaker writes the run's model and output, and this kit what travels: below <output>/<run>/."""
+    output_key: Text | None = Field(None, max_length=2048, description="a KMS key's id, ARN or alias")
+    """Encrypts what is written to `output`."""
+    compress_output: bool = Field(True, description="true or false")
+    """false: the model lies in `output` as files instead of model.tar.gz."""
+    code: S3Uri | None = Field(None, description="an s3:// address; null: output", examples=[A_FOLDER_IN_S3])
+    """Where the source archive is uploaded, below <code>/<run>/."""
+    checkpoints: Annotated[
+        Checkpoints | None, BeforeValidator(lambda value: {"s3": value} if isinstance(value, str) else value)
+    ] = Field(None, description="an s3:// address, or {s3, path}", examples=[A_FOLDER_IN_S3])
+    network: Network = Field(default_factory=Network, description="a mapping")
+    profiling: Profiling | None = Field(None, description="a mapping", examples=["{system_interval_ms: 500}"])
+    debugger: Debugger | None = Field(None, description="a mapping")
+    metrics: dict[str, str] | None = Field(
+        None, description="regular expressions by name", examples=["{loss: 'loss ([0-9.]+)'}"]
+    )
+    """What SageMaker reads from the log as metrics; null: the numbers of this kit's metric line."""
+    tags: dict[str, str] = Field(default_factory=dict, description="texts by name", examples=["{team: vision}"])
     hyperparameters: dict[str, Any] = Field(default_factory=dict, description="the script's settings")
     """The script's settings, checked against the class that it declares."""
     environment: dict[str, str] = Field(
         default_factory=dict, description="texts by name", examples=['{NCCL_DEBUG: "INFO"}']
     )
     """Environment variables for the script."""
-
-
-def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> Job:
-    """Read a config file into a Job.
-
-    Args:
-        path: a YAML file.
-        overrides: `dotted.key=value` texts, applied last; values are YAML.
-        smoke: lay the file's own `smoke:` section over it first.
-
-    Raises:
-        UserError: every mistake in the file and the overrides, at once.
-    """
-    config = config_file.read(path)
-    base = dict(config.values)
-    changes = base.pop("smoke", None)
-    if changes is not None and not isinstance(changes, dict):
-        raise mistake(
-            config.where("smoke"),
-            _shown(changes),
-            "write under smoke: the keys that --smoke changes",
-            valid="a mapping",
-        )
-    if smoke and changes is None:
-        raise mistake(
-            f"{path}: smoke",
-            "--smoke was asked for and the config has no smoke section",
-            "add `smoke:` with the keys to change, for example `smoke: {hyperparameters: {max_steps: 3}}`",
-        )
-    smoked = config_file.merge(base, changes or {})
-    chosen, found = config_file.override(replace(config, values=smoked if smoke else base), overrides)
-    found += _problems(chosen)
-    if not smoke:  # a mistake in the smoke section is one too, whoever meets it first
-        usual = list(_problems(replace(config, values=base, lines={})))
-        found += [
-            replace(finding, key=config.where(f"smoke.{finding.key}"))
-            for finding in _problems(replace(config, values=smoked, lines={}))
-            if finding not in usual
-        ]
-    if found:
-        raise UserError(found, str(path), rest=_without_mistakes(chosen.values))
-    return Job.model_validate(chosen.values)
-
-
-def from_values(values: Mapping[str, Any], source: str = "the job") -> Job:
-    """A Job from a plain mapping, for Python and notebooks. Raises UserError with every mistake."""
-    found = list(_problems(config_file.Config(source, dict(values))))
-    if found:
-        raise UserError(found, source)
-    return Job.model_validate(dict(values))
-
-
-def _problems(config: config_file.Config) -> Iterator[Finding]:
-    """Every way in which the values are not a Job."""
-    try:
-        Job.model_validate(config.values)
-    except ValidationError as error:
-        for item in error.errors():
-            yield _finding(config, item)
-
-
-def _without_mistakes(values: Mapping[str, Any]) -> Job | None:
-    """The job that is left when every wrong key is taken out; None where too little is left."""
-    try:
-        return Job.model_validate(values)
-    except ValidationError as error:
-        left = deepcopy(dict(values))
-        for item in error.errors():
-            at, path = left, [part for part in item["loc"] if part != "[key]"]
-            for part in path[:-1]:
-                at = at.get(part, {}) if isinstance(at, dict) else {}
-            if path and isinstance(at, dict):
-                at.pop(path[-1], None)
-    try:
-        return Job.model_validate({"name": "job", **left})
-    except ValidationError:
-        return None
-
-
-def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
-    """One pydantic error, with what would have been valid and a cure."""
-    path = [str(part) for part in item["loc"] if part != "[key]"]
-    key = ".".join(path) or config.source
-    parent, field = _field_at(path)
-    example = field.examples[0] if field is not None and field.examples else None
-    valid = (field.description or "") if field is not None else ""
-    leaf = path[-1] if path else ""
-    if item["type"] == "extra_forbidden":
-        fields = list(parent.model_fields) + (["smoke"] if parent is Job else [])
-        return Finding(
-            key=config.where(key), found="unknown key", valid=", ".join(fields), cure=did_you_mean(leaf, fields)
-        )
-    if item["type"] == "missing":
-        return Finding(
-            key=key, found="missing", valid=valid, cure=f"add {leaf}: {example}" if example else f"add {leaf}"
-        )
-    if item["type"] == "value_error":
-        return Finding(
-            key=config.where(key),
-            found=str(item["ctx"]["error"]),
-            cure=f"correct {leaf}",
-            valid="; ".join(
-                f"{name}: {part.description}" for name, part in (_model_at(path) or Job).model_fields.items()
-            ),
-        )
-    value = item["input"]
-    if item["type"] == "model_type" and path[0] == "inputs" and isinstance(value, str):
-        return Finding(
-            key=config.where(key),
-            found=_shown(value),
-            valid="; ".join(Input.model_fields),
-            cure=f"write {leaf}: {{folder: {value}}}",
-        )
-    cure = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
-    if item["type"] == "literal_error" and isinstance(value, str):
-        words = [word.strip() for word in valid.replace(" or ", ", ").split(",")]
-        cure = did_you_mean(value, words, cure)
-    if key == "name" and isinstance(value, str) and (name := re.sub(r"[^a-zA-Z0-9]+", "-", value)[:42].strip("-")):
-        cure = f"write name: {name}"
-    if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
-        cure = f'quote it: {leaf}: "{str(value).lower() if isinstance(value, bool) else value}"'
-    return Finding(key=config.where(key), found=_shown(value), valid=valid or item["msg"], cure=cure)
-
-
-def _field_at(path: Sequence[str]):
-    """The model that owns the last part of a path, and the field there if it knows one."""
-    model, field = Job, None
-    for depth, name in enumerate(path):
-        field = model.model_fields.get(name) if model is not None else None
-        if depth == len(path) - 1:
-            break
-        model = _model_at(path[: depth + 1]) or model
-    return model, field
-
-
-def _model_at(path: Sequence[str]) -> type[Part] | None:
-    """The model whose keys stand below a path; None where free values do."""
-    if not path:
-        return Job
-    if path[0] == "compute" and len(path) == 1:
-        return Compute
-    if path[0] == "inputs" and len(path) == 2:
-        return Input
-    return None
-
-
-def _shown(value: Any) -> str:
-    """A value as the user wrote it, shortened, with its kind."""
-    kinds = {
-        bool: "true/false",
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-        dict: "a mapping",
-        list: "a list",
-    }
-    if value is None:
-        return "nothing (null)"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({kinds.get(type(value), type(value).__name__)})"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import gzip
+import io
 import os
-import shutil
+import re
 import subprocess
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,18 @@ ALWAYS_STAYS = (
 MAX_FILES = 10_000
 """More files than that are no source folder."""
 
+MAX_ARCHIVE_BYTES = 100 * 2**20
+"""More than that is data, which belongs into an input channel: every host fetches the archive before it starts."""
+
+_SECRETS = {
+    "a private key": re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"),
+    # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
+    "an AWS access key": re.compile(rb"(?<![A-Z0-9])A(?:KIA|SIA)[A-Z2-7]{16}(?![A-Z0-9])"),
+    # https://huggingface.co/docs/hub/security-tokens and https://docs.github.com/en/authentication (token formats)
+    "a Hugging Face token": re.compile(rb"(?<![A-Za-z0-9])hf_[A-Za-z]{34}(?![A-Za-z0-9])"),
+    "a GitHub token": re.compile(rb"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{82})"),
+}
+
 
 @dataclass(frozen=True)
 class TravelFile:
@@ -30,10 +45,20 @@ class TravelFile:
 
     path: str
     """Its place in the code folder of the training machine, with forward slashes."""
-    source: Path
-    """Where it lies on this machine."""
+    source: Path | None
+    """Where it lies on this machine; None for a file that this kit makes."""
     size: int
     """Bytes."""
+    content: bytes = b""
+    """Of a file that this kit makes."""
+
+    def read(self) -> bytes:
+        return self.content if self.source is None else self.source.read_bytes()
+
+    @property
+    def mode(self) -> int:
+        """Permissions: executable or not, as in git; nothing else of this machine."""
+        return 0o755 if self.source is not None and self.source.stat().st_mode & 0o100 else 0o644
 
 
 def entrypoints_folder() -> Path:
@@ -78,8 +103,56 @@ def copy_files(files: list[TravelFile], target: Path) -> None:
     for file in files:
         place = target / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file.source, place)
-        place.chmod(0o755 if file.source.stat().st_mode & 0o100 else 0o644)
+        place.write_bytes(file.read())
+        place.chmod(file.mode)
+
+
+def archive(files: Sequence[TravelFile]) -> bytes:
+    """The files as a tar.gz: the same bytes for the same files, whenever and wherever it is made."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for file in sorted(files, key=lambda file: file.path):
+            content = file.read()
+            entry = tarfile.TarInfo(file.path)
+            entry.size, entry.mode = len(content), file.mode
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def check_archive(files: Sequence[TravelFile]) -> list[Finding]:
+    """What keeps files from leaving this machine: too many bytes, or something that looks like a secret."""
+    findings = []
+    total = sum(file.size for file in files)
+    if total > MAX_ARCHIVE_BYTES:
+        largest = ", ".join(
+            f"{file.path} ({file.size / 2**20:.1f} MiB)" for file in sorted(files, key=lambda file: -file.size)[:3]
+        )
+        findings.append(
+            Finding(
+                key="source",
+                found=f"{total / 2**20:.1f} MiB would travel, most of it {largest}",
+                valid=f"at most {MAX_ARCHIVE_BYTES // 2**20} MiB",
+                cure=f"list what the script does not need in {IGNORE_FILE}, and give data as an input",
+            )
+        )
+        return findings
+    for file in files:
+        content = file.read()
+        for kind, pattern in _SECRETS.items():
+            match = pattern.search(content)
+            if match is not None:
+                line = content[: match.start()].count(b"\n") + 1
+                findings.append(
+                    Finding(
+                        key=f"source: {file.path}:{line}",
+                        found=f"looks like {kind}, and would be uploaded",
+                        cure=f"take it out, or list the file in {IGNORE_FILE}; pass secrets under environment:",
+                    )
+                )
+    return findings
 
 
 def _listed(folder: Path) -> list[str]:

@@ -7,15 +7,16 @@ import secrets
 import shlex
 import string
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from launcher import backends, hyperparameters, preflight
-from launcher.backends.base import HostPlan
+from launcher.backends.base import HostPlan, Price, Upload
 from launcher.findings import Finding, UserError, did_you_mean, indent, mistake
-from launcher.job import Job, load
+from launcher.job import Job
+from launcher.loading import load
 from launcher.package import TravelFile, entrypoints_folder, travelling_files
 from launcher.redaction import redact
 
@@ -36,17 +37,58 @@ class Plan:
     hyperparameters: dict[str, str]
     """As they travel: JSON texts, with the toolkit's own."""
     channels: dict[str, str]
-    """Channel -> the folder or file on this machine that it shows."""
+    """Channel -> what it shows: a folder or file on this machine, or for SageMaker its place in S3 or on a file system."""
     files: tuple[TravelFile, ...]
     findings: tuple[Finding, ...]
+    uploads: tuple[Upload, ...] = ()
+    """Data of this machine that goes to S3 before the job starts."""
+    request: dict[str, Any] | None = None
+    """The exact CreateTrainingJob request, secrets included; None where SageMaker is not asked, or the plan has errors."""
+    price: Price | None = None
+    """On SageMaker: what it costs at most."""
+    pinned: dict[str, str] = field(default_factory=dict)
+    """Channel -> the run whose model it shows, by its full name."""
+    replay_of: str | None = None
+    """The run that this one repeats."""
+    checked: bool = False
+    """Whether `check` has looked online."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.level == "error")
 
     def kept_job(self) -> dict[str, Any]:
-        """The job as it is kept and shown: without its secrets."""
-        return {**self.job.model_dump(exclude_none=True), "environment": redact(self.job.environment)}
+        """The job as it is kept and shown: without its secrets, and with every `run` by its full name."""
+        kept = {**self.job.model_dump(exclude_none=True), "environment": redact(self.job.environment)}
+        for channel, run in self.pinned.items():
+            kept["inputs"][channel]["run"] = run
+        return kept
+
+    def kept_request(self) -> dict[str, Any] | None:
+        """The request as it is kept and shown: without its secrets."""
+        if self.request is None or "Environment" not in self.request:
+            return self.request
+        return {**self.request, "Environment": redact(self.request["Environment"])}
+
+    def estimator(self, boto_session: Any = None) -> tuple[Any, dict[str, Any]]:
+        """The plan as a real sagemaker.pytorch.PyTorch (SDK v2) and its inputs: `estimator.fit(inputs, job_name=plan.name)`
+        sends `request`. What `uploads` names and the code must be in S3 by then: `launcher.upload(plan)` does it.
+
+        Args:
+            boto_session: a boto3.Session; None: a new one in the job's region.
+
+        Raises:
+            UserError: the plan has errors, is not for SageMaker, or the SDK is not installed.
+        """
+        refuse_errors(self)
+        if self.request is None:
+            raise mistake("--on", f"a plan for {self.backend} has no estimator", "plan(job, on='aws')")
+        from launcher.aws import estimator, session
+
+        estimator.require_sdk()
+        boto_session = boto_session or session.boto_session(str(self.job.region))
+        made = estimator.estimator(self.job, self.name, estimator.session(self.job, boto_session))
+        return made, estimator.inputs(self.job, self.channels)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, complete."""
@@ -61,6 +103,10 @@ class Plan:
             "channels": self.channels,
             "files": [{"path": file.path, "size": file.size} for file in self.files],
             "findings": [finding.to_dict() for finding in self.findings],
+            "uploads": [{**asdict(upload), "source": str(upload.source)} for upload in self.uploads],
+            "request": self.kept_request(),
+            "price": self.price.to_dict() if self.price else None,
+            "replay_of": self.replay_of,
         }
 
     def to_json(self) -> str:
@@ -74,6 +120,8 @@ class Plan:
             f"plan {self.name}",
             f"  runs on     {self.backend}, {hosts}, at most {self.job.compute.max_hours:g} h",
         ]
+        if self.price is not None:
+            lines += [f"  price       {self.price.told}"]
         lines += [f"  {host.name:<11} {host.address}: {shlex.join(host.command)}" for host in self.hosts]
         if self.hosts:
             lines += [
@@ -83,6 +131,12 @@ class Plan:
                 )
             ]
         lines += [f"  channel     {name}: {place}" for name, place in self.channels.items()]
+        lines += [
+            f"  upload      {upload.source}: {upload.files} file{'s' if upload.files != 1 else ''}, "
+            f"{upload.size / 2**20:.1f} MiB, to {upload.target}"
+            for upload in self.uploads
+        ]
+        lines += _about_the_request(self.kept_request())
         lines += [f"  code        {len(self.files)} files, {total / 1024:.1f} KiB, from {self.source}"]
         lines += [f"              {file.path:<{widest}} {file.size:>8} B" for file in self.files]
         for level in ("error", "warning", "not checked"):
@@ -118,12 +172,15 @@ def plan(job: Job, *, on: str = "process") -> Plan:
     name = f"{job.name}-{now:%Y%m%d-%H%M%S}-{letters}"
     source = Path(job.source).expanduser().absolute() if job.source else entrypoints_folder()
     backend = backends.get(on)
-    channels, findings = preflight.channels(job)
+    places, findings = preflight.places(job)
     files, file_findings = travelling_files(source) if source.is_dir() else ([], [])
     findings += file_findings
-    findings += preflight.check(job, source, files, backend.processes_per_host(job))
-    findings += backend.check(job, source)
+    files = backend.travelling(job, files)
+    findings += preflight.check(job, source, files, backend.world_size(job))
+    findings += backend.check(job, source, files)
+    channels, uploads = backend.channels(job, places)
     possible = not any(finding.level == "error" for finding in findings)
+    request = backend.request(job, name, channels) if possible else None
     encoded = {**job.hyperparameters, **backend.toolkit_hyperparameters(job, name)} if possible else {}
     return Plan(
         name=name,
@@ -134,9 +191,27 @@ def plan(job: Job, *, on: str = "process") -> Plan:
         hosts=backend.hosts(job) if possible else (),
         hyperparameters=hyperparameters.encode(encoded),
         channels=channels,
-        files=tuple(file for file in files if file.path not in backend.LEFT_BEHIND),
+        files=tuple(files),
         findings=tuple(findings),
+        uploads=uploads,
+        request=request,
+        price=backend.price(job),
+        pinned={
+            name: Path(places[name]).parent.name for name, given in job.inputs.items() if given.run and name in places
+        },
     )
+
+
+def check(planned: Plan) -> Plan:
+    """The plan with what a look online shows: read-only requests to AWS about data, role, network, quota and price.
+
+    Where something could not be looked at, the finding says "not checked". A plan for this machine comes back as it is.
+    """
+    if planned.errors:
+        return planned
+    findings = backends.get(planned.backend).check_online(planned)
+    price = backends.get(planned.backend).price(planned.job)
+    return replace(planned, findings=(*planned.findings, *findings), price=price, checked=True)
 
 
 def plan_config(path: str | Path, overrides: Sequence[str] = (), *, on: str = "process", smoke: bool = False) -> Plan:
@@ -163,3 +238,30 @@ def refuse_errors(planned: Plan) -> None:
     """Raise a UserError with all of a plan's errors, if there are any."""
     if planned.errors:
         raise UserError(planned.errors, f"the plan for {planned.job.name}")
+
+
+def _about_the_request(request: dict[str, Any] | None) -> list[str]:
+    """What the request says and nothing else of the plan shows, for people."""
+    if request is None:
+        return []
+    about = {
+        "image": request["AlgorithmSpecification"]["TrainingImage"],
+        "role": request["RoleArn"],
+        "output": request["OutputDataConfig"]["S3OutputPath"],
+    }
+    if "CheckpointConfig" in request:
+        about["checkpoints"] = request["CheckpointConfig"]["S3Uri"]
+    if "VpcConfig" in request:
+        about["network"] = ", ".join([*request["VpcConfig"]["Subnets"], *request["VpcConfig"]["SecurityGroupIds"]])
+    if request.get("EnableManagedSpotTraining"):
+        about["spot"] = f"waits and trains at most {request['StoppingCondition']['MaxWaitTimeInSeconds'] / 3600:g} h"
+    profiler = request["ProfilerConfig"]
+    interval = profiler.get("ProfilingIntervalInMilliseconds")
+    rules = [rule["RuleConfigurationName"] for rule in request.get("ProfilerRuleConfigurations", [])]
+    about["profiling"] = (
+        "off (profiling: {system_interval_ms: 500} samples CPU, GPU, memory and I/O)"
+        if profiler["DisableProfiler"]
+        else ", ".join([f"system metrics every {interval or 500} ms", *rules])
+    )
+    about["request"] = "launcher plan … --json shows CreateTrainingJob in full"
+    return [f"  {name:<11} {text}" for name, text in about.items()]

@@ -12,16 +12,20 @@ from launcher.job import Input, Job
 from launcher.package import IGNORE_FILE, TravelFile
 from launcher.redaction import REDACTED
 
+TOOLKITS_OWN = ("PATH", "HOME", "TRAINING_JOB_NAME", "PYTHONUNBUFFERED")
+"""Variables that a job's environment may not set, beside those that begin with SM_, SAGEMAKER_ or PET_."""
 
-def channels(job: Job) -> tuple[dict[str, str], list[Finding]]:
-    """Where each input lies on this machine, and what is wrong with those that do not.
+
+def places(job: Job) -> tuple[dict[str, str], list[Finding]]:
+    """Where each folder, file and run among the inputs lies on this machine, and what is wrong with those that do not.
 
     Returns:
-        Channel -> absolute path of a folder or file, for the inputs that are there; and the findings.
+        Channel -> absolute path of a folder or file, for the inputs that are there; and the findings, also about the names
+        of all channels.
     """
-    places: dict[str, str] = {}
+    found: dict[str, str] = {}
     findings: list[Finding] = []
-    for name, source in job.inputs.items():
+    for name, given in job.inputs.items():
         key = f"inputs.{name}"
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
             # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html
@@ -33,21 +37,21 @@ def channels(job: Job) -> tuple[dict[str, str], list[Finding]]:
                     cure="rename it",
                 )
             )
-            continue
-        try:
-            places[name] = _place(key, source)
-        except UserError as error:
-            findings += error.findings
-    return places, findings
+        elif given.source in ("folder", "file", "run"):
+            try:
+                found[name] = _place(key, given)
+            except UserError as error:
+                findings += error.findings
+    return found, findings
 
 
-def check(job: Job, source: Path, files: list[TravelFile], processes_per_host: int) -> list[Finding]:
+def check(job: Job, source: Path, files: list[TravelFile], world_size: int) -> list[Finding]:
     """Findings about the script, its hyperparameters, its environment and how it is spread, whatever the backend.
 
     Args:
         source: the folder that holds the script.
         files: those of it that will travel.
-        processes_per_host: training processes that the backend will start on each host.
+        world_size: training processes that the backend will start on all hosts.
     """
     findings = list(_check_script(job, source, files))
     if not findings:
@@ -64,7 +68,6 @@ def check(job: Job, source: Path, files: list[TravelFile], processes_per_host: i
                 cure="write distribution: torchrun",
             )
         )
-    world_size = hosts * processes_per_host
     batch = job.hyperparameters.get("global_batch_size")
     if isinstance(batch, int) and batch % world_size:
         lower = batch // world_size * world_size
@@ -95,7 +98,7 @@ def _place(key: str, source: Input) -> str:
                 if "no such run" in first.found
                 else first.cure,
             ) from None
-        if not earlier.model.is_file():
+        if not earlier.model.is_file() and not earlier.read(earlier.outcome).get("model_uri"):
             raise problem(f"{earlier.name} left no model.tar.gz", "name a run whose script wrote to SM_MODEL_DIR")
         return str(earlier.model)
     try:
@@ -122,6 +125,9 @@ def _place(key: str, source: Input) -> str:
 def _check_environment(job: Job) -> Iterator[Finding]:
     """Findings about environment variables that no process, or not SageMaker's request, can carry."""
     for name, value in job.environment.items():
+        if name in TOOLKITS_OWN or name.startswith(("SM_", "SAGEMAKER_", "PET_")):
+            found = "the container toolkit's own"
+            yield Finding(key=f"environment.{name}", found=found, cure="remove it, or rename yours")
         # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html#API_CreateTrainingJob_RequestSyntax
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]{0,511}", name):
             valid = "letters, digits and underscores, no digit first, 512 characters at most"

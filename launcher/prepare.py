@@ -1,4 +1,5 @@
-"""Images into labelled folders, TARGET/train/<class>/ and TARGET/validation/<class>/. It can be interrupted and repeated."""
+"""Images into labelled folders, TARGET/train/<class>/ and TARGET/validation/<class>/, or with masks, TARGET/train/images/ and
+TARGET/train/masks/. It can be interrupted and repeated."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher import shapes
 from launcher.findings import Finding, UserError, did_you_mean, mistake
 from launcher.records import write_json
 
@@ -55,7 +57,7 @@ class Item:
     """One image to write."""
 
     path: str
-    """Below the target: train/<class>/<name>.png."""
+    """Below the target: train/<class>/<name>.png; with masks, train/images/<name>.png and train/masks/<name>.png."""
     open: Callable[[], Image]
     source: str
     """For messages."""
@@ -65,10 +67,11 @@ def prepare(source: str, target: str | Path, *, size: int | None = None, validat
     """Write a source's images into a target folder; those that are there already are left alone.
 
     Args:
-        source: `digits` (scikit-learn's, 8 × 8 grey), `fashion-mnist` (Debian's package), a folder with MNIST-style idx files,
-            or a folder with one subfolder a class, also below train/ and validation/ (or val/ or test/).
+        source: `digits` (scikit-learn's, 8 × 8 grey), `fashion-mnist` (Debian's package), `shapes` (drawn, with masks), a folder
+            with MNIST-style idx files, or a folder with one subfolder a class, also below train/ and validation/ (or val/ or test/).
         target: becomes target/train and target/validation.
-        size: scale images down so that the shorter side has so many pixels; smaller ones stay as they are.
+        size: scale images down so that the shorter side has so many pixels; smaller ones stay as they are;
+            `shapes` are drawn at that size.
         validation_fraction: share of each class that is held out where the source has no split of its own; drawn by file name,
             so that a repeated call draws the same.
 
@@ -112,7 +115,7 @@ def prepare(source: str, target: str | Path, *, size: int | None = None, validat
             "name a folder elsewhere",
         )
     try:
-        items = _items(source, validation_fraction)
+        items = _items(source, size, validation_fraction)
     except (EOFError, struct.error, IndexError, ValueError) as error:
         raise mistake("SOURCE", f"{source}: broken idx files ({error})", "fetch them again") from None
     if not items:
@@ -145,10 +148,16 @@ def prepare(source: str, target: str | Path, *, size: int | None = None, validat
         _write(image, target / item.path)
         written += 1
     readable = [item for item in items if item.source not in broken]
-    splits = Counter(item.path.split("/")[0] for item in readable)
-    classes = {item.path.split("/")[1] for item in readable}
+    places = Counter(tuple(item.path.split("/")[:2]) for item in readable)  # (split, class)
+    classes = {label for _, label in places}
+    if made_of == "shapes":  # what lies at a class's place is images and masks
+        training, held_out = (places[split, "images"] for split in ("train", "validation"))
+        what = f"images with a mask each, of {len(shapes.CLASSES)} classes"
+    else:
+        training, held_out = (sum(places[split, label] for label in classes) for split in ("train", "validation"))
+        what = f"images in {len(classes)} classes"
     lines = [
-        f"{target}: {splits['train']} training and {splits['validation']} validation images in {len(classes)} classes; "
+        f"{target}: {training} training and {held_out} validation {what}; "
         f"{written} written now, {len(items) - written - len(broken)} were there"
     ]
     if broken:
@@ -178,16 +187,18 @@ def _remember(target: Path, how: dict[str, str | int | float | None]) -> None:
     write_json(file, how)
 
 
-def _items(source: str, validation_fraction: float) -> list[Item]:
+def _items(source: str, size: int | None, validation_fraction: float) -> list[Item]:
     """What a source holds, in a fixed order."""
     if source == "digits":
         return list(_digits(validation_fraction))
     folder = Path(source)
+    if source == "shapes" and not folder.is_dir():
+        return list(_shapes(size or shapes.SIZE, validation_fraction))
     if source == "fashion-mnist" and not folder.is_dir():
         folder = next((place for place in FASHION_FOLDERS if place.is_dir()), None) or _no_fashion()
     if not folder.is_dir():
-        cure = did_you_mean(source, ["digits", "fashion-mnist"], "check the path")
-        raise mistake("SOURCE", f"{source}: no such folder", cure, valid="digits, fashion-mnist, or a folder")
+        cure = did_you_mean(source, ["digits", "fashion-mnist", "shapes"], "check the path")
+        raise mistake("SOURCE", f"{source}: no such folder", cure, valid="digits, fashion-mnist, shapes, or a folder")
     if _idx_file(folder, IDX_FILES["train"][0]) is not None:
         return [item for split, names in IDX_FILES.items() for item in _idx(folder, split, *names)]
     return list(_image_folder(folder, validation_fraction))
@@ -222,6 +233,20 @@ def _digits(validation_fraction: float) -> Iterator[Item]:
         yield Item(
             f"{split}/{name[0]}/{name[1]}", lambda number=number: Image.fromarray(pixels[number]), f"digit {number}"
         )
+
+
+def _shapes(size: int, validation_fraction: float) -> Iterator[Item]:
+    """Drawn images, and for each its mask."""
+    names = [("shapes", f"{number:04d}.png") for number in range(shapes.IMAGES)]
+    held_out = _held_out(names, validation_fraction)
+    for number, name in enumerate(names):
+        split = "validation" if name in held_out else "train"
+        for part, kind in enumerate(("images", "masks")):
+            yield Item(
+                f"{split}/{kind}/{name[1]}",
+                lambda number=number, part=part: shapes.draw(number, size)[part],
+                f"shapes {number}",
+            )
 
 
 def _idx(folder: Path, split: str, images_name: str, labels_name: str) -> Iterator[Item]:

@@ -71,6 +71,21 @@ class RunFolder:
         return self.path / "logs" / "supervisor.log"
 
     @property
+    def remote(self) -> Path:
+        """What SageMaker last said of a run there, and when."""
+        return self.path / "remote.json"
+
+    @property
+    def request(self) -> Path:
+        """The CreateTrainingJob request of a run on SageMaker, without its secrets."""
+        return self.path / "request.json"
+
+    @property
+    def code(self) -> Path:
+        """The files that travelled, as they were."""
+        return self.path / "code"
+
+    @property
     def stop_request(self) -> Path:
         """Exists from the moment somebody asked the run to stop, and says why."""
         return self.path / "stop.json"
@@ -103,8 +118,8 @@ class RunFolder:
             return {}
 
     def state(self) -> str:
-        """The run's state, from what lies in its folder and whether its supervisor lives."""
-        if not self.outcome.exists() and self.supervisor_lives():
+        """The run's state, from what lies in its folder and whether its supervisor lives; of a run on SageMaker, the one last heard."""
+        if not self.outcome.exists() and (self.remote.exists() or self.supervisor_lives()):
             return STOPPING if self.stop_request.exists() else IN_PROGRESS
         return self.read(self.outcome).get(
             "state", FAILED
@@ -186,6 +201,19 @@ def write_atomically(file: Path, content: str | bytes) -> None:
 
 def write_json(file: Path, value: Any) -> None:
     write_atomically(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def merge_metrics(folder: RunFolder, hosts: list[str]) -> None:
+    """All hosts' metrics files as one, host after host, without lines that a kill cut short."""
+    lines = []
+    for host in hosts:
+        for file in sorted(folder.host(host).glob("output/data/*/metrics*.jsonl")):
+            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError):
+                    json.loads(line)
+                    lines.append(line + "\n")
+    if lines:
+        write_atomically(folder.metrics, "".join(lines))
 
 
 def git_state(folder: Path) -> tuple[dict[str, Any], bytes]:

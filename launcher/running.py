@@ -8,29 +8,41 @@ import functools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from launcher import backends, records
+from launcher import backends, planning, records
+from launcher.backends.base import Unreachable
 from launcher.findings import mistake
 from launcher.metric_lines import Metric, parse_line
+from launcher.package import copy_files
 from launcher.planning import Plan, refuse_errors
 from launcher.records import OVER, RunFolder
+
+FIRST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 1.0, 15.0, 1.3
+"""Seconds between two questions to a far side: more while nothing is new."""
+
+PAUSE_IN_TROUBLE = 20.0
+"""Seconds until a far side that did not answer is asked again."""
 
 
 @dataclass
 class Run:
     """A run's folder, and what can be asked of it.
 
-    A run that this process started and did not `detach` is stopped when this process dies.
+    A run on this machine that this process started and did not `detach` is stopped when this process dies. One on SageMaker goes on.
     """
 
     folder: RunFolder
     _lifeline: int | None = field(default=None, repr=False)
+    trouble: str = field(default="", repr=False)
+    """Why the far side cannot be asked just now; "" where it answers. What the folder holds is what was last heard."""
+    _pause: float = field(default=FIRST_PAUSE, repr=False)
+    _ask_at: float = field(default=0.0, repr=False)
 
     @property
     def name(self) -> str:
@@ -39,7 +51,34 @@ class Run:
     @property
     def state(self) -> str:
         """InProgress, Stopping, Completed, Failed or Stopped: SageMaker's words."""
+        self.refresh()
         return self.folder.state()
+
+    @functools.cached_property
+    def backend(self) -> str:
+        return self.folder.read(self.folder.plan)["backend"]
+
+    def refresh(self) -> None:
+        """Bring what is new of a run elsewhere into its folder, unless it was asked a moment ago.
+
+        Where the far side does not answer, `trouble` says why, and it is asked again later: the run does not depend on us.
+        """
+        now = time.monotonic()
+        if now < self._ask_at or self.folder.outcome.exists():
+            return
+        try:
+            new = backends.get(self.backend).refresh(self.folder)
+            self.trouble = ""
+            self._pause = FIRST_PAUSE if new else min(self._pause * PAUSE_GROWTH, LONGEST_PAUSE)
+        except Unreachable as error:
+            self.trouble = str(error)
+            self._pause = PAUSE_IN_TROUBLE
+        self._ask_at = time.monotonic() + self._pause
+
+    @property
+    def spend(self) -> float | None:
+        """What the run has cost so far, US dollars; None where it costs nothing or the price is not known."""
+        return backends.get(self.backend).spend(self.folder)
 
     @functools.cached_property
     def hosts(self) -> list[str]:
@@ -56,12 +95,19 @@ class Run:
             time.sleep(0.1)
         return state
 
-    def logs(self, *, follow: bool = False, positions: dict[str, int] | None = None) -> Iterator[tuple[str, str]]:
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        positions: dict[str, int] | None = None,
+        idle: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[str, str]]:
         """The hosts' log lines as (host, line), each host's in order.
 
         Args:
             follow: go on until the run is over; else stop at what is there now.
             positions: bytes of each host's log to pass over; it is kept up to date, so that a later call goes on from there.
+            idle: called each time that all lines so far were given.
         """
         positions = {} if positions is None else positions
         while True:
@@ -74,6 +120,7 @@ class Run:
                     yield host, line
             if over or not follow:
                 return
+            idle()
             time.sleep(0.2)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -92,7 +139,24 @@ class Run:
     def stop(self, reason: str = "asked to") -> None:
         """Ask the run to stop: its training processes get SIGTERM and may finish their step. Returns at once."""
         if self.state not in OVER:
-            backends.get(self.folder.read(self.folder.plan)["backend"]).stop(self.folder, reason)
+            backends.get(self.backend).stop(self.folder, reason)
+
+    def profile(self, interval_ms: int | None) -> None:
+        """Switch the system metrics of a job that runs on SageMaker.
+
+        Args:
+            interval_ms: milliseconds between two samples: 100, 200, 500, 1000, 5000 or 60000; None: off.
+
+        Raises:
+            UserError: the run is over or not on SageMaker, or AWS refuses.
+        """
+        if self.backend != "aws":
+            raise mistake(
+                "run", f"{self.name} runs on {self.backend}", "only SageMaker's own profiling can be switched"
+            )
+        if self.state in OVER:
+            raise mistake("run", f"{self.name} is over: {self.state}", "only a running job can be switched")
+        backends.get(self.backend).profile(self.folder, interval_ms)
 
     def detach(self) -> None:
         """Let the run outlive this process."""
@@ -130,20 +194,26 @@ class Run:
         }
 
 
-def start(plan: Plan, *, detach: bool = False) -> Run:
+def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) -> Run:
     """Carry a plan out.
 
     Args:
-        plan: from `plan()`.
-        detach: let the run outlive this process from the start.
+        plan: from `plan()`. For SageMaker it is looked at online first, unless `check()` did.
+        detach: let a run of this machine outlive this process from the start.
+        max_cost: refuse a plan that could cost more US dollars than this, or whose price is not known.
 
     Returns:
         The Run, under way.
 
     Raises:
-        UserError: the plan has errors; nothing was started.
+        UserError: the plan has errors, costs too much, or could not be started; nothing runs.
     """
     refuse_errors(plan)
+    if not plan.checked:
+        plan = planning.check(plan)
+        refuse_errors(plan)
+    if max_cost is not None:
+        refuse_cost(plan, max_cost)
     folder = RunFolder(records.store() / plan.name)
     try:
         folder.path.mkdir(parents=True)
@@ -163,8 +233,41 @@ def start(plan: Plan, *, detach: bool = False) -> Run:
     return Run(folder, writing)
 
 
-def attach(name: str) -> Run:
-    """A run by its name, or the latest of a job's name. Raises UserError where there is none."""
+def refuse_cost(plan: Plan, max_cost: float) -> None:
+    """Raise a UserError where a plan could cost more US dollars than `max_cost`, or nobody knows what it costs."""
+    if plan.price is None:
+        return
+    if plan.price.ceiling is None:
+        raise mistake("--max-cost", plan.price.told, "launcher plan --check, or compute.price_per_hour; then run again")
+    if plan.price.ceiling > max_cost:
+        cure = "lower compute.max_hours or compute.instance_count, or allow more"
+        raise mistake("--max-cost", plan.price.told, cure, valid=f"at most ${max_cost:,.2f}")
+
+
+def upload(plan: Plan) -> None:
+    """Bring a plan's data and code to S3, so that its estimator can be fitted: `estimator, inputs = plan.estimator()`.
+
+    Raises:
+        UserError: the plan has errors, is not for SageMaker, or AWS refuses.
+    """
+    refuse_errors(plan)
+    if plan.request is None:
+        raise mistake("--on", f"a plan for {plan.backend} uploads nothing", "plan(job, on='aws')")
+    backends.get("aws").bring(plan)
+
+
+def attach(name: str, *, region: str | None = None) -> Run:
+    """A run by its name, or the latest of a job's name.
+
+    Args:
+        region: where this machine knows no such run: the AWS region in which a training job of this name is looked for. Its
+            record then comes from its output in S3.
+
+    Raises:
+        UserError: there is none.
+    """
+    if region is not None and not (records.store() / name).exists():
+        return Run(backends.get("aws").adopt(name, region))
     return Run(records.find(name))
 
 
@@ -175,12 +278,20 @@ def runs() -> list[Run]:
 
 def _write_records(plan: Plan, folder: RunFolder) -> None:
     """What the run is started with, before anything starts."""
-    state, patch = records.git_state(plan.source)
+    replayed = records.RunFolder(records.store() / plan.replay_of) if plan.replay_of else None
+    if replayed is not None and replayed.git.exists():
+        state = replayed.read(replayed.git)
+        patch = replayed.git_patch.read_bytes() if replayed.git_patch.exists() else b""
+    else:
+        state, patch = records.git_state(plan.source)
     records.write_json(folder.git, state)
     if patch:
         records.write_atomically(folder.git_patch, patch)
     records.write_json(folder.versions, records.installed_versions())
     records.write_atomically(folder.files, "".join(f"{file.size:>10} {file.path}\n" for file in plan.files))
+    copy_files(list(plan.files), folder.code)
+    if plan.request is not None:
+        records.write_json(folder.request, plan.kept_request())
     records.write_atomically(folder.job, yaml.safe_dump(plan.kept_job(), sort_keys=False, allow_unicode=True))
     records.write_atomically(folder.plan, plan.to_json() + "\n")  # last: with it the run can be found
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from launcher import records
+from launcher.backends.base import dollars
+from launcher.findings import indent
+from launcher.repeating import diff
 from launcher.running import Run
 
 
@@ -61,6 +64,7 @@ def print_run(run: Run) -> None:
     lines += [f"  setting     {name}: {value}" for name, value in plan["job"].get("hyperparameters", {}).items()]
     if outcome.get("seconds") is not None:
         lines.append(f"  took        {outcome['seconds']:.1f} s, {outcome['host_seconds']:.1f} host-seconds")
+    lines += _about_the_price(plan, outcome, run)
     lines += [f"  result      {name}: {value}" for name, value in run.result().items() if name != "settings"]
     lines += [f"  left        {name}: {path}" for name, path in run.artifacts().items()]
     print("\n".join(lines))
@@ -75,6 +79,8 @@ def print_end(run: Run) -> None:
         parts.append(f"after {outcome['seconds']:.0f} s")
     if outcome.get("stop_reason"):
         parts.append(f"({outcome['stop_reason']})")
+    if outcome.get("cost_usd") is not None:
+        parts.append(f"for {dollars(outcome['cost_usd'])}")
     if isinstance(result.get("validation_accuracy"), (int, float)):
         parts.append(f"- {_percent(result['validation_accuracy'])} on held-out images")
     print(" ".join(parts))
@@ -120,12 +126,50 @@ def print_comparison(runs: list[Run]) -> None:
 
 
 def _print_failure(outcome: dict[str, Any]) -> None:
-    """A failed run's host, exit code and reason."""
+    """A failed run's host, exit code and reason; its traceback, cause and cure as far as they are known."""
     if outcome.get("failure"):
         where = f" on {outcome['failed_host']}" if outcome.get("failed_host") else ""
         code = f", exit code {outcome['exit_code']}" if outcome.get("exit_code") is not None else ""
         print(f"  failed{where}{code}:")
-        print("\n".join("    " + line for line in outcome["failure"].splitlines()))
+        print(indent(outcome["failure"], "    "))
+        if outcome.get("traceback") and outcome["traceback"].strip() not in outcome["failure"]:
+            print(indent(outcome["traceback"], "    "))
+        if outcome.get("cause"):
+            print(f"  cause: {outcome['cause']}\n  cure:  {outcome['cure']}")
+
+
+def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) -> list[str]:
+    """What a run on SageMaker may cost, has cost so far, or did cost: in all, by epoch, and what spot saved."""
+    if not plan.get("price"):
+        return []
+    lines = [f"  price       {plan['price']['told']}"]
+    if not outcome and run.spend is not None:
+        lines.append(f"  spent       {dollars(run.spend)} so far")
+    if outcome.get("billable_seconds") is not None:
+        lines.append(f"  billed      {outcome['billable_seconds']} s on each host")
+    if outcome.get("cost_usd") is not None:
+        epochs = max((metric["epoch"] for metric in run.metrics() if "epoch" in metric), default=0)
+        each = f", {dollars(outcome['cost_usd'] / epochs)} an epoch" if epochs else ""
+        lines.append(f"  cost        {dollars(outcome['cost_usd'])}{each}")
+    if outcome.get("saving") is not None:
+        lines.append(f"  spot        saved {_percent(outcome['saving'])}")
+    if outcome.get("interruptions"):
+        lines.append(f"  spot        interrupted {outcome['interruptions']} times")
+    return lines
+
+
+def print_differences(first: Run, second: Run) -> None:
+    """What two runs were not started with alike."""
+    found = diff(first, second)
+    if not found:
+        print(f"{first.name} and {second.name} were started with the same")
+        return
+    rows = [[item.about, item.key, _short(item.first), _short(item.second)] for item in found]
+    print(table(["about", "what", first.name, second.name], rows))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _number(value: Any, form: str) -> str:

@@ -22,17 +22,17 @@ def save(
     name: str,
     options: Mapping[str, Any],
     classes: Sequence[str],
-    image_size: int,
+    image_size: int | Sequence[int],
     **more: Any,
 ) -> None:
     """Write the weights and their description; a reader sees whole files only.
 
     Args:
-        model: its inner timm model is what is saved.
+        model: its inner model is what is saved.
         folder: SM_MODEL_DIR.
         name, options: as timm.create_model took them.
         classes: in the order of the logits.
-        image_size: pixels.
+        image_size: pixels: the side of a square, or (height, width).
         more: anything else worth knowing, JSON-ready.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,13 @@ def failure_file(path: Path) -> Iterator[None]:
 
 def describe(error: Exception, rank: str) -> str:
     """An exception in at most LIMIT characters: its message first, then as much of the traceback's end as fits."""
-    head = f"rank {rank}: {type(error).__name__}: {error}"[: LIMIT // 2]
+    head = f"rank {rank}: {type(error).__name__}: {_message(error)}"[: LIMIT // 2]
     lines = "".join(traceback.format_tb(error.__traceback__))
     room = LIMIT - len(head) - 1
     return head + "\n" + lines[-room:]
+
+
+def _message(error: Exception) -> str:
+    """What an exception says; one from a DataLoader's worker says it at the end of the traceback that it has for a message."""
+    text = str(error)
+    return text.rpartition(f"\n{type(error).__name__}: ")[2].strip() if "\nOriginal Traceback" in text else text

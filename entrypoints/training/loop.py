@@ -9,18 +9,22 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
-from training.data.folders import Data
+from training.data.batches import Data
 from training.distributed import World
-from training.evaluation import evaluate
 from training.models import parameter_groups
 from training.reporting import Reporter
 from training.schedules import warmup_cosine
-from training.settings import TrainingSettings
+from training.script_settings import TrainingSettings
 from training.stopping import StopSignal
 
 Task = Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
-"""(images uint8 (batch, channels, height, width), labels (batch,)) -> scalar losses by name; `loss` is the one that is lowered."""
+"""(images uint8 (batch, channels, height, width), labels) -> scalar losses by name; `loss` is the one that is lowered.
+Labels are what the training loader gives: class numbers (batch,), or masks (batch, height, width)."""
+
+Evaluate = Callable[[nn.Module, DataLoader, World], dict[str, float]]
+"""(model, this rank's share of the held-out images, world) -> metrics by name over all ranks' shares, the same on every rank."""
 
 WARM_UP_STEPS = 5
 """Steps at the start that do not count for images/s: memory is allocated and libraries choose their kernels there."""
@@ -35,9 +39,8 @@ class Outcome:
     """Whether SIGTERM ended it before its last step."""
     images_per_second: float | None
     """Over all processes, without the first steps and without evaluation. None: there were no other steps."""
-    validation_accuracy: float | None
-    """Of the last evaluation: a stopped run leaves at once, without one more. None: there was none."""
-    validation_loss: float | None
+    validation: dict[str, float]
+    """Metrics of the last evaluation: a stopped run leaves at once, without one more. Empty: there was none."""
 
 
 class Stopwatch:
@@ -79,6 +82,7 @@ def distribute(model: nn.Module, world: World) -> nn.Module:
 
 def train(
     task: Task,
+    evaluate: Evaluate,
     model: nn.Module,
     data: Data,
     settings: TrainingSettings,
@@ -90,6 +94,7 @@ def train(
 
     Args:
         task: the losses of this rank's share of a batch; it holds the model as `distribute` wrapped it.
+        evaluate: the metrics of the model on the held-out images.
         model: the same model unwrapped, for the optimizer and for evaluation.
 
     Returns:
@@ -103,7 +108,7 @@ def train(
         optimizer, lambda step: warmup_cosine(step, steps, settings.warmup_fraction)
     )
     watch, step, stopped = Stopwatch(settings.global_batch_size), 0, False
-    accuracy: dict[str, float | None] = {"validation_accuracy": None, "validation_loss": None}
+    validation: dict[str, float] = {}
     for epoch in range(1, epochs + 1):
         data.train_batches.epoch = epoch
         model.train()
@@ -131,10 +136,10 @@ def train(
                 break
         if not stopped and (epoch % settings.evaluate_every == 0 or step == steps):
             world.average_buffers(model)
-            accuracy = evaluate(model, data.validation, world)
-            report.metrics(epoch, epochs, step, steps, accuracy)
+            validation = evaluate(model, data.validation, world)
+            report.metrics(epoch, epochs, step, steps, validation)
         if stopped:
             report.say(f"stopped after step {step} of {steps}, as asked by SIGTERM")
             break
     world.average_buffers(model)
-    return Outcome(step, stopped, watch.overall(), **accuracy)
+    return Outcome(step, stopped, watch.overall(), validation)

@@ -36,3 +36,23 @@ def label_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: f
         A scalar, in nats.
     """
     return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+
+
+def pixel_cross_entropy(
+    logits: torch.Tensor, masks: torch.Tensor, ignore_index: int, labelled: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Cross-entropy with a mask's classes: -1/n Σ log softmax(logits)[class], summed over the n pixels that are not ignored.
+
+    Args:
+        logits: (batch, classes, height, width).
+        masks: (batch, height, width), class numbers or `ignore_index`, int64.
+        labelled: n, a scalar. None: counted in `masks`. Processes that average their gradients give the mean of their
+            counts, so that each pixel of the global batch weighs the same, however unevenly the ignored ones lie.
+
+    Returns:
+        A scalar, in nats; 0 with gradients of 0 where n is 0.
+    """
+    if labelled is None:
+        labelled = (masks != ignore_index).sum()
+    total = F.cross_entropy(logits.float(), masks, ignore_index=ignore_index, reduction="sum")
+    return total / torch.where(labelled > 0, labelled, 1)

@@ -15,7 +15,7 @@ class Normalized(nn.Module):
     """A model that takes pixels as they are stored.
 
     Takes uint8 images (batch, channels, height, width), scales them to 0…1, applies the wrapped model's own mean and
-    standard deviation, and returns its logits (batch, classes).
+    standard deviation, and returns its logits: (batch, classes), or (batch, classes, height, width).
     """
 
     def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]):
@@ -42,6 +42,16 @@ def build(name: str, options: Mapping[str, Any], classes: int, *, pretrained: bo
         pretrained: start from timm's published weights.
 
     Raises:
+        ValueError: as `create`.
+    """
+    model = create(name, options, num_classes=classes, pretrained=pretrained)
+    return normalize(model, model.pretrained_cfg, options)
+
+
+def create(name: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
+    """A timm model by its name; `options` and `more` are keyword arguments for timm.create_model.
+
+    Raises:
         ValueError: timm knows no such model, or the model takes no such option; the message names near ones.
     """
     if not timm.is_model(name):
@@ -50,11 +60,15 @@ def build(name: str, options: Mapping[str, Any], classes: int, *, pretrained: bo
             f"timm {timm.__version__} knows no model {name}" + (f"; near: {', '.join(near)}" if near else "")
         )
     try:
-        model = timm.create_model(name, pretrained=pretrained, num_classes=classes, **options)
+        return timm.create_model(name, **more, **options)
     except (TypeError, AssertionError) as error:
         raise ValueError(f"{name} cannot be made with {dict(options)}: {error}") from error
+
+
+def normalize(model: nn.Module, published: Mapping[str, Any], options: Mapping[str, Any]) -> Normalized:
+    """A model with the mean and standard deviation of timm's published configuration, for the channels that `options` asks for."""
     channels = options.get("in_chans", 3)
-    mean, std = ([*model.pretrained_cfg[key]] for key in ("mean", "std"))
+    mean, std = ([*published[key]] for key in ("mean", "std"))
     if len(mean) != channels:  # timm's numbers are for three channels: one grey channel gets their average
         mean, std = [sum(mean) / len(mean)] * channels, [sum(std) / len(std)] * channels
     return Normalized(model, mean, std)

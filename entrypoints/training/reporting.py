@@ -46,13 +46,16 @@ def summary(model: str, parameters: int, outcome: Any, settings: Any, world: Any
 
     Args:
         outcome: training.loop.Outcome.
-        settings: a dataclass of training.settings.
+        settings: a dataclass of training.script_settings.
         world: training.distributed.World.
     """
     return {
         "model": model,
         "parameters": parameters,
-        **asdict(outcome),
+        "steps": outcome.steps,
+        "stopped": outcome.stopped,
+        "images_per_second": outcome.images_per_second,
+        **outcome.validation,
         "world_size": world.size,
         "device": world.device.type,
         "settings": asdict(settings),

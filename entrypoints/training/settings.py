@@ -1,8 +1,9 @@
-"""Typed hyperparameters of every script: the classes, and how a value becomes its field's type. Standard library only.
+"""Typed hyperparameters: how a value becomes its field's type, and all mistakes told at once. Standard library only.
 
 A script declares its settings by the annotation of its `main`:
 
-    from training.settings import DistillationSettings, read_settings
+    from training.script_settings import DistillationSettings
+    from training.settings import read_settings
 
     def main(settings: DistillationSettings) -> None: ...
 
@@ -11,7 +12,7 @@ A script declares its settings by the annotation of its `main`:
 
 The launcher finds that annotation without running the script, and checks a config against the class with `check`, the
 function that the script itself uses. A class of your own works in the same way: a frozen dataclass in a module beside
-your script that imports no more than the standard library and `training.settings`.
+your script that imports no more than the standard library and `training.settings`; training/script_settings.py shows how.
 """
 
 from __future__ import annotations
@@ -23,130 +24,13 @@ import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union
 
 Settings = TypeVar("Settings")
 
 # Hyperparameters that SageMaker's SDK and toolkit add for themselves; the toolkit keeps them from the script, other launchers may not.
 RESERVED_PREFIXES = ("sagemaker_", "_tuning_objective_metric")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """What every training script can be told."""
-
-    epochs: int = 10
-    """Passes over the training images."""
-    max_steps: int | None = None
-    """Stop after this many optimizer steps; the learning-rate schedule ends there too. None: as `epochs` says."""
-    global_batch_size: int = 64
-    """Images an optimizer step, over all processes. It must divide by their number."""
-    learning_rate: float = 1e-3
-    """Peak learning rate of AdamW, after the warm-up."""
-    weight_decay: float = 0.05
-    """AdamW's decoupled weight decay; biases and normalisation weights get none."""
-    warmup_fraction: float = 0.1
-    """Share of the steps in which the learning rate rises linearly from 0."""
-    max_grad_norm: float | None = 1.0
-    """Gradients are scaled down to this L2 norm. None: never."""
-    label_smoothing: float = 0.0
-    """Weight of the uniform distribution in the label loss (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567)."""
-    images_per_class: int | None = None
-    """Train on no more than the first so many images of each class, by file name. None: on all."""
-    image_size: int = 224
-    """Height and width in pixels of what the models see."""
-    min_crop_area: float = 1.0
-    """Smallest share of the image that a random crop keeps; 1: no random crop."""
-    horizontal_flip: bool = False
-    """Mirror half of the training images."""
-    max_shift_pixels: int = 0
-    """Shift training images by up to this many pixels of `image_size` in each direction."""
-    max_rotation_degrees: float = 0.0
-    """Rotate training images by up to this many degrees either way."""
-    seed: int = 0
-    """Seed of the initial weights, the order of images and their augmentation."""
-    num_workers: int = 0
-    """Worker processes that decode images, per training process. 0: the training process itself."""
-    log_every: int = 10
-    """Steps between two metric lines."""
-    evaluate_every: int = 1
-    """Epochs between two evaluations on the validation images; the last step is always followed by one."""
-
-    def __post_init__(self) -> None:
-        require(*self.conditions())
-
-    def channels(self) -> list[str]:
-        """The data channels that the script reads; the launcher refuses a job that lacks one."""
-        return ["train", "validation"]
-
-    def conditions(self) -> list[tuple[str, bool, str]]:
-        """What must hold, as (setting, holds, valid)."""
-        return [
-            ("epochs", self.epochs >= 1, "at least 1"),
-            ("max_steps", self.max_steps is None or self.max_steps >= 1, "at least 1, or null"),
-            ("global_batch_size", self.global_batch_size >= 1, "at least 1"),
-            ("learning_rate", self.learning_rate > 0, "above 0"),
-            ("weight_decay", self.weight_decay >= 0, "0 or more"),
-            ("warmup_fraction", 0 <= self.warmup_fraction <= 1, "from 0 to 1"),
-            ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, "above 0, or null"),
-            ("label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1"),
-            ("images_per_class", self.images_per_class is None or self.images_per_class >= 1, "at least 1, or null"),
-            ("image_size", self.image_size >= 8, "at least 8"),
-            ("min_crop_area", 0 < self.min_crop_area <= 1, "above 0 and at most 1"),
-            ("max_shift_pixels", 0 <= self.max_shift_pixels < self.image_size, "from 0 to below image_size"),
-            ("max_rotation_degrees", 0 <= self.max_rotation_degrees <= 180, "from 0 to 180"),
-            ("seed", 0 <= self.seed < 2**32, "from 0 to 4294967295"),
-            ("num_workers", self.num_workers >= 0, "0 or more"),
-            ("log_every", self.log_every >= 1, "at least 1"),
-            ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
-        ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassifierSettings(TrainingSettings):
-    """Settings of train_classifier.py."""
-
-    model: str
-    """A timm model's name, for example vit_small_patch16_224."""
-    model_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments for timm.create_model, for example {img_size: 32, patch_size: 4, depth: 6}."""
-    pretrained: bool = False
-    """Start from timm's published weights; the training machine must reach the Hugging Face hub."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistillationSettings(TrainingSettings):
-    """Settings of train_kd.py. The teacher arrives as the channel `teacher`."""
-
-    student: str
-    """The student: a timm model's name."""
-    student_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments for timm.create_model."""
-    pretrained: bool = False
-    """Start the student from timm's published weights; the training machine must reach the Hugging Face hub."""
-    teacher: str | None = None
-    """The teacher's timm name. None: as the teacher's model.json says, which this kit's scripts write beside the weights."""
-    teacher_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments for timm.create_model; only beside `teacher`."""
-    temperature: float = 4.0
-    """Both models' logits are divided by it before the softmax (Hinton et al. 2015, https://arxiv.org/abs/1503.02531)."""
-    hard_label_weight: float = 0.5
-    """Weight of the label loss; the teacher's part gets the rest. 1: labels alone, and the teacher is neither loaded nor run."""
-
-    def channels(self) -> list[str]:
-        return super().channels() + (["teacher"] if self.hard_label_weight < 1 else [])
-
-    def conditions(self) -> list[tuple[str, bool, str]]:
-        return super().conditions() + [
-            ("temperature", self.temperature > 0, "above 0"),
-            ("hard_label_weight", 0 <= self.hard_label_weight <= 1, "from 0 to 1"),
-            (
-                "teacher_options",
-                not self.teacher_options or self.teacher is not None,
-                "empty where `teacher` names no model",
-            ),
-        ]
 
 
 class SettingsError(ValueError):

@@ -1,12 +1,18 @@
 """Where a plan runs. Each backend is one module with these functions, and none knows what a job trains:
 
-check(job, source) -> list[Finding]              what this machine lacks for it, and what it will ignore
+check(job, source, files) -> list[Finding]       what is wrong with the job there, and what will be ignored
+travelling(job, files) -> list[TravelFile]       of the source folder, and what this kit adds
+channels(job, places) -> (channels, uploads)     what each channel shows, and what is uploaded for it
 hosts(job) -> tuple[HostPlan, ...]               what each host will be and run
-processes_per_host(job) -> int                   training processes on each
+world_size(job) -> int                           training processes on all of them
 toolkit_hyperparameters(job, run_name) -> dict   what is added to the job's own for the container toolkit
-LEFT_BEHIND                                      files of the source folder that do not travel
+request(job, run_name, channels) -> dict | None  what SageMaker is sent
+price(job) -> Price | None                       what it costs at most
+check_online(plan) -> list[Finding]              what a look beyond this machine shows, read-only
 start(plan, folder, lock, lifeline) -> None      the effects; returns when the run is under way
 stop(folder, reason) -> None                     asks a run to stop; returns at once
+spend(folder) -> float | None                    US dollars so far
+refresh(folder) -> bool                          brings what is new into the run's folder; whether anything was. Raises Unreachable
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-BACKENDS = {"process": "launcher.backends.process"}
+BACKENDS = {"process": "launcher.backends.process", "aws": "launcher.backends.aws"}
 """Name on the command line -> module."""
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import records
-from launcher.backends.base import HostPlan
+from launcher.backends.base import HostPlan, Upload
 from launcher.findings import Finding, mistake
+from launcher.hyperparameters import argument
 from launcher.job import Job
-from launcher.package import copy_files
+from launcher.package import TravelFile, copy_files
 from launcher.redaction import secrets_in
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 SHIM = Path(__file__).with_name("toolkit.py")
 
-LEFT_BEHIND = ("requirements.txt",)
-"""Files of the source folder that do not travel: the toolkit would install these packages into the user's own environment."""
+REQUIREMENTS = "requirements.txt"
+"""Does not travel: the toolkit would install these packages into the user's own environment."""
 
 PASSED_ON = (
     "PATH",
@@ -61,9 +62,6 @@ SECRETS = "LAUNCHER_SECRETS"
 MAX_HOSTS = 16
 """More hosts than that say nothing new on one machine."""
 
-BACKENDS_OWN = ("PATH", "HOME", "TRAINING_JOB_NAME", "PYTHONUNBUFFERED")
-"""Variables that a job's environment may not set, beside those that begin with SM_, SAGEMAKER_ or PET_: the toolkit's."""
-
 NEEDED = {
     "sagemaker_training": "sagemaker-training",
     "sagemaker_pytorch_container": "sagemaker-pytorch-training",
@@ -73,7 +71,7 @@ NEEDED = {
 """Module -> package that this backend needs in the launcher's own environment."""
 
 
-def check(job: Job, source: Path) -> list[Finding]:
+def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
     """What this machine lacks to run a job as processes."""
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     findings = []
@@ -85,13 +83,6 @@ def check(job: Job, source: Path) -> list[Finding]:
                 cure="make, or pip install -e '.[local]', in this kit's folder",
             )
         )
-    for name in job.environment:
-        if name in BACKENDS_OWN or name.startswith(("SM_", "SAGEMAKER_", "PET_")):
-            findings.append(
-                Finding(
-                    key=f"environment.{name}", found="the container toolkit's own", cure="remove it, or rename yours"
-                )
-            )
     if job.compute.instance_count > MAX_HOSTS:
         findings.append(
             Finding(
@@ -120,7 +111,7 @@ def check(job: Job, source: Path) -> list[Finding]:
                 cure="nothing to do if this run is a trial; else fewer hosts or processes",
             )
         )
-    if (source / "requirements.txt").is_file():
+    if (source / REQUIREMENTS).is_file():
         findings.append(
             Finding(
                 key="source",
@@ -138,18 +129,61 @@ def check(job: Job, source: Path) -> list[Finding]:
                 cure="nothing to do: the script takes nccl or gloo and says so",
             )
         )
+    for name, given in job.inputs.items():
+        if given.source in ("s3", "fsx", "efs"):
+            findings.append(
+                Finding(
+                    key=f"inputs.{name}",
+                    found=f"{given.source}, which is there on SageMaker only",
+                    valid="folder; file; run",
+                    cure="--on aws; or --smoke, where the config's smoke section names a folder for it",
+                )
+            )
     return findings
+
+
+def travelling(job: Job, files: list[TravelFile]) -> list[TravelFile]:
+    """The files of the source folder that travel."""
+    return [file for file in files if file.path != REQUIREMENTS]
+
+
+def channels(job: Job, places: dict[str, str]) -> tuple[dict[str, str], tuple[Upload, ...]]:
+    """What each channel shows: its place on this machine. Nothing is uploaded."""
+    return places, ()
+
+
+def request(job: Job, run_name: str, channels: dict[str, str]) -> None:
+    """Nobody is sent anything."""
+
+
+def price(job: Job) -> None:
+    """This machine's time has no price."""
+
+
+def check_online(plan: Plan) -> list[Finding]:
+    """Nothing here lies beyond this machine."""
+    return []
+
+
+def spend(folder: records.RunFolder) -> None:
+    """This machine's time has no price."""
+
+
+def world_size(job: Job) -> int:
+    """Training processes on all hosts."""
+    return job.compute.instance_count * processes_per_host(job)
+
+
+def refresh(folder: records.RunFolder) -> bool:
+    """Nothing to fetch: the supervisor writes the run's folder."""
+    return False
 
 
 def hosts(job: Job) -> tuple[HostPlan, ...]:
     """Each host of a job: its loopback address, the command that the toolkit will build, and what it is given."""
     count = job.compute.instance_count
     processes = processes_per_host(job)
-    arguments = [
-        text
-        for name in sorted(job.hyperparameters)
-        for text in (f"--{name}" if len(name) > 1 else f"-{name}", _argument(job.hyperparameters[name]))
-    ]
+    arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
     planned = []
     for index in range(count):
         if job.distribution == "none":
@@ -342,10 +376,3 @@ def _visible_gpus(gpus: tuple[str, ...], index: int, count: int, processes: int)
         return {"CUDA_VISIBLE_DEVICES": ""}
     share = len(gpus) // count
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * share : (index + 1) * share])}
-
-
-def _argument(value: Any) -> str:
-    """A hyperparameter as the toolkit writes it on the command line (mapping.py of sagemaker-training 5.1.4)."""
-    if isinstance(value, Mapping):
-        return ",".join(f"{name}={item}" for name, item in sorted(value.items()))
-    return "" if value is None else str(value)

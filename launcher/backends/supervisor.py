@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import json
 import os
 import random
 import re
@@ -156,7 +155,7 @@ class Supervisor:
             exit_code = script_exit_code(log, exit_codes.get(host))
             outcome |= {"failed_host": host, "exit_code": exit_code, "failure": trouble or failure}
         hosts = [host.name for host in self.plan.hosts]
-        for save in (pack_model, merge_metrics):
+        for save in (pack_model, records.merge_metrics):
             try:
                 save(self.folder, hosts)
             except Exception as error:  # what cannot be saved must not cost the record
@@ -221,19 +220,6 @@ def pack_model(folder: records.RunFolder, hosts: list[str]) -> None:
         for name, file in sorted(files.items()):
             archive.add(file, name, recursive=False)
     os.replace(temporary, folder.model)
-
-
-def merge_metrics(folder: records.RunFolder, hosts: list[str]) -> None:
-    """All hosts' metrics files as one, host after host, without lines that a kill cut short."""
-    lines = []
-    for host in hosts:
-        for file in sorted(folder.host(host).glob("output/data/*/metrics*.jsonl")):
-            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(ValueError):
-                    json.loads(line)
-                    lines.append(line + "\n")
-    if lines:
-        records.write_atomically(folder.metrics, "".join(lines))
 
 
 def _read_plan(folder: records.RunFolder) -> Plan:

@@ -5,17 +5,10 @@ import random
 import pytest
 import torch
 from PIL import Image
-from training.data.folders import (
-    Augmentation,
-    EvaluationBatches,
-    LabelledFolder,
-    TrainingBatches,
-    fit,
-    open_data,
-    random_box,
-)
+from training.data.batches import EvaluationBatches, TrainingBatches
+from training.data.folders import Augmentation, LabelledFolder, fit, open_data, random_box
 from training.distributed import World
-from training.settings import TrainingSettings
+from training.script_settings import LabelledImageSettings
 
 
 def world(rank: int = 0, size: int = 1) -> World:
@@ -87,7 +80,7 @@ def test_augmentation_depends_on_seed_epoch_and_image_alone(images):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_give_the_same_pixels_with_and_without_workers(images, workers):
-    settings = TrainingSettings(
+    settings = LabelledImageSettings(
         image_size=16, global_batch_size=4, num_workers=workers, max_shift_pixels=3, max_rotation_degrees=20
     )
     data = open_data(images / "train", images / "validation", settings, 3, world())
@@ -116,7 +109,11 @@ def test_different_classes_in_the_two_folders_are_named(images):
     (images / "validation/c").rename(images / "validation/d")
     with pytest.raises(ValueError, match="only one of them has c, d"):
         open_data(
-            images / "train", images / "validation", TrainingSettings(image_size=16, global_batch_size=4), 3, world()
+            images / "train",
+            images / "validation",
+            LabelledImageSettings(image_size=16, global_batch_size=4),
+            3,
+            world(),
         )
 
 
@@ -170,7 +167,7 @@ def test_every_augmentation_setting_reaches_training_images_and_none_the_held_ou
         made = open_data(
             images / "train",
             images / "validation",
-            TrainingSettings(image_size=16, global_batch_size=4, **settings),
+            LabelledImageSettings(image_size=16, global_batch_size=4, **settings),
             3,
             world(),
         )

@@ -12,7 +12,7 @@ import textwrap
 import pytest
 import torch
 from torch import nn
-from training.data.folders import EvaluationBatches
+from training.data.batches import EvaluationBatches
 from training.distributed import World
 from training.evaluation import evaluate
 from training.failure import LIMIT, describe, failure_file
@@ -65,7 +65,7 @@ def test_two_ranks_with_uneven_shares_evaluate_one_model_exactly(tmp_path):
     done = two_ranks(
         tmp_path,
         """
-        from training.data.folders import EvaluationBatches
+        from training.data.batches import EvaluationBatches
         from training.evaluation import evaluate
         with process_group() as world:
             torch.manual_seed(0)

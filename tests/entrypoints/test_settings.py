@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from training import settings
-from training.settings import ClassifierSettings, DistillationSettings, TrainingSettings, check, convert, read_settings
+from training.script_settings import ClassifierSettings, DistillationSettings, SegmentationSettings, TrainingSettings
+from training.settings import check, convert, read_settings
+
+REQUIRED = {
+    TrainingSettings: {},
+    ClassifierSettings: {"model": "x"},
+    DistillationSettings: {"student": "x"},
+    SegmentationSettings: {"model": "x", "classes": 4},
+}
 
 
 @pytest.mark.parametrize(
@@ -68,20 +75,13 @@ def test_names_that_sdks_add_are_not_the_scripts():
     assert read_settings(ClassifierSettings, ["ignored"], environ).epochs == 2
 
 
-@pytest.mark.parametrize("settings_class", [TrainingSettings, ClassifierSettings, DistillationSettings])
+@pytest.mark.parametrize("settings_class", REQUIRED)
 def test_every_setting_has_a_docstring_and_a_default_that_holds(settings_class):
-    source = Path(settings.__file__).read_text(encoding="utf-8")
     for item in fields(settings_class):
-        after = source.split(f"    {item.name}: ", 1)[1].split("\n")
-        assert any(line.strip().startswith('"""') for line in after[1:2]), f"{item.name} has no docstring"
-    required = (
-        {"model": "x"}
-        if settings_class is ClassifierSettings
-        else {"student": "x"}
-        if settings_class is DistillationSettings
-        else {}
-    )
-    made, problems = check(settings_class, required)
+        declaring = next(kind for kind in settings_class.__mro__ if item.name in kind.__annotations__)
+        after = inspect.getsource(declaring).split(f"    {item.name}: ", 1)[1].split("\n")
+        assert after[1].strip().startswith('"""'), f"{item.name} has no docstring"
+    made, problems = check(settings_class, REQUIRED[settings_class])
     assert made is not None and problems == []
 
 
@@ -91,15 +91,31 @@ WRONG = {
     "seed": -1, "num_workers": -1, "log_every": 0, "evaluate_every": 0, "temperature": 0, "hard_label_weight": -0.1, "teacher_options": {"a": 1},
 }  # fmt: skip
 
+WRONG_SEGMENTATION = {
+    "decoder_channels": 30, "classes": 1, "ignore_index": 256, "image_size": [64, 31], "crop_size": [16, 64], "min_scale": 1.5, "max_scale": 11,
+}  # fmt: skip
 
-@pytest.mark.parametrize("name", WRONG)
-def test_every_condition_refuses_what_it_says(name):
-    made, problems = check(DistillationSettings, {"student": "x", name: WRONG[name]})
+CASES = [(DistillationSettings, name, value) for name, value in WRONG.items()]
+CASES += [(SegmentationSettings, name, value) for name, value in WRONG_SEGMENTATION.items()]
+
+
+@pytest.mark.parametrize(("settings_class", "name", "value"), CASES)
+def test_every_condition_refuses_what_it_says(settings_class, name, value):
+    made, problems = check(settings_class, {**REQUIRED[settings_class], name: value})
     assert made is None and [problem[0] for problem in problems] == [name]
 
 
 def test_every_condition_has_a_case_above():
+    common = {name for name, *_ in TrainingSettings().conditions()}
     assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG)
+    assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
+        WRONG_SEGMENTATION
+    )
+
+
+def test_a_missing_setting_does_not_hide_the_other_mistakes():
+    made, problems = check(SegmentationSettings, {"model": "x", "decoder_channels": 30, "epochs": 0})
+    assert made is None and {name for name, *_ in problems} == {"classes", "decoder_channels", "epochs"}
 
 
 def test_a_number_that_no_float_holds_is_refused():

@@ -108,7 +108,7 @@ def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
     from training import models
     from training.data.folders import open_data
     from training.distributed import World
-    from training.settings import ClassifierSettings
+    from training.script_settings import ClassifierSettings
 
     values = {
         **FAST,
@@ -155,7 +155,7 @@ def test_the_teachers_part_of_the_loss_is_the_one_of_its_temperature(digits):
     from training.data.folders import open_data
     from training.distributed import World
     from training.losses import label_cross_entropy, temperature_kl
-    from training.settings import DistillationSettings
+    from training.script_settings import DistillationSettings
 
     source = finished(classifier(digits))
     values = {

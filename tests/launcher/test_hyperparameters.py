@@ -50,8 +50,15 @@ def user_source(tmp_path) -> Path:
 
 
 def test_the_kits_scripts_declare_their_settings():
-    assert hyperparameters.declared_settings(KIT / "train_kd.py") == ("training.settings", "DistillationSettings")
-    assert hyperparameters.declared_settings(KIT / "train_classifier.py") == ("training.settings", "ClassifierSettings")
+    assert hyperparameters.declared_settings(KIT / "train_kd.py") == (
+        "training.script_settings",
+        "DistillationSettings",
+    )
+    for script, name in (
+        ("train_classifier.py", "ClassifierSettings"),
+        ("train_segmentation.py", "SegmentationSettings"),
+    ):
+        assert hyperparameters.declared_settings(KIT / script) == ("training.script_settings", name)
 
 
 def test_a_users_own_class_is_checked_in_the_same_way_and_all_at_once(user_source):

@@ -1,25 +1,22 @@
-"""Labelled image folders, `<root>/<class>/<image>`: the same batches in the same order at any number of processes."""
+"""Labelled image folders, `<root>/<class>/<image>`, and how their training images are varied."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 
+from training.data.batches import Data, Draw, load_batches
 from training.distributed import World
-from training.settings import TrainingSettings
-
-Draw = tuple[int, int]
-"""Which image of which epoch: what a sampler yields, so that a worker process knows the epoch too."""
+from training.script_settings import LabelledImageSettings
 
 
 @dataclass(frozen=True)
@@ -84,64 +81,7 @@ class LabelledFolder(Dataset):
         return torch.from_numpy(pixels).permute(2, 0, 1), label
 
 
-class TrainingBatches(Sampler[list[Draw]]):
-    """This rank's share of every global batch: shuffled by seed and epoch, the last incomplete batch left out.
-
-    The global batches are the same at any world size; rank r of n takes the r-th n-th of each.
-    """
-
-    def __init__(self, images: int, global_batch_size: int, world: World, seed: int):
-        if global_batch_size % world.size:
-            raise ValueError(f"global_batch_size {global_batch_size} does not divide by {world.size} processes")
-        if images < global_batch_size:
-            raise ValueError(f"{images} training images make no batch of {global_batch_size}: lower global_batch_size")
-        self.images, self.global_batch_size, self.world, self.seed, self.epoch = (
-            images,
-            global_batch_size,
-            world,
-            seed,
-            0,
-        )
-
-    def __len__(self) -> int:
-        return self.images // self.global_batch_size
-
-    def __iter__(self) -> Iterator[list[Draw]]:
-        order = torch.randperm(
-            self.images, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        ).tolist()
-        share = self.global_batch_size // self.world.size
-        for step in range(len(self)):
-            first = step * self.global_batch_size + self.world.rank * share
-            yield [(self.epoch, number) for number in order[first : first + share]]
-
-
-class EvaluationBatches(Sampler[list[Draw]]):
-    """This rank's share of all images, each exactly once over all ranks."""
-
-    def __init__(self, images: int, batch_size: int, world: World):
-        self.numbers = range(world.rank, images, world.size)
-        self.batch_size = batch_size
-
-    def __len__(self) -> int:
-        return -(-len(self.numbers) // self.batch_size)
-
-    def __iter__(self) -> Iterator[list[Draw]]:
-        for first in range(0, len(self.numbers), self.batch_size):
-            yield [(0, number) for number in self.numbers[first : first + self.batch_size]]
-
-
-@dataclass(frozen=True)
-class Data:
-    """The loaders of a run and the classes that both folders hold."""
-
-    classes: list[str]
-    train: DataLoader
-    train_batches: TrainingBatches
-    validation: DataLoader
-
-
-def open_data(train: Path, validation: Path, settings: TrainingSettings, channels: int, world: World) -> Data:
+def open_data(train: Path, validation: Path, settings: LabelledImageSettings, channels: int, world: World) -> Data:
     """Loaders over the channels `train` and `validation`.
 
     Args:
@@ -163,22 +103,7 @@ def open_data(train: Path, validation: Path, settings: TrainingSettings, channel
         raise ValueError(
             f"the channels train and validation hold different classes: only one of them has {', '.join(different[:5])}"
         )
-    batches = TrainingBatches(len(training), settings.global_batch_size, world, settings.seed)
-    workers = {
-        "num_workers": settings.num_workers,
-        "persistent_workers": settings.num_workers > 0,
-        "pin_memory": world.device.type == "cuda",
-    }
-    return Data(
-        training.classes,
-        DataLoader(training, batch_sampler=batches, **workers),
-        batches,
-        DataLoader(
-            held_out,
-            batch_sampler=EvaluationBatches(len(held_out), max(1, settings.global_batch_size // world.size), world),
-            **workers,
-        ),
-    )
+    return load_batches(training.classes, training, held_out, settings, world)
 
 
 def first_of_each_class(images: list[tuple[str, int]], count: int | None) -> list[tuple[str, int]]:

@@ -1,0 +1,207 @@
+"""Images with a mask each, `<root>/images/…/<name>.jpg` and `<root>/masks/…/<name>.png`: what a pixel shows is its class."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from training.data.batches import Data, Draw, load_batches
+from training.distributed import World
+from training.script_settings import SegmentationSettings
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
+
+MASK_MODES = ("L", "P", "1")
+"""Pillow's names for 8-bit grey, palette and black-and-white: one small whole number a pixel."""
+
+STRETCHED = ("L;2", "L;4")
+"""Grey of 2 or 4 bits, which Pillow stretches to 0…255, so that class 1 would become 85 or 17."""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How a training image and its mask are varied together."""
+
+    crop_size: tuple[int, int]
+    min_scale: float
+    max_scale: float
+    horizontal_flip: bool
+
+    def __call__(
+        self, image: Image.Image, mask: Image.Image, size: tuple[int, int], ignore_index: int, chance: random.Random
+    ) -> tuple[Image.Image, Image.Image]:
+        """Scaled to `size` (height, width) times a random factor, cut at a random place, mirrored or not.
+
+        What the crop has beyond the image is black, and ignored in the mask.
+        """
+        scale = chance.uniform(self.min_scale, self.max_scale)
+        height, width = (max(1, round(side * scale)) for side in size)
+        high, wide = self.crop_size
+        top = chance.randint(min(0, height - high), max(0, height - high))
+        left = chance.randint(min(0, width - wide), max(0, width - wide))
+        seen = (max(left, 0), max(top, 0), min(left + wide, width), min(top + high, height))  # of the scaled image
+        across, down = image.width / width, image.height / height
+        box = (
+            seen[0] * across,
+            seen[1] * down,
+            seen[2] * across,
+            seen[3] * down,
+        )  # the same part of the image as it is
+
+        def cut(whole: Image.Image, resampling: Image.Resampling, beyond: int) -> Image.Image:
+            part = whole.resize((seen[2] - seen[0], seen[3] - seen[1]), resampling, box=box)
+            canvas = Image.new(whole.mode, (wide, high), (beyond,) * len(whole.getbands()))
+            canvas.paste(part, (seen[0] - left, seen[1] - top))
+            return canvas
+
+        image = cut(image, Image.Resampling.BILINEAR, 0)
+        mask = cut(mask, Image.Resampling.NEAREST, ignore_index)
+        if self.horizontal_flip and chance.random() < 0.5:
+            image, mask = (one.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for one in (image, mask))
+        return image, mask
+
+
+class MaskedFolder(Dataset):
+    """Images of a folder, each with its mask.
+
+    Indexed by (epoch, number); gives a uint8 image (channels, height, width) and its uint8 mask: varied and (height, width)
+    with a variation, else as the file has it. What is drawn for an image depends on the seed, the epoch and its number alone.
+    """
+
+    def __init__(
+        self, root: Path, settings: SegmentationSettings, channels: int = 3, variation: Variation | None = None
+    ):
+        self.pairs = pair_up(root)
+        self.settings, self.channels, self.variation = settings, channels, variation
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
+        epoch, number = draw
+        settings = self.settings
+        image_file, mask_file = self.pairs[number]
+        image = read_image(image_file, self.channels)
+        mask = read_mask(mask_file, settings.classes, settings.ignore_index)
+        if image.size != mask.size:
+            raise ValueError(
+                f"{mask_file} is {mask.width} × {mask.height} pixels, its image {image_file.name} {image.width} × "
+                f"{image.height}: a mask has a pixel for each of its image's"
+            )
+        if self.variation is None:
+            image = image.resize(settings.image_size[::-1], Image.Resampling.BILINEAR)
+        else:
+            chance = random.Random(f"{settings.seed}/{epoch}/{number}")
+            image, mask = self.variation(image, mask, settings.image_size, settings.ignore_index, chance)
+        pixels = np.array(image, dtype=np.uint8).reshape(image.height, image.width, self.channels)
+        return torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(np.array(mask))
+
+
+def open_data(train: Path, validation: Path, settings: SegmentationSettings, channels: int, world: World) -> Data:
+    """Loaders over the channels `train` and `validation`, whose masks stay in their own sizes.
+
+    Args:
+        channels: 1 for grey, 3 for colour.
+
+    Raises:
+        ValueError: there are no images, one lacks its mask, or there are too few for one batch.
+    """
+    crop_size = settings.crop_size or settings.image_size
+    variation = Variation(crop_size, settings.min_scale, settings.max_scale, settings.horizontal_flip)
+    return load_batches(
+        [str(number) for number in range(settings.classes)],
+        MaskedFolder(train, settings, channels, variation),
+        MaskedFolder(validation, settings, channels),
+        settings,
+        world,
+        collate_held_out=stack_images,
+    )
+
+
+def stack_images(items: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A batch of images (batch, channels, height, width), and the list of their masks, which may differ in size."""
+    images, masks = zip(*items)
+    return torch.stack(images), list(masks)
+
+
+def pair_up(root: Path) -> list[tuple[Path, Path]]:
+    """The (image, mask) files of a folder, sorted; masks without an image are left alone.
+
+    Raises:
+        ValueError: there are no images, one lacks its mask, or two share one.
+    """
+    images = _by_stem(root / "images", IMAGE_ENDINGS)
+    if not images:
+        raise ValueError(
+            f"{root}: no images. They belong into {root / 'images'} ({', '.join(IMAGE_ENDINGS)}), and their masks into "
+            f"{root / 'masks'}, with the same names but .png"
+        )
+    masks = _by_stem(root / "masks", (".png",))
+    several = [files for files in images.values() if len(files) > 1]
+    if several:
+        first, second = several[0][:2]
+        raise ValueError(f"{first} and {second.name} would share one mask: rename one of them")
+    lacking = [stem for stem in images if stem not in masks]
+    if lacking:
+        raise ValueError(
+            f"{len(lacking)} of {len(images)} images have no mask: {images[lacking[0]][0]} needs "
+            f"{root / 'masks' / lacking[0]}.png"
+        )
+    return [(files[0], masks[stem][0]) for stem, files in sorted(images.items())]
+
+
+def read_image(file: Path, channels: int) -> Image.Image:
+    """An image of one or three channels.
+
+    Raises:
+        ValueError: the file is no image, or is cut short.
+    """
+    try:
+        with Image.open(file) as opened:
+            return opened.convert("L" if channels == 1 else "RGB")
+    except (OSError, SyntaxError) as error:  # the second is Pillow's for a broken PNG
+        raise ValueError(f"{file} cannot be read as an image: {error}") from error
+
+
+def read_mask(file: Path, classes: int, ignore_index: int) -> Image.Image:
+    """A mask of 8 bits a pixel.
+
+    Raises:
+        ValueError: the file is no image, holds no class numbers, or one that is neither below `classes` nor `ignore_index`.
+    """
+    try:
+        with Image.open(file) as opened:
+            stored = opened.tile[0][3] if opened.tile else ""
+            mode, mask = opened.mode, np.array(opened)
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"{file} cannot be read as a mask: {error}") from error
+    if mode not in MASK_MODES or stored in STRETCHED:
+        kind = f"grey of {stored[-1]} bits" if stored in STRETCHED else f"{mode} pixels"
+        raise ValueError(
+            f"{file} has {kind}: a mask holds one class number a pixel; save it as 8-bit grey, or with a palette"
+        )
+    mask = mask.astype(np.uint8)
+    wrong = (mask >= classes) & (mask != ignore_index)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"{file}: class {mask[row, column]} at row {row}, column {column} ({wrong.sum()} such pixels). With classes: "
+            f"{classes} they are 0 to {classes - 1}, or {ignore_index} to be ignored: correct the mask, or raise classes"
+        )
+    return Image.fromarray(mask)
+
+
+def _by_stem(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
+    """Files below a folder by their path without its ending; hidden ones are left out."""
+    found: dict[str, list[Path]] = {}
+    for file in sorted(folder.rglob("*")):
+        inside = file.relative_to(folder)
+        if file.suffix.lower() in endings and not any(part.startswith(".") for part in inside.parts) and file.is_file():
+            found.setdefault(inside.as_posix()[: -len(file.suffix)], []).append(file)
+    return found

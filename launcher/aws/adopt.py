@@ -1,0 +1,80 @@
+"""A training job that this machine knows nothing of, made a run here: from the record in its output, or from what SageMaker says."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from typing import Any
+
+from launcher import records
+from launcher.aws import session
+from launcher.aws.upload import RECORD, split
+from launcher.findings import mistake
+from launcher.records import RunFolder
+
+
+def adopt(name: str, region: str) -> RunFolder:
+    """Make a training job's run folder in this machine's store.
+
+    Raises:
+        UserError: no such job in the region, or AWS does not answer.
+    """
+    folder = RunFolder(records.store() / name)
+    with session.told(f"attach {name}"):
+        try:
+            described = session.client("sagemaker", region).describe_training_job(TrainingJobName=name)
+        except Exception as error:
+            if "not found" not in session.text(error).lower():
+                raise
+            cure = "launcher runs lists what this machine knows; aws sagemaker list-training-jobs what the region does"
+            raise mistake("run", f"{name}: no such training job in {region}", cure) from None
+        client = session.client("s3", region)
+        bucket, key = split(f"{described['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/{RECORD}")
+        try:
+            record = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        except Exception as error:
+            if session.code(error) not in ("NoSuchKey", "NoSuchBucket", "404", *session.DENIED):
+                raise
+            record = None
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if record is not None:
+        with tarfile.open(fileobj=io.BytesIO(record), mode="r:gz") as archive:
+            archive.extractall(folder.path, filter="data")
+    else:
+        _write_what_is_known(folder, described, region)
+    records.write_json(folder.remote, {"TrainingJobStatus": records.IN_PROGRESS, "adopted": True})
+    return folder
+
+
+def _write_what_is_known(folder: RunFolder, described: dict[str, Any], region: str) -> None:
+    """plan.json of a job that something else started."""
+    resources = described["ResourceConfig"]
+    groups = resources.get("InstanceGroups", [])
+    count = sum(group["InstanceCount"] for group in groups) or resources.get("InstanceCount", 1)
+    sources = {
+        channel["ChannelName"]: next(
+            source.get("S3Uri") or f"{source.get('FileSystemId')}:{source.get('DirectoryPath')}"
+            for source in channel["DataSource"].values()
+        )
+        for channel in described.get("InputDataConfig", [])
+    }
+    parameters = described.get("HyperParameters", {})
+    own = {name: value for name, value in parameters.items() if not name.startswith("sagemaker_")}
+    script = parameters.get("sagemaker_program", "unknown").strip('"')
+    plan = {
+        "name": folder.name,
+        "planned": described["CreationTime"].isoformat(),
+        "backend": "aws",
+        "job": {"name": folder.name, "script": script, "region": region, "hyperparameters": own},
+        "source": "unknown: another program started this job",
+        "hosts": [{"name": f"algo-{number + 1}", "address": f"algo-{number + 1}"} for number in range(count)],
+        "hyperparameters": parameters,
+        "channels": sources,
+        "request": {
+            name: described[name]
+            for name in ("OutputDataConfig", "ResourceConfig", "StoppingCondition", "EnableManagedSpotTraining")
+            if name in described
+        }
+        | {"ProfilerConfig": described.get("ProfilerConfig", {"DisableProfiler": True})},
+    }
+    records.write_json(folder.plan, plan)

@@ -1,0 +1,339 @@
+"""What AWS offers: instance types, GPUs, images and the ends of services, read once from catalog.yaml beside this file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+_IMAGE_URI = re.compile(
+    r"^(?:(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.[a-z0-9.]+|public\.ecr\.aws/deep-learning-containers)"
+    r"/(?P<repository>[a-z0-9-]+):(?P<version>\d+(?:\.\d+)+)-(?P<rest>[a-z0-9.-]+)$"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceType:
+    """One kind of host for training jobs."""
+
+    name: str
+    """With `ml.` first."""
+    gpus: int = 0
+    """NVIDIA GPUs; 0 on a Trainium host too."""
+    gpu: str | None = None
+    """Which GPU, a name for `gpu`; None where there is none."""
+    gpu_memory_gib: float | None = None
+    """Memory of each GPU, the size it is sold with: CUDA can use some percent less."""
+    accelerator: str | None = None
+    """Trainium or Trainium2, which need AWS's Neuron SDK; None on all other hosts."""
+    vcpus: int
+    memory_gib: float
+    local_storage_gb: int = 0
+    """NVMe disks of the host, together; 0: it has none."""
+    efa: bool = False
+    """Whether hosts reach each other by AWS's Elastic Fabric Adapter."""
+
+    @property
+    def volume_can_be_chosen(self) -> bool:
+        """Whether VolumeSizeInGB counts: hosts with NVMe disks have those and nothing else.
+
+        https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
+        """
+        return self.local_storage_gb == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One model of GPU."""
+
+    name: str
+    compute_capability: str
+    """As NVIDIA writes it, for example 8.0."""
+    bf16: bool
+    """Whether the hardware multiplies in bfloat16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFacts:
+    """What the address of one of AWS's PyTorch training images says."""
+
+    framework_version: str
+    """PyTorch's version as the tag says it, with two or three numbers."""
+    python: str | None
+    """py310, for example; None where the tag does not say it (amzn2023 images)."""
+    device: str
+    """cpu or gpu."""
+    cuda: str | None
+    """cu118, for example; None for a CPU image and in short tags."""
+    region: str | None
+    """Of its registry; None in the public gallery."""
+    for_sagemaker: bool
+    """Whether the image has SageMaker's toolkit; those for EC2 do not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packages:
+    """What the images' Python holds besides what a script brings."""
+
+    modules: frozenset[str]
+    """Names to import that every PyTorch training image from 2.0 on has."""
+    pins: Mapping[str, str]
+    """Packages that this kit's scripts need beyond that, and the version to install."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedService:
+    """A service that ends or takes no new customers."""
+
+    name: str
+    what: str
+    """What happens: `closed to new customers`, `ends` or `end of support`."""
+    date: date
+    source: str
+
+
+class UnknownImage(ValueError):
+    """AWS has no such image as far as this kit knows."""
+
+    def __init__(self, found: str, valid: str, cure: str):
+        super().__init__(f"{found} (valid: {valid}); {cure}")
+        self.found, self.valid, self.cure = found, valid, cure
+
+
+def instance(type_name: str) -> InstanceType | None:
+    """The facts of an instance type, `ml.` first; None where the catalog does not know it."""
+    return _instances().get(type_name)
+
+
+def instance_types() -> tuple[str, ...]:
+    """The names of all instance types that CreateTrainingJob takes."""
+    return tuple(_instances())
+
+
+def gpu(name: str) -> Gpu:
+    """The facts of a GPU, by the name in `InstanceType.gpu`.
+
+    Raises:
+        KeyError: no instance type has such a GPU.
+    """
+    return Gpu(name=name, **_catalog()["gpus"]["by_name"][name])
+
+
+def training_image(region: str, instance_type: str, framework_version: str, python_version: str | None) -> str:
+    """The address of AWS's PyTorch training image, the same that SDK v2's `image_uris.retrieve("pytorch", …)` gives.
+
+    Args:
+        region: us-west-2, for example.
+        instance_type: decides between the CPU and the GPU image; `local` and `local_gpu` are these two as well.
+        framework_version: a full PyTorch version or its first two numbers; the tag says it as it is given, and `2.0` is a tag
+            that moves to the latest 2.0.
+        python_version: py310, for example; None: the only one there is.
+
+    Raises:
+        UnknownImage: AWS has no image for these.
+    """
+    images = _catalog()["images"]["training"]
+    device = _device(instance_type)
+    version = images["aliases"].get(framework_version, framework_version)
+    if version not in images["versions"]:
+        raise UnknownImage(
+            f"no PyTorch training image {framework_version} is known by its version",
+            ", ".join(images["versions"]),
+            _cure_for_version(region, device, framework_version),
+        )
+    facts = images["versions"][version]
+    family = instance_type.split(".")[1] if instance_type.startswith("ml.") else ""
+    if family == "p2" and _numbers(framework_version) >= _numbers(images["p2_ends_before"]):
+        raise UnknownImage(
+            f"the PyTorch {framework_version} image does not run on {instance_type}",
+            f"PyTorch before {images['p2_ends_before']} on P2",
+            "set compute.instance_type to a newer one, for example ml.g4dn.xlarge",
+        )
+    if python_version is None and len(facts["python"]) == 1:
+        python_version = facts["python"][0]
+    if python_version not in facts["python"]:
+        raise UnknownImage(
+            f"the PyTorch {framework_version} image has no Python {python_version}",
+            ", ".join(facts["python"]),
+            f"set image.python to {facts['python'][-1]}",
+        )
+    accounts = {name: account for group in facts["accounts"] for name, account in _accounts(group).items()}
+    if region not in accounts:
+        raise UnknownImage(
+            f"no PyTorch {framework_version} image in the region {region}",
+            ", ".join(sorted(accounts)),
+            "choose one of these regions, or set image.uri to a copy of the image in a registry of your own",
+        )
+    tag = f"{framework_version}-{device}-{python_version}"
+    if family == "p4d" and tag in images["on_p4d"]:
+        tag += f"-{images['on_p4d'][tag]}"
+    return f"{_registry(accounts[region], region)}/{facts['repository']}:{tag}"
+
+
+def rules_image(region: str) -> str:
+    """The image of Debugger's and the profiler report's built-in rules.
+
+    Raises:
+        UnknownImage: AWS has none in that region.
+    """
+    return _rule_image("rules", region)
+
+
+def profiler_image(region: str) -> str:
+    """The image of SageMaker Profiler's processing job.
+
+    Raises:
+        UnknownImage: AWS has none in that region.
+    """
+    return _rule_image("profiler", region)
+
+
+def smddp_instance_types() -> tuple[str, ...]:
+    """The instance types that SageMaker's data parallel library runs on; ml.p3.16xlarge only before its version 2.0."""
+    return tuple(_catalog()["smddp"]["instance_types"])
+
+
+def smddp_versions() -> dict[str, str]:
+    """PyTorch version -> version of the data parallel library in that training image's last patch."""
+    return {version: facts["library"] for version, facts in _catalog()["smddp"]["versions"].items()}
+
+
+def intervals() -> tuple[int, ...]:
+    """The milliseconds between two system metrics that ProfilingIntervalInMilliseconds may be."""
+    return tuple(_catalog()["sdk_profiler_intervals"]["milliseconds"])
+
+
+def image_facts(uri: str) -> ImageFacts | None:
+    """What an image's address says, where it is one of AWS's PyTorch training images; None for every other image."""
+    match = _IMAGE_URI.match(uri)
+    images = _catalog()["images"]["training"]
+    if match is None or match["repository"] not in {"pytorch"} | {
+        facts["repository"] for facts in images["versions"].values()
+    }:
+        return None
+    if match["account"] and match["account"] not in {
+        account for group in images["accounts"].values() for account in group
+    }:
+        return None
+    words = match["rest"].split("-")
+    cuda = next((word for word in words if re.fullmatch(r"cu\d+", word)), None)
+    if "cpu" not in words and "gpu" not in words and cuda is None:
+        return None
+    return ImageFacts(
+        framework_version=match["version"],
+        python=next((word for word in words if re.fullmatch(r"py\d+", word)), None),
+        device="cpu" if "cpu" in words else "gpu",
+        cuda=cuda,
+        region=match["region"],
+        for_sagemaker="ec2" not in words,
+    )
+
+
+def end_of_patch(framework_version: str) -> date | None:
+    """The day after which the PyTorch training image of a version gets no more patches; None where no source says it."""
+    return _catalog()["images"]["training"]["end_of_patch"].get(".".join(framework_version.split(".")[:2]))
+
+
+def packages() -> Packages:
+    """What the training images' Python holds, and what must be installed beyond that."""
+    facts = _catalog()["packages"]
+    return Packages(modules=frozenset(facts["modules"]), pins=MappingProxyType(facts["pins"]))
+
+
+def closed_service(key: str) -> ClosedService:
+    """The end of `debugger`, `profiler` or `sdk_v2`."""
+    return ClosedService(**_catalog()["closed_services"][key])
+
+
+@cache
+def _catalog() -> Mapping[str, Any]:
+    import yaml  # here, so that whoever imports this module pays for it only when asking something
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a PyYAML built without libyaml has only the slow one
+    text = (Path(__file__).parent / "catalog.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, loader)
+
+
+@cache
+def _instances() -> Mapping[str, InstanceType]:
+    table = _catalog()["instance_types"]
+    rows = {**table["with_gpus"], **table["with_trainium"], **table["without_gpus"]}
+    for family, facts in table["families"].items():
+        for size in facts["sizes"]:
+            vcpus = 2 if size == "large" else 4 * int(size.removesuffix("xlarge") or 1)
+            rows[f"ml.{family}.{size}"] = {
+                "vcpus": vcpus,
+                "memory_gib": vcpus * facts["gib_per_vcpu"],
+                "efa": size in facts.get("efa", ()),
+            }
+    return {name: InstanceType(name=name, **row) for name, row in rows.items()}
+
+
+def _accounts(group: str) -> dict[str, str]:
+    """Region -> account, of one group of accounts."""
+    return _by_region(_catalog()["images"]["training"]["accounts"][group])
+
+
+def _by_region(accounts: Mapping[str, list[str]]) -> dict[str, str]:
+    return {region: account for account, regions in accounts.items() for region in regions}
+
+
+def _registry(account: str, region: str) -> str:
+    suffixes = _catalog()["images"]["dns_suffixes"]
+    suffix = next((suffix for prefix, suffix in suffixes.items() if region.startswith(prefix)), "amazonaws.com")
+    return f"{account}.dkr.ecr.{region}.{suffix}"
+
+
+def _device(instance_type: str) -> str:
+    """cpu or gpu, by the first letter of the family, as the SDK does it: so a type newer than the catalog works too."""
+    if instance_type in ("local", "local_gpu"):
+        return "gpu" if instance_type == "local_gpu" else "cpu"
+    family = re.match(r"^ml\.([a-z0-9-]+)\.\w+$", instance_type)
+    if family is None:
+        raise UnknownImage(
+            f"no instance type {instance_type}",
+            "ml.<family>.<size>",
+            "set compute.instance_type, for example ml.g5.xlarge",
+        )
+    if family[1].startswith(("trn", "inf")):
+        raise UnknownImage(
+            f"{instance_type} needs an image with AWS's Neuron SDK",
+            "instance types with GPUs, or without accelerator",
+            "set compute.instance_type to one with GPUs, for example ml.g5.xlarge, or set image.uri",
+        )
+    return "gpu" if family[1][0] in "gp" else "cpu"
+
+
+def _cure_for_version(region: str, device: str, framework_version: str) -> str:
+    """Newer images go by their address; otherwise the nearest version."""
+    images = _catalog()["images"]["training"]
+    two = framework_version.split(".")[:2]
+    repository = next(
+        (tags[device] for version, tags in images["by_uri"].items() if version.split(".")[:2] == two), None
+    )
+    account = _accounts("main").get(region)
+    if repository and account:
+        return f"set image.uri to {_registry(account, region)}/{repository} in place of image.framework_version"
+    alias = images["aliases"].get(".".join(two))
+    return f"set image.framework_version to {alias or list(images['versions'])[-1]}, or image.uri to an image's address"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split("."))
+
+
+def _rule_image(kind: str, region: str) -> str:
+    facts = _catalog()["images"][kind]
+    accounts = _by_region(facts["accounts"])
+    if region not in accounts:
+        raise UnknownImage(
+            f"no image {facts['image']} in the region {region}",
+            ", ".join(sorted(accounts)),
+            "choose one of these regions, or do without its rules",
+        )
+    return f"{_registry(accounts[region], region)}/{facts['image']}"

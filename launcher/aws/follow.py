@@ -1,0 +1,222 @@
+"""Bringing what SageMaker knows of a run into the run's folder: status, logs of all hosts, and at the end what it left.
+
+The folder is what everybody reads; it survives expired credentials, a closed laptop and two terminals that follow one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import re
+import tarfile
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from launcher import causes, records
+from launcher.aws import prices, session
+from launcher.aws.upload import split
+from launcher.records import RunFolder
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+LAST_LINES_SECONDS = 3
+"""CloudWatch shows a line some seconds after it was written; the SDK too waits before its last look."""
+
+KEPT = (
+    *("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "SecondaryStatus", "SecondaryStatusTransitions"),
+    *("FailureReason", "CreationTime", "TrainingStartTime", "TrainingEndTime", "LastModifiedTime"),
+    *("TrainingTimeInSeconds", "BillableTimeInSeconds", "ModelArtifacts", "FinalMetricDataList"),
+    *("ProfilerConfig", "ProfilingStatus", "WarmPoolStatus"),
+)
+"""What remote.json holds of DescribeTrainingJob's answer."""
+
+
+def refresh(folder: RunFolder) -> bool:
+    """Bring what is new into the run's folder. Where another process is at it, nothing is done.
+
+    Returns:
+        Whether anything was new.
+
+    Raises:
+        botocore's errors: SageMaker, CloudWatch Logs or S3 did not answer. What was brought until then is kept.
+    """
+    if folder.outcome.exists():
+        return False
+    with _alone(folder) as alone:
+        if not alone or folder.outcome.exists():
+            return False
+        plan = folder.read(folder.plan)
+        region = plan["job"]["region"]
+        answer = session.client("sagemaker", region).describe_training_job(TrainingJobName=folder.name)
+        described = {name: _plain(answer[name]) for name in KEPT if name in answer}
+        known = folder.read(folder.remote)
+        changed = any(described.get(name) != known.get(name) for name in KEPT)
+        over = described["TrainingJobStatus"] in records.OVER
+        records.write_json(folder.remote, {**known, **described, "asked": _now()})
+        if described["TrainingJobStatus"] == records.STOPPING and not folder.stop_request.exists():
+            records.write_json(folder.stop_request, {"reason": "asked to elsewhere", "time": time.time()})
+        changed |= fetch_logs(folder, region, len(plan["hosts"]))
+        if over:
+            time.sleep(LAST_LINES_SECONDS)
+            fetch_logs(folder, region, len(plan["hosts"]))
+            _finish(folder, plan, region, described)
+        return changed
+
+
+def fetch_logs(folder: RunFolder, region: str, hosts: int) -> bool:
+    """Append new lines of every host's log stream to logs/<host>.log.
+
+    A job that spot capacity interrupted has several streams for a host, one after the other. How far each was read is
+    written after the lines are; lines that a crash left without that mark are cut off and read again.
+    """
+    client = session.client("logs", region)
+    file = folder.path / "logs" / "streams.json"
+    file.parent.mkdir(exist_ok=True)
+    state = folder.read(file) or {"sizes": {}, "tokens": {}}
+    new = False
+    try:
+        streams = [
+            stream["logStreamName"]
+            for page in client.get_paginator("describe_log_streams").paginate(
+                logGroupName=LOG_GROUP, logStreamNamePrefix=f"{folder.name}/"
+            )
+            for stream in page["logStreams"]
+        ]
+    except client.exceptions.ResourceNotFoundException:
+        return False  # the account's first job has not started yet
+    for host in (f"algo-{number + 1}" for number in range(hosts)):
+        own = [name for name in streams if re.match(rf"{re.escape(folder.name)}/{host}(-|$)", name)]
+        with open(folder.log(host), "ab") as log:
+            log.truncate(state["sizes"].get(host, 0))
+            log.seek(0, io.SEEK_END)
+            for stream in sorted(own, key=lambda name: (len(name), name)):
+                for token, lines in _events(client, stream, state["tokens"].get(stream)):
+                    log.write("".join(line.rstrip("\n") + "\n" for line in lines).encode())
+                    log.flush()
+                    new |= bool(lines)
+                    state["tokens"][stream], state["sizes"][host] = token, log.tell()
+                    records.write_json(file, state)
+    return new
+
+
+def _events(client: Any, stream: str, token: str | None) -> Iterator[tuple[str, list[str]]]:
+    """The lines of a stream after a token, page by page, each with the token after it."""
+    while True:
+        more = {"nextToken": token} if token is not None else {}
+        page = client.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **more)
+        if page["events"]:
+            yield page["nextForwardToken"], [event["message"] for event in page["events"]]
+        if page["nextForwardToken"] == token or not page["events"]:
+            return
+        token = page["nextForwardToken"]
+
+
+def _finish(folder: RunFolder, plan: dict[str, Any], region: str, described: dict[str, Any]) -> None:
+    """What the job left, then outcome.json: an outcome means that all is there, or says what is not."""
+    hosts = [host["name"] for host in plan["hosts"]]
+    output = f"{plan['request']['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{folder.name}/output"
+    client = session.client("s3", region)
+    state = described["TrainingJobStatus"]
+    started, ended = described.get("TrainingStartTime"), described.get("TrainingEndTime")
+    seconds = described.get("TrainingTimeInSeconds")
+    model = described.get("ModelArtifacts", {}).get("S3ModelArtifacts")
+    outcome: dict[str, Any] = {
+        "state": state,
+        "started": started,
+        "ended": ended,
+        "seconds": seconds,
+        "host_seconds": seconds * len(hosts) if seconds is not None else None,
+        "model_uri": model,
+        "output_uri": output,
+        **prices.bill(plan["request"], (plan.get("price") or {}).get("usd_per_hour"), described),
+        "interruptions": interruptions(described),
+    }
+    if state == records.STOPPED:
+        reason = folder.read(folder.stop_request).get("reason", "asked to elsewhere")
+        limits = {"MaxRuntimeExceeded": "compute.max_hours", "MaxWaitTimeExceeded": "compute.max_wait_hours"}
+        limit = limits.get(described.get("SecondaryStatus", ""))
+        outcome["stop_reason"] = f"{limit} is over" if limit else reason
+    if state == records.FAILED:
+        outcome |= explain_failure(folder, hosts, described.get("FailureReason", ""))
+    not_saved = []
+    for name, target in (("output.tar.gz", None), ("model.tar.gz", folder.model)):
+        bucket, key = split(f"{output}/{name}")
+        try:
+            if target is None:
+                body = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+                _unpack(body, folder.host(hosts[0]) / "output/data")
+            else:
+                client.download_file(bucket, key, f"{target}.part")
+                Path(f"{target}.part").replace(target)
+        except Exception as error:
+            if session.code(error) in ("NoSuchKey", "404", "NoSuchBucket"):
+                continue  # the script wrote none, or it lies there as files (compress_output: false)
+            if session.code(error) not in session.DENIED:
+                raise
+            not_saved.append(f"{name}: {session.text(error)}; it lies in {output}")
+    records.merge_metrics(folder, hosts)
+    if not_saved:
+        outcome["not_saved"] = not_saved
+    records.write_json(folder.outcome, {name: value for name, value in outcome.items() if value is not None})
+
+
+def explain_failure(folder: RunFolder, hosts: list[str], reason: str) -> dict[str, Any]:
+    """SageMaker's reason, the first real traceback of any host, the cause and its cure."""
+    logs = {host: _lines(folder.log(host)) for host in hosts}
+    found: dict[str, Any] = {"failure": reason}
+    for host, lines in logs.items():
+        traceback = causes.first_traceback(lines)
+        if traceback:
+            found |= {"failed_host": host, "traceback": traceback}
+            break
+    code = re.search(r"exit code:? (\d+)", reason)
+    if code:
+        found["exit_code"] = int(code[1])
+    explained = causes.explain(reason, [line for lines in logs.values() for line in lines])
+    if explained is not None:
+        found |= {"cause": explained.cause, "cure": explained.cure, "evidence": explained.evidence}
+    return found
+
+
+def interruptions(described: dict[str, Any]) -> int | None:
+    """How often spot capacity was taken away; None: never."""
+    transitions = described.get("SecondaryStatusTransitions", [])
+    return sum(transition["Status"] == "Interrupted" for transition in transitions) or None
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+
+
+def _unpack(body: bytes, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(body), mode="r:gz") as archive:
+        archive.extractall(target, filter="data")
+
+
+@contextlib.contextmanager
+def _alone(folder: RunFolder) -> Iterator[bool]:
+    """Whether no other process refreshes the run just now."""
+    with open(folder.path / "refresh.lock", "ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _plain(value: Any) -> Any:
+    """Times as ISO 8601 in UTC, at any depth."""
+    if isinstance(value, datetime):
+        return value.astimezone(timezone.utc).isoformat(timespec="seconds")
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,368 @@
+"""What a look at AWS shows before a job is created, by read-only requests. What could not be looked at is "not checked"."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from launcher.aws import catalog, prices, request, session
+from launcher.aws.upload import split
+from launcher.findings import Finding, UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from launcher.planning import Plan
+
+warning = partial(Finding, level="warning")
+not_checked = partial(Finding, level="not checked")
+
+MAX_OBJECTS = 100_000
+"""Listing stops there: a hundred requests a channel."""
+
+LUSTRE_PORTS = ((988, 988), (1018, 1023))
+"""https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html"""
+
+
+def check(plan: Plan) -> list[Finding]:
+    """Findings about role, network, quota, price, buckets, data and file systems.
+
+    Every request only reads; what is not allowed, or does not answer, is told as not checked.
+    """
+    return Look(plan).findings()
+
+
+class Look:
+    """One look at everything that a plan names."""
+
+    def __init__(self, plan: Plan):
+        self.job = plan.job
+        self.region = str(plan.job.region)
+        self.sizes: dict[str, int] = {}
+        """Bytes under each S3 prefix that is copied to the hosts' disks."""
+
+    def client(self, service: str) -> Any:
+        return session.client(service, self.region)
+
+    def findings(self) -> list[Finding]:
+        try:
+            with session.told("online"):
+                account = self.client("sts").get_caller_identity()["Account"]
+        except UserError as error:
+            about = error.findings[0]
+            return [not_checked(key="online", found=f"nothing was looked at: {about.found}", cure=about.cure)]
+        found: list[Finding] = []
+        for key, look in self.looks(account):
+            found += _guarded(key, look)
+        return found + list(self.volume())
+
+    def looks(self, account: str) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
+        """Every look, with the config key that it is about."""
+        job = self.job
+        yield "role", partial(self.role, account)
+        if job.network.subnets:
+            yield "network.subnets", self.subnets
+            yield "network.security_groups", self.security_groups
+        yield "compute.instance_type: quota", self.quota
+        yield "compute.price_per_hour", self.price
+        for key, uri in (("output", job.output), ("code", job.code)):
+            if uri is not None:
+                yield key, partial(self.bucket, key, uri)
+        if job.checkpoints is not None:
+            yield "checkpoints", partial(self.checkpoints, job.checkpoints.s3)
+        for name, given in job.inputs.items():
+            if given.s3 is not None:
+                yield f"inputs.{name}", partial(self.channel, name, given.s3)
+            elif given.fsx is not None:
+                yield f"inputs.{name}", partial(self.lustre, name, given.fsx)
+            elif given.efs is not None:
+                yield f"inputs.{name}", partial(self.efs, name, given.efs)
+
+    def role(self, account: str) -> Iterator[Finding]:
+        role = str(self.job.role)
+        if role.split(":")[4] != account:
+            yield warning(
+                key="role",
+                found=f"{role} belongs to another account than your credentials ({account})",
+                cure="take a role of the account that pays, or other credentials (AWS_PROFILE)",
+            )
+            return
+        client = self.client("iam")
+        try:
+            found = client.get_role(RoleName=role.rpartition("/")[2])["Role"]
+        except client.exceptions.NoSuchEntityException:
+            cure = "check its name, or create it with SageMaker's trust"
+            yield Finding(key="role", found=f"{role}: no such role", cure=cure)
+            return
+        document = found.get("AssumeRolePolicyDocument", {})
+        if isinstance(document, str):
+            document = json.loads(urllib.parse.unquote(document))
+        if "sagemaker.amazonaws.com" not in json.dumps(document):
+            yield Finding(
+                key="role",
+                found=f"SageMaker cannot take {role}: its trust policy does not name sagemaker.amazonaws.com",
+                cure="add it as a principal of sts:AssumeRole in the role's trust policy",
+            )
+
+    def bucket(self, key: str, uri: str) -> Iterator[Finding]:
+        """Whether a bucket is there, and in the job's region."""
+        bucket = split(uri)[0]
+        client = self.client("s3")
+        try:
+            answer = client.head_bucket(Bucket=bucket)
+        except client.exceptions.ClientError as error:
+            if session.code(error) not in ("404", "NoSuchBucket", "301", "400"):
+                raise
+            answer = error.response
+            if not _bucket_region(answer):
+                cure = f"create it (aws s3 mb s3://{bucket} --region {self.region}), or correct the name"
+                yield Finding(key=key, found=f"{bucket}: no such bucket", cure=cure)
+                return
+        region = _bucket_region(answer)
+        if region not in ("", self.region):
+            yield Finding(
+                key=key,
+                found=f"the bucket {bucket} is in {region}, the job in {self.region}",
+                valid="one region for both",
+                cure=f"take a bucket in {self.region}, or write region: {region}",
+            )
+
+    def channel(self, name: str, uri: str) -> Iterator[Finding]:
+        """Whether there are objects under a prefix, and only those that are meant."""
+        key = f"inputs.{name}"
+        wrong = list(self.bucket(key, uri))
+        yield from wrong
+        if wrong:
+            return
+        bucket, prefix = split(uri)
+        client = self.client("s3")
+        count = size = beside = 0
+        example = ""
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            for item in page.get("Contents", ()):
+                count, size = count + 1, size + item["Size"]
+                if not _meant(item["Key"], prefix):
+                    beside, example = beside + 1, item["Key"]
+            if count >= MAX_OBJECTS:
+                break
+        if not count:
+            parent = prefix.rstrip("/").rpartition("/")[0]
+            page = client.list_objects_v2(Bucket=bucket, Prefix=f"{parent}/" if parent else "", Delimiter="/")
+            near = [item["Prefix"].rstrip("/") for item in page.get("CommonPrefixes", ())]
+            shows = f"aws s3 ls s3://{bucket}/{parent} shows what is there"
+            cure = did_you_mean(prefix.rstrip("/"), near, shows)
+            yield Finding(key=key, found=f"no objects under {uri}", cure=cure)
+        if beside:
+            yield warning(
+                key=key,
+                found=f"{uri} is a prefix: {beside} objects beside the folder come too, such as {example}",
+                cure=f"write {uri}/",
+            )
+        if self.job.inputs[name].mode in (None, "File"):
+            self.sizes[name] = size
+
+    def checkpoints(self, uri: str) -> Iterator[Finding]:
+        wrong = list(self.bucket("checkpoints", uri))
+        yield from wrong
+        if not wrong:
+            bucket, prefix = split(uri)
+            page = self.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+            if page.get("Contents"):
+                yield warning(
+                    key="checkpoints",
+                    found=f"{uri} holds objects already: the job starts from them",
+                    cure="nothing to do to go on; else take another prefix",
+                )
+
+    def volume(self) -> Iterator[Finding]:
+        """Whether the data that is copied to a host fits its disk."""
+        machine = catalog.instance(request.first_instance_type(self.job))
+        own = machine.local_storage_gb if machine is not None else 0
+        disk = own or self.job.compute.volume_gb
+        total = sum(self.sizes.values()) / 1e9
+        if total > disk:
+            cure = "write mode: FastFile for the large channels, which reads without copying"
+            yield Finding(
+                key="compute.instance_type" if own else "compute.volume_gb",
+                found=f"{total:,.0f} GB of data for a disk of {disk} GB",
+                valid="room for data, model and checkpoints",
+                cure=cure if own else f"write volume_gb: {int(total * 1.2) + 10}; or {cure.removeprefix('write ')}",
+            )
+
+    def subnets(self) -> Iterator[Finding]:
+        """Whether the subnets are there, in one VPC, with an address for each host."""
+        key, client = "network.subnets", self.client("ec2")
+        found = []
+        for name in self.job.network.subnets:
+            try:
+                found += client.describe_subnets(SubnetIds=[name])["Subnets"]
+            except client.exceptions.ClientError as error:
+                if "NotFound" not in session.code(error):
+                    raise
+                cure = f"aws ec2 describe-subnets --region {self.region} lists them"
+                yield Finding(key=key, found=f"{name}: no such subnet in {self.region}", cure=cure)
+        if len({subnet["VpcId"] for subnet in found}) > 1:
+            yield Finding(key=key, found="subnets of several VPCs", valid="one VPC", cure="take subnets of one VPC")
+        free = sum(subnet.get("AvailableIpAddressCount", 0) for subnet in found)
+        hosts = sum(prices.instances(self.job).values())
+        if found and free < hosts:
+            cure = "take larger subnets, or add one"
+            yield Finding(key=key, found=f"{free} free addresses for {hosts} hosts", cure=cure)
+
+    def security_groups(self) -> Iterator[Finding]:
+        """Whether the security groups are there and let the hosts reach each other."""
+        key, client = "network.security_groups", self.client("ec2")
+        found = []
+        for name in self.job.network.security_groups:
+            try:
+                found += client.describe_security_groups(GroupIds=[name])["SecurityGroups"]
+            except client.exceptions.ClientError as error:
+                if "NotFound" not in session.code(error):
+                    raise
+                cure = f"aws ec2 describe-security-groups --region {self.region} lists them"
+                yield Finding(key=key, found=f"{name}: no such security group in {self.region}", cure=cure)
+        hosts = sum(prices.instances(self.job).values())
+        if found and hosts > 1 and not any(_lets_in(group, -1, -1, found) for group in found):
+            # https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
+            yield Finding(
+                key=key,
+                found=f"no group lets its own members in, and {hosts} hosts have to reach each other",
+                cure="add an inbound rule to one of them: all traffic, with the group itself as its source",
+            )
+
+    def lustre(self, name: str, file_system: str) -> Iterator[Finding]:
+        """Whether an FSx file system is there, ready, mounted by the path's first part, and reachable."""
+        key, client = f"inputs.{name}", self.client("fsx")
+        try:
+            facts = client.describe_file_systems(FileSystemIds=[file_system])["FileSystems"][0]
+        except client.exceptions.FileSystemNotFound:
+            cure = f"aws fsx describe-file-systems --region {self.region} lists them"
+            yield Finding(key=key, found=f"{file_system}: no such file system in {self.region}", cure=cure)
+            return
+        if facts["FileSystemType"] != "LUSTRE":
+            cure = "take a file system of type LUSTRE"
+            yield Finding(
+                key=key, found=f"{file_system} is of type {facts['FileSystemType']}", valid="LUSTRE", cure=cure
+            )
+            return
+        if facts.get("Lifecycle", "AVAILABLE") != "AVAILABLE":
+            yield Finding(
+                key=key, found=f"{file_system} is {facts['Lifecycle']}", valid="AVAILABLE", cure="wait for it"
+            )
+        mount = facts.get("LustreConfiguration", {}).get("MountName")
+        path = str(self.job.inputs[name].path)
+        if mount and path.split("/")[1] != mount:
+            yield Finding(
+                key=f"{key}.path",
+                found=f"{path}: the file system's mount name is {mount}",
+                valid=f"/{mount}/…",
+                cure=f"write path: /{mount}{path}",
+            )
+        yield from self.same_network(key, file_system, facts.get("VpcId"))
+
+    def efs(self, name: str, file_system: str) -> Iterator[Finding]:
+        key, client = f"inputs.{name}", self.client("efs")
+        try:
+            facts = client.describe_file_systems(FileSystemId=file_system)["FileSystems"][0]
+        except client.exceptions.FileSystemNotFound:
+            cure = f"aws efs describe-file-systems --region {self.region} lists them"
+            yield Finding(key=key, found=f"{file_system}: no such file system in {self.region}", cure=cure)
+            return
+        if facts["LifeCycleState"] != "available":
+            found = f"{file_system} is {facts['LifeCycleState']}"
+            yield Finding(key=key, found=found, valid="available", cure="wait for it")
+
+    def same_network(self, key: str, file_system: str, vpc: str | None) -> Iterator[Finding]:
+        """Whether the job's subnets lie in a file system's VPC and a security group opens Lustre's ports."""
+        client = self.client("ec2")
+        subnets = client.describe_subnets(SubnetIds=list(self.job.network.subnets))["Subnets"]
+        own = {subnet["VpcId"] for subnet in subnets}
+        if vpc is not None and own and vpc not in own:
+            found = f"{file_system} is in {vpc}, the job's subnets in {', '.join(sorted(own))}"
+            yield Finding(key=key, found=found, valid="one VPC", cure="take subnets of the file system's VPC")
+        groups = client.describe_security_groups(GroupIds=list(self.job.network.security_groups))["SecurityGroups"]
+        closed = [
+            f"{low}-{high}" if low != high else str(low)
+            for low, high in LUSTRE_PORTS
+            if not any(_lets_in(group, low, high, groups) for group in groups)
+        ]
+        if closed:
+            yield warning(
+                key="network.security_groups",
+                found=f"none of the job's groups lets its members in on the ports of Lustre ({', '.join(closed)})",
+                cure="nothing to do if the file system's own group lets the job in; else add inbound TCP rules for them",
+            )
+
+    def quota(self) -> Iterator[Finding]:
+        """Whether the account may have so many hosts at once."""
+        kind = "spot training job" if self.job.compute.spot else "training job"
+        wanted = {f"{name} for {kind} usage": count for name, count in prices.instances(self.job).items()}
+        if self.job.compute.keep_alive_minutes is not None:
+            wanted |= {
+                f"{name} for training warm pool usage": count for name, count in prices.instances(self.job).items()
+            }
+        pages = self.client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+        quotas = {item["QuotaName"]: item["Value"] for page in pages for item in page["Quotas"]}
+        for name, count in wanted.items():
+            if name not in quotas:
+                cure = "Service Quotas in AWS's console shows it"
+                yield not_checked(key="compute.instance_type: quota", found=f"no quota is called {name!r}", cure=cure)
+            elif quotas[name] < count:
+                yield Finding(
+                    key="compute.instance_count" if not self.job.compute.instance_groups else "compute.instance_groups",
+                    found=f"{count} hosts; this account may have {quotas[name]:g} ({name})",
+                    valid=f"at most {quotas[name]:g}",
+                    cure="ask for more in Service Quotas, or write fewer hosts or another instance type",
+                )
+
+    def price(self) -> Iterator[Finding]:
+        """Read AWS's price list and keep it; the plan's ceiling is worked out anew with it."""
+        if self.job.compute.price_per_hour is not None:
+            return
+        names = list(prices.instances(self.job))
+        client = session.client("pricing", prices.PRICE_LIST_REGION)
+        found = prices.read_price_list(client, self.region, names)
+        missing = [name for name in names if name not in found]
+        if missing:
+            yield not_checked(
+                key="compute.price_per_hour",
+                found=f"AWS's price list has no training price for {', '.join(missing)} in {self.region}",
+                cure="give compute.price_per_hour; and see whether the region has this instance type",
+            )
+
+
+def _guarded(key: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """What a look finds; where AWS does not let us, that it was not checked."""
+    import botocore.exceptions
+
+    found: list[Finding] = []
+    try:
+        found.extend(look())
+    except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+        what, cure = session.about(error)
+        found.append(not_checked(key=key, found=what, cure=cure))
+    return found
+
+
+def _bucket_region(answer: dict[str, Any]) -> str:
+    """The region that S3 names in an answer or an error; "" where it names none."""
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return answer.get("BucketRegion") or headers.get("x-amz-bucket-region") or ""
+
+
+def _meant(key: str, prefix: str) -> bool:
+    """Whether an object lies in the folder that a prefix seems to mean, rather than beside it."""
+    return not prefix or prefix.endswith("/") or key == prefix or key.startswith(f"{prefix}/")
+
+
+def _lets_in(group: dict[str, Any], low: int, high: int, members: list[dict[str, Any]]) -> bool:
+    """Whether a security group lets one of the job's groups in on TCP ports; -1: on all of them."""
+    names = {member["GroupId"] for member in members}
+    for rule in group.get("IpPermissions", ()):
+        everything = rule.get("IpProtocol") == "-1"
+        within = rule.get("IpProtocol") == "tcp" and rule.get("FromPort", 0) <= low and high <= rule.get("ToPort", 0)
+        sources = {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())}
+        if (everything or (low != -1 and within)) and (sources & names or rule.get("IpRanges")):
+            return True
+    return False

@@ -1,0 +1,154 @@
+"""What a job costs: the ceiling before it starts, the spend while it runs, the bill when it is over. US dollars.
+
+The price of an instance-hour is the job's own (`compute.price_per_hour`), or AWS's Price List as it was last read, with its date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.base import Price, dollars
+from launcher.job import Job
+from launcher.records import write_json
+
+PRICE_LIST_REGION = "us-east-1"
+"""Where the Price List Query API answers for all regions.
+https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html"""
+
+
+def price(job: Job) -> Price:
+    """A job's price by what this machine knows; asks nobody."""
+    machines = instances(job)
+    if job.compute.price_per_hour is not None:
+        per_hour = job.compute.price_per_hour * sum(machines.values())
+        return _price(job, per_hour, "compute.price_per_hour")
+    known = _cached().get(job.region or "", {})
+    missing = sorted(name for name in machines if name not in known)
+    if missing:
+        cure = "launcher plan --check reads AWS's price list; or give compute.price_per_hour"
+        return Price(None, None, f"price not known for {', '.join(missing)}: {cure}")
+    read = min(known[name]["read"] for name in machines)
+    per_hour = sum(known[name]["usd"] * count for name, count in machines.items())
+    return _price(job, per_hour, f"AWS's price list of {read}")
+
+
+def instances(job: Job) -> dict[str, int]:
+    """How many hosts of each instance type a job takes."""
+    found: dict[str, int] = {}
+    for group in job.compute.instance_groups:
+        found[group.instance_type] = found.get(group.instance_type, 0) + group.instance_count
+    if not found and job.compute.instance_type is not None:
+        found[job.compute.instance_type] = job.compute.instance_count
+    return found
+
+
+def read_price_list(client: Any, region: str, names: Iterable[str]) -> dict[str, float]:
+    """Ask AWS's Price List for training on demand, and keep the answers with today's date.
+
+    Args:
+        client: a boto3 client of `pricing` in PRICE_LIST_REGION.
+
+    Returns:
+        US dollars an hour by instance type; without those that the list does not hold.
+
+    Raises:
+        botocore's errors.
+    """
+    found = {}
+    for name in names:
+        wanted = {"instanceName": name, "regionCode": region, "component": "Training"}
+        answer = client.get_products(
+            ServiceCode="AmazonSageMaker",
+            Filters=[{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()],
+        )
+        for text in answer["PriceList"]:
+            usd = _on_demand(json.loads(text))
+            if usd is not None:
+                found[name] = usd
+    if found:
+        prices = _cached()
+        today = f"{datetime.now(timezone.utc):%Y-%m-%d}"
+        prices[region] = {
+            **prices.get(region, {}),
+            **{name: {"usd": usd, "read": today} for name, usd in found.items()},
+        }
+        file = cache_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, prices)
+    return found
+
+
+def bill(request: Mapping[str, Any], per_hour: float | None, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job that is over has cost.
+
+    Args:
+        request: its CreateTrainingJob request.
+        per_hour: US dollars an hour of the whole cluster on demand, as planned.
+        described: DescribeTrainingJob's answer. BillableTimeInSeconds is that of one host, with spot's discount already in it:
+            https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html
+
+    Returns:
+        billable_seconds (one host), training_seconds, and as far as they are known cost_usd, and with spot saving (a fraction).
+    """
+    billable, training = described.get("BillableTimeInSeconds"), described.get("TrainingTimeInSeconds")
+    found: dict[str, Any] = {"billable_seconds": billable, "training_seconds": training}
+    if billable is not None and per_hour is not None:
+        found["cost_usd"] = round(billable / 3600 * per_hour, 4)
+    if request.get("EnableManagedSpotTraining") and training and billable is not None:
+        found["saving"] = round(1 - billable / training, 4)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def so_far(per_hour: float | None, described: Mapping[str, Any]) -> float | None:
+    """US dollars of a job under way, on demand; None where price or start are not known.
+
+    Args:
+        per_hour: of the whole cluster.
+        described: DescribeTrainingJob's answer with times as ISO 8601. AWS bills from TrainingStartTime to TrainingEndTime:
+            https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html
+    """
+    started = described.get("TrainingStartTime")
+    if per_hour is None or started is None:
+        return None
+    end = described.get("TrainingEndTime")
+    until = datetime.fromisoformat(end) if end else datetime.now(timezone.utc)
+    return max(0.0, (until - datetime.fromisoformat(started)).total_seconds() / 3600 * per_hour)
+
+
+def cache_file() -> Path:
+    """Where read prices are kept: $XDG_CACHE_HOME or ~/.cache, vision-launcher/prices.json."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vision-launcher" / "prices.json"
+
+
+def _price(job: Job, per_hour: float, source: str) -> Price:
+    compute = job.compute
+    warm = (compute.keep_alive_minutes or 0) / 60
+    ceiling = per_hour * (compute.max_hours + warm)
+    hours = f"{compute.max_hours:g} h" + (f" and {compute.keep_alive_minutes:g} min of warm pool" if warm else "")
+    spot = "; spot costs less" if compute.spot else ""
+    return Price(
+        per_hour, ceiling, f"at most {dollars(ceiling)}: {hours} at {dollars(per_hour)} an hour ({source}){spot}"
+    )
+
+
+def _cached() -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(cache_file().read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _on_demand(product: Mapping[str, Any]) -> float | None:
+    """US dollars an hour in one entry of the price list."""
+    for term in product.get("terms", {}).get("OnDemand", {}).values():
+        for dimension in term.get("priceDimensions", {}).values():
+            usd = float(dimension.get("pricePerUnit", {}).get("USD", 0))
+            if usd > 0:
+                return usd
+    return None

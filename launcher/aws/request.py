@@ -1,0 +1,318 @@
+"""Job -> the exact CreateTrainingJob request. A pure function of its arguments; a test holds it equal to what SDK v2 sends.
+
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher import hyperparameters
+from launcher.aws import catalog
+from launcher.job import Compute, Input, Job
+
+ARCHIVE = "sourcedir.tar.gz"
+CODE_CHANNEL = "code"
+"""The channel that brings the code where the container may not fetch it itself (network isolation)."""
+
+PROFILER_INSTANCE_TYPE, PROFILER_VOLUME_GB = "ml.m5.4xlarge", 128
+"""The processing job of SageMaker Profiler: profiler_constants.py of sagemaker 2.257.7."""
+
+METRICS = {
+    "loss": r" loss (-?[0-9.]+)",
+    "label_loss": r" label_loss (-?[0-9.]+)",
+    "teacher_loss": r" teacher_loss (-?[0-9.]+)",
+    "learning_rate": r" learning_rate ([0-9.]+)",
+    "images_per_second": r" images/s ([0-9.]+)",
+    "validation_loss": r" validation_loss (-?[0-9.]+)",
+    "validation_accuracy": r" validation_accuracy ([0-9.]+)",
+    "validation_miou": r" validation_miou ([0-9.]+)",
+    "validation_pixel_accuracy": r" validation_pixel_accuracy ([0-9.]+)",
+}
+"""Metric -> regular expression: the numbers of the line that entrypoints/training/reporting.py prints."""
+
+
+def code_uri(job: Job, run_name: str) -> str:
+    """Where the source archive lies in S3."""
+    return f"{(job.code or job.output or '').rstrip('/')}/{run_name}/source/{ARCHIVE}"
+
+
+def training_job(job: Job, run_name: str, channels: Mapping[str, str]) -> dict[str, Any]:
+    """The request.
+
+    Args:
+        job: with role, region, output, image and an instance type.
+        run_name: the training job's name.
+        channels: for inputs on this machine, the s3:// address that they are uploaded to.
+
+    Raises:
+        catalog.UnknownImage: AWS has no such image there.
+    """
+    compute, network = job.compute, job.network
+    request: dict[str, Any] = {
+        "TrainingJobName": run_name,
+        "AlgorithmSpecification": {
+            "TrainingInputMode": "File",
+            "TrainingImage": image_uri(job),
+            "MetricDefinitions": [
+                {"Name": name, "Regex": regex}
+                for name, regex in (METRICS if job.metrics is None else job.metrics).items()
+            ],
+        },
+        "RoleArn": job.role,
+        "HyperParameters": hyperparameters.encode({**job.hyperparameters, **toolkit_hyperparameters(job, run_name)}),
+        "InputDataConfig": [channel(name, given, channels.get(name)) for name, given in job.inputs.items()],
+        "OutputDataConfig": {"S3OutputPath": job.output},
+        "ResourceConfig": _resources(compute),
+        "StoppingCondition": {"MaxRuntimeInSeconds": seconds(compute.max_hours)},
+        "ProfilerConfig": _profiler_config(job),
+    }
+    if not request["AlgorithmSpecification"]["MetricDefinitions"]:
+        del request["AlgorithmSpecification"]["MetricDefinitions"]
+    if job.image is not None and job.image.framework_version is not None:
+        request["AlgorithmSpecification"]["EnableSageMakerMetricsTimeSeries"] = True  # as the SDK for its own images
+    if network.isolation:
+        request["InputDataConfig"].append(_s3_channel(CODE_CHANNEL, code_uri(job, run_name)))
+    if not request["InputDataConfig"]:
+        del request["InputDataConfig"]
+    if job.output_key is not None:
+        request["OutputDataConfig"]["KmsKeyId"] = job.output_key
+    if not job.compress_output:
+        request["OutputDataConfig"]["CompressionType"] = "NONE"
+    if compute.spot:
+        request["EnableManagedSpotTraining"] = True
+        request["StoppingCondition"]["MaxWaitTimeInSeconds"] = seconds(max_wait_hours(compute))
+    if job.environment:
+        request["Environment"] = dict(job.environment)
+    if job.tags:
+        request["Tags"] = [{"Key": name, "Value": value} for name, value in job.tags.items()]
+    if network.subnets:
+        request["VpcConfig"] = {"Subnets": list(network.subnets), "SecurityGroupIds": list(network.security_groups)}
+    if network.isolation:
+        request["EnableNetworkIsolation"] = True
+    if network.encrypt_traffic:
+        request["EnableInterContainerTrafficEncryption"] = True
+    if job.checkpoints is not None:
+        request["CheckpointConfig"] = {"S3Uri": job.checkpoints.s3}
+        if job.checkpoints.path is not None:
+            request["CheckpointConfig"]["LocalPath"] = job.checkpoints.path
+    if compute.max_attempts is not None:
+        request["RetryStrategy"] = {"MaximumRetryAttempts": compute.max_attempts}
+    if job.debugger is not None:
+        request["DebugHookConfig"] = _hook_config(job)
+    rules = profiler_rules(job, run_name)
+    if rules:
+        request["ProfilerRuleConfigurations"] = rules
+    return request
+
+
+def image_uri(job: Job) -> str:
+    """The image's address: as the job gives it, or AWS's for the PyTorch version, region and kind of instance."""
+    assert job.image is not None and job.region is not None
+    if job.image.uri is not None:
+        return job.image.uri
+    assert job.image.framework_version is not None and job.image.python is not None
+    return catalog.training_image(job.region, first_instance_type(job), job.image.framework_version, job.image.python)
+
+
+def first_instance_type(job: Job) -> str:
+    """The job's instance type; of several groups, that of the one that trains."""
+    groups = job.compute.instance_groups
+    training = [group for group in groups if group.name in job.compute.training_groups] or groups
+    return training[0].instance_type if training else job.compute.instance_type or ""
+
+
+def toolkit_hyperparameters(job: Job, run_name: str) -> dict[str, Any]:
+    """What SageMaker's SDK adds to the hyperparameters for its container toolkit.
+
+    Source: estimator.py and pytorch/estimator.py of sagemaker 2.257.7.
+    """
+    isolated = job.network.isolation
+    added: dict[str, Any] = {
+        "sagemaker_submit_directory": f"/opt/ml/input/data/{CODE_CHANNEL}/{ARCHIVE}"
+        if isolated
+        else code_uri(job, run_name),
+        "sagemaker_program": job.script,
+        "sagemaker_container_log_level": 20,
+        "sagemaker_job_name": run_name,
+        "sagemaker_region": job.region,
+    }
+    if job.distribution == "smddp":
+        added |= {
+            "sagemaker_distributed_dataparallel_enabled": True,
+            "sagemaker_instance_type": job.compute.instance_type if not job.compute.instance_groups else None,
+            "sagemaker_distributed_dataparallel_custom_mpi_options": job.custom_mpi_options or "",
+        }
+        if job.compute.training_groups:
+            added["sagemaker_distribution_instance_groups"] = list(job.compute.training_groups)
+    elif job.distribution == "torchrun":
+        added["sagemaker_torch_distributed_enabled"] = True
+        if not job.compute.instance_groups:
+            added["sagemaker_instance_type"] = job.compute.instance_type
+    return {**added, **processes_hyperparameter(job)}
+
+
+def processes_hyperparameter(job: Job) -> dict[str, int]:
+    """Training processes a host where the job says how many: the toolkit reads this name for torchrun too (its runner.py, 5.1.4)."""
+    if job.compute.processes_per_host is None or job.distribution != "torchrun":
+        return {}
+    return {"sagemaker_mpi_num_of_processes_per_host": job.compute.processes_per_host}
+
+
+def channel(name: str, given: Input, uploaded_to: str | None) -> dict[str, Any]:
+    """One entry of InputDataConfig.
+
+    Args:
+        uploaded_to: where an input of this machine lies in S3; None for the others.
+    """
+    if given.source in ("fsx", "efs"):
+        made: dict[str, Any] = {
+            "ChannelName": name,
+            "DataSource": {
+                "FileSystemDataSource": {
+                    "FileSystemId": given.fsx or given.efs,
+                    "FileSystemType": "FSxLustre" if given.fsx else "EFS",
+                    "DirectoryPath": given.path,
+                    "FileSystemAccessMode": given.access or "ro",
+                }
+            },
+        }
+        return made if given.content_type is None else {**made, "ContentType": given.content_type}
+    made = _s3_channel(name, uploaded_to or given.s3 or "")
+    source = made["DataSource"]["S3DataSource"]
+    if given.data_type is not None:
+        source["S3DataType"] = given.data_type
+    if given.sharded:
+        source["S3DataDistributionType"] = "ShardedByS3Key"
+    if given.instance_groups is not None:
+        source["InstanceGroupNames"] = list(given.instance_groups)
+    if given.attributes is not None:
+        source["AttributeNames"] = list(given.attributes)
+    for key, value in (
+        ("CompressionType", given.compression),
+        ("ContentType", given.content_type),
+        ("RecordWrapperType", given.record_wrapper),
+        ("InputMode", given.mode),
+    ):
+        if value is not None:
+            made[key] = value
+    if given.shuffle_seed is not None:
+        made["ShuffleConfig"] = {"Seed": given.shuffle_seed}
+    return made
+
+
+def profiler_rules(job: Job, run_name: str) -> list[dict[str, Any]]:
+    """The processing jobs beside the training: SageMaker Profiler's own, then the rules asked for.
+
+    SDK v2 drops Profiler's processing job as soon as any rule is given; without it nothing is made of what Profiler records.
+    """
+    if job.profiling is None or job.region is None:
+        return []
+    made = []
+    if job.profiling.profiler is not None:
+        made.append(
+            {
+                "RuleConfigurationName": detailed_profiler_name(run_name),
+                "RuleEvaluatorImage": catalog.profiler_image(job.region),
+                "InstanceType": PROFILER_INSTANCE_TYPE,
+                "VolumeSizeInGB": PROFILER_VOLUME_GB,
+                "RuleParameters": {"rule_to_invoke": "DetailedProfilerProcessing"},
+            }
+        )
+    for name, parameters in job.profiling.rules.items():
+        made.append(
+            {
+                "RuleConfigurationName": name,
+                "RuleEvaluatorImage": catalog.rules_image(job.region),
+                "RuleParameters": {
+                    key: str(value)
+                    for key, value in {**rule_defaults()[name], **parameters, "rule_to_invoke": name}.items()
+                },
+            }
+        )
+    return made
+
+
+@functools.cache
+def rule_defaults() -> dict[str, dict[str, Any]]:
+    """Debugger's profiling rules by name, each with its parameters."""
+    return yaml.safe_load(Path(__file__).with_name("profiler_rules.yaml").read_text(encoding="utf-8"))
+
+
+def detailed_profiler_name(run_name: str) -> str:
+    """The name of SageMaker Profiler's processing job: the run's time and letters keep it unique."""
+    return "DetailedProfilerProcessingJobConfig-" + "-".join(run_name.rsplit("-", 3)[1:])
+
+
+def max_wait_hours(compute: Compute) -> float:
+    """With spot: how long training and waiting may take together, in hours."""
+    return compute.max_wait_hours if compute.max_wait_hours is not None else min(2 * compute.max_hours, 28 * 24)
+
+
+def seconds(hours: float) -> int:
+    """Hours as the whole seconds that the request holds; never 0."""
+    return max(1, math.floor(hours * 3600 + 0.5))
+
+
+def _s3_channel(name: str, uri: str) -> dict[str, Any]:
+    return {
+        "ChannelName": name,
+        "DataSource": {
+            "S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
+        },
+    }
+
+
+def _resources(compute: Compute) -> dict[str, Any]:
+    made: dict[str, Any] = {"VolumeSizeInGB": compute.volume_gb}
+    if compute.instance_groups:
+        made["InstanceGroups"] = [
+            {
+                "InstanceGroupName": group.name,
+                "InstanceType": group.instance_type,
+                "InstanceCount": group.instance_count,
+            }
+            for group in compute.instance_groups
+        ]
+    else:
+        made |= {"InstanceType": compute.instance_type, "InstanceCount": compute.instance_count}
+    if compute.volume_key is not None:
+        made["VolumeKmsKeyId"] = compute.volume_key
+    if compute.keep_alive_minutes is not None:
+        made["KeepAlivePeriodInSeconds"] = seconds(compute.keep_alive_minutes / 60)
+    if compute.training_plan is not None:
+        made["TrainingPlanArn"] = compute.training_plan
+    return made
+
+
+def _profiler_config(job: Job) -> dict[str, Any]:
+    """Switched off unless asked for: left out, SageMaker would profile, at a cost and with a service that is closing."""
+    if job.profiling is None:
+        return {"DisableProfiler": True}
+    made: dict[str, Any] = {"S3OutputPath": job.profiling.output or job.output, "DisableProfiler": False}
+    if job.profiling.system_interval_ms is not None:
+        made["ProfilingIntervalInMilliseconds"] = job.profiling.system_interval_ms
+    if job.profiling.profiler is not None:
+        made["ProfilingParameters"] = {
+            "CPUProfilingDuration": str(job.profiling.profiler.cpu_seconds),
+            "SMPFileRotationSecs": str(job.profiling.profiler.file_rotation_seconds),
+        }
+    return made
+
+
+def _hook_config(job: Job) -> dict[str, Any]:
+    assert job.debugger is not None
+    made: dict[str, Any] = {"S3OutputPath": job.debugger.output or job.output}
+    if job.debugger.hook_parameters:
+        made["HookParameters"] = dict(job.debugger.hook_parameters)
+    made["CollectionConfigurations"] = [
+        {"CollectionName": name, **({"CollectionParameters": dict(parameters)} if parameters else {})}
+        for name, parameters in sorted(job.debugger.collections.items())
+    ]
+    return made

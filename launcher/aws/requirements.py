@@ -1,0 +1,72 @@
+"""The requirements.txt that travels: what the entry script imports and AWS's image lacks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from launcher.aws import catalog
+from launcher.job import Job
+from launcher.package import TravelFile
+
+FILE = "requirements.txt"
+"""The toolkit installs it before the script starts."""
+
+
+def complete(job: Job, files: list[TravelFile]) -> list[TravelFile]:
+    """The files, and a requirements.txt where one is needed: never beside the user's own, and not for an image that is not AWS's.
+
+    The versions are those that this kit is tested with.
+    """
+    uri = job.image.uri if job.image is not None else None
+    if uri is not None and catalog.image_facts(uri) is None:
+        return files
+    if any(file.path == FILE for file in files):
+        return files
+    pins = catalog.packages().pins
+    needed = sorted(set(pins) & imported_modules(job.script, files))
+    if not needed:
+        return files
+    text = "# Made for the image by vision-launcher: what the script imports beyond what the image holds.\n"
+    content = (text + "".join(f"{name}=={pins[name]}\n" for name in needed)).encode()
+    return sorted([*files, TravelFile(FILE, None, len(content), content)], key=lambda file: file.path)
+
+
+def imported_modules(script: str, files: list[TravelFile]) -> set[str]:
+    """The top-level modules that a script imports, itself or through other files that travel."""
+    by_path = {file.path: file for file in files}
+    found: set[str] = set()
+    waiting, seen = [script], set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen or path not in by_path:
+            continue
+        seen.add(path)
+        for name in _imports(by_path[path].read()):
+            local = list(_paths(name, script, by_path))
+            waiting += local
+            if not local:
+                found.add(name.partition(".")[0])
+    return found
+
+
+def _imports(source: bytes) -> Iterator[str]:
+    """Every name that a Python file imports, wherever the statement stands."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return  # preflight tells it of the script
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _paths(name: str, script: str, by_path: Mapping[str, TravelFile]) -> Iterator[str]:
+    """The travelling files that an imported name may stand for: beside the script, or at the top."""
+    folder = script.rpartition("/")[0]
+    for base in {folder, ""}:
+        place = f"{base}/{name.replace('.', '/')}".lstrip("/")
+        yield from (path for path in (f"{place}.py", f"{place}/__init__.py") if path in by_path)

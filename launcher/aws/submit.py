@@ -1,0 +1,77 @@
+"""Sending CreateTrainingJob: through the SDK's estimator where SDK v2 is installed, else through boto3; the same request."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from launcher.aws import estimator, session
+from launcher.findings import mistake
+
+if TYPE_CHECKING:
+    from launcher.planning import Plan
+
+
+def create(plan: Plan) -> str:
+    """Create the training job.
+
+    Returns:
+        How it was sent, for the record: `sagemaker 2.257.7` or `boto3`.
+
+    Raises:
+        botocore's errors; UserError where the SDK would send something else than planned.
+    """
+    version = estimator.sdk_version()
+    if version is not None and version.startswith("2."):
+        through_estimator(plan)
+        return f"sagemaker {version}"
+    session.client("sagemaker", str(plan.job.region)).create_training_job(**plan.request)
+    return "boto3"
+
+
+def through_estimator(plan: Plan) -> None:
+    """Create the job by `PyTorch.fit`, after a look at what it is about to send."""
+    with _quiet():
+        made, inputs = plan.estimator(session.boto_session(str(plan.job.region)))
+        events = made.sagemaker_session.sagemaker_client.meta.events
+        events.register("provide-client-params.sagemaker.CreateTrainingJob", _same_as(plan.request or {}))
+        made.fit(inputs or None, wait=False, job_name=plan.name)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The SDK, once imported, has every library's INFO lines printed; here it tells nothing that our own lines do not."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
+def _same_as(planned: dict[str, Any]) -> Callable[..., None]:
+    def compare(params: dict[str, Any], **_: Any) -> None:
+        if comparable(params) != comparable(planned):
+            keys = [key for key in {**params, **planned} if comparable(params).get(key) != comparable(planned).get(key)]
+            raise mistake(
+                "estimator",
+                f"this SageMaker SDK would send another request than planned, in {', '.join(sorted(keys))}; nothing was sent",
+                "pip install 'sagemaker==2.257.7', or uninstall it: boto3 alone sends what was planned",
+            )
+
+    return compare
+
+
+def comparable(request: dict[str, Any]) -> dict[str, Any]:
+    """A request without the order that does not count: the SDK keeps Debugger's collections in a set."""
+    hook = request.get("DebugHookConfig")
+    if hook is None:
+        return request
+    collections = sorted(hook.get("CollectionConfigurations", []), key=lambda item: item["CollectionName"])
+    return {**request, "DebugHookConfig": {**hook, "CollectionConfigurations": collections}}

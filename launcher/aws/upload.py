@@ -1,0 +1,113 @@
+"""What goes to S3 before a job starts: data of this machine, the source archive, and the run's record."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.aws import request
+from launcher.backends.base import Upload
+from launcher.job import Job
+from launcher.package import archive
+from launcher.records import RunFolder
+
+if TYPE_CHECKING:
+    from launcher.planning import Plan
+
+THREADS = 8
+RECORD = "record/record.tar.gz"
+"""The run's record, below <output>/<run>/: with it the run is found again from another machine."""
+
+
+def planned_upload(job: Job, channel: str, place: Path) -> Upload:
+    """Where a folder or file of this machine will lie in S3.
+
+    The address holds a fingerprint of names, sizes and times, so that data that did not change is uploaded once, and data
+    that did never mixes with older.
+    """
+    fingerprint = hashlib.sha256()
+    count = size = 0
+    for relative, file in _files(place):
+        facts = file.stat()
+        count, size = count + 1, size + facts.st_size
+        fingerprint.update(f"{relative}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    base = f"{(job.output or '').rstrip('/')}/inputs/{channel}-{fingerprint.hexdigest()[:16]}/"
+    return Upload(place, base if place.is_dir() else base + place.name, count, size)
+
+
+def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
+    """Bring a plan's data and code to S3. Objects that are there with the same size are not sent again.
+
+    Args:
+        client: a boto3 client of `s3`.
+        say: gets a line for people before each part.
+
+    Raises:
+        botocore's and s3transfer's errors.
+    """
+    extra = encryption(plan.job)
+    for item in plan.uploads:
+        bucket, key = split(item.target)
+        there = _sizes(client, bucket, key)
+        wanted = [(file, key + relative if item.source.is_dir() else key) for relative, file in _files(item.source)]
+        missing = [(file, name) for file, name in wanted if there.get(name) != file.stat().st_size]
+        if not missing:
+            say(f"{item.target} is there already")
+            continue
+        total = sum(file.stat().st_size for file, _ in missing)
+        say(f"uploading {item.source}: {len(missing)} files, {total / 2**20:.1f} MiB, to {item.target}")
+        with ThreadPoolExecutor(THREADS) as pool:
+            for sent in [
+                pool.submit(client.upload_file, str(file), bucket, name, ExtraArgs=extra) for file, name in missing
+            ]:
+                sent.result()
+    packed = archive(plan.files)
+    target = request.code_uri(plan.job, plan.name)
+    say(f"uploading the code: {len(plan.files)} files, {len(packed) / 1024:.1f} KiB, to {target}")
+    bucket, key = split(target)
+    client.put_object(Bucket=bucket, Key=key, Body=packed, **extra)
+
+
+def upload_record(plan: Plan, folder: RunFolder, client: Any) -> None:
+    """Bring the run's record to S3, beside its output. Raises botocore's errors."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for file in (
+            *(folder.job, folder.plan, folder.request, folder.git, folder.git_patch),
+            *(folder.versions, folder.files, folder.code),
+        ):
+            if file.exists():
+                tar.add(file, file.name)
+    bucket, key = split(f"{str(plan.job.output).rstrip('/')}/{plan.name}/{RECORD}")
+    client.put_object(Bucket=bucket, Key=key, Body=packed.getvalue(), **encryption(plan.job))
+
+
+def encryption(job: Job) -> dict[str, str]:
+    """What S3 is told about encryption: the job's own key, where it names one."""
+    return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": job.output_key} if job.output_key else {}
+
+
+def split(uri: str) -> tuple[str, str]:
+    """Bucket and key of an s3:// address."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def _files(place: Path) -> Iterator[tuple[str, Path]]:
+    """A file, or every file below a folder, links followed, in order; each with its path inside the folder."""
+    if place.is_file():
+        yield place.name, place
+        return
+    found = [Path(at) / name for at, _, names in os.walk(place, followlinks=True) for name in names]
+    yield from sorted((file.relative_to(place).as_posix(), file) for file in found if file.is_file())
+
+
+def _sizes(client: Any, bucket: str, prefix: str) -> dict[str, int]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    return {item["Key"]: item["Size"] for page in pages for item in page.get("Contents", ())}

@@ -1,0 +1,156 @@
+"""The price list and the service quotas, as far as they have been set: pricing GetProducts and service-quotas ListServiceQuotas."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import botocore.session
+
+from launcher.emulator.operations import AwsError, Call
+from launcher.emulator.queries import page
+
+SERVICE = "AmazonSageMaker"
+
+USAGE_REGIONS = {"eu-west-1": "EU", "ap-south-1": "APS3", "ca-central-1": "CAN1"}
+"""Regions whose short name in usage types follows no rule.
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/aws-usage-report-understand.html"""
+
+ON_DEMAND, HOURLY = "JRTCKXETXF", "6YS6EN2CT7"
+"""AWS's codes for the term OnDemand and for its rate, in every price list."""
+
+
+class PriceList:
+    """Training prices by region and instance type."""
+
+    def __init__(self) -> None:
+        self.products: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def set(self, instance_type: str, dollars: float, region: str) -> None:
+        """Add or replace a price, in USD an hour and instance."""
+        self.products[region, instance_type] = product(instance_type, dollars, region)
+
+    def answer(self, call: Call) -> dict[str, Any]:
+        """GetProducts: a list of JSON texts."""
+        wanted = call.parameters
+        if wanted.get("ServiceCode") != SERVICE:
+            found = []
+        else:
+            filters = wanted.get("Filters", [])
+            found = [json.dumps(entry) for entry in self.products.values() if all(_fits(entry, one) for one in filters)]
+        return {"FormatVersion": "aws_v1", **page("PriceList", found, wanted)}
+
+
+class Quotas:
+    """SageMaker's quotas by region and name."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str], float] = {}
+
+    def set(self, name: str, value: float, region: str) -> None:
+        self.values[region, name] = value
+
+    def value(self, name: str, region: str) -> float | None:
+        """None: nobody has set it."""
+        return self.values.get((region, name))
+
+    def answer(self, call: Call) -> dict[str, Any]:
+        """ListServiceQuotas."""
+        if call.parameters.get("ServiceCode") != "sagemaker":
+            raise AwsError(
+                "NoSuchResourceException", "The request failed because the specified service does not exist."
+            )
+        found = [
+            {
+                "ServiceCode": "sagemaker",
+                "ServiceName": "Amazon SageMaker",
+                "QuotaArn": f"arn:aws:servicequotas:{region}:123456789012:sagemaker/{_code('L-', name, 8)}",
+                "QuotaCode": _code("L-", name, 8),
+                "QuotaName": name,
+                "Value": value,
+                "Unit": "None",
+                "Adjustable": True,
+                "GlobalQuota": False,
+            }
+            for (region, name), value in sorted(self.values.items())
+            if region == call.region
+        ]
+        return page("Quotas", found, call.parameters)
+
+
+def product(instance_type: str, dollars: float, region: str) -> dict[str, Any]:
+    """An entry of SageMaker's price list, with the attributes that those of its training instances have."""
+    name = _region_name(region)
+    sku = _code("", f"{region} {instance_type}", 16)
+    price = {
+        "unit": "Hrs",
+        "beginRange": "0",
+        "endRange": "Inf",
+        "description": f"${dollars:g} per Training {instance_type} hour in {name}",
+        "rateCode": f"{sku}.{ON_DEMAND}.{HOURLY}",
+        "appliesTo": [],
+        "pricePerUnit": {"USD": f"{dollars:.10f}"},
+    }
+    term = {
+        "sku": sku,
+        "offerTermCode": ON_DEMAND,
+        "effectiveDate": "2026-01-01T00:00:00Z",
+        "termAttributes": {},
+        "priceDimensions": {f"{sku}.{ON_DEMAND}.{HOURLY}": price},
+    }
+    return {
+        "serviceCode": SERVICE,
+        "product": {
+            "sku": sku,
+            "productFamily": "ML Instance",
+            "attributes": {
+                "servicecode": SERVICE,
+                "servicename": "Amazon SageMaker",
+                "regionCode": region,
+                "location": name,
+                "locationType": "AWS Region",
+                "instanceName": instance_type,
+                "instanceType": f"{instance_type}-Training",
+                "platoinstancename": instance_type,
+                "platoinstancetype": "Training",
+                "component": "Training",
+                "operation": "RunInstance",
+                "usagetype": f"{_usage_region(region)}-Train:{instance_type}",
+            },
+        },
+        "terms": {"OnDemand": {f"{sku}.{ON_DEMAND}": term}},
+        "version": "20260101000000",
+        "publicationDate": "2026-01-01T00:00:00Z",
+    }
+
+
+def _fits(entry: dict[str, Any], wanted: dict[str, str]) -> bool:
+    described = entry["product"]
+    values = {**described["attributes"], "productFamily": described["productFamily"], "ServiceCode": SERVICE}
+    found, value = values.get(wanted["Field"], ""), wanted["Value"]
+    kind = wanted.get("Type", "TERM_MATCH")
+    if kind == "CONTAINS":
+        return value in found
+    if kind in ("ANY_OF", "NONE_OF"):
+        return (found in value.split(",")) == (kind == "ANY_OF")
+    return found == value
+
+
+def _region_name(region: str) -> str:
+    """US East (N. Virginia); the price list still says EU where the other lists say Europe."""
+    partitions = botocore.session.get_session().get_component("data_loader").load_data("endpoints")["partitions"]
+    names = {code: entry["description"] for part in partitions for code, entry in part["regions"].items()}
+    return names.get(region, region).replace("Europe", "EU")
+
+
+def _usage_region(region: str) -> str:
+    """us-east-1 -> USE1."""
+    place, *directions, number = region.split("-")
+    letters = "".join({"southeast": "S", "northeast": "N"}.get(word, word[0].upper()) for word in directions)
+    return USAGE_REGIONS.get(region, f"{place.upper()}{letters}{number}")
+
+
+def _code(prefix: str, text: str, length: int) -> str:
+    """A code like AWS's, the same for the same text."""
+    return prefix + hashlib.sha256(text.encode()).hexdigest()[:length].upper()

@@ -1,0 +1,57 @@
+"""What the hosts write, line by line into CloudWatch Logs, as SageMaker names its groups and streams."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+
+MOST_EVENTS = 1000
+"""Events a call; CloudWatch Logs takes 10,000 and 1 MiB.
+https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutLogEvents.html"""
+
+LONGEST_EVENT = 256 * 1024 - 26
+"""Bytes of one event, less those that CloudWatch Logs counts for its overhead (same page)."""
+
+
+class LogStream:
+    """One host's log file and the stream that it goes to."""
+
+    def __init__(self, client: Any, file: Path, stream: str, read: Callable[[str, float], None]):
+        """`read` gets every line, and the time at which it was found, in seconds since the epoch."""
+        self.client, self.stream, self.read = client, stream, read
+        self.file = open(file, "rb")  # noqa: SIM115 - read until the job is over
+        self.rest = b""
+        with contextlib.suppress(ClientError):  # there is one already
+            client.create_log_group(logGroupName=GROUP)
+        client.create_log_stream(logGroupName=GROUP, logStreamName=stream)
+
+    def pump(self, last: bool = False) -> None:
+        """Send the lines that were written since the last time.
+
+        Args:
+            last: nobody writes any more: what has no line end is a line too.
+        """
+        *lines, self.rest = (self.rest + self.file.read()).split(b"\n")
+        if last:
+            lines.append(self.rest)
+            self.file.close()
+        now = time.time()
+        texts = [line[:LONGEST_EVENT].decode(errors="replace").rstrip("\r") for line in lines]
+        texts = [text for text in texts if text]  # CloudWatch Logs takes no empty event
+        for text in texts:
+            self.read(text, now)
+        for first in range(0, len(texts), MOST_EVENTS):
+            self.client.put_log_events(
+                logGroupName=GROUP,
+                logStreamName=self.stream,
+                logEvents=[
+                    {"timestamp": int(now * 1000), "message": text} for text in texts[first : first + MOST_EVENTS]
+                ],
+            )

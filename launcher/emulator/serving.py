@@ -1,0 +1,106 @@
+"""`launcher emulate`: an emulator that has what some configs name, for one command or until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher import config_file
+from launcher.aws.prices import instances
+from launcher.aws.upload import split
+from launcher.emulator import Emulator
+from launcher.findings import mistake
+from launcher.job import Job
+from launcher.loading import load
+
+
+def serve(
+    configs: Sequence[str],
+    command: Sequence[str] = (),
+    *,
+    port: int = 0,
+    prices: Mapping[str, float] | None = None,
+    file_systems: Mapping[str, Path] | None = None,
+    folder: Path | None = None,
+) -> int:
+    """Run an emulator, and a command against it.
+
+    Args:
+        configs: files whose buckets, role, subnets, security groups, file systems and quotas shall be there.
+        command: what to run with the emulator's environment; empty: print that environment and wait for Ctrl-C.
+        port: on 127.0.0.1; 0 takes a free one.
+        prices: US dollars an instance-hour by instance type, in the regions of the configs.
+        file_systems: file system's id -> the folder that stands for its root; others are empty.
+        folder: where the hosts' /opt/ml trees lie and stay; None: in a temporary folder.
+
+    Returns:
+        The command's exit status; 0 without one.
+
+    Raises:
+        UserError: a config is no job, or the command is not there.
+    """
+    jobs = [job for config in configs for job in _both(config)]
+    with tempfile.TemporaryDirectory(prefix="launcher-emulator-") as temporary:
+        place = folder.absolute() if folder is not None else Path(temporary)
+        place.mkdir(parents=True, exist_ok=True)
+        with Emulator(place, port) as emulator:
+            prepare(emulator, jobs, prices or {}, file_systems or {}, place)
+            if command:
+                try:
+                    return subprocess.run(command, env={**os.environ, **emulator.environment}).returncode
+                except FileNotFoundError:
+                    raise mistake("--", f"{command[0]}: no such command", "check its path") from None
+            settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in emulator.environment.items())
+            print(f"export {settings}\n# in another terminal; Ctrl-C ends the emulator and its jobs", flush=True)
+            threading.Event().wait()
+    return 0
+
+
+def prepare(
+    emulator: Emulator, jobs: Sequence[Job], prices: Mapping[str, float], file_systems: Mapping[str, Path], folder: Path
+) -> None:
+    """Make everything that jobs name exist in the emulator's account, once."""
+    wanted: dict[tuple[str, str, str], int] = {}
+    """(what, name, region) -> how many hosts, for an instance type; else 0."""
+    for job in jobs:
+        region = job.region or "us-east-1"
+        checkpoints = job.checkpoints.s3 if job.checkpoints else None
+        uris = [job.output, job.code, checkpoints, *(given.s3 for given in job.inputs.values())]
+        named = [("bucket", split(uri)[0]) for uri in uris if uri is not None]
+        named += [("role", job.role)] if job.role is not None else []
+        named += [("subnet", name) for name in job.network.subnets]
+        named += [("security group", name) for name in job.network.security_groups]
+        named += [("FSxLustre", given.fsx) for given in job.inputs.values() if given.fsx]
+        named += [("EFS", given.efs) for given in job.inputs.values() if given.efs]
+        wanted |= {(what, name, region): 0 for what, name in named}
+        for kind, count in instances(job).items():
+            wanted["instance", kind, region] = max(count, wanted.get(("instance", kind, region), 0))
+    for (what, name, region), count in wanted.items():
+        if what == "bucket":
+            emulator.add_bucket(name, region)
+        elif what == "role":
+            emulator.add_role(name)
+        elif what == "subnet":
+            emulator.add_subnet(name, region)
+        elif what == "security group":
+            emulator.add_security_group(name, region)
+        elif what == "instance":
+            for use in ("training job", "spot training job", "training warm pool"):
+                emulator.set_quota(f"{name} for {use} usage", float(count), region)
+            if name in prices:
+                emulator.set_price(name, prices[name], region)
+        else:
+            root = file_systems.get(name, folder / "file-systems" / name)
+            root.mkdir(parents=True, exist_ok=True)
+            emulator.add_file_system(name, kind=what, region=region, folder=root)
+
+
+def _both(config: str) -> list[Job]:
+    """A config's job, and the one that --smoke makes of it."""
+    has_smoke = "smoke" in config_file.read(config).values
+    return [load(config), *([load(config, smoke=True)] if has_smoke else [])]

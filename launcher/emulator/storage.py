@@ -1,0 +1,168 @@
+"""Between S3 and the hosts' folders: channels that are fetched, checkpoints that go both ways, archives that are left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from boto3.exceptions import Boto3Error
+from botocore.exceptions import BotoCoreError, ClientError
+
+
+class Location(NamedTuple):
+    """An S3 URI in its two parts."""
+
+    bucket: str
+    key: str
+
+
+class DownloadFailed(Exception):
+    """A channel could not be fetched; the message is what follows `Data download failed:` in the FailureReason."""
+
+
+def location(uri: str) -> Location:
+    parts = urlsplit(uri, allow_fragments=False)
+    return Location(parts.netloc, parts.path.lstrip("/") + (f"?{parts.query}" if parts.query else ""))
+
+
+def keys_below(client: Any, bucket: str, prefix: str) -> list[str]:
+    """All keys that begin with a prefix, in S3's order, without the empty objects that stand for folders."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    found = itertools.chain.from_iterable(page.get("Contents", []) for page in pages)
+    return [entry["Key"] for entry in found if not entry["Key"].endswith("/")]
+
+
+def channel_files(client: Any, source: dict[str, Any], fast_file: bool, region: str, role: str) -> dict[str, str]:
+    """Key -> path below the channel's folder, for an S3DataSource of the kind S3Prefix.
+
+    A prefix matches whatever begins with it, also where no `/` follows: `data/train` takes `data/train-small/` too, except
+    in FastFile mode, which refuses that. https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html
+
+    Raises:
+        DownloadFailed: in AWS's words, for the FailureReason.
+    """
+    uri = source["S3Uri"]
+    bucket, prefix = location(uri)
+    trouble = ""
+    try:
+        keys = keys_below(client, bucket, prefix)
+    except ClientError as error:
+        keys, trouble = [], f" Error message from S3: {error.response['Error'].get('Message', '')}"
+    if not keys:
+        raise DownloadFailed(
+            f'No S3 objects found under S3 URL "{uri}" given in input data source. Please ensure that the bucket exists in '
+            f'the selected region ({region}), that objects exist under that S3 prefix, and that the role "{role}" has '
+            f'"s3:ListBucket" permissions on bucket "{bucket}".{trouble}'
+        )
+    files = {}
+    for key in keys:
+        whole = key == prefix or prefix == "" or prefix.endswith("/")
+        if fast_file and not whole and not key.startswith(prefix + "/"):
+            raise DownloadFailed(
+                "Failed to download data. For FastFile mode, partial S3 prefix is not supported. S3 prefix has to end with a "
+                "full file or folder. Add a trailing '/' to the S3 prefix if it ends with a folder name that is also a "
+                f"prefix for other folders. Current S3 prefix: [{prefix}], found S3 object: [{key}]."
+            )
+        folder = prefix + "/" if key.startswith(prefix + "/") and not whole else prefix[: prefix.rfind("/") + 1]
+        files[key] = key.removeprefix(folder)
+    return files
+
+
+def share(keys: Iterable[str], index: int, count: int) -> list[str]:
+    """Host `index`'s part of the keys of a channel that is ShardedByS3Key."""
+    return sorted(keys)[index::count]
+
+
+def download(client: Any, bucket: str, key: str, file: Path) -> None:
+    """One object to one file, whose folder is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    body = client.get_object(Bucket=bucket, Key=key)["Body"]
+    with open(file, "wb") as target:
+        shutil.copyfileobj(body, target, 1 << 20)
+
+
+class Checkpoints:
+    """The hosts' checkpoint folders and the S3 prefix that they share, as CheckpointConfig asks for."""
+
+    def __init__(self, client: Any, uri: str, folders: list[Path]):
+        self.client, self.folders = client, folders
+        self.bucket, prefix = location(uri)
+        self.prefix = prefix.rstrip("/") + "/" if prefix else ""
+        self.seen: dict[Path, tuple[int, int]] = {}
+
+    def restore(self) -> None:
+        """Every object below the prefix to every host, before the script starts."""
+        for key in keys_below(self.client, self.bucket, self.prefix):
+            for folder in self.folders:
+                file = folder / key.removeprefix(self.prefix)
+                download(self.client, self.bucket, key, file)
+                self.seen[file] = _fingerprint(file)
+
+    def save(self, last: bool = False) -> None:
+        """What is new or changed since the last time to S3; what was deleted stays there, as on SageMaker.
+
+        Args:
+            last: nobody writes any more: what cannot be stored now is an error, and not a file that just changes.
+        """
+        for folder in self.folders:
+            for file in files_below(folder):
+                try:
+                    fingerprint = _fingerprint(file)
+                    if self.seen.get(file) == fingerprint:
+                        continue
+                    key = self.prefix + file.relative_to(folder).as_posix()
+                    self.client.upload_file(str(file), self.bucket, key)
+                except (OSError, Boto3Error, BotoCoreError, ClientError):
+                    if last:
+                        raise
+                    continue
+                self.seen[file] = fingerprint
+
+
+def files_below(root: Path) -> list[Path]:
+    """Every file below a folder, also behind links, in a fixed order."""
+    found = []
+    for place, _, names in os.walk(root, followlinks=True):
+        found += [Path(place, name) for name in names]
+    return sorted(file for file in found if file.is_file())
+
+
+def save_results(client: Any, roots: list[Path], uri: str, archive: Path | None) -> bool:
+    """What several hosts left in the same folder, as one archive or as single files; the first host's wins for each name.
+
+    Args:
+        roots: that folder of each host.
+        uri: where it goes; the archive's own, or the prefix of the files.
+        archive: where the .tar.gz is built; None: files are stored as they are.
+
+    Returns:
+        Whether there was anything to save.
+    """
+    files: dict[str, Path] = {}
+    for root in roots:
+        for file in files_below(root):
+            files.setdefault(file.relative_to(root).as_posix(), file)
+    if not files:
+        return False
+    bucket, key = location(uri)
+    if archive is None:
+        for name, file in files.items():
+            client.upload_file(str(file), bucket, f"{key}/{name}")
+        return True
+    with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
+        for name, file in sorted(files.items()):
+            tar.add(file, name, recursive=False)
+    client.upload_file(str(archive), bucket, key)
+    archive.unlink()
+    return True
+
+
+def _fingerprint(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns

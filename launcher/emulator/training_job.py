@@ -1,0 +1,190 @@
+"""One training job as DescribeTrainingJob tells it: the request as it came, and the state that it has reached."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+MESSAGES = {
+    "Starting": "Preparing the instances for training",
+    "Downloading": "Downloading input data",
+    "Training": "Training image download completed. Training in progress.",
+    "Interrupted": "Training job interrupted",
+    "Stopping": "Stopping the training job",
+    "Uploading": "Uploading generated training model",
+    "Completed": "Training job completed",
+    "Failed": "Training job failed",
+    "Stopped": "Training job stopped",
+    "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
+    "MaxWaitTimeExceeded": "Training job runtime exceeded MaxWaitTimeInSeconds provided",
+}
+"""The StatusMessage of each secondary status, as the logs of real jobs show them. Those of Interrupted and
+MaxWaitTimeExceeded were seen nowhere and are ours."""
+
+IN_PROGRESS, STOPPING, COMPLETED, FAILED, STOPPED = "InProgress", "Stopping", "Completed", "Failed", "Stopped"
+OVER = (COMPLETED, FAILED, STOPPED)
+
+DEFAULTS = {
+    "EnableNetworkIsolation": False,
+    "EnableInterContainerTrafficEncryption": False,
+    "EnableManagedSpotTraining": False,
+}
+"""What DescribeTrainingJob says where the request said nothing."""
+
+
+class TrainingJob:
+    """A job's request, its history, and the events by which others ask its executor for something.
+
+    All times are seconds since the epoch, as the JSON protocol writes timestamps.
+    """
+
+    def __init__(self, request: dict[str, Any], arn: str, region: str, folder: Path):
+        self.request = copy.deepcopy(request)
+        self.name: str = request["TrainingJobName"]
+        self.arn, self.region = arn, region
+        self.folder = folder
+        """Where the hosts' /opt/ml trees lie."""
+        self.lock = threading.RLock()
+        self.status, self.secondary = IN_PROGRESS, "Starting"
+        self.created = self.modified = time.time()
+        self.transitions: list[dict[str, Any]] = []
+        self.failure_reason = ""
+        self.started: float | None = None
+        self.ended: float | None = None
+        self.model_uri = ""
+        self.metrics: dict[str, dict[str, Any]] = {}
+        self.stop_requested = threading.Event()
+        self.interrupted = threading.Event()
+        self.closing = threading.Event()
+        """The emulator goes: end everything at once, and leave no trace in the records."""
+        self._billed_seconds = 0.0
+        self._billed_since: float | None = None
+        self.enter("Starting")
+
+    @property
+    def over(self) -> bool:
+        return self.status in OVER
+
+    @property
+    def hyperparameters(self) -> dict[str, str]:
+        return self.request.get("HyperParameters", {})
+
+    def enter(self, secondary: str, message: str = "") -> None:
+        """Go to a secondary status; the clock of the bill runs from Downloading until the job ends or is interrupted."""
+        with self.lock:
+            now = self.modified = time.time()
+            if self.transitions:
+                self.transitions[-1]["EndTime"] = now
+            self.transitions.append(
+                {"Status": secondary, "StartTime": now, "StatusMessage": message or MESSAGES[secondary]}
+            )
+            self.secondary = secondary
+            if secondary == "Downloading":
+                self.started = self.started or now
+                self._billed_since = now
+            elif secondary == "Interrupted":
+                self._stop_billing(now)
+
+    def stopping(self) -> None:
+        """The job has been asked, or has itself decided, to stop."""
+        with self.lock:
+            if self.status == IN_PROGRESS:
+                self.status = STOPPING
+                self.enter("Stopping")
+
+    def end(self, secondary: str, failure_reason: str = "") -> None:
+        """Go to one of the last secondary statuses, and to the status that belongs to it."""
+        with self.lock:
+            self.enter(secondary)
+            self.transitions[-1]["EndTime"] = self.ended = self.modified
+            self._stop_billing(self.modified)
+            self.failure_reason = failure_reason
+            self.status = secondary if secondary in (COMPLETED, FAILED) else STOPPED
+
+    def billed_seconds(self) -> float:
+        """How long instances have been paid for until now."""
+        with self.lock:
+            running = time.time() - self._billed_since if self._billed_since is not None else 0.0
+            return self._billed_seconds + running
+
+    def update(self, profiler: dict[str, Any] | None, resources: dict[str, Any] | None) -> None:
+        """What UpdateTrainingJob changes: members of ProfilerConfig and ResourceConfig."""
+        with self.lock:
+            for key, changes in (("ProfilerConfig", profiler), ("ResourceConfig", resources)):
+                if changes:
+                    self.request.setdefault(key, {}).update(changes)
+            self.modified = time.time()
+
+    def read_metrics(self, line: str, seconds: float) -> None:
+        """Keep the values that the job's MetricDefinitions find in a line of its log."""
+        for definition in self.request.get("AlgorithmSpecification", {}).get("MetricDefinitions", []):
+            found = re.search(definition["Regex"], line)
+            if found and found.groups():
+                try:
+                    value = float(found[1])
+                except ValueError:
+                    continue
+                name = definition["Name"]
+                with self.lock:
+                    self.metrics[name] = {"MetricName": name, "Value": value, "Timestamp": seconds}
+
+    def describe(self) -> dict[str, Any]:
+        """The answer of DescribeTrainingJob."""
+        with self.lock:
+            request = copy.deepcopy(self.request)
+            request.pop("Tags", None)
+            request.pop("SessionChainingConfig", None)
+            profiler = request.get("ProfilerConfig")
+            answer = {
+                **DEFAULTS,
+                **request,
+                "OutputDataConfig": {"KmsKeyId": "", "CompressionType": "GZIP", **request["OutputDataConfig"]},
+                "TrainingJobArn": self.arn,
+                "TrainingJobStatus": self.status,
+                "SecondaryStatus": self.secondary,
+                "SecondaryStatusTransitions": copy.deepcopy(self.transitions),
+                "CreationTime": self.created,
+                "LastModifiedTime": self.modified,
+                "ProfilingStatus": "Disabled" if profiler is None or profiler.get("DisableProfiler") else "Enabled",
+            }
+            if self.started is not None:
+                answer["TrainingStartTime"] = self.started
+            if self.ended is not None:
+                answer["TrainingEndTime"] = self.ended
+                if self.started is not None:
+                    answer["TrainingTimeInSeconds"] = math.ceil(self.ended - self.started)
+                    answer["BillableTimeInSeconds"] = math.ceil(self._billed_seconds)
+            if self.failure_reason:
+                answer["FailureReason"] = self.failure_reason
+            if self.model_uri:
+                answer["ModelArtifacts"] = {"S3ModelArtifacts": self.model_uri}
+            if self.metrics:
+                answer["FinalMetricDataList"] = list(self.metrics.values())
+            if request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
+                answer["WarmPoolStatus"] = {"Status": "Available" if self.over else "InUse"}
+            return answer
+
+    def summary(self) -> dict[str, Any]:
+        """An entry of ListTrainingJobs."""
+        told = self.describe()
+        members = (
+            "TrainingJobName",
+            "TrainingJobArn",
+            "CreationTime",
+            "TrainingEndTime",
+            "LastModifiedTime",
+            "TrainingJobStatus",
+            "SecondaryStatus",
+            "WarmPoolStatus",
+        )
+        return {member: told[member] for member in members if member in told}
+
+    def _stop_billing(self, now: float) -> None:
+        if self._billed_since is not None:
+            self._billed_seconds += now - self._billed_since
+            self._billed_since = None

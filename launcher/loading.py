@@ -1,0 +1,202 @@
+"""A config file, overrides or a mapping -> Job, with every mistake told at once."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from launcher import config_file
+from launcher.findings import Finding, UserError, did_you_mean, mistake
+from launcher.job import Input, Job, Part
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> Job:
+    """Read a config file into a Job.
+
+    Args:
+        path: a YAML file.
+        overrides: `dotted.key=value` texts, applied last; values are YAML.
+        smoke: lay the file's own `smoke:` section over it first.
+
+    Raises:
+        UserError: every mistake in the file and the overrides, at once.
+    """
+    config = config_file.read(path)
+    base = dict(config.values)
+    changes = base.pop("smoke", None)
+    if changes is not None and not isinstance(changes, dict):
+        raise mistake(
+            config.where("smoke"),
+            _shown(changes),
+            "write under smoke: the keys that --smoke changes",
+            valid="a mapping",
+        )
+    if smoke and changes is None:
+        raise mistake(
+            f"{path}: smoke",
+            "--smoke was asked for and the config has no smoke section",
+            "add `smoke:` with the keys to change, for example `smoke: {hyperparameters: {max_steps: 3}}`",
+        )
+    smoked = config_file.merge(base, changes or {})
+    for name, given in _inputs(
+        changes
+    ).items():  # a channel has one source: the smoke section's takes the other's place
+        smoked["inputs"][name] = given
+    chosen, found = config_file.override(replace(config, values=smoked if smoke else base), overrides)
+    found += _problems(chosen)
+    if not smoke:  # a mistake in the smoke section is one too, whoever meets it first
+        usual = list(_problems(replace(config, values=base, lines={})))
+        found += [
+            replace(finding, key=config.where(f"smoke.{finding.key}"))
+            for finding in _problems(replace(config, values=smoked, lines={}))
+            if finding not in usual
+        ]
+    if found:
+        raise UserError(found, str(path), rest=_without_mistakes(chosen.values))
+    return Job.model_validate(chosen.values)
+
+
+def _inputs(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    found = (values or {}).get("inputs")
+    return found if isinstance(found, dict) else {}
+
+
+def from_values(values: Mapping[str, Any], source: str = "the job") -> Job:
+    """A Job from a plain mapping, for Python and notebooks. Raises UserError with every mistake."""
+    found = list(_problems(config_file.Config(source, dict(values))))
+    if found:
+        raise UserError(found, source)
+    return Job.model_validate(dict(values))
+
+
+def _problems(config: config_file.Config) -> Iterator[Finding]:
+    """Every way in which the values are not a Job."""
+    try:
+        Job.model_validate(config.values)
+    except ValidationError as error:
+        for item in error.errors():
+            yield _finding(config, item)
+
+
+def _without_mistakes(values: Mapping[str, Any]) -> Job | None:
+    """The job that is left when every wrong key is taken out; None where too little is left."""
+    try:
+        return Job.model_validate(values)
+    except ValidationError as error:
+        left = deepcopy(dict(values))
+        for item in error.errors():
+            at, path = left, [part for part in item["loc"] if part != "[key]"]
+            for part in path[:-1]:
+                at = at.get(part, {}) if isinstance(at, dict) else {}
+            if path and isinstance(at, dict):
+                at.pop(path[-1], None)
+    try:
+        return Job.model_validate({"name": "job", **left})
+    except ValidationError:
+        return None
+
+
+def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
+    """One pydantic error, with what would have been valid and a cure."""
+    path = [str(part) for part in item["loc"] if part != "[key]"]
+    key = ".".join(path) or config.source
+    parent, field = _field_at(path)
+    example = field.examples[0] if field is not None and field.examples else None
+    valid = (field.description or "") if field is not None else ""
+    leaf = path[-1] if path else ""
+    if item["type"] == "extra_forbidden":
+        fields = list(parent.model_fields) + (["smoke"] if parent is Job else [])
+        return Finding(
+            key=config.where(key), found="unknown key", valid=", ".join(fields), cure=did_you_mean(leaf, fields)
+        )
+    if item["type"] == "missing":
+        return Finding(
+            key=key, found="missing", valid=valid, cure=f"add {leaf}: {example}" if example else f"add {leaf}"
+        )
+    if item["type"] == "value_error":
+        return Finding(
+            key=config.where(key),
+            found=str(item["ctx"]["error"]),
+            cure=f"correct {leaf}",
+            valid=", ".join((_model_at(path) or Job).model_fields),
+        )
+    value = item["input"]
+    if item["type"] == "model_type" and path[0] == "inputs" and isinstance(value, str):
+        return Finding(
+            key=config.where(key),
+            found=_shown(value),
+            valid="; ".join(Input.SOURCES),
+            cure=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {value}}}",
+        )
+    cure = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
+    if item["type"] == "literal_error" and isinstance(value, str):
+        words = [word.strip() for word in valid.replace(" or ", ", ").split(",")]
+        cure = did_you_mean(value, words, cure)
+    if key == "name" and isinstance(value, str) and (name := re.sub(r"[^a-zA-Z0-9]+", "-", value)[:42].strip("-")):
+        cure = f"write name: {name}"
+    if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
+        cure = f'quote it: {leaf}: "{str(value).lower() if isinstance(value, bool) else value}"'
+    return Finding(key=config.where(key), found=_shown(value), valid=valid or item["msg"], cure=cure)
+
+
+def _field_at(path: Sequence[str]):
+    """The model that owns the last part of a path, and the field there if it knows one."""
+    model, field = Job, None
+    for depth, name in enumerate(path):
+        field = model.model_fields.get(name) if model is not None else None
+        if depth == len(path) - 1:
+            break
+        model = _model_at(path[: depth + 1]) or model
+    return model, field
+
+
+def _model_at(path: Sequence[str]) -> type[Part] | None:
+    """The model whose keys stand below a path; None where free values do."""
+    model: type[Part] | None = Job
+    below: Any = None
+    for name in path:
+        if below is not None:  # a key of a mapping, or a place in a list
+            model, below = _part_in(below)
+            continue
+        field = model.model_fields.get(name) if model is not None else None
+        if field is None:
+            return None
+        model, below = _part_in(field.annotation)
+    return model if below is None else None
+
+
+def _part_in(annotation: Any) -> tuple[type[Part] | None, Any]:
+    """What an annotation holds: a Part itself; or, for a mapping or a list, the annotation of its items."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (types.UnionType, typing.Union):
+        options = [_part_in(argument) for argument in arguments if argument is not type(None)]
+        return next((option for option in options if option != (None, None)), (None, None))
+    if origin is typing.Annotated:
+        return _part_in(arguments[0])
+    if origin in (dict, list) and _part_in(arguments[-1]) != (None, None):
+        return None, arguments[-1]
+    return (annotation, None) if isinstance(annotation, type) and issubclass(annotation, Part) else (None, None)
+
+
+def _shown(value: Any) -> str:
+    """A value as the user wrote it, shortened, with its kind."""
+    kinds = {
+        bool: "true/false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        dict: "a mapping",
+        list: "a list",
+    }
+    if value is None:
+        return "nothing (null)"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({kinds.get(type(value), type(value).__name__)})"

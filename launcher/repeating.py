@@ -1,0 +1,119 @@
+"""Two runs compared by what they were started with, and a run started again from its record."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from launcher import config_file, records
+from launcher.findings import UserError, mistake
+from launcher.loading import from_values
+from launcher.planning import Plan, plan
+from launcher.running import Run
+
+ABSENT = "-"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that two runs were not started with alike."""
+
+    about: str
+    """job, code, commit, request or version."""
+    key: str
+    first: str
+    second: str
+
+
+def diff(first: Run, second: Run) -> list[Difference]:
+    """What differed between two runs: their jobs key by key, their code file by file, commit, request and package versions.
+
+    Names and times, which always differ, are left out.
+    """
+    found = []
+    for about, tell in _TOLD.items():
+        one, other = tell(first.folder), tell(second.folder)
+        for key in sorted({**one, **other}):
+            if one.get(key, ABSENT) != other.get(key, ABSENT):
+                found.append(Difference(about, key, one.get(key, ABSENT), other.get(key, ABSENT)))
+    return found
+
+
+def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -> Plan:
+    """The plan of a run's job again, with the code and the earlier runs that it was started with.
+
+    Args:
+        name: a run, or a job's name for the latest.
+        overrides: `key=value` texts. Secrets have to be given again: no record holds them.
+        on: another backend than the run's.
+
+    Raises:
+        UserError: no such run, or its record is not whole.
+    """
+    folder = records.find(name)
+    if not folder.job.is_file() or not folder.code.is_dir():
+        missing = folder.job if not folder.job.is_file() else folder.code
+        raise mistake(
+            "run", f"{folder.name} left no {missing.name}", "only a run with its whole record can be repeated"
+        )
+    values = yaml.safe_load(folder.job.read_text(encoding="utf-8"))
+    values["source"] = str(folder.code)
+    changed, problems = config_file.override(config_file.Config(str(folder.job), values), overrides)
+    if problems:
+        raise UserError(problems, str(folder.job))
+    made = plan(from_values(changed.values, str(folder.job)), on=on or folder.read(folder.plan)["backend"])
+    return replace(made, replay_of=folder.name)
+
+
+def _job(folder: records.RunFolder) -> dict[str, str]:
+    values = yaml.safe_load(folder.job.read_text(encoding="utf-8")) if folder.job.is_file() else {}
+    return {key: value for key, value in _flat(values).items() if key not in ("name", "source")}
+
+
+def _code(folder: records.RunFolder) -> dict[str, str]:
+    """Each file that travelled, with the first digits of its SHA-256."""
+    return {
+        file.relative_to(folder.code).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+        for file in sorted(folder.code.rglob("*"))
+        if file.is_file()
+    }
+
+
+def _commit(folder: records.RunFolder) -> dict[str, str]:
+    git = folder.read(folder.git)
+    uncommitted = (
+        hashlib.sha256(folder.git_patch.read_bytes()).hexdigest()[:12] if folder.git_patch.is_file() else "none"
+    )
+    return {"commit": str(git.get("commit")), "uncommitted": uncommitted}
+
+
+def _request(folder: records.RunFolder) -> dict[str, str]:
+    """The request less what the job says already, and with the run's own name left out."""
+    flat = _flat(folder.read(folder.request))
+    return {
+        key: value.replace(folder.name, "<run>")
+        for key, value in flat.items()
+        if not key.startswith(("HyperParameters", "TrainingJobName", "Tags", "Environment"))
+    }
+
+
+def _versions(folder: records.RunFolder) -> dict[str, str]:
+    return _flat(folder.read(folder.versions))
+
+
+_TOLD = {"job": _job, "code": _code, "commit": _commit, "request": _request, "version": _versions}
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, str]:
+    """Nested values by dotted key, as texts."""
+    if isinstance(values, Mapping) and values:
+        items = values.items()
+    elif isinstance(values, list) and any(isinstance(item, (dict, list)) for item in values):
+        items = ((str(number), item) for number, item in enumerate(values))
+    else:
+        return {prefix.rstrip("."): str(values)} if prefix else {}
+    return {key: value for name, item in items for key, value in _flat(item, f"{prefix}{name}.").items()}

@@ -1,0 +1,58 @@
+"""Images of coloured shapes and their masks, drawn by number: enough to see that a segmentation job learns."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGES = 400
+CLASSES = ("background", "disc", "square", "triangle")
+"""In the order of the mask's pixel values."""
+
+SIZE = 64
+"""Height and width in pixels, unless asked for otherwise."""
+
+IGNORED = 255
+"""The mask's value on the outline of every shape, as PASCAL VOC marks what belongs to neither side."""
+
+COLOURS = ((90, 90, 90), (200, 80, 80), (80, 180, 90), (90, 100, 200))
+"""What each class is drawn around: every shape differs from it by up to COLOUR_SPREAD, so colours of two classes come close."""
+
+COLOUR_SPREAD = 45
+NOISE_SHARE = 0.25
+
+
+def draw(number: int, size: int = SIZE) -> tuple[Image, Image]:
+    """One image and its mask: one to four shapes, later ones over earlier ones. The same number and size give the same pixels.
+
+    Returns:
+        The image (RGB), and the mask (8-bit grey): 0 to 3, or IGNORED.
+    """
+    from PIL import Image, ImageDraw
+
+    chance = random.Random(f"shapes/{number}/{size}")
+    image = Image.new("RGB", (size, size), _colour(0, chance))
+    mask = Image.new("L", (size, size), 0)
+    for _ in range(chance.randint(1, 4)):
+        label = chance.randrange(1, len(CLASSES))
+        radius = chance.uniform(0.12, 0.28) * size
+        x, y = (chance.uniform(radius, size - radius) for _ in range(2))
+        colour = _colour(label, chance)
+        for canvas, fill, outline in ((image, colour, colour), (mask, label, IGNORED)):
+            pencil = ImageDraw.Draw(canvas)
+            box = [x - radius, y - radius, x + radius, y + radius]
+            if CLASSES[label] == "disc":
+                pencil.ellipse(box, fill, outline)
+            elif CLASSES[label] == "square":
+                pencil.rectangle(box, fill, outline)
+            else:
+                pencil.polygon([x, y - radius, x + radius, y + radius, x - radius, y + radius], fill, outline)
+    noise = Image.frombytes("RGB", (size, size), chance.randbytes(3 * size * size))
+    return Image.blend(image, noise, NOISE_SHARE), mask
+
+
+def _colour(label: int, chance: random.Random) -> tuple[int, ...]:
+    return tuple(min(max(part + chance.randint(-COLOUR_SPREAD, COLOUR_SPREAD), 0), 255) for part in COLOURS[label])

@@ -1,0 +1,228 @@
+"""Images with masks: pairs, what a mask may hold, both varied together, and a clear word for every mistake in a folder."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from training.data.masks import MaskedFolder, Variation, open_data, pair_up, read_mask
+from training.distributed import World
+from training.failure import describe
+from training.script_settings import SegmentationSettings
+
+ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
+
+
+def settings(**values) -> SegmentationSettings:
+    return SegmentationSettings(model="x", **{"classes": 4, "image_size": (32, 48), "global_batch_size": 4, **values})
+
+
+def write_pair(root: Path, stem: str, labels: np.ndarray, ending: str = ".png") -> None:
+    """A mask, and an image whose brightness is 60 times the mask's class."""
+    for kind, array, end in (("images", np.where(labels < 4, labels * 60, 0), ending), ("masks", labels, ".png")):
+        file = root / kind / f"{stem}{end}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(array.astype(np.uint8)).save(file)
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """Six pairs of different sizes, in four quarters of classes 0 to 3, in a subfolder too."""
+    for number in range(6):
+        labels = np.zeros((40 + number * 8, 60), dtype=np.uint8)
+        labels[:20, 30:], labels[20:, :30], labels[20:, 30:] = 1, 2, 3
+        write_pair(tmp_path, f"{'left' if number % 2 else '.'}/{number}", labels)
+    return tmp_path
+
+
+def test_an_image_and_its_mask_have_the_same_name_below_their_folders(tmp_path):
+    for name in ("images/b/x.1.JPG", "images/a.jpeg", "masks/b/x.1.png", "masks/a.PNG", "masks/alone.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for hidden in ("images/.a.jpg", "images/.cache/c.png", "images/readme.txt"):
+        (tmp_path / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / hidden).touch()
+    names = [tuple(file.relative_to(tmp_path).as_posix() for file in pair) for pair in pair_up(tmp_path)]
+    assert names == [("images/a.jpeg", "masks/a.PNG"), ("images/b/x.1.JPG", "masks/b/x.1.png")]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "no images. They belong into .*images"),
+        (["masks/a.png"], "no images. They belong into .*images"),
+        (["images/a.png", "images/b.png", "masks/a.png"], "1 of 2 images have no mask: .*images/b.png needs .*masks/b.png"),
+        (["images/sub/a.jpg", "masks/a.png"], "1 of 1 images have no mask: .*a.jpg needs .*masks/sub/a.png"),
+        (["images/a.png", "images/a.jpg", "masks/a.png"], "images/a.jpg and a.png would share one mask"),
+    ],
+)  # fmt: skip
+def test_a_folder_without_pairs_says_what_it_lacks(tmp_path, files, message):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=message):
+        pair_up(tmp_path)
+
+
+def test_a_mask_of_another_size_is_named_with_both_sizes(root):
+    Image.new("L", (60, 39)).save(root / "masks/2.png")
+    folder = MaskedFolder(root, settings())
+    with pytest.raises(ValueError, match="masks/2.png is 60 × 39 pixels, its image 2.png 60 × 56"):
+        [folder[(1, number)] for number in range(6)]
+
+
+def test_a_class_that_is_out_of_range_is_named_with_its_place(root):
+    labels = np.array(Image.open(root / "masks/2.png"))
+    labels[5, 7] = labels[6, 0] = 4
+    Image.fromarray(labels).save(root / "masks/2.png")
+    message = r"masks/2.png: class 4 at row 5, column 7 \(2 such pixels\).* 0 to 3, or 255 .* raise classes"
+    with pytest.raises(ValueError, match=message):
+        read_mask(root / "masks/2.png", 4, 255)
+    assert read_mask(root / "masks/2.png", 5, 255).getpixel((7, 5)) == 4
+    assert read_mask(root / "masks/2.png", 4, 4).getpixel((7, 5)) == 4, "it is what is ignored"
+
+
+def test_masks_of_8_bits_a_palette_or_black_and_white_hold_the_same_classes(tmp_path):
+    labels = np.array([[0, 1], [1, 0]], dtype=np.uint8)
+    grey = Image.fromarray(labels)
+    palette = Image.fromarray(labels, "P")
+    palette.putpalette([200, 10, 10, 10, 200, 10])
+    for name, image in (("grey", grey), ("palette", palette), ("bits", Image.fromarray(labels * 255).convert("1"))):
+        image.save(tmp_path / f"{name}.png")
+        assert np.array_equal(np.array(read_mask(tmp_path / f"{name}.png", 2, 255)), labels), name
+
+
+def grey_png_of_4_bits(file: Path) -> None:
+    """Two pixels, classes 1 and 2, which Pillow would read as 17 and 34 (and cannot write)."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 2, 1, 4, 0, 0, 0, 0)
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0\x12")) + chunk(b"IEND", b""))  # fmt: skip
+
+
+def test_pixels_that_are_no_class_numbers_are_refused(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "colour.png")
+    Image.new("I;16", (4, 4)).save(tmp_path / "deep.png")
+    grey_png_of_4_bits(tmp_path / "shallow.png")
+    (tmp_path / "text.png").write_text("no image")
+    Image.effect_noise((64, 64), 50).save(tmp_path / "whole.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:1000])
+    cases = {
+        "colour": "RGB pixels",
+        "deep": "I;16 pixels",
+        "shallow": "grey of 4 bits",
+        "text": "cannot be read",
+        "cut": "cannot be read",
+    }
+    for name, message in cases.items():
+        with pytest.raises(ValueError, match=f"{name}.png.*{message}"):
+            read_mask(tmp_path / f"{name}.png", 256, 255)
+
+
+def test_an_image_that_cannot_be_read_is_named(root):
+    (root / "images/left/1.png").write_bytes((root / "images/left/1.png").read_bytes()[:60])
+    folder = MaskedFolder(root, settings())
+    with pytest.raises(ValueError, match="images/left/1.png cannot be read as an image"):
+        [folder[(1, number)] for number in range(6)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_mask_is_the_first_thing_that_the_failure_file_says(root, workers):
+    write_pair(root, "0", np.full((40, 60), 7))
+    data = open_data(root, root, settings(num_workers=workers), 3, ALONE)
+    with pytest.raises(ValueError) as failure:
+        list(data.train)
+    assert describe(failure.value, "0").startswith(
+        f"rank 0: ValueError: {root}/masks/0.png: class 7 at row 0, column 0"
+    )
+
+
+def test_training_masks_go_with_their_images_and_held_out_masks_stay_as_they_are(root):
+    folder = MaskedFolder(root, settings(), variation=Variation((32, 48), 0.7, 2.0, True))
+    seen = set()
+    for epoch in range(20):
+        for number in range(6):
+            image, mask = folder[(epoch, number)]
+            assert tuple(image.shape) == (3, 32, 48) and tuple(mask.shape) == (32, 48)
+            assert image.dtype == mask.dtype == torch.uint8
+            inside = mask != 255
+            assert (image[:, ~inside] == 0).all(), "what is beyond the image is black and ignored"
+            agree = (image[0] / 60).round() == mask
+            assert agree[inside].float().mean() > 0.9, "only the seams between classes may differ"
+            seen.add((inside.all().item(), mask[0, 0].item()))
+    assert len(seen) > 4
+    held_out = MaskedFolder(root, settings())
+    for number, (_, file) in enumerate(held_out.pairs):
+        image, mask = held_out[(0, number)]
+        assert tuple(image.shape) == (3, 32, 48)
+        assert np.array_equal(mask.numpy(), np.array(Image.open(file)))
+
+
+def test_scaling_makes_up_no_class_between_two_others():
+    image, mask = Image.new("RGB", (40, 30)), Image.new("L", (40, 30), 0)
+    mask.paste(3, (11, 7, 31, 22))
+    seen = set()
+    for number in range(20):
+        vary = Variation((32, 48), 0.5, 2.0, False)
+        seen |= set(np.unique(np.array(vary(image, mask, (50, 60), 255, random.Random(number))[1])).tolist())
+    assert seen == {0, 3, 255}
+
+
+def test_a_crop_is_a_part_pixel_by_pixel_and_a_flip_mirrors_both(root):
+    labels = np.arange(64 * 96, dtype=np.uint32).reshape(64, 96)
+    image = Image.fromarray(np.stack([labels // 256, labels % 256, labels * 0], 2).astype(np.uint8))
+    mask = Image.fromarray((labels % 256).astype(np.uint8))
+    places, mirrored = set(), set()
+    for number in range(50):
+        cut, cut_mask = Variation((32, 48), 1, 1, True)(image, mask, (64, 96), 255, random.Random(number))
+        values = np.array(cut).astype(int)
+        values = values[..., 0] * 256 + values[..., 1]
+        step = values[0, 1] - values[0, 0]
+        first = values[0, 0] if step == 1 else values[0, -1]
+        top, left = divmod(int(first), 96)
+        assert np.array_equal(values[:, ::step], labels[top : top + 32, left : left + 48])
+        assert np.array_equal(np.array(cut_mask), values % 256)
+        places.add((top, left))
+        mirrored.add(step)
+    assert len(places) > 30 and mirrored == {1, -1}
+
+
+def test_a_crop_beyond_the_image_sees_all_of_it():
+    image, mask = Image.new("RGB", (20, 10), (9, 9, 9)), Image.new("L", (20, 10), 1)
+    for number in range(20):
+        cut, cut_mask = Variation((64, 64), 0.5, 0.5, False)(image, mask, (40, 80), 255, random.Random(number))
+        assert np.count_nonzero(np.array(cut_mask) == 1) == 20 * 40
+        assert np.array_equal(np.array(cut)[..., 0] == 9, np.array(cut_mask) == 1)
+
+
+def test_what_is_drawn_depends_on_seed_epoch_and_image_alone(root):
+    def folder(seed: int) -> MaskedFolder:
+        return MaskedFolder(root, settings(seed=seed), variation=Variation((32, 32), 0.5, 2.0, True))
+
+    image, mask = folder(1)[(1, 4)]
+    random.random(), torch.rand(3)
+    again = folder(1)
+    again[(1, 2)]
+    assert torch.equal(again[(1, 4)][0], image) and torch.equal(again[(1, 4)][1], mask)
+    assert not torch.equal(folder(1)[(2, 4)][1], mask) and not torch.equal(folder(2)[(1, 4)][1], mask)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_loaders_give_stacked_training_masks_and_held_out_masks_in_their_sizes(root, channels):
+    data = open_data(root, root, settings(crop_size=(32, 40), min_scale=0.8, max_scale=1.2), channels, ALONE)
+    [(images, masks)] = list(data.train)
+    assert tuple(images.shape) == (4, channels, 32, 40) and tuple(masks.shape) == (4, 32, 40)
+    batches = list(data.validation)
+    assert [tuple(images.shape) for images, _ in batches] == [(4, channels, 32, 48), (2, channels, 32, 48)]
+    assert sorted(tuple(mask.shape) for _, masks in batches for mask in masks) == [
+        (40 + 8 * number, 60) for number in range(6)
+    ]
+    assert data.classes == ["0", "1", "2", "3"]

@@ -1,0 +1,289 @@
+"""Segmentation: its loss and metrics by hand, on one rank and two, its models, and its script through the toolkit."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from safetensors.torch import load_file
+from torch import nn
+from training import export, models, segmenter
+from training.data.masks import open_data
+from training.distributed import World
+from training.evaluation import evaluate_pixels, mean_iou
+from training.losses import pixel_cross_entropy
+from training.script_settings import SegmentationSettings
+
+import launcher
+from tests.entrypoints.test_loop import two_ranks
+from tests.entrypoints.test_training_runs import finished, weights
+
+ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
+TINY = {"embed_dims": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1], "mlp_ratios": [2, 2, 2, 2]}
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_mean_over_labelled_pixels_by_hand():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [5.0, 5.0]]).T.reshape(1, 2, 1, 3)
+    masks = torch.tensor([[[0, 0, 255]]])
+    expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(1))) / 2
+    assert pixel_cross_entropy(logits, masks, 255).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_batch_of_ignored_pixels_has_no_loss_and_no_gradient():
+    logits = torch.randn(2, 3, 4, 5, requires_grad=True)
+    for labelled in (None, torch.tensor(0) / 2):
+        loss = pixel_cross_entropy(logits, torch.full((2, 4, 5), 7), 7, labelled)
+        loss.backward()
+        assert loss.item() == 0 and not logits.grad.any()
+
+
+def test_processes_that_average_their_gradients_weigh_every_pixel_the_same():
+    """One process's pixels are mostly ignored, the other's are not."""
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 4, 4, requires_grad=True)
+    masks = torch.randint(0, 3, (2, 4, 4))
+    masks[0, 1:] = 255
+    [whole] = torch.autograd.grad(pixel_cross_entropy(logits, masks, 255), logits)
+    labelled = (masks != 255).sum() / 2
+    shares = [pixel_cross_entropy(logits[rank : rank + 1], masks[rank : rank + 1], 255, labelled) for rank in range(2)]
+    [averaged] = torch.autograd.grad(sum(shares) / 2, logits)
+    assert torch.allclose(averaged, whole)
+
+
+# -- the metrics -------------------------------------------------------------------------------------------------------
+
+
+def test_mean_iou_by_hand_leaves_out_what_never_occurs_and_what_is_ignored():
+    confusion = torch.tensor([[3, 1, 0, 0], [2, 4, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
+    ious = [3 / 6, 4 / 8, 0 / 1]  # class 2 occurs nowhere; class 3 is labelled once and never found
+    assert mean_iou(confusion, 255) == pytest.approx(sum(ious) / 3)
+    assert mean_iou(confusion, 3) == pytest.approx(sum(ious[:2]) / 2)
+
+
+class Brightness(nn.Module):
+    """Gives pixels of value v the class v, as logits of 10 and 0."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return 10 * nn.functional.one_hot(images[:, 0].long(), 3).permute(0, 3, 1, 2).float()
+
+
+def test_evaluation_counts_pixels_by_hand_in_the_masks_own_size():
+    images = torch.tensor([[0, 1], [2, 0]], dtype=torch.uint8).view(1, 1, 2, 2)
+    mask = torch.tensor([[0, 2], [2, 255]], dtype=torch.uint8)
+    model = Brightness().train()
+    found = evaluate_pixels(model, [(images, [mask])], ALONE, classes=3, ignore_index=255)
+    right = math.log(1 + 2 * math.exp(-10))
+    assert found == pytest.approx(
+        {
+            "validation_miou": (1 + 0 + 1 / 2) / 3,
+            "validation_pixel_accuracy": 2 / 3,
+            "validation_loss": right + 10 / 3,
+        },
+        rel=1e-5,
+    )
+    assert model.training
+    large = torch.zeros(20, 30, dtype=torch.uint8)
+    large[:, 15:], large[10:, :15], large[10:, 15:] = 1, 2, 0
+    twice = evaluate_pixels(model, [(images, [large])], ALONE, classes=3, ignore_index=255)
+    assert twice["validation_pixel_accuracy"] == pytest.approx(1, abs=0.05)
+
+
+def test_masks_without_a_label_cannot_be_measured():
+    batch = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [torch.full((4, 4), 255)])
+    with pytest.raises(ValueError, match="every pixel of the validation masks is ignored"):
+        evaluate_pixels(Brightness(), [batch], ALONE, classes=3, ignore_index=255)
+
+
+def test_two_ranks_with_uneven_shares_measure_what_one_does(tmp_path):
+    """Seven images of three sizes over two ranks: one has four of them and alone sees class 2; labels are wrong here and there."""
+    setup = """
+        import torch
+        from torch import nn
+        from training.data.batches import EvaluationBatches
+        from training.evaluation import evaluate_pixels
+        chance = torch.Generator().manual_seed(0)
+        images = torch.randint(0, 2, (7, 1, 8, 8), generator=chance, dtype=torch.uint8)
+        masks = [torch.randint(0, 2, (8, 8 + 4 * (number % 3)), generator=chance) for number in range(7)]
+        masks[6][:4], masks[1][:] = 2, 255
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1))
+        def evaluate(world):
+            batches = [[number for _, number in batch] for batch in EvaluationBatches(7, 2, world)]
+            loader = [(images[numbers].float(), [masks[number] for number in numbers]) for numbers in batches]
+            return evaluate_pixels(model, loader, world, classes=3, ignore_index=255)
+    """
+    body = """
+        with process_group() as world:
+            (out / f"{world.rank}.json").write_text(json.dumps(evaluate(world)))
+    """
+    done = two_ranks(tmp_path, setup + body)
+    assert [item.returncode for item in done] == [0, 0], done
+    names: dict = {}
+    exec(compile(textwrap.dedent(setup), "setup", "exec"), names)
+    expected = names["evaluate"](ALONE)
+    assert 0.1 < expected["validation_miou"] < 0.9
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == pytest.approx(expected, rel=1e-6)
+
+
+# -- the models --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "size"),
+    [
+        ("resnet10t", {"in_chans": 1, "output_stride": 16}, (64, 96)),
+        ("mobilenetv3_small_050", {}, (50, 70)),
+        ("pvt_v2_b0", TINY, (64, 64)),
+        ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 2, "depths": (1, 1, 1, 1), "embed_dim": 24}, (64, 64)),
+    ],
+)  # fmt: skip
+def test_every_kind_of_encoder_gives_logits_of_the_images_size_and_gradients_everywhere(name, options, size):
+    model = segmenter.build(name, options, 5, decoder_channels=8)
+    images = torch.randint(0, 256, (2, options.get("in_chans", 3), *size), dtype=torch.uint8)
+    logits = model(images)
+    assert tuple(logits.shape) == (2, 5, *size)
+    logits.square().mean().backward()
+    assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == [], (
+        "DDP would wait for them"
+    )
+
+
+def test_the_decoder_uses_all_scales_of_the_encoder():
+    model = segmenter.build("pvt_v2_b0", TINY, 2, decoder_channels=8)
+    assert len(model.model.lateral) == 4
+    images = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
+    with torch.no_grad():
+        before = model(images)
+        for level in range(4):
+            model.model.lateral[level].bias.add_(1)
+            after = model(images)
+            assert not torch.allclose(after, before)
+            before = after
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "vit_tiny_patch16_224",
+            "all features of vit_tiny_patch16_224 are 16 times smaller than the image: take an encoder",
+        ),
+        ("resnt50", "timm .* knows no model resnt50"),
+        ("resnet10t", "resnet10t cannot be made with {'depth': 2}"),
+    ],
+)
+def test_an_encoder_that_cannot_be_used_says_why(name, message):
+    with pytest.raises(ValueError, match=message):
+        segmenter.build(name, {"depth": 2} if name == "resnet10t" else {}, 4, decoder_channels=8)
+
+
+def rebuilt(folder) -> models.Normalized:
+    """A segmenter from the files that a run leaves, as its model.json says."""
+    description = json.loads((folder / "model.json").read_text())
+    model = segmenter.build(
+        description["name"], description["options"], len(description["classes"]), decoder_channels=description["decoder_channels"]
+    )  # fmt: skip
+    model.model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model.eval()
+
+
+def test_a_saved_model_is_built_again_with_the_same_logits(tmp_path):
+    options = {**TINY, "in_chans": 1}
+    model = segmenter.build("pvt_v2_b0", options, 4, decoder_channels=8).eval()
+    export.save(
+        model, tmp_path, name="pvt_v2_b0", options=options, classes=["0", "1", "2", "3"], image_size=(32, 48), decoder_channels=8
+    )  # fmt: skip
+    images = torch.randint(0, 256, (2, 1, 32, 48), dtype=torch.uint8)
+    with torch.no_grad():
+        assert torch.equal(rebuilt(tmp_path)(images), model(images))
+
+
+# -- the script --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory):
+    """A red or a green block on grey, its outline ignored; the first training images have hardly a label."""
+    root = tmp_path_factory.mktemp("data")
+    chance = np.random.default_rng(0)
+    for split, count in (("train", 48), ("validation", 13)):
+        for number in range(count):
+            image, mask = Image.new("RGB", (64, 64), (120, 120, 120)), Image.new("L", (64, 64), 0)
+            left, top = (int(value) for value in chance.integers(0, 28, 2))
+            box, label = (left, top, left + 35, top + 31), 1 + number % 2
+            ImageDraw.Draw(image).rectangle(box, ((200, 40, 40), (40, 200, 40))[label - 1])
+            ImageDraw.Draw(mask).rectangle(box, label, outline=255, width=2)
+            if split == "train" and number < 8:
+                mask.paste(255, (0, 4, 64, 64))
+            for kind, picture in (("images", image), ("masks", mask)):
+                (root / split / kind).mkdir(parents=True, exist_ok=True)
+                picture.save(root / split / kind / f"{number}.png")
+    return root
+
+
+VALUES = {"model": "pvt_v2_b0", "model_options": TINY, "decoder_channels": 16, "classes": 3, "image_size": [64, 64],
+          "global_batch_size": 8, "learning_rate": 0.01}  # fmt: skip
+
+
+def segmentation(blocks, hyperparameters: dict, **values) -> launcher.Job:
+    inputs = {name: {"folder": str(blocks / name)} for name in ("train", "validation")}
+    return launcher.from_values(
+        {"name": "blocks", "script": "train_segmentation.py", "inputs": inputs, "hyperparameters": {**VALUES, **hyperparameters}, **values}
+    )  # fmt: skip
+
+
+def test_a_run_learns_and_leaves_a_model_that_does_as_well(blocks):
+    run = finished(
+        segmentation(
+            blocks, {"epochs": 6, "evaluate_every": 6, "horizontal_flip": True, "min_scale": 0.9, "max_scale": 1.2}
+        )
+    )
+    result = run.result()
+    assert result["validation_miou"] > 0.9 and result["validation_pixel_accuracy"] > 0.95
+    assert result["settings"]["image_size"] == [64, 64] and result["steps"] == 36 and not result["stopped"]
+    shown = list(run.progress())[-1].values
+    for name in ("validation_miou", "validation_pixel_accuracy", "validation_loss"):
+        assert shown[name] == pytest.approx(result[name], abs=1e-4)
+    settings = SegmentationSettings(**{**VALUES, "image_size": (64, 64)})
+    data = open_data(blocks / "train", blocks / "validation", settings, 3, ALONE)
+    model = rebuilt(run.folder.host("algo-1") / "model")
+    again = evaluate_pixels(model, data.validation, ALONE, classes=3, ignore_index=255)
+    assert again == pytest.approx({name: result[name] for name in again}, rel=1e-4)
+
+
+def test_two_hosts_train_the_same_model_as_one(blocks):
+    """Thirteen held-out images do not divide by two, and labels lie unevenly in the batches."""
+    values = {"max_steps": 6, "max_grad_norm": None, "log_every": 1}
+    one = finished(segmentation(blocks, values))
+    two = finished(segmentation(blocks, values, distribution="torchrun", compute={"instance_count": 2}))
+    assert (one.result()["world_size"], two.result()["world_size"]) == (1, 2)
+    torch.manual_seed(0)
+    start = segmenter.build("pvt_v2_b0", TINY, 3, decoder_channels=16).model.state_dict()
+    moved = max((value - start[name]).abs().max().item() for name, value in weights(one).items())
+    for name, value in weights(one).items():
+        assert torch.allclose(value, weights(two)[name], atol=moved / 100), name
+    for name in ("validation_miou", "validation_pixel_accuracy", "validation_loss"):
+        assert two.result()[name] == pytest.approx(one.result()[name], rel=1e-2)
+
+
+def test_a_run_on_a_bad_mask_fails_with_the_masks_name(blocks, tmp_path):
+    for kind, value in (("images", 0), ("masks", 9)):
+        (tmp_path / "data" / kind).mkdir(parents=True)
+        for number in range(8):
+            Image.new("L", (64, 64), value).save(tmp_path / "data" / kind / f"{number}.png")
+    inputs = {"train": {"folder": str(tmp_path / "data")}, "validation": {"folder": str(blocks / "validation")}}
+    job = launcher.from_values(
+        {"name": "bad", "script": "train_segmentation.py", "inputs": inputs, "hyperparameters": {**VALUES, "num_workers": 1}}
+    )  # fmt: skip
+    run = launcher.run(launcher.plan(job))
+    assert run.wait(90) == "Failed"
+    failure = run.outcome()["failure"]
+    assert failure.startswith("rank 0: ValueError: /") and ".png: class 9 at row 0, column 0" in failure.splitlines()[0]
