@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import types
 import typing
@@ -16,6 +17,37 @@ from pydantic import ValidationError
 from launcher import config_file
 from launcher.findings import Finding, UserError, did_you_mean, mistake
 from launcher.job import Input, Job, Part
+
+SDK_NAMES = {
+    "entry_point": "script",
+    "source_dir": "source",
+    "image_uri": "image.uri",
+    "framework_version": "image.framework_version",
+    "py_version": "image.python",
+    "instance_type": "compute.instance_type",
+    "instance_count": "compute.instance_count",
+    "volume_size": "compute.volume_gb",
+    "volume_kms_key": "compute.volume_key",
+    "max_run": "compute.max_hours",
+    "max_wait": "compute.max_wait_hours",
+    "use_spot_instances": "compute.spot",
+    "keep_alive_period_in_seconds": "compute.keep_alive_minutes",
+    "max_retry_attempts": "compute.max_attempts",
+    "output_path": "output",
+    "output_kms_key": "output_key",
+    "code_location": "code",
+    "disable_output_compression": "compress_output",
+    "checkpoint_s3_uri": "checkpoints",
+    "checkpoint_local_path": "checkpoints.path",
+    "security_group_ids": "network.security_groups",
+    "enable_network_isolation": "network.isolation",
+    "encrypt_inter_container_traffic": "network.encrypt_traffic",
+    "metric_definitions": "metrics",
+    "profiler_config": "profiling",
+    "debugger_hook_config": "debugger",
+    "base_job_name": "name",
+}
+"""What the PyTorch estimator of SageMaker's SDK v2 calls its arguments, and a config file."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> Job:
@@ -114,9 +146,8 @@ def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
     leaf = path[-1] if path else ""
     if item["type"] == "extra_forbidden":
         fields = list(parent.model_fields) + (["smoke"] if parent is Job else [])
-        return Finding(
-            key=config.where(key), found="unknown key", valid=", ".join(fields), cure=did_you_mean(leaf, fields)
-        )
+        cure = did_you_mean(leaf, fields, _elsewhere(leaf))
+        return Finding(key=config.where(key), found="unknown key", valid=", ".join(fields), cure=cure)
     if item["type"] == "missing":
         return Finding(
             key=key, found="missing", valid=valid, cure=f"add {leaf}: {example}" if example else f"add {leaf}"
@@ -145,6 +176,21 @@ def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
     if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
         cure = f'quote it: {leaf}: "{str(value).lower() if isinstance(value, bool) else value}"'
     return Finding(key=config.where(key), found=_shown(value), valid=valid or item["msg"], cure=cure)
+
+
+def _elsewhere(word: str) -> str:
+    """The cure for a key that is none where it stands: another place of ours, or what the SDK's estimator calls it."""
+    ours = {field: f"{name}.{field}" for name in Job.model_fields for field in _fields_below(name)}
+    ours |= {name: name for name in Job.model_fields}
+    if word in ours:
+        return f"did you mean {ours[word]}?"
+    near = difflib.get_close_matches(word, SDK_NAMES, n=1, cutoff=0.8)
+    return f"did you mean {SDK_NAMES[near[0]]}, which SageMaker's SDK calls {near[0]}?" if near else "remove it"
+
+
+def _fields_below(name: str) -> list[str]:
+    model = _model_at([name])
+    return list(model.model_fields) if model is not None and model is not Job else []
 
 
 def _field_at(path: Sequence[str]):
@@ -198,5 +244,8 @@ def _shown(value: Any) -> str:
     }
     if value is None:
         return "nothing (null)"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:  # Python writes at most 4,300 digits
+        text = f"{'-' * (value < 0)}0x…, of {value.bit_length()} bits"
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({kinds.get(type(value), type(value).__name__)})"

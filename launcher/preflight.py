@@ -69,7 +69,7 @@ def check(job: Job, source: Path, files: list[TravelFile], world_size: int) -> l
             )
         )
     batch = job.hyperparameters.get("global_batch_size")
-    if isinstance(batch, int) and batch % world_size:
+    if isinstance(batch, int) and batch > 0 and batch % world_size:
         lower = batch // world_size * world_size
         findings.append(
             Finding(

@@ -24,6 +24,9 @@ THROTTLED = (
 )
 """Errors that pass. https://docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html"""
 
+MAX_ATTEMPTS = 8
+"""How often one call is tried."""
+
 
 def boto_session(region: str) -> Any:
     """A new boto3 session, which reads the credentials anew. Raises UserError where boto3 is not installed."""
@@ -38,10 +41,10 @@ def boto_session(region: str) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def client(service: str, region: str) -> Any:
-    """A client that retries what is worth it, eight times with growing pauses."""
+    """A client that asks again what is worth it, with growing pauses."""
     from botocore.config import Config
 
-    retries = {"mode": "adaptive", "max_attempts": 8}
+    retries = {"mode": "adaptive", "max_attempts": MAX_ATTEMPTS}
     return boto_session(region).client(service, config=Config(retries=retries, connect_timeout=10, read_timeout=60))
 
 

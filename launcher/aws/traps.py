@@ -1,4 +1,4 @@
-"""What SageMaker would refuse, ignore or fail on after the cluster has started, found before, without asking anybody."""
+"""What SageMaker would refuse, ignore or fail on after the hosts have started, found before, without asking anybody."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from launcher.aws import catalog, request
+from launcher.aws import catalog, cluster, limits, prices, request
 from launcher.findings import Finding, did_you_mean
-from launcher.job import Compute, Job
+from launcher.job import Job
 
 warning = partial(Finding, level="warning")
 
 HOURS_WITHOUT_CHECKPOINTS = 1
 """SageMaker's own limit for spot jobs that do not checkpoint.
 https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html"""
-
-DEFAULT_MAX_HOURS = 5 * 24
-"""MaxRuntimeInSeconds without a quota increase. https://docs.aws.amazon.com/general/latest/gr/sagemaker.html"""
 
 TAKEN_FOLDERS = ("/opt/ml/code", "/opt/ml/input", "/opt/ml/model", "/opt/ml/output")
 """Folders in the container that have another use."""
@@ -30,9 +27,7 @@ def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Finding]:
         kit_script: whether it runs one of this kit's own entry scripts.
         requirements: whether a requirements.txt travels, which the container installs from the network.
     """
-    findings = [*_missing(job), *_machines(job), *_groups(job), *_time(job), *_limits(job)]
-    if not any(finding.level == "error" and finding.key.startswith("compute.instance") for finding in findings):
-        findings += [*_distribution(job), *_precision(job), *_workers(job)]
+    findings = [*_missing(job), *cluster.check(job, kit_script=kit_script), *limits.check(job)]
     findings += [*_image(job, kit_script), *_inputs(job, kit_script), *_network(job, requirements)]
     findings += [*_spot_and_checkpoints(job), *_profiling(job), *_debugger(job, kit_script)]
     return findings
@@ -56,227 +51,6 @@ def _missing(job: Job) -> Iterator[Finding]:
         )
 
 
-def _machines(job: Job) -> Iterator[Finding]:
-    compute = job.compute
-    named = [("compute.instance_type", compute.instance_type)] if compute.instance_type else []
-    named += [
-        (f"compute.instance_groups.{index}.instance_type", group.instance_type)
-        for index, group in enumerate(compute.instance_groups)
-    ]
-    for key, name in named:
-        found = catalog.instance(name)
-        if found is None:
-            cure = did_you_mean(name, catalog.instance_types(), "see https://aws.amazon.com/sagemaker/ai/pricing/")
-            yield Finding(key=key, found=f"{name}: SageMaker has no such instance type for training", cure=cure)
-        elif found.local_storage_gb and compute.volume_gb != Compute.model_fields["volume_gb"].default:
-            yield warning(
-                key="compute.volume_gb",
-                found=f"{name} has {found.local_storage_gb} GB of its own, which SageMaker takes instead",
-                cure="remove volume_gb",
-            )
-
-
-def _groups(job: Job) -> Iterator[Finding]:
-    compute = job.compute
-    names = [group.name for group in compute.instance_groups]
-    valid = ", ".join(names) or "no groups are given"
-    if names and compute.instance_type is not None:
-        yield Finding(
-            key="compute.instance_type",
-            found="stands beside instance_groups, which give the types",
-            cure="remove instance_type and instance_count, or the groups",
-        )
-    if len(set(names)) < len(names):
-        yield Finding(key="compute.instance_groups", found="two groups of one name", cure="rename one")
-    for name in compute.training_groups:
-        if name not in names:
-            cure = did_you_mean(name, names)
-            yield Finding(key="compute.training_groups", found=f"no group {name}", valid=valid, cure=cure)
-    if names and job.distribution == "smddp" and len(compute.training_groups) != 1:
-        yield Finding(
-            key="compute.training_groups",
-            found=f"{len(compute.training_groups)} groups for smddp",
-            valid="exactly one",
-            cure=f"write training_groups: [{names[0]}]",
-        )
-    if len(names) > 1 and job.distribution == "torchrun":
-        yield Finding(
-            key="distribution",
-            found="torchrun over several instance groups: each group would train a model of its own, as the container's toolkit starts it",
-            valid="one group; or smddp with training_groups",
-            cure="write instance_type and instance_count, or one group",
-        )
-    if compute.training_groups and job.distribution != "smddp":
-        yield Finding(
-            key="compute.training_groups",
-            found=f"ignored with distribution: {job.distribution}",
-            cure="remove it, or write distribution: smddp",
-        )
-    given = {name: channel.instance_groups for name, channel in job.inputs.items()}
-    some = [name for name, groups in given.items() if groups]
-    for name, groups in given.items():
-        for group in groups or ():
-            if group not in names:
-                cure = did_you_mean(group, names)
-                yield Finding(key=f"inputs.{name}.instance_groups", found=f"no group {group}", valid=valid, cure=cure)
-        if some and not groups:
-            yield Finding(
-                key=f"inputs.{name}",
-                found=f"no instance_groups, and {some[0]} has them: SageMaker wants them on every channel or on none",
-                cure=f"add instance_groups: [{', '.join(names)}]",
-            )
-
-
-def _time(job: Job) -> Iterator[Finding]:
-    compute = job.compute
-    if compute.max_wait_hours is not None and not compute.spot:
-        yield Finding(key="compute.max_wait_hours", found="given without spot", cure="remove it, or write spot: true")
-    elif compute.max_wait_hours is not None and compute.max_wait_hours < compute.max_hours:
-        yield Finding(
-            key="compute.max_wait_hours",
-            found=f"{compute.max_wait_hours:g} h, less than max_hours ({compute.max_hours:g} h): waiting and training count together",
-            valid=f"{compute.max_hours:g} or more",
-            cure=f"write max_wait_hours: {min(2 * compute.max_hours, 28 * 24):g}",
-        )
-    if compute.keep_alive_minutes is not None and compute.spot:
-        yield Finding(
-            key="compute.keep_alive_minutes",
-            found="a warm pool with spot, which SageMaker refuses",
-            cure="remove keep_alive_minutes or spot",
-        )
-    if compute.max_hours > DEFAULT_MAX_HOURS:
-        yield warning(
-            key="compute.max_hours",
-            found=f"{compute.max_hours:g} h: accounts start with a quota of {DEFAULT_MAX_HOURS} h a job",
-            cure="ask AWS for a higher quota first, or write less",
-        )
-
-
-def _limits(job: Job) -> Iterator[Finding]:
-    """Sizes that CreateTrainingJob's API page gives: its Channel, Tag, VpcConfig, MetricDefinition and Environment."""
-    for key, values, most in (
-        ("inputs", job.inputs, 20),
-        ("tags", job.tags, 50),
-        ("environment", job.environment, 100),
-        ("metrics", job.metrics or {}, 40),
-        ("network.subnets", job.network.subnets, 16),
-        ("network.security_groups", job.network.security_groups, 5),
-        ("compute.instance_groups", job.compute.instance_groups, 5),
-        ("profiling.rules", job.profiling.rules if job.profiling else {}, 20),
-    ):
-        if len(values) > most:
-            yield Finding(key=key, found=f"{len(values)} of them", valid=f"at most {most}", cure="remove some")
-    for name, value in job.tags.items():
-        if not re.fullmatch(r"[\w\s.:/=+\-@]{1,128}", name) or name.lower().startswith("aws:"):
-            valid = "1 to 128 letters, digits, blanks and _ . : / = + - @, not beginning with aws:"
-            yield Finding(key=f"tags.{name}", found="not a tag's name", valid=valid, cure="rename it")
-        if not re.fullmatch(r"[\w\s.:/=+\-@]{0,256}", value):
-            valid = "at most 256 letters, digits, blanks and _ . : / = + - @"
-            yield Finding(key=f"tags.{name}", found=f"{value[:40]!r}", valid=valid, cure="write it with these")
-    for name, regex in (job.metrics or {}).items():
-        try:
-            groups = re.compile(regex).groups
-        except re.error as error:
-            yield Finding(key=f"metrics.{name}", found=f"{regex!r}: {error}", cure="correct the regular expression")
-            continue
-        if groups != 1:
-            cure = "put the number, and nothing else, into ( )"
-            yield Finding(key=f"metrics.{name}", found=f"{groups} groups in {regex!r}", valid="exactly one", cure=cure)
-        if len(regex) > 500 or not 0 < len(name) <= 255:
-            valid = "a name of 255 and an expression of 500 characters at most"
-            yield Finding(key=f"metrics.{name[:40]}", found="too long", valid=valid, cure="shorten it")
-    for key, value in (
-        ("network.subnets", job.network.subnets),
-        ("network.security_groups", job.network.security_groups),
-    ):
-        prefix = "subnet-" if key.endswith("subnets") else "sg-"
-        for name in value:
-            if not re.fullmatch(rf"{prefix}[0-9a-f]{{8,32}}", name):
-                yield Finding(key=key, found=name, valid=f"{prefix} and hexadecimal digits", cure="correct the id")
-
-
-def _distribution(job: Job) -> Iterator[Finding]:
-    kind = request.first_instance_type(job)
-    machine = catalog.instance(kind)
-    if job.custom_mpi_options is not None and job.distribution != "smddp":
-        yield Finding(
-            key="custom_mpi_options",
-            found=f"ignored with distribution: {job.distribution}",
-            cure="remove it, or write distribution: smddp",
-        )
-    if machine is None:
-        return
-    processes = job.compute.processes_per_host
-    if job.distribution != "smddp":
-        if machine.gpus and processes is not None and processes > machine.gpus:
-            yield Finding(
-                key="compute.processes_per_host",
-                found=f"{processes} processes for the {machine.gpus} GPUs of {kind}",
-                valid=f"at most {machine.gpus}",
-                cure="write processes_per_host: null, which takes one a GPU",
-            )
-        return
-    if processes not in (None, machine.gpus):
-        yield Finding(
-            key="compute.processes_per_host",
-            found=f"{processes}; smddp takes one process a GPU",
-            cure="remove processes_per_host",
-        )
-    supported = catalog.smddp_instance_types()
-    if kind not in supported:
-        yield Finding(
-            key="distribution",
-            found=f"smddp on {kind}: SageMaker's library does not run there",
-            valid=", ".join(supported),
-            cure="write distribution: torchrun (nccl uses EFA there), or change compute.instance_type",
-        )
-    version = _framework_version(job)
-    versions = catalog.smddp_versions()
-    if version is None:
-        if job.image is not None:
-            yield Finding(
-                key="distribution",
-                level="not checked",
-                found="whether the image holds SageMaker's data parallel library",
-                cure="import smdistributed.dataparallel in it, once",
-            )
-    elif version not in versions:
-        yield Finding(
-            key="distribution",
-            found=f"smddp with PyTorch {version}: its image has no SageMaker data parallel library",
-            valid=f"PyTorch {', '.join(versions)}",
-            cure="write distribution: torchrun, or an image of one of these versions",
-        )
-
-
-def _precision(job: Job) -> Iterator[Finding]:
-    machine = catalog.instance(request.first_instance_type(job))
-    if machine is None or machine.gpu is None or catalog.gpu(machine.gpu).bf16:
-        return
-    for name, value in job.hyperparameters.items():
-        if value in ("bf16", "bfloat16"):
-            yield Finding(
-                key=f"hyperparameters.{name}",
-                found=f"{value} on {machine.gpu}, which has none in hardware",
-                valid="bf16 from NVIDIA Ampere on: A100, A10G, L4, H100 …",
-                cure=f"write {name}: fp16 or fp32, or take ml.p4d or ml.g5",
-            )
-
-
-def _workers(job: Job) -> Iterator[Finding]:
-    machine = catalog.instance(request.first_instance_type(job))
-    workers = job.hyperparameters.get("num_workers")
-    if machine is None or machine.vcpus is None or not isinstance(workers, int) or isinstance(workers, bool):
-        return
-    processes = job.compute.processes_per_host or max(1, machine.gpus) if job.distribution != "none" else 1
-    if workers * processes > machine.vcpus:
-        yield warning(
-            key="hyperparameters.num_workers",
-            found=f"{workers} data workers for each of {processes} processes on {machine.vcpus} vCPUs",
-            cure=f"write num_workers: {machine.vcpus // processes} or fewer: more of them only take time from each other",
-        )
-
-
 def _image(job: Job, kit_script: bool) -> Iterator[Finding]:
     if job.image is None or job.region is None:
         return
@@ -290,7 +64,15 @@ def _image(job: Job, kit_script: bool) -> Iterator[Finding]:
         except catalog.UnknownImage as error:
             yield Finding(key="image", found=error.found, valid=error.valid, cure=error.cure)
             return
-    about = catalog.image_facts(request.image_uri(job))
+    uri = request.image_uri(job)
+    registry = re.match(r"\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com", uri)
+    if registry is not None and registry[1] != job.region:
+        yield Finding(
+            key="image.uri",
+            found=f"an image in {registry[1]} for a job in {job.region}; SageMaker pulls from its own region only",
+            cure=f"write {job.region} in the address" + ("" if catalog.image_facts(uri) else ", after a copy there"),
+        )
+    about = catalog.image_facts(uri)
     if about is None:
         yield Finding(
             key="image",
@@ -299,11 +81,17 @@ def _image(job: Job, kit_script: bool) -> Iterator[Finding]:
             cure="it needs the container toolkit (sagemaker-training), PyTorch, and what the script imports",
         )
         return
-    if about.region != job.region:
+    if about.region is None:
         yield Finding(
             key="image.uri",
-            found=f"an image in {about.region} for a job in {job.region}; SageMaker pulls from its own region only",
-            cure=f"write {job.region} in the address",
+            found="an image in AWS's public gallery; SageMaker pulls from private ECR registries only",
+            cure=f"take the same image from {job.region}'s registry, or image: {{framework_version: …, python: …}}",
+        )
+    if not about.for_sagemaker:
+        yield Finding(
+            key="image.uri",
+            found="an image for EC2, without SageMaker's container toolkit",
+            cure="take the image whose tag ends in -sagemaker",
         )
     if machine is not None and about.device == "cpu" and machine.gpus:
         yield warning(
@@ -338,13 +126,22 @@ def _inputs(job: Job, kit_script: bool) -> Iterator[Finding]:
                 valid="mode: Pipe and attributes: [source-ref, …]",
                 cure="add them",
             )
+        for field, value in (("compression", given.compression), ("record_wrapper", given.record_wrapper)):
+            if value not in (None, "None") and given.mode != "Pipe":
+                # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html
+                yield Finding(
+                    key=f"{key}.{field}",
+                    found=f"{value} without Pipe mode, which alone unpacks or wraps",
+                    valid="mode: Pipe",
+                    cure=f"remove {field}, and let the script read the objects as they are",
+                )
         if given.attributes and given.data_type != "AugmentedManifestFile":
             yield Finding(
                 key=f"{key}.attributes",
                 found="given without an augmented manifest",
                 cure="write data_type: AugmentedManifestFile, or remove attributes",
             )
-        if (given.fsx or given.efs) and not (job.network.subnets and job.network.security_groups):
+        if (given.fsx or given.efs) and not (job.network.subnets or job.network.security_groups):
             kind = "FSx for Lustre" if given.fsx else "EFS"
             yield Finding(
                 key=key,
@@ -371,7 +168,8 @@ def _network(job: Job, requirements: bool) -> Iterator[Finding]:
             found="requirements.txt is installed at the start: the subnets need a way to PyPI",
             cure="a NAT gateway or a package mirror; or an image that holds the packages (image: {uri: …})",
         )
-    if network.encrypt_traffic and job.distribution != "none" and job.compute.instance_count > 1:
+    hosts = sum(prices.instances(job).values())
+    if network.encrypt_traffic and job.distribution != "none" and hosts > 1:
         yield warning(
             key="network.encrypt_traffic",
             found="encryption between hosts slows distributed training, and EFA does not carry it",
@@ -402,7 +200,7 @@ def _spot_and_checkpoints(job: Job) -> Iterator[Finding]:
             key="checkpoints.path",
             found=f"{path} has another use in the container",
             valid="another folder below /opt/ml",
-            cure="remove path: /opt/ml/checkpoints is taken",
+            cure="remove path; then it is /opt/ml/checkpoints",
         )
 
 
@@ -421,6 +219,7 @@ def _profiling(job: Job) -> Iterator[Finding]:
             found=f"SageMaker Profiler ends on {profiler.date}; its processing job ({request.PROFILER_INSTANCE_TYPE}) is paid besides",
             cure="remove profiler: when its report is no longer needed",
         )
+    yield from _rule_images(job)
     known = request.rule_defaults()
     for name, parameters in job.profiling.rules.items():
         if name not in known:
@@ -438,6 +237,21 @@ def _profiling(job: Job) -> Iterator[Finding]:
                 cure = did_you_mean(parameter, valid)
                 key = f"profiling.rules.{name}.{parameter}"
                 yield Finding(key=key, found="no such parameter", valid=", ".join(valid[:12]), cure=cure)
+
+
+def _rule_images(job: Job) -> Iterator[Finding]:
+    """Whether the job's region has the images of what profiling asks for."""
+    if job.profiling is None or job.region is None:
+        return
+    for key, wanted, image in (
+        ("profiling.profiler", job.profiling.profiler is not None, catalog.profiler_image),
+        ("profiling.rules", bool(job.profiling.rules), catalog.rules_image),
+    ):
+        if wanted:
+            try:
+                image(job.region)
+            except catalog.UnknownImage as error:
+                yield Finding(key=key, found=error.found, valid=error.valid, cure=error.cure)
 
 
 def _debugger(job: Job, kit_script: bool) -> Iterator[Finding]:
@@ -459,16 +273,6 @@ def _debugger(job: Job, kit_script: bool) -> Iterator[Finding]:
         )
     yield warning(
         key="debugger",
-        found=f"SageMaker Debugger is closed to new customers since {catalog.closed_services()['debugger'].date}",
+        found=f"SageMaker Debugger is closed to new customers since {catalog.closed_service('debugger').date}",
         cure="remove debugger: unless your account used it before",
     )
-
-
-def _framework_version(job: Job) -> str | None:
-    """The image's PyTorch version; None where it cannot be told."""
-    if job.image is None:
-        return None
-    if job.image.uri is None:
-        return job.image.framework_version
-    about = catalog.image_facts(job.image.uri)
-    return about.framework_version if about is not None else None

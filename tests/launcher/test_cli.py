@@ -243,11 +243,15 @@ def test_no_new_option_by_accident():
     """The options are a promise: a change here is a change of the README too."""
     text = "".join(
         typed(command, "--help").stdout
-        for command in ("plan", "run", "attach", "runs", "show", "logs", "stop", "compare", "prepare")
+        for command in (
+            *("plan", "run", "replay", "attach", "runs", "show", "logs", "stop", "compare", "diff", "profile"),
+            *("emulate", "prepare"),
+        )
     )
     options = set(re.findall(r"--[a-z-]+", text))
     assert options == {
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
+        "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
     }  # fmt: skip
     readme = (Path(ROOT) / "README.md").read_text()
     assert all(option in readme for option in options - {"--help"})

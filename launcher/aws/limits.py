@@ -1,0 +1,120 @@
+"""What CreateTrainingJob's own limits refuse: how many of a thing, how long, and of which characters. Asks nobody."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sized
+
+from launcher import hyperparameters
+from launcher.aws import request
+from launcher.findings import Finding
+from launcher.job import Job
+
+
+def check(job: Job) -> Iterator[Finding]:
+    """Findings about sizes and names.
+
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html and the pages of its Channel,
+    S3DataSource, Tag, VpcConfig, MetricDefinition, ResourceConfig, DebugHookConfig and ProfilerConfig.
+    """
+    yield from _counts(job)
+    yield from _toolkits_own(job)
+    yield from _tags(job)
+    yield from _metrics(job)
+    yield from _names(job)
+
+
+def _counts(job: Job) -> Iterator[Finding]:
+    profiling, debugger = job.profiling, job.debugger
+    limits: list[tuple[str, Sized, int]] = [
+        ("inputs", job.inputs, 20 - job.network.isolation),
+        ("tags", job.tags, 50),
+        ("environment", job.environment, 100),
+        ("metrics", job.metrics or {}, 40),
+        ("network.subnets", job.network.subnets, 16),
+        ("network.security_groups", job.network.security_groups, 5),
+        ("compute.instance_groups", job.compute.instance_groups, 5),
+        ("profiling.rules", profiling.rules if profiling else {}, 19 if profiling and profiling.profiler else 20),
+        ("debugger.collections", debugger.collections if debugger else {}, 20),
+        ("debugger.hook_parameters", debugger.hook_parameters if debugger else {}, 20),
+    ]
+    limits += [(f"inputs.{name}.attributes", given.attributes or [], 16) for name, given in job.inputs.items()]
+    for key, values, most in limits:
+        if len(values) > most:
+            yield Finding(key=key, found=f"{len(values)} of them", valid=f"at most {most}", cure="remove some")
+
+
+def _toolkits_own(job: Job) -> Iterator[Finding]:
+    """What the container's toolkit needs besides counts too."""
+    longest_name = "x" * 63
+    own = hyperparameters.encode(request.toolkit_hyperparameters(job, longest_name))
+    count = len(job.hyperparameters) + len(own)
+    if len(job.hyperparameters) <= hyperparameters.MAX_COUNT < count:
+        yield Finding(
+            key="hyperparameters",
+            found=f"{count} of them, with the {len(own)} that the container's toolkit needs",
+            valid=f"at most {hyperparameters.MAX_COUNT - len(own)} of yours",
+            cure="put some into a file in an input channel",
+        )
+    options = own.get("sagemaker_distributed_dataparallel_custom_mpi_options", "")
+    if len(options) > hyperparameters.MAX_VALUE:
+        yield Finding(
+            key="custom_mpi_options",
+            found=f"{len(options)} characters as JSON",
+            valid=f"at most {hyperparameters.MAX_VALUE}",
+            cure="shorten it",
+        )
+    if job.network.isolation and request.CODE_CHANNEL in job.inputs:
+        yield Finding(
+            key=f"inputs.{request.CODE_CHANNEL}",
+            found="with network.isolation the code itself comes by a channel of this name",
+            cure="rename yours",
+        )
+
+
+def _tags(job: Job) -> Iterator[Finding]:
+    for name, value in job.tags.items():
+        if not re.fullmatch(r"[\w .:/=+\-@]{1,128}", name) or name.lower().startswith("aws:"):
+            valid = "1 to 128 letters, digits, blanks and _ . : / = + - @, not beginning with aws:"
+            yield Finding(key=f"tags.{name}", found="not a tag's name", valid=valid, cure="rename it")
+        if not re.fullmatch(r"[\w .:/=+\-@]{0,256}", value):
+            valid = "at most 256 letters, digits, blanks and _ . : / = + - @"
+            yield Finding(key=f"tags.{name}", found=f"{value[:40]!r}", valid=valid, cure="write it with these")
+
+
+def _metrics(job: Job) -> Iterator[Finding]:
+    for name, regex in (job.metrics or {}).items():
+        try:
+            groups = re.compile(regex).groups
+        except re.error as error:
+            yield Finding(key=f"metrics.{name}", found=f"{regex!r}: {error}", cure="correct the regular expression")
+            continue
+        if groups != 1:
+            cure = "put the number, and nothing else, into ( )"
+            yield Finding(key=f"metrics.{name}", found=f"{groups} groups in {regex!r}", valid="exactly one", cure=cure)
+        if len(regex) > 500 or not 0 < len(name) <= 255:
+            valid = "a name of 255 and an expression of 500 characters at most"
+            yield Finding(key=f"metrics.{name[:40]}", found="too long", valid=valid, cure="shorten it")
+
+
+def _names(job: Job) -> Iterator[Finding]:
+    """Ids, keys and ARNs whose pattern SageMaker gives."""
+    for key, prefix, ids in (
+        ("network.subnets", "subnet-", job.network.subnets),
+        ("network.security_groups", "sg-", job.network.security_groups),
+    ):
+        for name in ids:
+            if not re.fullmatch(rf"{prefix}[0-9a-f]{{8,32}}", name):
+                yield Finding(key=key, found=name, valid=f"{prefix} and hexadecimal digits", cure="correct the id")
+    for key, name in (("compute.volume_key", job.compute.volume_key), ("output_key", job.output_key)):
+        if name is not None and not re.fullmatch(r"[a-zA-Z0-9:/_-]*", name):
+            valid = "a KMS key's id, alias or ARN: letters, digits and : / _ -"
+            yield Finding(key=key, found=name, valid=valid, cure="correct the key")
+    plan = job.compute.training_plan
+    if plan is not None and not re.fullmatch(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+", plan):
+        yield Finding(
+            key="compute.training_plan",
+            found=plan,
+            valid="arn:aws:sagemaker:<region>:<account>:training-plan/<name>",
+            cure="aws sagemaker list-training-plans shows yours",
+        )
