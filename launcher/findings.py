@@ -64,5 +64,10 @@ def did_you_mean(word: str, words: Iterable[str], otherwise: str = "remove it") 
     return f"did you mean {near[0]}?" if near else otherwise
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def indent(text: str, prefix: str = "  ") -> str:
     return "\n".join(prefix + line for line in text.splitlines())

@@ -91,6 +91,8 @@ def progress_line(
         parts.append(f"loss {metrics['loss']:.4f}")
     if "validation_accuracy" in metrics:
         parts.append(f"accuracy {metrics['validation_accuracy']:.1%}".replace("%", " %"))
+    if "validation_miou" in metrics:
+        parts.append(f"mIoU {metrics['validation_miou']:.1%}".replace("%", " %"))
     if "images/s" in metrics:
         parts.append(f"{metrics['images/s']:.0f} images/s")
     if spend is not None:

@@ -62,8 +62,9 @@ class Compute(Part):
     """Spare capacity at a lower price; the job may be interrupted and is then started again."""
     max_wait_hours: float | None = Field(None, gt=0, le=28 * 24, description="hours, at least max_hours", examples=[48])
     """With spot: training and waiting together end after this long, in hours. null: twice max_hours, at most 672."""
-    keep_alive_minutes: float | None = Field(None, gt=0, le=60, description="minutes, at most 60", examples=[30])
-    """Warm pool: the hosts stay, and are paid, this long after the job, and the next alike starts at once."""
+    keep_alive_minutes: float | None = Field(None, gt=0, le=360, description="minutes, at most 360", examples=[30])
+    """Warm pool: the hosts stay, and are paid, this long after the job, and the next alike starts at once. 360 is botocore 1.44's
+    maximum of KeepAlivePeriodInSeconds."""
     max_attempts: int | None = Field(None, ge=1, le=30, description="a whole number from 1 to 30", examples=[3])
     """How often SageMaker starts the job again after an internal error of its own."""
     training_plan: Text | None = Field(None, description="the ARN of a reserved training plan")
@@ -79,7 +80,7 @@ class Image(Part):
     """The container image: one of AWS's by its PyTorch and Python version, or any by its address."""
 
     framework_version: Text | None = Field(None, description="a PyTorch version of AWS's images", examples=['"2.0.0"'])
-    python: str | None = Field(None, pattern=r"^py3\d{1,2}$", description="py310, for example", examples=["py310"])
+    python: str | None = Field(None, pattern=r"^py[23]\d{0,2}$", description="py310, for example", examples=["py310"])
     uri: str | None = Field(
         None, pattern=r"^\S{1,255}$", description="an image's address in a registry, at most 255 characters"
     )
@@ -256,7 +257,8 @@ class Job(Part):
         examples=["train_kd.py"],
         description="a .py file, by its path inside the source folder: letters, digits and . _ + - /",
     )
-    """The entry script. The pattern is that of AWS's container toolkit, which refuses other names after the start."""
+    """The entry script. Its characters are those of AWS's container toolkit, which refuses other names after the start; torchrun and
+    mpirun start Python files only."""
     source: Text | None = Field(
         None, description="a folder on this machine, or null for this kit's entrypoints", examples=["src"]
     )

@@ -174,7 +174,7 @@ def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
     if key == "name" and isinstance(value, str) and (name := re.sub(r"[^a-zA-Z0-9]+", "-", value)[:42].strip("-")):
         cure = f"write name: {name}"
     if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
-        cure = f'quote it: {leaf}: "{str(value).lower() if isinstance(value, bool) else value}"'
+        cure = f'quote it: {leaf}: "{_shown(value).rpartition(" (")[0]}"'
     return Finding(key=config.where(key), found=_shown(value), valid=valid or item["msg"], cure=cure)
 
 
@@ -247,5 +247,5 @@ def _shown(value: Any) -> str:
     try:
         text = str(value).lower() if isinstance(value, bool) else repr(value)
     except ValueError:  # Python writes at most 4,300 digits
-        text = f"{'-' * (value < 0)}0x…, of {value.bit_length()} bits"
+        text = "a number of too many digits"
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({kinds.get(type(value), type(value).__name__)})"

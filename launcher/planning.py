@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher import backends, hyperparameters, preflight
 from launcher.backends.base import HostPlan, Price, Upload
-from launcher.findings import Finding, UserError, did_you_mean, indent, mistake
+from launcher.findings import Finding, UserError, counted, did_you_mean, indent, mistake
 from launcher.job import Job
 from launcher.loading import load
 from launcher.package import TravelFile, entrypoints_folder, travelling_files
@@ -115,7 +115,7 @@ class Plan:
     def __str__(self) -> str:
         total = sum(file.size for file in self.files)
         widest = max((len(file.path) for file in self.files), default=0)
-        hosts = f"{len(self.hosts)} host{'s' if len(self.hosts) > 1 else ''}"
+        hosts = counted(len(self.hosts), "host")
         lines = [
             f"plan {self.name}",
             f"  runs on     {self.backend}, {hosts}, at most {self.job.compute.max_hours:g} h",
@@ -132,7 +132,7 @@ class Plan:
             ]
         lines += [f"  channel     {name}: {place}" for name, place in self.channels.items()]
         lines += [
-            f"  upload      {upload.source}: {upload.files} file{'s' if upload.files != 1 else ''}, "
+            f"  upload      {upload.source}: {counted(upload.files, 'file')}, "
             f"{upload.size / 2**20:.1f} MiB, to {upload.target}"
             for upload in self.uploads
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def check(job: Job, source: Path, files: list[TravelFile], world_size: int) -> l
             )
         )
     batch = job.hyperparameters.get("global_batch_size")
-    if isinstance(batch, int) and batch > 0 and batch % world_size:
+    if isinstance(batch, int) and 0 < batch <= sys.maxsize and batch % world_size:
         lower = batch // world_size * world_size
         findings.append(
             Finding(

@@ -36,7 +36,7 @@ def print_runs(runs: list[Run]) -> None:
                 run.folder.read(run.folder.plan)["backend"],
                 str(len(run.hosts)),
                 _seconds(outcome.get("seconds")),
-                _percent(run.result().get("validation_accuracy")),
+                _quality(run.result()),
             ]
         )
     print(table(["run", "state", "on", "hosts", "seconds", "accuracy"], rows))
@@ -81,8 +81,8 @@ def print_end(run: Run) -> None:
         parts.append(f"({outcome['stop_reason']})")
     if outcome.get("cost_usd") is not None:
         parts.append(f"for {dollars(outcome['cost_usd'])}")
-    if isinstance(result.get("validation_accuracy"), (int, float)):
-        parts.append(f"- {_percent(result['validation_accuracy'])} on held-out images")
+    if _quality(result) != "-":
+        parts.append(f"- {_quality(result)} on held-out images")
     print(" ".join(parts))
     if run.state == records.FAILED:
         _print_failure(outcome)
@@ -114,7 +114,7 @@ def print_comparison(runs: list[Run]) -> None:
                 learnt if result else "-",
                 _number(result.get("parameters"), ","),
                 str(result.get("steps", "-")),
-                _percent(result.get("validation_accuracy")),
+                _quality(result),
                 _number(result.get("images_per_second"), ".0f"),
                 _seconds(run.outcome().get("seconds")),
             ]
@@ -177,6 +177,12 @@ def _number(value: Any, form: str) -> str:
     return format(value, form) if isinstance(value, (int, float)) else "-"
 
 
+def _quality(result: dict[str, Any]) -> str:
+    """A result's accuracy, or its mean intersection over union where pixels were classified; - for neither."""
+    miou = _percent(result.get("validation_miou"))
+    return _percent(result.get("validation_accuracy")) if miou == "-" else f"{miou} mIoU"
+
+
 def _percent(fraction: Any) -> str:
     return f"{fraction * 100:.2f} %" if isinstance(fraction, (int, float)) else "-"
 
@@ -186,4 +192,4 @@ def _seconds(seconds: Any) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text == "-" or text.rstrip(" %").replace(",", "").replace(".", "", 1).isdigit()
+    return text == "-" or text.removesuffix(" mIoU").rstrip(" %").replace(",", "").replace(".", "", 1).isdigit()

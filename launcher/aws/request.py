@@ -122,9 +122,12 @@ def image_uri(job: Job) -> str:
 
 
 def first_instance_type(job: Job) -> str:
-    """The job's instance type; of several groups, that of the one that trains."""
+    """The job's instance type. Of several groups: that of the group that trains; where none is named, the first with
+    accelerators, as SDK v2 chooses its image by (`_get_instance_type` in estimator.py of 2.257.7); else the first.
+    """
     groups = job.compute.instance_groups
-    training = [group for group in groups if group.name in job.compute.training_groups] or groups
+    training = [group for group in groups if group.name in job.compute.training_groups]
+    training = training or [group for group in groups if group.instance_type.startswith(("ml.g", "ml.p"))] or groups
     return training[0].instance_type if training else job.compute.instance_type or ""
 
 

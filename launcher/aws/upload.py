@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.aws import request
 from launcher.backends.base import Upload
+from launcher.findings import counted
 from launcher.job import Job
 from launcher.package import archive
 from launcher.records import RunFolder
@@ -61,7 +62,7 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
             say(f"{item.target} is there already")
             continue
         total = sum(file.stat().st_size for file, _ in missing)
-        say(f"uploading {item.source}: {len(missing)} files, {total / 2**20:.1f} MiB, to {item.target}")
+        say(f"uploading {item.source}: {counted(len(missing), 'file')}, {total / 2**20:.1f} MiB, to {item.target}")
         with ThreadPoolExecutor(THREADS) as pool:
             for sent in [
                 pool.submit(client.upload_file, str(file), bucket, name, ExtraArgs=extra) for file, name in missing

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import records
+from launcher.backends import local_hosts
 from launcher.backends.base import HostPlan, Upload
 from launcher.findings import Finding, mistake
 from launcher.hyperparameters import argument
@@ -26,41 +25,11 @@ from launcher.redaction import secrets_in
 if TYPE_CHECKING:
     from launcher.planning import Plan
 
-SHIM = Path(__file__).with_name("toolkit.py")
-
 REQUIREMENTS = "requirements.txt"
 """Does not travel: the toolkit would install these packages into the user's own environment."""
 
-PASSED_ON = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "TZ",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-    "CUDA_HOME",
-    "NVIDIA_VISIBLE_DEVICES",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-    "REQUESTS_CA_BUNDLE",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-)
-"""What of this shell's environment the script sees. A container has a clean one, so what is missing there is missing here."""
-
 SECRETS = "LAUNCHER_SECRETS"
 """The variable that takes the job's secrets to the supervisor."""
-
-MAX_HOSTS = 16
-"""More hosts than that say nothing new on one machine."""
 
 NEEDED = {
     "sagemaker_training": "sagemaker-training",
@@ -83,31 +52,33 @@ def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
                 cure="make, or pip install -e '.[local]', in this kit's folder",
             )
         )
-    if job.compute.instance_count > MAX_HOSTS:
+    if job.compute.instance_count > local_hosts.MAX_HOSTS:
         findings.append(
             Finding(
                 key="compute.instance_count",
                 found=f"{job.compute.instance_count} hosts on this machine",
-                valid=f"at most {MAX_HOSTS}",
+                valid=f"at most {local_hosts.MAX_HOSTS}",
                 cure="write a smaller one under smoke: compute:, or give --hosts 2",
             )
         )
     cores = len(os.sched_getaffinity(0))
-    if job.compute.processes_per_host is not None and job.compute.processes_per_host > 4 * max(cores, gpu_count()):
+    if job.compute.processes_per_host is not None and job.compute.processes_per_host > 4 * max(
+        cores, local_hosts.gpu_count()
+    ):
         findings.append(
             Finding(
                 key="compute.processes_per_host",
                 found=f"{job.compute.processes_per_host} processes on {cores} cores",
-                valid=f"at most {4 * max(cores, gpu_count())} here",
+                valid=f"at most {4 * max(cores, local_hosts.gpu_count())} here",
                 cure="write processes_per_host: null, which takes one a GPU",
             )
         )
-    if 0 < gpu_count() < job.compute.instance_count * processes_per_host(job):
+    if 0 < local_hosts.gpu_count() < job.compute.instance_count * processes_per_host(job):
         findings.append(
             Finding(
                 key="compute",
                 level="warning",
-                found=f"more training processes than this machine's {gpu_count()} GPU(s): they train on the CPU, with gloo",
+                found=f"more training processes than this machine's {local_hosts.gpu_count()} GPU(s): they train on the CPU, with gloo",
                 cure="nothing to do if this run is a trial; else fewer hosts or processes",
             )
         )
@@ -233,23 +204,7 @@ def processes_per_host(job: Job) -> int:
     """As the job says; else this machine's GPUs shared among the hosts; else 1."""
     if job.compute.processes_per_host is not None or job.distribution == "none":
         return job.compute.processes_per_host or 1
-    return max(1, gpu_count() // job.compute.instance_count)
-
-
-def gpu_count() -> int:
-    """GPUs that this shell may use: as the toolkit counts them, less those that CUDA_VISIBLE_DEVICES hides."""
-    return len(_gpus())
-
-
-@functools.cache
-def _gpus() -> tuple[str, ...]:
-    """Their numbers or names, as CUDA_VISIBLE_DEVICES takes them."""
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
-    numbers = tuple(str(number) for number, line in enumerate(listing.splitlines()) if line.startswith("GPU "))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return numbers if visible is None else tuple(name for name in visible.split(",") if name.strip())
+    return max(1, local_hosts.gpu_count() // job.compute.instance_count)
 
 
 def start(plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
@@ -340,13 +295,8 @@ def config_files(plan: Plan, host: HostPlan) -> dict[str, str]:
 
 def shim_environment(plan: Plan, host: HostPlan, folder: records.RunFolder, outer: Mapping[str, str]) -> dict[str, str]:
     """A host's whole environment: what is passed on of `outer`, what SageMaker sets, and the job's own."""
-    inherited = {name: outer[name] for name in PASSED_ON if name in outer}
-    path = os.pathsep.join(
-        [str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)]
-    )  # torchrun lies beside this Python
     return {
-        **inherited,
-        "PATH": path,
+        **local_hosts.inherited(outer),
         "SAGEMAKER_BASE_DIR": str(folder.host(host.name)),
         "TRAINING_JOB_NAME": plan.name,
         **host.environment,
@@ -360,19 +310,6 @@ def _environment(job: Job, index: int, count: int, processes: int) -> dict[str, 
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "GOMP_SPINCOUNT": "1000",  # this machine has other work too, beside which threads that spin for long crawl
+        **local_hosts.share(index, count, processes),
     }
-    if count * processes > 1:
-        given["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (count * processes)))
-    given |= _visible_gpus(_gpus(), index, count, processes)
     return {**given, **job.environment}
-
-
-def _visible_gpus(gpus: tuple[str, ...], index: int, count: int, processes: int) -> dict[str, str]:
-    """A host's share of this machine's GPUs; none where they are fewer than the processes, which then take the CPU."""
-    if not gpus:
-        return {}
-    if len(gpus) < count * processes:
-        return {"CUDA_VISIBLE_DEVICES": ""}
-    share = len(gpus) // count
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * share : (index + 1) * share])}

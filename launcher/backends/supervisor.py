@@ -6,26 +6,19 @@ python -m launcher.backends.supervisor RUN_FOLDER [--lifeline FD]
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import os
-import random
 import re
 import select
 import signal
-import socket
 import subprocess
-import sys
-import tarfile
-import tempfile
 import time
 import traceback
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from launcher import records
-from launcher.backends import process, toolkit
+from launcher.backends import local_hosts, process, toolkit
 from launcher.backends.base import HostPlan
 from launcher.job import Job
 from launcher.planning import Plan
@@ -74,23 +67,13 @@ class Supervisor:
             self.write_outcome(trouble)
 
     def start_hosts(self) -> None:
-        port, self.port_lock = reserve_port()
+        port, self.port_lock = local_hosts.reserve_port()
         for host in self.plan.hosts:
-            reading, writing = os.pipe()
-            self.lifelines.append(writing)  # never closed: it closes when this process dies, however it dies
-            command = [sys.executable, str(process.SHIM), "--port", str(port), "--lifeline", str(reading)]
             with open(self.folder.log(host.name), "wb") as log:
-                self.shims[host.name] = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[reading],
-                    start_new_session=True,
-                    cwd=self.folder.host(host.name),
-                    env=process.shim_environment(self.plan, host, self.folder, os.environ),
-                )
-            os.close(reading)
+                environment = process.shim_environment(self.plan, host, self.folder, os.environ)
+                shim, lifeline = local_hosts.start_shim(port, log, self.folder.host(host.name), environment)
+            self.shims[host.name] = shim
+            self.lifelines.append(lifeline)  # never closed: it closes when this process dies, however it dies
 
     def wait(self) -> None:
         """Until every host has ended: pass on stop requests, enforce the time limit, end all where one failed."""
@@ -164,22 +147,6 @@ class Supervisor:
         records.write_json(self.folder.outcome, outcome)
 
 
-def reserve_port() -> tuple[int, IO[bytes]]:
-    """A TCP port for a run's rendezvous, and the lock that keeps other runs from it until it is closed.
-
-    It lies below the range that the kernel hands out by itself (32768 and above on Linux), so that nothing takes it by
-    chance in the seconds before torchrun binds it.
-    """
-    for port in random.SystemRandom().sample(range(20000, 32000), 12000):
-        lock = open(Path(tempfile.gettempdir()) / f"launcher-port-{port}-{os.getuid()}.lock", "wb")  # noqa: SIM115 - held
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            probe.bind(("", port))
-            return port, lock
-        lock.close()
-    raise OSError("no free TCP port between 20000 and 31999")
-
-
 def first_failure(folder: records.RunFolder, exit_codes: dict[str, int | None]) -> tuple[str, str]:
     """The host that failed first, and what its failure file says; the others mostly fail because of it."""
     failed = [name for name, code in exit_codes.items() if code]
@@ -201,25 +168,12 @@ def script_exit_code(log: str, toolkit_code: int | None) -> int | None:
 
 
 def pack_model(folder: records.RunFolder, hosts: list[str]) -> None:
-    """What the hosts left in SM_MODEL_DIR as model.tar.gz; where two hosts left the same name, the first host's counts.
-
-    A link is packed as what it points to: the archive must be whole elsewhere too.
-    """
-    files: dict[str, Path] = {}
-    for host in hosts:
-        root = folder.host(host) / "model"
-        for place, _, names in os.walk(root, followlinks=True):
-            for name in sorted(names):
-                file = Path(place) / name
-                if file.is_file():
-                    files.setdefault(file.relative_to(root).as_posix(), file)
-    if not files:
-        return
-    temporary = folder.model.with_name(".model.tar.gz")
-    with tarfile.open(temporary, "w:gz", compresslevel=1, dereference=True) as archive:
-        for name, file in sorted(files.items()):
-            archive.add(file, name, recursive=False)
-    os.replace(temporary, folder.model)
+    """What the hosts left in SM_MODEL_DIR as model.tar.gz; nothing where they left nothing."""
+    files = local_hosts.merged_files(folder.host(host) / "model" for host in hosts)
+    if files:
+        temporary = folder.model.with_name(".model.tar.gz")
+        local_hosts.pack(files, temporary)
+        os.replace(temporary, folder.model)
 
 
 def _read_plan(folder: records.RunFolder) -> Plan:

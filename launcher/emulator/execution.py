@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.process import MAX_HOSTS
+from launcher.backends.local_hosts import MAX_HOSTS
 from launcher.backends.supervisor import AFTER_FAILURE_SECONDS, GRACE_SECONDS
 from launcher.emulator import hosts as machines
 from launcher.emulator.hosts import RunningHosts

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import IO, Any
 
 import psutil
 
-from launcher.backends import process, supervisor
+from launcher.backends import local_hosts
 from launcher.emulator.operations import FAR_SIDE_KEY
 from launcher.emulator.training_job import TrainingJob
 
@@ -140,26 +139,21 @@ def hyperparameters_here(job: TrainingJob, host_count: int) -> tuple[dict[str, s
         here[TORCHRUN] = "true"
         note = f"emulator: {', '.join(mpirun)} needs mpirun and sshd, which are on SageMaker only; torchrun starts the script"
     if here.get(TORCHRUN, "").lower() == "true" and PROCESSES not in here:
-        here[PROCESSES] = str(max(1, process.gpu_count() // host_count))
+        here[PROCESSES] = str(max(1, local_hosts.gpu_count() // host_count))
     return here, note
 
 
 def environment(job: TrainingJob, host: Host, hosts: list[Host], processes: int, url: str) -> dict[str, str]:
     """A host's whole environment: a clean one, as in a container, which leads AWS clients to the emulator."""
-    inherited = {name: os.environ[name] for name in process.PASSED_ON if name in os.environ}
+    inherited = local_hosts.inherited(os.environ)
     no_proxy = ",".join(filter(None, [inherited.get("NO_PROXY") or inherited.get("no_proxy"), "127.0.0.1"]))
-    shared = {}
-    if len(hosts) * processes > 1:
-        shared["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (len(hosts) * processes)))
     return {
         **inherited,
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
-        "GOMP_SPINCOUNT": "1000",  # other work runs beside it, for which threads that spin for long leave nothing
-        **shared,
-        **process._visible_gpus(process._gpus(), hosts.index(host), len(hosts), processes),
+        **local_hosts.share(hosts.index(host), len(hosts), processes),
         **job.request.get("Environment", {}),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)]),
+        "PATH": inherited["PATH"],
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "SAGEMAKER_BASE_DIR": str(host.base),
@@ -191,25 +185,14 @@ class RunningHosts:
         self.port_lock: IO[bytes] | None = None
 
     def start(self, job: TrainingJob, hosts: list[Host], note: str, processes: int, url: str) -> None:
-        port, self.port_lock = supervisor.reserve_port()
+        port, self.port_lock = local_hosts.reserve_port()
         for host in hosts:
-            # nobody else holds the writing end: it closes with this process, however it dies, and the shim ends its host
-            reading, writing = os.pipe()
-            self.lifelines.append(writing)
             with open(log_file(host), "wb") as log:
                 log.write(note.encode() + b"\n" if note else b"")
                 log.flush()
-                self.shims[host.name] = subprocess.Popen(
-                    [sys.executable, str(process.SHIM), "--port", str(port), "--lifeline", str(reading)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[reading],
-                    start_new_session=True,
-                    cwd=host.base,
-                    env=environment(job, host, hosts, processes, url),
-                )
-            os.close(reading)
+                environment_here = environment(job, host, hosts, processes, url)
+                self.shims[host.name], lifeline = local_hosts.start_shim(port, log, host.base, environment_here)
+            self.lifelines.append(lifeline)  # nobody else holds it: it closes with this process, however it dies
 
     def running(self) -> bool:
         return any(shim.poll() is None for shim in self.shims.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,8 @@ from urllib.parse import urlsplit
 
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
+
+from launcher.backends import local_hosts
 
 
 class Location(NamedTuple):
@@ -144,10 +145,7 @@ def save_results(client: Any, roots: list[Path], uri: str, archive: Path | None)
     Returns:
         Whether there was anything to save.
     """
-    files: dict[str, Path] = {}
-    for root in roots:
-        for file in files_below(root):
-            files.setdefault(file.relative_to(root).as_posix(), file)
+    files = local_hosts.merged_files(roots)
     if not files:
         return False
     bucket, key = location(uri)
@@ -155,9 +153,7 @@ def save_results(client: Any, roots: list[Path], uri: str, archive: Path | None)
         for name, file in files.items():
             client.upload_file(str(file), bucket, f"{key}/{name}")
         return True
-    with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
-        for name, file in sorted(files.items()):
-            tar.add(file, name, recursive=False)
+    local_hosts.pack(files, archive)
     client.upload_file(str(archive), bucket, key)
     archive.unlink()
     return True

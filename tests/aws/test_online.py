@@ -1,0 +1,154 @@
+"""The look at AWS before a job is created, against the emulator: what is wrong is an error, what cannot be seen is "not checked"."""
+
+from __future__ import annotations
+
+import boto3
+import pytest
+
+import launcher
+from launcher.aws import session
+from launcher.emulator import Emulator
+from tests.conftest import ROOT
+
+REGION, BUCKET = "us-west-2", "amzn-s3-demo-bucket"
+FOOD = f"s3://{BUCKET}/kt/food"
+
+
+@pytest.fixture(scope="module")
+def far_side(tmp_path_factory):
+    """An account that has all that the KT and Hyundai configs name."""
+    folder = tmp_path_factory.mktemp("far-side")
+    with Emulator(folder) as emulator:
+        emulator.add_bucket(BUCKET, REGION)
+        emulator.add_bucket("amzn-s3-demo-bucket-elsewhere", "eu-west-1")
+        emulator.add_role("arn:aws:iam::123456789012:role/SageMakerTraining")
+        emulator.add_subnet("subnet-0123456789abcdef0", REGION)
+        emulator.add_security_group("sg-0123456789abcdef0", REGION)
+        emulator.add_file_system("fs-0123456789abcdef0", kind="FSxLustre", region=REGION, folder=folder)
+        emulator.set_price("ml.p4d.24xlarge", 32.77, REGION)
+        emulator.set_quota("ml.p4d.24xlarge for training job usage", 4.0, REGION)
+        emulator.set_quota("ml.p4d.24xlarge for training warm pool usage", 0.0, REGION)
+        s3 = boto3.client("s3", region_name=REGION, endpoint_url=emulator.url, aws_access_key_id="testing", aws_secret_access_key="testing")
+        for key in ("food/train/apple/1.jpg", "food/train-old/1.jpg", "food/validation/apple/1.jpg", "teacher/model.tar.gz"):
+            s3.put_object(Bucket=BUCKET, Key=f"kt/{key}", Body=b"12345")
+        s3.put_object(Bucket=BUCKET, Key="driving/validation/1.png", Body=b"12345")
+        yield emulator
+
+
+@pytest.fixture(autouse=True)
+def connected(far_side, nobody, monkeypatch):
+    for name, value in far_side.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(session, "MAX_ATTEMPTS", 1)
+    session.forget_clients()
+    yield
+    session.forget_clients()
+
+
+def looked(config: str, *overrides: str) -> launcher.Plan:
+    plan = launcher.plan(launcher.load(ROOT / "configs" / f"{config}.yaml", overrides), on="aws")
+    assert plan.errors == ()
+    return launcher.check(plan)
+
+
+def found(plan: launcher.Plan, level: str) -> list[str]:
+    return [str(finding) for finding in plan.findings if finding.level == level]
+
+
+@pytest.mark.parametrize("config", ["kt_food_tag", "hyundai_segmentation"])
+def test_what_is_all_there_passes_and_every_request_only_reads(config, far_side):
+    before = len(far_side.calls)
+    overrides = ["network.security_groups=[sg-0123456789abcdef0]"] if config == "hyundai_segmentation" else []
+    plan = looked(config, *overrides)
+    if config == "kt_food_tag":
+        assert plan.errors == ()
+    operations = {operation for _, operation in far_side.calls[before:]}
+    assert len(operations) >= 5
+    assert all(name.startswith(("Get", "List", "Describe", "Head")) for name in operations), operations
+
+
+def test_the_ceiling_comes_from_the_price_list_and_is_kept_with_its_date(far_side):
+    plan = looked("kt_food_tag")
+    assert plan.price.ceiling == pytest.approx(4 * 32.77 * 30)
+    offline = launcher.plan(launcher.load(ROOT / "configs/kt_food_tag.yaml"), on="aws")
+    assert offline.price == plan.price
+    assert "AWS's price list of 20" in plan.price.told
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "level", "expected"),
+    [
+        ("kt_food_tag", [f"inputs.train.s3={FOOD}/trian/"], "error", ["inputs.train: no objects under s3://amzn-s3-demo-bucket/kt/food/trian/", "did you mean kt/food/train?"]),
+        ("kt_food_tag", [f"inputs.train.s3={FOOD}/train"], "warning", ["1 objects beside the folder come too, such as kt/food/train-old/1.jpg", f"write {FOOD}/train/"]),
+        ("kt_food_tag", ["inputs.train.s3=s3://amzn-s3-demo-bucket-elsewhere/x/"], "error", ["the bucket amzn-s3-demo-bucket-elsewhere is in eu-west-1, the job in us-west-2"]),
+        ("kt_food_tag", ["output=s3://amzn-s3-demo-bucket-of-nobody/x"], "error", ["output: amzn-s3-demo-bucket-of-nobody: no such bucket", "aws s3 mb"]),
+        ("kt_food_tag", ["checkpoints=s3://amzn-s3-demo-bucket/kt/teacher"], "warning", ["holds objects already: the job starts from them"]),
+        ("kt_food_tag", ["role=arn:aws:iam::123456789012:role/Nobody"], "error", ["role/Nobody: no such role"]),
+        ("kt_food_tag", ["role=arn:aws:iam::210987654321:role/Other"], "warning", ["belongs to another account"]),
+        ("kt_food_tag", ["compute.instance_count=8"], "error", ["8 hosts; this account may have 4", "Service Quotas"]),
+        ("kt_food_tag", ["compute.keep_alive_minutes=10"], "error", ["this account may have 0 (ml.p4d.24xlarge for training warm pool usage)"]),
+        ("kt_food_tag", ["compute.instance_type=ml.p4de.24xlarge"], "not checked", ["price list has no training price for ml.p4de.24xlarge", "no quota is called"]),
+        ("hyundai_segmentation", ["inputs.train.path=/data/train"], "error", ["the file system's mount name is fsx", "write path: /fsx/data/train"]),
+        ("hyundai_segmentation", ["inputs.train.fsx=fs-0000000000000000f"], "error", ["fs-0000000000000000f: no such file system"]),
+        ("hyundai_segmentation", ["network.subnets=[subnet-00000000]"], "error", ["subnet-00000000: no such subnet in us-west-2"]),
+        ("hyundai_segmentation", ["network.security_groups=[sg-00000000]"], "error", ["sg-00000000: no such security group in us-west-2"]),
+        ("hyundai_segmentation", [], "error", ["no group lets its own members in, and 4 hosts have to reach each other"]),
+    ],
+)  # fmt: skip
+def test_what_is_not_as_the_job_says_is_told_with_its_cure(config, overrides, level, expected):
+    text = "\n".join(found(looked(config, *overrides), level))
+    for piece in expected:
+        assert piece in text
+
+
+def test_security_groups_that_open_lustre_and_themselves_pass(far_side):
+    ec2 = boto3.client("ec2", region_name=REGION)
+    far_side.add_security_group("sg-0aaaaaaaaaaaaaaa0", REGION)
+    everything = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-0aaaaaaaaaaaaaaa0"}]}
+    ec2.authorize_security_group_ingress(GroupId="sg-0aaaaaaaaaaaaaaa0", IpPermissions=[everything])
+    plan = looked("hyundai_segmentation", "network.security_groups=[sg-0aaaaaaaaaaaaaaa0]")
+    assert plan.errors == ()
+    assert not any("Lustre" in text for text in found(plan, "warning"))
+
+
+def test_data_that_does_not_fit_the_disk_is_refused():
+    s3 = boto3.client("s3", region_name=REGION)
+    s3.put_object(Bucket=BUCKET, Key="large/1.bin", Body=b"0" * 30_000_000)
+    changes = ["compute.instance_type=ml.p3.2xlarge", "distribution=none", "compute.instance_count=1", "compute.volume_gb=1"]
+    for number in range(2, 42):
+        s3.copy_object(Bucket=BUCKET, Key=f"large/{number}.bin", CopySource={"Bucket": BUCKET, "Key": "large/1.bin"})
+    job = launcher.load(ROOT / "configs/dali_imagenette.yaml", [*changes, f"inputs={{train: {{s3: s3://{BUCKET}/large/}}, validation: {{s3: s3://{BUCKET}/large/, mode: FastFile}}}}"])
+    text = "\n".join(found(launcher.check(launcher.plan(job, on="aws")), "error"))
+    assert "compute.volume_gb: 1 GB of data for a disk of 1 GB" in text
+    assert "FastFile" in text
+
+
+def test_without_credentials_nothing_is_called_ok(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    session.forget_clients()
+    plan = looked("kt_food_tag")
+    assert plan.errors == ()
+    [text] = found(plan, "not checked")
+    assert "nothing was looked at: no AWS credentials" in text
+    assert "aws configure" in text
+
+
+@pytest.mark.parametrize(
+    ("operation", "key"),
+    [("GetRole", "role"), ("ListServiceQuotas", "compute.instance_type: quota"), ("GetProducts", "compute.price_per_hour"), ("ListObjectsV2", "inputs.train")],
+)
+def test_what_is_not_allowed_is_not_checked_and_named(far_side, operation, key):
+    far_side.inject(operation, code="AccessDeniedException", times=1, status=403, message=f"not authorized to perform {operation}")
+    text = "\n".join(found(looked("kt_food_tag"), "not checked"))
+    assert key in text
+    assert f"not authorized to perform {operation}" in text
+
+
+def test_a_run_is_looked_at_before_anything_is_uploaded(far_side):
+    plan = launcher.plan(launcher.load(ROOT / "configs/kt_food_tag.yaml", [f"inputs.train.s3={FOOD}/trian/"]), on="aws")
+    before = len(far_side.calls)
+    with pytest.raises(launcher.UserError, match="no objects under"):
+        launcher.run(plan)
+    assert not any(operation.startswith(("Put", "Create")) for _, operation in far_side.calls[before:])
+    assert launcher.runs() == []
