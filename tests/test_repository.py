@@ -82,9 +82,12 @@ def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
     prepare("digits", "data/digits")
     teacher = launcher.run(launcher.plan(launcher.load("configs/quickstart_teacher.yaml", smoke=True)))
     assert teacher.wait(120) == "Completed"
-    api, settings, script = code_blocks("python")
+    api, on_aws, settings, script = code_blocks("python")
     done = subprocess.run([sys.executable, "-c", api], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Completed 0."), done.stdout + done.stderr
+    command = ["emulate", "configs/quickstart.yaml", "--", sys.executable, "-c", on_aws]
+    done = subprocess.run([sys.executable, "-m", "launcher", *command], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Completed "), done.stdout + done.stderr
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "my_settings.py").write_text(settings)
@@ -107,8 +110,14 @@ def test_every_config_opens_with_what_it_does_and_what_to_expect(config):
 def test_every_config_is_a_job_without_mistakes(config, smoke, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     prepare("digits", "data/digits")
-    plan = launcher.plan(launcher.load(ROOT / config, smoke=smoke))
-    assert [finding for finding in plan.findings if "no such run" not in finding.found] == []
+    prepare("shapes", "data/shapes")
+    job = launcher.load(ROOT / config, smoke=smoke)
+    plans = [launcher.plan(job, on="aws")]
+    if all(given.source in ("folder", "file", "run") for given in job.inputs.values()):
+        plans.append(launcher.plan(job))
+    assert smoke <= (len(plans) == 2)
+    for plan in plans:
+        assert [finding for finding in plan.errors if "no such run" not in finding.found] == []
 
 
 def test_a_wheel_brings_the_entry_scripts(tmp_path):
@@ -152,7 +161,7 @@ def test_arrows_run_one_way():
         imports[module] = {base for base, _ in names} | {
             f"{base}.{name.strip()}" for base, listed in names for name in listed.split(",")
         }
-    packages = {"launcher", "launcher.backends", "training", "training.data"}
+    packages = {"launcher", "launcher.aws", "launcher.backends", "launcher.emulator", "training", "training.data"}
     modules = set(imports) - packages
     assert len(modules) > 25
     for module in modules:

@@ -42,16 +42,18 @@ def imported_modules(script: str, files: list[TravelFile]) -> set[str]:
         if path in seen or path not in by_path:
             continue
         seen.add(path)
-        for name in _imports(by_path[path].read()):
-            local = list(_paths(name, script, by_path))
+        for name in _imports(path, by_path[path].read()):
+            parts = name.split(".")
+            names = [".".join(parts[: depth + 1]) for depth in range(len(parts))]  # a.b.c runs a and a.b first
+            local = [file for each in names for file in _paths(each, script, by_path)]
             waiting += local
             if not local:
                 found.add(name.partition(".")[0])
     return found
 
 
-def _imports(source: bytes) -> Iterator[str]:
-    """Every name that a Python file imports, wherever the statement stands."""
+def _imports(path: str, source: bytes) -> Iterator[str]:
+    """Every name that a Python file imports, wherever the statement stands; relative ones from the top of the folder."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -59,9 +61,11 @@ def _imports(source: bytes) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = path.split("/")[: -node.level] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ([module] if module else [])
+            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
 
 
 def _paths(name: str, script: str, by_path: Mapping[str, TravelFile]) -> Iterator[str]:

@@ -34,6 +34,7 @@ def main() -> None:
         commands = {
             "python -c pass": [sys.executable, "-c", "pass"],
             "import launcher": [sys.executable, "-c", "import launcher"],
+            "plan KT on aws": [sys.executable, "-m", "launcher", "plan", "configs/kt_food_tag.yaml", "--on", "aws"],
             "launcher plan": [sys.executable, "-m", "launcher", "plan", "configs/quickstart_teacher.yaml", *inputs],
         }
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
