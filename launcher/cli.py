@@ -98,8 +98,9 @@ def _start(planned: launcher.Plan, options: argparse.Namespace) -> int:
             f"it goes on without this terminal; launcher attach {started.name} follows it, launcher stop {started.name} ends it"
         )
         return DONE
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop_without_asking(started))
+    signal.signal(signal.SIGTERM, _stop_without_asking(started))
+    if started.backend == "process":  # SageMaker's jobs outlive a terminal that is closed
+        signal.signal(signal.SIGHUP, _stop_without_asking(started))
     return _follow_to_the_end(started, options)
 
 

@@ -43,6 +43,8 @@ def places(job: Job) -> tuple[dict[str, str], list[Finding]]:
                 found[name] = _place(key, given)
             except UserError as error:
                 findings += error.findings
+            except OSError as error:
+                findings.append(Finding(key=key, found=str(error), cure="check the path and who may read it"))
     return found, findings
 
 

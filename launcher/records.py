@@ -188,7 +188,11 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
         )
     names = [run.name for run in runs]
     job_names = {run.read(run.plan).get("job", {}).get("name", "") for run in runs}
-    cure = did_you_mean(name, [*names, *job_names], "launcher runs lists them")
+    cure = did_you_mean(
+        name,
+        [*names, *job_names],
+        "launcher runs lists them; one that another machine started on SageMaker: launcher attach NAME --region REGION",
+    )
     raise mistake("run", f"{name}: no such run in {store()}", cure)
 
 

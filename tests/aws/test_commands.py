@@ -1,0 +1,187 @@
+"""The commands of the README for jobs on SageMaker, typed against `launcher emulate`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.prepare import prepare
+from tests.conftest import ROOT, SLEEPER
+
+HERE = [sys.executable, "-m", "launcher"]
+STORIES = ("kt_food_tag", "hyundai_segmentation", "dali_imagenette")
+
+
+def typed(*words: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([*HERE, *words], capture_output=True, text=True, timeout=250, **options)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the configs, their data, and the quickstart's teacher after a few steps."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        prepare("digits", "data/digits")
+        prepare("shapes", "data/shapes")
+    finally:
+        os.chdir(before)
+    environment = {**os.environ, "LAUNCHER_RUNS": str(folder / "runs")}
+    done = typed("run", "configs/quickstart_teacher.yaml", "--smoke", cwd=folder, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(place, nobody, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("LAUNCHER_RUNS", str(place / "runs"))
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_story_is_planned_priced_submitted_and_followed(story):
+    config = f"configs/{story}.yaml"
+    planned = typed("plan", config, "--on", "aws")
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    emulator = ["emulate", config, "--price", "ml.p4d.24xlarge=32.77", "--price", "ml.p3.2xlarge=3.825", "--", *HERE]
+    steps = ["hyperparameters.max_steps=2", "hyperparameters.log_every=1"]
+    done = typed(*emulator, "run", config, "--smoke", "--on", "aws", "--max-cost", "100", *steps)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(
+        r"^at most \$\d+\.\d\d: \d+ h at \$[\d.]+ an hour \(AWS's price list of 20", done.stdout, re.MULTILINE
+    )
+    assert "step 2/2" in done.stdout
+    assert [
+        stage
+        for stage in ("Starting", "Downloading", "Training", "Uploading", "Completed")
+        if f" {stage}: " not in done.stdout
+    ] == []
+    assert re.search(r": Completed after \d+ s for \$[\d.]+ - [\d.]+ % (mIoU )?on held-out images", done.stdout)
+    shown = typed("show", story.replace("_", "-"))
+    for piece in ("price       at most $", "billed      ", "cost        $", " an epoch", "runs on     aws"):
+        assert piece in shown.stdout, shown.stdout
+
+
+BROKEN = {
+    "kt_food_tag": ["compute.instance_type=ml.p4.24xlarge", "image={framework_version: '2.6.0', python: py312}", "hyperparameters.global_batch_size=1000", "profiling.system_interval_ms=123"],
+    "hyundai_segmentation": ["network={}", "compute.max_wait_hours=1", "compute.use_spot_instance=true", "inputs.train.acess=ro"],
+    "dali_imagenette": ["distribution=smddp", "compute.spot=true", "profiling.rules={CPUBottlenck: {}}", "hyperparameters.epochs=two"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("story", "change"), [(story, change) for story, changes in BROKEN.items() for change in changes]
+)
+def test_a_broken_variant_is_refused_with_what_to_do(story, change):
+    done = typed("run", f"configs/{story}.yaml", "--on", "aws", change)
+    assert done.returncode == 2
+    assert "cure:" in done.stderr and "Traceback" not in done.stderr
+    key = change.split("=")[0]
+    assert key.split(".")[0] in done.stderr
+
+
+@pytest.fixture
+def far_side(place, tmp_path, monkeypatch):
+    """An emulator in another process, as a user starts it in another terminal; its printed variables are taken over."""
+    prices = ["--price", "ml.m5.xlarge=0.23"]
+    emulator = subprocess.Popen(
+        [*HERE, "emulate", "configs/quickstart.yaml", *prices], stdout=subprocess.PIPE, text=True
+    )
+    exported = emulator.stdout.readline()
+    assert exported.startswith("export AWS_ENDPOINT_URL=http://127.0.0.1:")
+    for name, value in re.findall(r"(\w+)=(\S+)", exported):
+        monkeypatch.setenv(name, value)
+    yield
+    emulator.send_signal(signal.SIGINT)
+    assert emulator.wait(30) == 130
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "script.py").write_text(
+        textwrap.dedent(SLEEPER).replace("time.sleep(120)", "print('ready', flush=True)\ntime.sleep(120)")
+    )
+    file = tmp_path / "sleeper.yaml"
+    file.write_text(
+        f"name: sleeper\nscript: script.py\nsource: {tmp_path / 'source'}\nregion: us-west-2\n"
+        "role: arn:aws:iam::123456789012:role/SageMakerTraining\noutput: s3://amzn-s3-demo-bucket/sleeper\n"
+        'image: {framework_version: "2.8.0", python: py312}\ncompute: {instance_type: ml.m5.xlarge, max_hours: 1}\n'
+    )
+    return file
+
+
+def lines_of(run: str, seconds: float = 60) -> str:
+    """A run's log, once its script is ready."""
+    end = time.monotonic() + seconds
+    while "ready" not in (text := typed("logs", run).stdout):
+        assert time.monotonic() < end, text
+    return text
+
+
+def test_a_detached_job_is_listed_shown_profiled_and_stopped(far_side, config):
+    done = typed("run", str(config), "--on", "aws", "--detach")
+    assert done.returncode == 0, done.stderr
+    [name] = re.findall(r"^run (sleeper-\S+) on aws", done.stdout, re.MULTILINE)
+    lines_of("sleeper")
+    listed = {item["name"]: item["state"] for item in json.loads(typed("runs", "--json").stdout)}
+    assert listed[name] == "InProgress"
+    assert "spent       $" in typed("show", name).stdout
+    assert typed("profile", name, "--interval", "500").stdout == f"{name}: system metrics every 500 ms\n"
+    assert typed("profile", name, "--off").returncode == 0
+    stopped = typed("stop", name)
+    assert stopped.returncode == 0 and f"{name}: Stopped after" in stopped.stdout
+    assert typed("profile", name, "--off").returncode == 2
+
+
+def test_a_job_goes_on_when_the_terminal_closes_and_ends_with_an_interrupt_in_ci(far_side, config):
+    following = subprocess.Popen(
+        [*HERE, "run", str(config), "--on", "aws"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    name = next(line.split()[1] for line in following.stdout if line.startswith("run sleeper-"))
+    lines_of(name)
+    following.send_signal(signal.SIGHUP)
+    following.wait(30)
+    again = subprocess.Popen([*HERE, "attach", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert next(line for line in again.stdout if " Training: " in line)
+    again.send_signal(signal.SIGINT)
+    rest = again.stdout.read()
+    assert again.wait(60) == 130
+    assert f"{name}: Stopped" in rest and "Ctrl-C" in rest
+
+
+def test_another_machine_follows_by_name_and_region(far_side, config, monkeypatch, tmp_path):
+    done = typed("run", str(config), "--on", "aws", "--detach")
+    [name] = re.findall(r"^run (sleeper-\S+) on aws", done.stdout, re.MULTILINE)
+    lines_of(name)
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "elsewhere"))
+    refused = typed("attach", name)
+    assert refused.returncode == 2 and "--region" in refused.stderr
+    again = subprocess.Popen(
+        [*HERE, "attach", name, "--region", "us-west-2", "--logs"], stdout=subprocess.PIPE, text=True
+    )
+    assert next(line for line in again.stdout if line.strip() == "ready")
+    assert typed("stop", name).returncode == 0
+    again.stdout.read()
+    assert again.wait(60) == 1
+    assert "stop_reason" in json.loads(next((tmp_path / "elsewhere" / name).glob("outcome.json")).read_text())
+
+
+def test_a_command_behind_the_emulator_decides_its_exit_status():
+    code = "import os, sys; sys.exit(7 if os.environ['AWS_ENDPOINT_URL'].startswith('http://127.0.0.1') else 1)"
+    assert typed("emulate", "--", sys.executable, "-c", code).returncode == 7
+    missing = typed("emulate", "--", "no-such-command")
+    assert missing.returncode == 2 and "no such command" in missing.stderr
+    wrong = typed("emulate", "--price", "ml.m5.xlarge")
+    assert wrong.returncode == 2 and "NAME=VALUE" in wrong.stderr
