@@ -22,10 +22,7 @@ SDK_NAMES = {
     "entry_point": "script",
     "source_dir": "source",
     "image_uri": "image.uri",
-    "framework_version": "image.framework_version",
     "py_version": "image.python",
-    "instance_type": "compute.instance_type",
-    "instance_count": "compute.instance_count",
     "volume_size": "compute.volume_gb",
     "volume_kms_key": "compute.volume_key",
     "max_run": "compute.max_hours",
@@ -146,8 +143,9 @@ def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
     leaf = path[-1] if path else ""
     if item["type"] == "extra_forbidden":
         fields = list(parent.model_fields) + (["smoke"] if parent is Job else [])
-        cure = did_you_mean(leaf, fields, _elsewhere(leaf))
-        return Finding(key=config.where(key), found="unknown key", valid=", ".join(fields), cure=cure)
+        return Finding(
+            key=config.where(key), found="unknown key", valid=", ".join(fields), cure=_cure_for_key(leaf, fields)
+        )
     if item["type"] == "missing":
         return Finding(
             key=key, found="missing", valid=valid, cure=f"add {leaf}: {example}" if example else f"add {leaf}"
@@ -178,14 +176,15 @@ def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
     return Finding(key=config.where(key), found=_shown(value), valid=valid or item["msg"], cure=cure)
 
 
-def _elsewhere(word: str) -> str:
-    """The cure for a key that is none where it stands: another place of ours, or what the SDK's estimator calls it."""
-    ours = {field: f"{name}.{field}" for name in Job.model_fields for field in _fields_below(name)}
-    ours |= {name: name for name in Job.model_fields}
-    if word in ours:
-        return f"did you mean {ours[word]}?"
+def _cure_for_key(word: str, fields: Sequence[str]) -> str:
+    """The cure for a key that is none where it stands: another place, a nearby name, or what SageMaker's SDK calls it."""
+    places = {field: f"{name}.{field}" for name in Job.model_fields for field in _fields_below(name)}
+    places |= {name: name for name in Job.model_fields}
+    if word in places:
+        return f"did you mean {places[word]}?"
     near = difflib.get_close_matches(word, SDK_NAMES, n=1, cutoff=0.8)
-    return f"did you mean {SDK_NAMES[near[0]]}, which SageMaker's SDK calls {near[0]}?" if near else "remove it"
+    from_sdk = f"did you mean {SDK_NAMES[near[0]]}, which SageMaker's SDK calls {near[0]}?" if near else "remove it"
+    return from_sdk if word in SDK_NAMES else did_you_mean(word, fields, from_sdk)
 
 
 def _fields_below(name: str) -> list[str]:

@@ -1,0 +1,78 @@
+"""Planning for SageMaker is pure: every config, without a socket, a written file or an imported SDK."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+CONFIGS = ["kt_food_tag", "hyundai_segmentation", "dali_imagenette", "quickstart"]
+
+PLAN_ALL = """
+import json, os, sys
+opened = []
+def watch(event, arguments):
+    if event.startswith("socket.") and event != "socket.__new__":
+        raise OSError(f"{event}: planning asks nobody")
+    if event == "open" and isinstance(arguments[0], (str, bytes)) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        opened.append(os.fsdecode(arguments[0]))
+sys.addaudithook(watch)
+import launcher
+told = {}
+for config in sys.argv[1:]:
+    overrides = ["inputs.teacher={s3: s3://amzn-s3-demo-bucket/teacher/}"] if config == "quickstart" else []
+    plan = launcher.plan(launcher.load(f"configs/{config}.yaml", overrides), on="aws")
+    assert str(plan) and json.loads(plan.to_json())["request"]
+    told[config] = [str(finding) for finding in plan.errors]
+heavy = ("sagemaker", "boto3", "botocore", "torch", "numpy", "timm", "moto", "sagemaker_training")
+print(json.dumps({"errors": told, "heavy": [name for name in heavy if name in sys.modules], "opened": [path for path in opened if path != os.devnull]}))
+"""
+
+
+def tree(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file below a folder, with its size and time; without what other tests and tools keep there."""
+    beside = {".git", ".venv", "__pycache__", ".pytest_cache", ".ruff_cache", ".hypothesis", "runs"}
+    found = {}
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in beside]
+        for name in names:
+            facts = (Path(place) / name).stat()
+            found[f"{place}/{name}"] = (facts.st_size, facts.st_mtime_ns)
+    return found
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    """A home and a working folder in which only what the configs name lies."""
+    for split in ("train", "validation"):
+        (tmp_path / "data/digits" / split / "0").mkdir(parents=True)
+        (tmp_path / "data/digits" / split / "0/1.png").write_bytes(b"1")
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    return tmp_path
+
+
+def test_planning_every_config_for_sagemaker_has_no_effect_and_imports_no_sdk(home):
+    kit, mine = tree(ROOT / "launcher") | tree(ROOT / "entrypoints") | tree(ROOT / "configs"), tree(home)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "XDG_", "LAUNCHER_"))},
+        "HOME": str(home),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-c", PLAN_ALL, *CONFIGS]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=home, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"errors": {config: [] for config in CONFIGS}, "heavy": [], "opened": []}
+    assert tree(home) == mine
+    assert tree(ROOT / "launcher") | tree(ROOT / "entrypoints") | tree(ROOT / "configs") == kit
+
+
+def test_the_tests_own_block_of_sockets_works():
+    code = PLAN_ALL.partition("import launcher")[0] + "import socket; socket.create_connection(('127.0.0.1', 9))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "planning asks nobody" in done.stderr

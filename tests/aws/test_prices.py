@@ -1,0 +1,212 @@
+"""What a job costs: the ceiling before, the spend under way, the bill after, and prices as AWS's list tells them."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+
+import boto3
+import pytest
+
+import launcher
+from launcher.aws import prices
+from launcher.emulator import Emulator
+from tests.aws.test_traps import GROUPED, P4D, changed, with_a_script
+
+REGION = "us-west-2"
+TODAY = f"{datetime.now(timezone.utc):%Y-%m-%d}"
+REQUEST: dict = {"EnableManagedSpotTraining": False}
+SPOT = {"EnableManagedSpotTraining": True}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> dict:
+    return with_a_script(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def price_list(tmp_path_factory):
+    """A client of AWS's Price List which knows a few prices."""
+    with Emulator(tmp_path_factory.mktemp("far side")) as emulator:
+        emulator.set_price(P4D, 32.77, REGION)
+        emulator.set_price(P4D, 40.1, "eu-west-1")
+        emulator.set_price("ml.c5.4xlarge", 0.816, REGION)
+        session = boto3.Session("testing", "testing", region_name=prices.PRICE_LIST_REGION)
+        yield session.client("pricing", endpoint_url=emulator.url)
+
+
+def price(values: dict, **changes):
+    return prices.price(launcher.from_values(changed(values, changes)))
+
+
+def keep(known: dict) -> None:
+    prices.cache_file().parent.mkdir(parents=True, exist_ok=True)
+    prices.cache_file().write_text(json.dumps(known))
+
+
+# -- the ceiling ------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_price_the_plan_says_how_to_know_it(good):
+    unknown = price(good)
+    assert (unknown.per_hour, unknown.ceiling) == (None, None)
+    assert f"price not known for {P4D}: launcher plan --check" in unknown.told and "price_per_hour" in unknown.told
+
+
+def test_a_job_without_an_instance_type_has_no_price_and_is_told_what_is_missing(good):
+    plan = launcher.plan(launcher.from_values(changed(good, {"compute": {}})), on="aws")
+    assert plan.price.ceiling is None
+    assert "compute.instance_type" in [finding.key for finding in plan.errors]
+
+
+def test_a_price_of_ones_own_is_that_of_one_host(good):
+    own = price(good, **{"compute.price_per_hour": 10.0, "compute.max_hours": 3.0, "compute.instance_count": 4})
+    assert (own.per_hour, own.ceiling) == (40, 120)
+    assert own.told == "at most $120.00: 3 h at $40.00 an hour (compute.price_per_hour)"
+
+
+def test_a_warm_pool_is_paid_after_the_job(good):
+    warm = price(good, **{"compute.price_per_hour": 10.0, "compute.max_hours": 1.0, "compute.keep_alive_minutes": 30})
+    assert warm.ceiling == 30
+    assert "1 h and 30 min of warm pool" in warm.told
+
+
+def test_spot_has_the_ceiling_of_on_demand_and_says_that_it_costs_less(good):
+    plain = {"compute.price_per_hour": 10.0}
+    spot = price(good, **plain, **{"compute.spot": True})
+    assert spot.ceiling == price(good, **plain).ceiling
+    assert spot.told.endswith("; spot costs less") and "spot" not in price(good, **plain).told
+
+
+def test_waiting_for_spot_costs_nothing(good):
+    spot = {"compute.price_per_hour": 10.0, "compute.spot": True, "compute.max_hours": 1.0}
+    assert price(good, **spot, **{"compute.max_wait_hours": 20.0}).ceiling == price(good, **spot).ceiling == 20
+
+
+def test_the_prices_of_groups_are_added(good):
+    keep({REGION: {P4D: {"usd": 32.0, "read": "2026-11-02"}, "ml.c5.4xlarge": {"usd": 0.8, "read": "2026-10-01"}}})
+    grouped = price(good, compute={**GROUPED, "max_hours": 2.0})
+    assert grouped.per_hour == pytest.approx(2 * 32 + 0.8)
+    assert grouped.ceiling == pytest.approx(2 * grouped.per_hour)
+    assert "AWS's price list of 2026-10-01" in grouped.told
+
+
+def test_one_unknown_group_makes_the_price_unknown(good):
+    keep({REGION: {P4D: {"usd": 32.0, "read": "2026-11-02"}}})
+    grouped = price(good, compute=GROUPED)
+    assert grouped.ceiling is None and "ml.c5.4xlarge" in grouped.told and P4D not in grouped.told
+
+
+def test_groups_of_one_type_are_hosts_of_one_type(good):
+    groups = [{"name": name, "instance_type": P4D, "instance_count": count} for name, count in (("a", 1), ("b", 2))]
+    job = launcher.from_values(changed(good, {"compute": {"instance_groups": groups}}))
+    assert prices.instances(job) == {P4D: 3}
+
+
+def test_a_price_of_another_region_does_not_count(good):
+    keep({"eu-west-1": {P4D: {"usd": 40.0, "read": "2026-11-02"}}})
+    assert price(good).ceiling is None
+    assert price(good, region="eu-west-1").per_hour == 80
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[]", "null", '"x"'])
+def test_a_broken_cache_is_no_cache(good, text):
+    prices.cache_file().parent.mkdir(parents=True, exist_ok=True)
+    prices.cache_file().write_text(text)
+    assert price(good).ceiling is None
+
+
+# -- AWS's price list -------------------------------------------------------------------------------------------------
+
+
+def test_a_price_is_read_once_and_kept_with_its_date(good, price_list):
+    assert prices.read_price_list(price_list, REGION, [P4D]) == {P4D: 32.77}
+    assert json.loads(prices.cache_file().read_text()) == {REGION: {P4D: {"usd": 32.77, "read": TODAY}}}
+    known = price(good, **{"compute.max_hours": 10.0})
+    assert (known.per_hour, known.ceiling) == (65.54, pytest.approx(655.4))
+    assert known.told == f"at most $655.40: 10 h at $65.54 an hour (AWS's price list of {TODAY})"
+
+
+def test_a_second_look_adds_to_the_first(price_list):
+    prices.read_price_list(price_list, REGION, [P4D])
+    prices.read_price_list(price_list, "eu-west-1", [P4D])
+    assert prices.read_price_list(price_list, REGION, ["ml.c5.4xlarge"]) == {"ml.c5.4xlarge": 0.816}
+    kept = json.loads(prices.cache_file().read_text())
+    assert {region: set(names) for region, names in kept.items()} == {
+        REGION: {P4D, "ml.c5.4xlarge"},
+        "eu-west-1": {P4D},
+    }
+
+
+def test_a_newer_price_takes_the_place_of_an_older_one(good, price_list):
+    keep({REGION: {P4D: {"usd": 1.0, "read": "2020-01-01"}}})
+    assert "2020-01-01" in price(good).told
+    prices.read_price_list(price_list, REGION, [P4D])
+    assert price(good).per_hour == 65.54
+
+
+def test_what_the_list_does_not_hold_is_left_out_and_nothing_is_written(price_list):
+    assert prices.read_price_list(price_list, "sa-east-1", [P4D]) == {}
+    assert not prices.cache_file().exists()
+
+
+def test_ones_own_price_wins_over_the_list(good, price_list):
+    prices.read_price_list(price_list, REGION, [P4D])
+    assert price(good, **{"compute.price_per_hour": 5.0}).per_hour == 10
+
+
+# -- the bill ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_bill_counts_billable_seconds_of_all_hosts():
+    described = {"BillableTimeInSeconds": 1800, "TrainingTimeInSeconds": 1800}
+    assert prices.bill(REQUEST, 65.54, described) == {
+        "billable_seconds": 1800,
+        "training_seconds": 1800,
+        "cost_usd": 32.77,
+    }
+
+
+def test_the_bill_of_a_spot_job_tells_the_saving():
+    described = {"BillableTimeInSeconds": 300, "TrainingTimeInSeconds": 1000}
+    assert prices.bill(SPOT, 36.0, described) == {
+        "billable_seconds": 300,
+        "training_seconds": 1000,
+        "cost_usd": 3.0,
+        "saving": 0.7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("request_", "per_hour", "described", "bill"),
+    [
+        (REQUEST, None, {"BillableTimeInSeconds": 60}, {"billable_seconds": 60}),
+        (REQUEST, 3.6, {}, {}),
+        (SPOT, None, {"BillableTimeInSeconds": 0, "TrainingTimeInSeconds": 0}, {"billable_seconds": 0, "training_seconds": 0}),
+        (SPOT, 3.6, {"BillableTimeInSeconds": 0, "TrainingTimeInSeconds": 9}, {"billable_seconds": 0, "training_seconds": 9, "cost_usd": 0.0, "saving": 1.0}),
+    ],
+)  # fmt: skip
+def test_the_bill_says_only_what_is_known(request_, per_hour, described, bill):
+    assert prices.bill(request_, per_hour, described) == bill
+
+
+def test_the_spend_grows_from_the_start_of_training():
+    start = datetime.now(timezone.utc) - timedelta(hours=2)
+    assert prices.so_far(10.0, {"TrainingStartTime": start.isoformat()}) == pytest.approx(20, abs=0.1)
+
+
+def test_the_spend_stops_with_the_training():
+    times = {"TrainingStartTime": "2026-11-21T10:00:00+00:00", "TrainingEndTime": "2026-11-21T12:30:00+02:00"}
+    assert prices.so_far(10.0, times) == 5
+
+
+@pytest.mark.parametrize(
+    ("per_hour", "described"), [(None, {"TrainingStartTime": "2026-11-21T10:00:00+00:00"}), (1.0, {})]
+)
+def test_without_price_or_start_there_is_no_spend(per_hour, described):
+    assert prices.so_far(per_hour, described) is None
+
+
+def test_a_clock_that_is_behind_gives_no_negative_spend():
+    later = datetime.now(timezone.utc) + timedelta(minutes=5)
+    assert prices.so_far(10.0, {"TrainingStartTime": later.isoformat()}) == 0

@@ -1,0 +1,194 @@
+"""The archive that travels: the same bytes wherever it is made, a size limit, and no secrets in it."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from launcher import package
+from tests.conftest import ROOT, WEIRD_NAMES
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    folder = tmp_path / "source"
+    write(folder, {"train.py": "print(1)\n", "run.sh": "exit 0\n", "sub/ünï.py": "x = 1\n", "training/own.py": ""})
+    (folder / "run.sh").chmod(0o755)
+    return folder
+
+
+def write(folder: Path, files: dict[str, str | bytes]) -> None:
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def packed(folder: Path) -> bytes:
+    files, findings = package.travelling_files(folder)
+    assert findings == []
+    return package.archive(files)
+
+
+def members(archive: bytes) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return {member.name: member for member in tar}
+
+
+def refusals(folder: Path) -> list[str]:
+    return [str(finding) for finding in package.check_archive(package.travelling_files(folder)[0])]
+
+
+def test_the_archive_is_the_same_bytes_twice(source):
+    assert packed(source) == packed(source)
+
+
+@pytest.mark.parametrize("name", WEIRD_NAMES)
+def test_the_archive_is_the_same_from_another_folder(source, tmp_path, name):
+    other = tmp_path / name / "copy"
+    shutil.copytree(source, other)
+    assert packed(other) == packed(source)
+
+
+def test_times_owners_and_umask_leave_no_trace(source, tmp_path):
+    expected = packed(source)
+    other = tmp_path / "other"
+    before = os.umask(0o077)
+    try:
+        for path in ("training/own.py", "sub/ünï.py", "run.sh", "train.py"):
+            write(other, {path: (source / path).read_bytes()})
+        (other / "run.sh").chmod(0o700)
+    finally:
+        os.umask(before)
+    for file in other.rglob("*"):
+        os.utime(file, (0, 0))
+    assert packed(other) == expected
+    for member in members(expected).values():
+        assert (member.mtime, member.uid, member.gid, member.uname, member.gname) == (0, 0, 0, "", "")
+
+
+def test_the_archive_is_the_same_from_another_process(source):
+    code = "import sys; from pathlib import Path; from launcher import package as p; sys.stdout.buffer.write(p.archive(p.travelling_files(Path(sys.argv[1]))[0]))"
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC{seed}", "LC_ALL": "C"}
+        done = subprocess.run([sys.executable, "-c", code, source], capture_output=True, cwd=ROOT, env=environment)
+        assert done.stdout == packed(source), done.stderr.decode()
+
+
+def test_a_script_keeps_its_executable_bit_and_nothing_else_of_its_mode(source):
+    (source / "train.py").chmod(0o600)
+    (source / "run.sh").chmod(0o4750)
+    modes = {name: oct(member.mode) for name, member in members(packed(source)).items()}
+    assert modes == {"run.sh": "0o755", "sub/ünï.py": "0o644", "train.py": "0o644", "training/own.py": "0o644"}
+
+
+def test_a_change_of_one_byte_or_of_a_mode_changes_the_archive(source):
+    first = packed(source)
+    (source / "run.sh").chmod(0o644)
+    second = packed(source)
+    (source / "train.py").write_text("print(2)\n")
+    assert len({first, second, packed(source)}) == 3
+
+
+def test_a_link_travels_as_the_file_that_it_names(source):
+    (source / "linked.py").symlink_to(source / "train.py")
+    (source / "broken.py").symlink_to(source / "nowhere")
+    found = members(packed(source))
+    assert found["linked.py"].isfile() and found["linked.py"].size == len("print(1)\n")
+    assert "broken.py" not in found
+
+
+def test_what_the_toolkit_unpacks_is_what_lay_there(source, tmp_path):
+    with tarfile.open(fileobj=io.BytesIO(packed(source)), mode="r:gz") as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    for path in ("train.py", "run.sh", "sub/ünï.py"):
+        assert (tmp_path / "unpacked" / path).read_bytes() == (source / path).read_bytes()
+
+
+# -- what stays -------------------------------------------------------------------------------------------------------
+
+
+def test_the_ignore_file_takes_names_folders_and_patterns(source):
+    write(source, {"a.bin": "", "sub/b.bin": "", "notes/c.txt": "", "sub/deep/d.py": "", "keep.py": ""})
+    (source / package.IGNORE_FILE).write_text("# large files\n\n*.bin\nnotes/\n  sub/deep  \n")
+    assert list(members(packed(source))) == ["keep.py", "run.sh", "sub/ünï.py", "train.py", "training/own.py"]
+
+
+def test_the_ignore_file_adds_to_git(source):
+    subprocess.run(["git", "init", "-q", str(source)], check=True)
+    write(source, {".gitignore": "*.log\n", "a.log": "", "b.bin": "", package.IGNORE_FILE: "*.bin\n"})
+    assert {"a.log", "b.bin", package.IGNORE_FILE}.isdisjoint(members(packed(source)))
+
+
+def test_a_folder_of_data_is_refused_with_its_largest_files(source):
+    large = source / "data"
+    large.mkdir()
+    for number, megabytes in enumerate((60, 50, 1)):
+        with (large / f"{number}.bin").open("wb") as file:
+            file.truncate(megabytes * 2**20)
+    [finding] = package.check_archive(package.travelling_files(source)[0])
+    assert finding.key == "source" and finding.valid == "at most 100 MiB"
+    assert "111.0 MiB would travel, most of it data/0.bin (60.0 MiB), data/1.bin (50.0 MiB)" in finding.found
+    assert package.IGNORE_FILE in finding.cure and "data as an input" in finding.cure
+    (source / package.IGNORE_FILE).write_text("data\n")
+    assert refusals(source) == []
+
+
+SECRETS = [
+    ("a private key", "-----BEGIN " + "PRIVATE KEY-----"),
+    ("a private key", "-----BEGIN RSA " + "PRIVATE KEY-----"),
+    ("a private key", "-----BEGIN OPENSSH " + "PRIVATE KEY-----"),
+    ("an AWS access key", 'aws_access_key_id = "AKIA' + "IOSFODNN7EXAMPLE" + '"'),
+    ("an AWS access key", "ASIA" + "IOSFODNN7EXAMPLE"),
+    ("a Hugging Face token", "HF_TOKEN=hf_" + "a" * 34),
+    ("a GitHub token", "https://ghp_" + "a" * 36 + "@github.com"),
+    ("a GitHub token", "github_pat_" + "a" * 82),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), SECRETS, ids=[f"{kind} {text[:14]}" for kind, text in SECRETS])
+def test_what_looks_like_a_secret_is_refused_with_file_and_line_and_is_not_repeated(source, kind, text):
+    write(source, {"sub/settings.py": f"a = 1\n\nb = '''{text}'''\n"})
+    [finding] = package.check_archive(package.travelling_files(source)[0])
+    assert finding.key == "source: sub/settings.py:3" and kind in finding.found
+    assert "environment:" in finding.cure
+    assert text not in str(finding)
+    (source / package.IGNORE_FILE).write_text("settings.py\n")
+    assert refusals(source) == []
+
+
+def test_a_secret_in_a_binary_file_is_found_too(source):
+    write(source, {"notebook.bin": b"\xff\0\n" + SECRETS[3][1].encode()})
+    assert "notebook.bin:2" in refusals(source)[0]
+
+
+def test_every_file_with_a_secret_is_named_at_once(source):
+    write(source, {"a.py": SECRETS[0][1], "b.py": SECRETS[5][1]})
+    assert [text.partition(" looks")[0] for text in refusals(source)] == ["source: a.py:1:", "source: b.py:1:"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-----BEGIN CERTIFICATE-----",
+        "-----BEGIN PUBLIC KEY-----",
+        "AKIAIOSFODNN7",
+        "XAKIA" + "IOSFODNN7EXAMPLE",
+        "arn:aws:iam::123456789012:role/SageMakerTraining",
+        "hf_hub_download(repo_id='a/b', filename='model.safetensors')",
+        "sha256 = '" + "a" * 64 + "'",
+    ],
+)
+def test_words_that_only_look_like_secrets_travel(source, text):
+    write(source, {"words.py": text})
+    assert refusals(source) == []
+
+
+def test_this_kits_own_scripts_may_travel():
+    assert refusals(package.entrypoints_folder()) == []
