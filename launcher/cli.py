@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import json
 import os
 import signal
@@ -27,6 +28,9 @@ INTERVALS = (100, 200, 500, 1000, 5000, 60000)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; the user's mistakes are printed without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a value that no terminal can show is told all the same
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     ours, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])

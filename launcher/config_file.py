@@ -42,8 +42,10 @@ def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)
     try:
-        return int(text[2:] if base != 10 else text, base)
-    except ValueError:  # Python reads at most 4,300 digits
+        number = int(text[2:] if base != 10 else text, base)
+        str(number)
+        return number
+    except ValueError:  # Python reads and writes at most 4,300 digits
         raise yaml.constructor.ConstructorError(None, None, "a number of too many digits", node.start_mark) from None
 
 

@@ -12,6 +12,9 @@ S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
 InstanceType = Annotated[str, StringConstraints(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")]
 
+MAX_HOSTS = 1000
+"""More hosts in one job than any quota of SageMaker's; what a slip of the finger makes."""
+
 A_FOLDER_IN_S3 = "s3://bucket/prefix"
 
 
@@ -30,7 +33,7 @@ class InstanceGroup(Part):
         examples=["gpus"],
     )
     instance_type: InstanceType = Field(description="an instance type, ml. first", examples=["ml.p4d.24xlarge"])
-    instance_count: int = Field(ge=1, description="a whole number from 1", examples=[2])
+    instance_count: int = Field(ge=1, le=MAX_HOSTS, description=f"a whole number from 1 to {MAX_HOSTS}", examples=[2])
 
 
 class Compute(Part):
@@ -40,7 +43,9 @@ class Compute(Part):
         None, description="an instance type of SageMaker, ml. first", examples=["ml.p4d.24xlarge"]
     )
     """The kind of host on SageMaker. Runs on this machine leave it aside."""
-    instance_count: int = Field(1, ge=1, description="a whole number from 1", examples=[2])
+    instance_count: int = Field(
+        1, ge=1, le=MAX_HOSTS, description=f"a whole number from 1 to {MAX_HOSTS}", examples=[2]
+    )
     """Hosts. On this machine each is a process tree with a loopback address of its own."""
     instance_groups: list[InstanceGroup] = Field(
         default_factory=list,
@@ -52,10 +57,13 @@ class Compute(Part):
         default_factory=list, description="names of instance groups", examples=["[gpus]"]
     )
     """The instance group that `distribution` spreads over, where there are groups."""
-    processes_per_host: int | None = Field(None, ge=1, description="a whole number from 1, or null", examples=[2])
+    processes_per_host: int | None = Field(
+        None, ge=1, le=1024, description="a whole number from 1 to 1024, or null", examples=[2]
+    )
     """Training processes a host, on this machine; null: one a GPU, or one where there is none. SageMaker takes one a GPU."""
-    volume_gb: int = Field(30, ge=1, description="GB, a whole number from 1", examples=[500])
-    """Disk of each host, in GB, for data, code, model and checkpoints. 30 is SageMaker's SDK's own default."""
+    volume_gb: int = Field(30, ge=1, le=16384, description="GB, a whole number from 1 to 16384", examples=[500])
+    """Disk of each host, in GB, for data, code, model and checkpoints. 30 is SageMaker's SDK's own default; a disk of EBS has at
+    most 16 TiB: https://docs.aws.amazon.com/ebs/latest/userguide/volume_constraints.html"""
     max_hours: float = Field(24.0, gt=0, le=28 * 24, description="hours, above 0 and at most 672", examples=[1.5])
     """The run is stopped after this long, in hours. 672 (28 days) is SageMaker's own maximum of MaxRuntimeInSeconds."""
     spot: bool = Field(False, description="true or false")
@@ -254,6 +262,7 @@ class Job(Part):
     """The job's name. A run's name adds 21 characters (time and four letters): SageMaker allows 63 in all."""
     script: str = Field(
         pattern=r"^[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._+-]+)*\.py$",
+        max_length=512,
         examples=["train_kd.py"],
         description="a .py file, by its path inside the source folder: letters, digits and . _ + - /",
     )

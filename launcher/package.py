@@ -166,8 +166,11 @@ def _listed(folder: Path) -> list[str]:
             if len(paths) > MAX_FILES:
                 raise CannotListError(f"{folder} holds more than {MAX_FILES} files", "name the script's own folder")
     ignore_file = folder / IGNORE_FILE
-    lines = ignore_file.read_text(encoding="utf-8").splitlines() if ignore_file.is_file() else []
-    patterns = [line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
+    lines = ignore_file.read_text(encoding="utf-8", errors="replace").splitlines() if ignore_file.is_file() else []
+    patterns = [line.strip().strip("/") for line in lines if line.strip() and not line.startswith("#")]
+    negated = [pattern for pattern in patterns if pattern.startswith("!")]
+    if negated:
+        raise CannotListError(f"{IGNORE_FILE}: {negated[0]} brings nothing back", "list only what stays behind")
     return [path for path in paths if (folder / path).is_file() and not _ignored(path, [*ALWAYS_STAYS, *patterns])]
 
 

@@ -170,7 +170,7 @@ def plan(job: Job, *, on: str = "process") -> Plan:
     now = datetime.now(timezone.utc)
     letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))  # random's seed is the user's
     name = f"{job.name}-{now:%Y%m%d-%H%M%S}-{letters}"
-    source = Path(job.source).expanduser().absolute() if job.source else entrypoints_folder()
+    source = _source(job)
     backend = backends.get(on)
     places, findings = preflight.places(job)
     files, file_findings = travelling_files(source) if source.is_dir() else ([], [])
@@ -200,6 +200,18 @@ def plan(job: Job, *, on: str = "process") -> Plan:
             name: Path(places[name]).parent.name for name, given in job.inputs.items() if given.run and name in places
         },
     )
+
+
+def _source(job: Job) -> Path:
+    """The folder that holds the script. Raises UserError where it is no path at all."""
+    if job.source is None:
+        return entrypoints_folder()
+    try:
+        path = Path(job.source).expanduser().absolute()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise mistake("source", f"{job.source[:80]}: {error}", "check the path") from None
+    return path
 
 
 def check(planned: Plan) -> Plan:

@@ -26,6 +26,7 @@ def places(job: Job) -> tuple[dict[str, str], list[Finding]]:
     """
     found: dict[str, str] = {}
     findings: list[Finding] = []
+    first_of = {name.upper(): name for name in reversed(job.inputs)}
     for name, given in job.inputs.items():
         key = f"inputs.{name}"
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
@@ -38,6 +39,9 @@ def places(job: Job) -> tuple[dict[str, str], list[Finding]]:
                     cure="rename it",
                 )
             )
+        elif (twin := first_of[name.upper()]) != name:
+            both = f"{twin} and {name} are one variable for the script, SM_CHANNEL_{name.upper()}"
+            findings.append(Finding(key=key, found=both, cure="rename one"))
         elif given.source in ("folder", "file", "run"):
             try:
                 found[name] = _place(key, given)
@@ -66,9 +70,12 @@ def check(job: Job, source: Path, files: list[TravelFile], world_size: int) -> l
         findings.append(
             Finding(
                 key="distribution",
+                level="error"
+                if job.source is None
+                else "warning",  # a script of the user's own may form its group itself
                 found=f"none, with {asked}: each process would train a model of its own",
                 valid="torchrun or smddp",
-                cure="write distribution: torchrun",
+                cure="write distribution: torchrun, unless the script itself makes a group of SM_HOSTS",
             )
         )
     batch = job.hyperparameters.get("global_batch_size")

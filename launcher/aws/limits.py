@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sized
 
 from launcher import hyperparameters
 from launcher.aws import request
-from launcher.findings import Finding
+from launcher.findings import Finding, counted
 from launcher.job import Job
 
 
@@ -90,8 +90,13 @@ def _metrics(job: Job) -> Iterator[Finding]:
             yield Finding(key=f"metrics.{name}", found=f"{regex!r}: {error}", cure="correct the regular expression")
             continue
         if groups != 1:
-            cure = "put the number, and nothing else, into ( )"
-            yield Finding(key=f"metrics.{name}", found=f"{groups} groups in {regex!r}", valid="exactly one", cure=cure)
+            yield Finding(
+                key=f"metrics.{name}",
+                level="error" if not groups else "warning",
+                found=f"{counted(groups, 'group')} in {regex!r}",
+                valid="one group, which holds the number",
+                cure="put the number into ( ), and write (?: ) for other groups",
+            )
         if len(regex) > 500 or not 0 < len(name) <= 255:
             valid = "a name of 255 and an expression of 500 characters at most"
             yield Finding(key=f"metrics.{name[:40]}", found="too long", valid=valid, cure="shorten it")

@@ -40,7 +40,7 @@ class Look:
         self.job = plan.job
         self.region = str(plan.job.region)
         self.sizes: dict[str, int] = {}
-        """Bytes under each S3 prefix that is copied to the hosts' disks."""
+        """Bytes of each channel from S3 that are copied to every host's disk."""
 
     def client(self, service: str) -> Any:
         return session.client(service, self.region)
@@ -159,8 +159,10 @@ class Look:
                 found=f"{uri} is a prefix: {beside} objects beside the folder come too, such as {example}",
                 cure=f"write {uri}/",
             )
-        if self.job.inputs[name].mode in (None, "File"):
-            self.sizes[name] = size
+        given = self.job.inputs[name]
+        hosts = sum(prices.instances(self.job).values())
+        if given.mode in (None, "File") and not given.instance_groups:
+            self.sizes[name] = size // hosts if given.sharded else size
 
     def checkpoints(self, uri: str) -> Iterator[Finding]:
         wrong = list(self.bucket("checkpoints", uri))
@@ -211,7 +213,7 @@ class Look:
             yield Finding(key=key, found=f"{free} free addresses for {hosts} hosts", cure=cure)
 
     def security_groups(self) -> Iterator[Finding]:
-        """Whether the security groups are there and let the hosts reach each other."""
+        """Whether the security groups are there and let the hosts reach each other; 7777 is the toolkit's rendezvous port."""
         key, client = "network.security_groups", self.client("ec2")
         found = []
         for name in self.job.network.security_groups:
@@ -225,9 +227,12 @@ class Look:
         hosts = sum(prices.instances(self.job).values())
         if found and hosts > 1 and not any(_lets_in(group, -1, -1, found) for group in found):
             # https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
+            some = any(_lets_in(group, 7777, 7777, found) for group in found)
+            only = "on some ports only: EFA needs all traffic" if some else "in"
             yield Finding(
                 key=key,
-                found=f"no group lets its own members in, and {hosts} hosts have to reach each other",
+                level="warning" if some else "error",
+                found=f"no group lets its own members {only}, and {hosts} hosts have to reach each other",
                 cure="add an inbound rule to one of them: all traffic, with the group itself as its source",
             )
 

@@ -25,6 +25,8 @@ https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-qu
 def price(job: Job) -> Price:
     """A job's price by what this machine knows; asks nobody."""
     machines = instances(job)
+    if not machines:
+        return Price(None, None, "price not known: no instance type")
     if job.compute.price_per_hour is not None:
         per_hour = job.compute.price_per_hour * sum(machines.values())
         return _price(job, per_hour, "compute.price_per_hour")
@@ -138,9 +140,13 @@ def _price(job: Job, per_hour: float, source: str) -> Price:
 
 
 def _cached() -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
+    """Region -> instance type -> {usd, read}; what is not of this shape counts as not there."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         found = json.loads(cache_file().read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        return {
+            region: {name: {"usd": float(item["usd"]), "read": str(item["read"])} for name, item in prices.items()}
+            for region, prices in found.items()
+        }
     return {}
 
 

@@ -32,6 +32,19 @@ def complete(job: Job, files: list[TravelFile]) -> list[TravelFile]:
     return sorted([*files, TravelFile(FILE, None, len(content), content)], key=lambda file: file.path)
 
 
+def lacking(job: Job, files: list[TravelFile]) -> list[str]:
+    """What the script imports, AWS's image lacks and the user's own requirements.txt does not name, as lines for that file."""
+    uri = job.image.uri if job.image is not None else None
+    own = next((file for file in files if file.path == FILE and file.source is not None), None)
+    if own is None or (uri is not None and catalog.image_facts(uri) is None):
+        return []
+    text = own.read().decode("utf-8", "replace").lower()
+    pins = catalog.packages().pins
+    return [
+        f"{name}=={pins[name]}" for name in sorted(set(pins) & imported_modules(job.script, files)) if name not in text
+    ]
+
+
 def imported_modules(script: str, files: list[TravelFile]) -> set[str]:
     """The top-level modules that a script imports, itself or through other files that travel."""
     by_path = {file.path: file for file in files}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import date
 from functools import partial
 
 from launcher.aws import catalog, cluster, limits, prices, request
@@ -13,7 +14,7 @@ from launcher.job import Job
 warning = partial(Finding, level="warning")
 
 HOURS_WITHOUT_CHECKPOINTS = 1
-"""SageMaker's own limit for spot jobs that do not checkpoint.
+"""What SageMaker allows its own algorithms on spot that do not checkpoint; longer, an interruption loses too much.
 https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html"""
 
 TAKEN_FOLDERS = ("/opt/ml/code", "/opt/ml/input", "/opt/ml/model", "/opt/ml/output")
@@ -29,7 +30,7 @@ def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Finding]:
     """
     findings = [*_missing(job), *cluster.check(job, kit_script=kit_script), *limits.check(job)]
     findings += [*_image(job, kit_script), *_inputs(job, kit_script), *_network(job, requirements)]
-    findings += [*_spot_and_checkpoints(job), *_profiling(job), *_debugger(job, kit_script)]
+    findings += [*_spot_and_checkpoints(job, kit_script), *_profiling(job), *_debugger(job, kit_script)]
     return findings
 
 
@@ -82,9 +83,9 @@ def _image(job: Job, kit_script: bool) -> Iterator[Finding]:
         )
         return
     if about.region is None:
-        yield Finding(
+        yield warning(
             key="image.uri",
-            found="an image in AWS's public gallery; SageMaker pulls from private ECR registries only",
+            found="an image in AWS's public gallery; SageMaker is documented to pull from ECR's private registries",
             cure=f"take the same image from {job.region}'s registry, or image: {{framework_version: …, python: …}}",
         )
     if not about.for_sagemaker:
@@ -99,6 +100,13 @@ def _image(job: Job, kit_script: bool) -> Iterator[Finding]:
         )
     if machine is not None and about.device == "gpu" and not machine.gpus:
         yield warning(key="image.uri", found=f"a GPU image on {kind}, which has no GPU", cure="take the -cpu- image")
+    patched_until = catalog.end_of_patch(about.framework_version)
+    if patched_until is not None and patched_until < date.today():
+        yield warning(
+            key="image",
+            found=f"AWS's image of PyTorch {about.framework_version} gets no security patches since {patched_until}",
+            cure="take a newer one when the script allows it",
+        )
     version = tuple(int(part) for part in about.framework_version.split(".")[:2])
     if kit_script and (version < (2, 0) or (about.python or "py310") in ("py36", "py37", "py38", "py39")):
         yield Finding(
@@ -177,23 +185,25 @@ def _network(job: Job, requirements: bool) -> Iterator[Finding]:
         )
 
 
-def _spot_and_checkpoints(job: Job) -> Iterator[Finding]:
+def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Finding]:
     compute = job.compute
     wait = request.max_wait_hours(compute)
+    if kit_script and job.checkpoints is not None:
+        yield warning(
+            key="checkpoints",
+            found="this kit's scripts do not write checkpoints yet: an interrupted job starts from nothing",
+            cure="remove checkpoints:, or use a script of yours that writes and reads /opt/ml/checkpoints",
+        )
     if compute.spot and job.checkpoints is None:
-        if wait > HOURS_WITHOUT_CHECKPOINTS:
-            yield Finding(
-                key="compute.spot",
-                found=f"spot without checkpoints, for up to {wait:g} h: every interruption would start from nothing",
-                valid=f"with checkpoints, or max_wait_hours at most {HOURS_WITHOUT_CHECKPOINTS}",
-                cure="add checkpoints: s3://your-bucket/prefix",
-            )
-        else:
-            yield warning(
-                key="compute.spot",
-                found="spot without checkpoints: an interruption starts from nothing",
-                cure="add checkpoints: s3://your-bucket/prefix",
-            )
+        long = wait > HOURS_WITHOUT_CHECKPOINTS
+        yield Finding(
+            key="compute.spot",
+            # a script of the user's own may keep its state elsewhere
+            level="error" if kit_script and long else "warning",
+            found=f"spot without checkpoints, for up to {wait:g} h: every interruption would start from nothing",
+            valid=f"with checkpoints, or max_wait_hours at most {HOURS_WITHOUT_CHECKPOINTS}",
+            cure="add checkpoints: s3://your-bucket/prefix",
+        )
     path = job.checkpoints.path if job.checkpoints else None
     if path is not None and any(path == taken or path.startswith(f"{taken}/") for taken in TAKEN_FOLDERS):
         yield Finding(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.aws import request
 from launcher.backends.base import Upload
-from launcher.findings import counted
+from launcher.findings import counted, mistake
 from launcher.job import Job
 from launcher.package import archive
 from launcher.records import RunFolder
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from launcher.planning import Plan
 
 THREADS = 8
+MAX_FILES = 1_000_000
+"""More files than that are no data set to upload one by one, or not the folder that was meant."""
 RECORD = "record/record.tar.gz"
 """The run's record, below <output>/<run>/: with it the run is found again from another machine."""
 
@@ -101,11 +103,26 @@ def split(uri: str) -> tuple[str, str]:
 
 
 def _files(place: Path) -> Iterator[tuple[str, Path]]:
-    """A file, or every file below a folder, links followed, in order; each with its path inside the folder."""
+    """A file, or every file below a folder in order, links followed but not in circles; each with its path inside the folder.
+
+    Raises:
+        UserError: more than MAX_FILES.
+    """
     if place.is_file():
         yield place.name, place
         return
-    found = [Path(at) / name for at, _, names in os.walk(place, followlinks=True) for name in names]
+    found: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+    for at, folders, names in os.walk(place, followlinks=True):
+        facts = os.stat(at)
+        if (facts.st_dev, facts.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((facts.st_dev, facts.st_ino))
+        found += [Path(at) / name for name in names]
+        if len(found) > MAX_FILES:
+            cure = "name the data's own folder, or upload it (aws s3 sync) and give it as {s3: …}"
+            raise mistake(str(place), f"more than {MAX_FILES:,} files", cure)
     yield from sorted((file.relative_to(place).as_posix(), file) for file in found if file.is_file())
 
 

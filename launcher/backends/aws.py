@@ -34,6 +34,11 @@ def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
         cure = "make, or pip install -e '.[aws]', in this kit's folder"
         findings.append(Finding(key="--on aws", found="not installed: boto3", cure=cure))
     findings += package.check_archive(files)
+    lacking = requirements.lacking(job, files)
+    if lacking:
+        found = f"{requirements.FILE} does not name what the script imports and the image lacks"
+        cure = f"add to it: {', '.join(lacking)}"
+        findings.append(Finding(key="source", level="warning", found=found, cure=cure))
     brings = any(file.path == requirements.FILE for file in files)
     return findings + traps.check(job, kit_script=job.source is None, requirements=brings)
 
@@ -70,12 +75,13 @@ def request(job: Job, run_name: str, channels: dict[str, str]) -> dict[str, Any]
 def hosts(job: Job) -> tuple[HostPlan, ...]:
     """Each host of a job and what the container's toolkit starts there (runner.py, smdataparallel.py of sagemaker-training 5.1.4)."""
     groups = job.compute.instance_groups
-    kinds = [group.instance_type for group in groups for _ in range(group.instance_count)]
-    kinds = kinds or [job.compute.instance_type or ""] * job.compute.instance_count
+    kinds = [(group.instance_type, group.name) for group in groups for _ in range(group.instance_count)]
+    kinds = kinds or [(job.compute.instance_type or "", "")] * job.compute.instance_count
     names = [f"algo-{number + 1}" for number in range(len(kinds))]
+    training = [name for name, (_, group) in zip(names, kinds) if not groups or group in job.compute.training_groups]
     arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
     planned = []
-    for number, (name, kind) in enumerate(zip(names, kinds)):
+    for number, (name, (kind, _)) in enumerate(zip(names, kinds)):
         processes = _processes(job, kind)
         if job.distribution == "none":
             command = ["python", job.script, *arguments]
@@ -83,13 +89,15 @@ def hosts(job: Job) -> tuple[HostPlan, ...]:
             rendezvous = ["--master_addr", names[0], "--master_port", "7777", "--node_rank", str(number)]
             command = ["torchrun", "--nnodes", str(len(names)), "--nproc_per_node", str(processes)]
             command += [*(rendezvous if len(names) > 1 else []), job.script, *arguments]
-        elif number == 0:
-            spread = ",".join(f"{other}:{processes}" for other in names)
+        elif name not in training:
+            command = ["python", job.script, *arguments]
+        elif name == training[0]:
+            spread = ",".join(f"{other}:{processes}" for other in training)
             command = ["mpirun", "--host", spread, "-np", str(world_size(job))]
             command += [*(job.custom_mpi_options or "").split(), "smddprun", "python", "-m", "mpi4py"]
             command += [job.script, *arguments]
         else:
-            command = ["sshd", f"# mpirun on {names[0]} starts the processes here"]
+            command = ["sshd", f"# mpirun on {training[0]} starts the processes here"]
         planned.append(HostPlan(name, name, tuple(command), dict(job.environment)))
     return tuple(planned)
 

@@ -1,0 +1,63 @@
+"""Takes out of an environment what only a GPU could use: PyPI's torch for x86-64 is built for CUDA, and most of it is that.
+
+    python cpu_only.py SITE_PACKAGES
+
+What the loader needs to import torch and torchvision stays, so this is the torch of PyPI, and on a CPU it computes the same.
+What it opens only on a GPU goes: Triton, cuDNN's engines, cuSOLVER … The packages stay listed as installed, so that pip does not
+fetch them again for a job's requirements.txt. Headers and static libraries go too, because no compiler is there to use them.
+A torch that was built for the CPU has none of the GPU's and loses its headers only.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+GPU_FOLDERS = ("nvidia", "triton", "cuda")
+GPU_FILES = ("torch/lib/libtorch_cuda_linalg.so", "torch/lib/libcaffe2_nvrtc.so")
+FOR_COMPILERS = ("torch/include", "torch/share/cmake", "torch/bin/protoc", "torch/lib/*.a")
+
+
+def main() -> None:
+    site = Path(sys.argv[1]).resolve()
+    before = size(site)
+    importing = [*site.glob("torch/*.so"), *site.glob("torch/lib/libtorch_python.so"), *site.glob("torchvision/*.so")]
+    assert importing, f"no torch below {site}"
+    needed = loaded(importing)
+    for folder in GPU_FOLDERS:
+        for file in (site / folder).rglob("*"):
+            if not file.is_dir() and file.resolve() not in needed:
+                file.unlink()
+    for pattern in (*GPU_FILES, *FOR_COMPILERS):
+        for found in site.glob(pattern):
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+    for folder in sorted(site.rglob("*"), reverse=True):
+        if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+            folder.rmdir()
+    print(f"cpu_only: {before:,.0f} MB installed, {size(site):,.0f} MB left without what only a GPU or a compiler uses")
+
+
+def loaded(libraries: list[Path]) -> set[Path]:
+    """The libraries that the dynamic loader opens for these, themselves included.
+
+    Raises:
+        SystemExit: one of them is nowhere.
+    """
+    found = {library.resolve() for library in libraries}
+    for library in libraries:
+        listing = subprocess.run(["ldd", str(library)], check=True, capture_output=True, text=True).stdout
+        missing = re.findall(r"(\S+) => not found", listing)
+        if missing:
+            sys.exit(f"{library} needs {', '.join(missing)}, which neither the packages nor the base image have")
+        found |= {Path(path).resolve() for path in re.findall(r"=> (/\S+)", listing)}
+    return found
+
+
+def size(folder: Path) -> float:
+    """In MB."""
+    return sum(file.lstat().st_size for file in folder.rglob("*")) / 1e6
+
+
+if __name__ == "__main__":
+    main()
