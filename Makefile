@@ -2,13 +2,17 @@
 # make test         set up .venv, then run the tests
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
+# make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
+# make image-base   its base by debootstrap, where no registry of images can be reached
+# make image-training   the image for SageMaker, on one of AWS's Deep Learning Containers
+# make test-docker  set up .venv, build the local image where it is not up to date, then run the tests of the images
 
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 LAUNCHER := $(VENV)/bin/launcher
 
-.PHONY: quickstart test lint bench bench-kd clean
+.PHONY: quickstart test lint bench bench-kd image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -33,6 +37,18 @@ bench: $(INSTALLED)
 
 bench-kd: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/distillation.py
+
+image: $(INSTALLED)
+	docker/build local
+
+image-base:
+	docker/build base
+
+image-training: $(INSTALLED)
+	docker/build training
+
+test-docker: image
+	$(VENV)/bin/python -m pytest tests/docker
 
 $(INSTALLED): pyproject.toml .ci/constraints.txt .ci/install
 	PYTHON=$(PYTHON) .ci/install $(VENV)

@@ -8,6 +8,7 @@ fetch them again for a job's requirements.txt. Headers and static libraries go t
 A torch that was built for the CPU has none of the GPU's and loses its headers only.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ def main() -> None:
     before = size(site)
     importing = [*site.glob("torch/*.so"), *site.glob("torch/lib/libtorch_python.so"), *site.glob("torchvision/*.so")]
     assert importing, f"no torch below {site}"
-    needed = loaded(importing)
+    needed = loaded(importing, site / "torch/lib")
     for folder in GPU_FOLDERS:
         for file in (site / folder).rglob("*"):
             if not file.is_dir() and file.resolve() not in needed:
@@ -38,19 +39,25 @@ def main() -> None:
     print(f"cpu_only: {before:,.0f} MB installed, {size(site):,.0f} MB left without what only a GPU or a compiler uses")
 
 
-def loaded(libraries: list[Path]) -> set[Path]:
-    """The libraries that the dynamic loader opens for these, themselves included.
+def loaded(libraries: list[Path], torch_libraries: Path) -> set[Path]:
+    """The libraries that are open once these are imported, themselves included.
+
+    Args:
+        torch_libraries: where torchvision, which names no place itself, finds torch's: torch is imported before it.
 
     Raises:
         SystemExit: one of them is nowhere.
     """
-    found = {library.resolve() for library in libraries}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(torch_libraries)}
+    found, missing = {library.resolve() for library in libraries}, set()
     for library in libraries:
-        listing = subprocess.run(["ldd", str(library)], check=True, capture_output=True, text=True).stdout
-        missing = re.findall(r"(\S+) => not found", listing)
-        if missing:
-            sys.exit(f"{library} needs {', '.join(missing)}, which neither the packages nor the base image have")
+        command = ["ldd", str(library)]
+        listing = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
         found |= {Path(path).resolve() for path in re.findall(r"=> (/\S+)", listing)}
+        missing |= set(re.findall(r"(\S+) => not found", listing))
+    missing -= {library.name for library in found}  # what an earlier import has opened is found by its name
+    if missing:
+        sys.exit(f"torch needs {', '.join(sorted(missing))}, which neither the packages nor the base image have")
     return found
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import launcher
 from launcher import backends, records, tables
+from launcher.backends.base import Unreachable
 from launcher.findings import UserError, mistake
 from launcher.following import follow
 from launcher.planning import plan_config
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     try:
         return options.command(options)
+    except Unreachable as error:
+        print(error, file=sys.stderr)
+        return USER_ERROR
     except (UserError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # `launcher logs RUN | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -103,7 +107,7 @@ def _start(planned: launcher.Plan, options: argparse.Namespace) -> int:
         )
         return DONE
     signal.signal(signal.SIGTERM, _stop_without_asking(started))
-    if started.backend == "process":  # SageMaker's jobs outlive a terminal that is closed
+    if started.backend != "aws":  # SageMaker's jobs outlive a terminal that is closed
         signal.signal(signal.SIGHUP, _stop_without_asking(started))
     return _follow_to_the_end(started, options)
 
@@ -167,7 +171,11 @@ def stop(options: argparse.Namespace) -> int:
         return DONE
     chosen.stop("launcher stop")
     print(f"asked {chosen.name} to stop after its current step; waiting", flush=True)
-    chosen.wait()
+    trouble = ""
+    while chosen.wait(1) not in OVER:
+        if chosen.trouble != trouble:
+            trouble = chosen.trouble
+            print(trouble or "AWS answers again", file=sys.stderr, flush=True)
     tables.print_end(chosen)
     return DONE
 
@@ -187,6 +195,14 @@ def profile(options: argparse.Namespace) -> int:
     chosen.profile(None if options.off else options.interval)
     print(f"{chosen.name}: system metrics " + ("off" if options.off else f"every {options.interval} ms"))
     return DONE
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from launcher import doctor as machine
+
+    needs = machine.look()
+    print(json.dumps(machine.to_dict(needs), indent=2) if options.json else machine.text(needs))
+    return DONE if any(machine.ready(needs).values()) else RUN_FAILED
 
 
 def emulate(options: argparse.Namespace) -> int:
@@ -311,6 +327,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--folder", metavar="FOLDER", help="keep the hosts' /opt/ml there")
     made.usage = "launcher emulate [CONFIG ...] [options] [-- COMMAND ...]"
+    made = command("doctor", doctor, "what this machine is ready for, backend by backend")
+    made.add_argument("--json", action="store_true", help="for machines")
+
     made = command("prepare", prepare, "make a folder of labelled images, TARGET/train and TARGET/validation")
     made.add_argument(
         "source",

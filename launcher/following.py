@@ -34,14 +34,18 @@ def follow(run: Run, *, every_line: bool = False) -> bool:
             return interrupted
         except KeyboardInterrupt:
             display.close()
-            if not interrupted and _ask() == "leave":
+            if interrupted:
+                return True  # it is stopping, whoever watches
+            if _ask() == "leave":
                 run.detach()
                 return True
             try:
                 run.stop("Ctrl-C")
-            except UserError as error:  # AWS could not be asked: the run goes on, and so does its price
-                print(error, file=sys.stderr)
-                continue
+            except UserError as error:  # AWS could not be asked
+                price = f", {dollars(run.spend)} so far" if run.spend is not None else ""
+                again = f"launcher stop {run.name} tries again"
+                print(f"{error}\n{run.name} was NOT stopped and goes on{price}; {again}", file=sys.stderr)
+                return True
             print("stopping: the run's processes get up to two minutes to finish their step", file=sys.stderr)
             interrupted = True
 

@@ -64,6 +64,8 @@ class Compute(Part):
     volume_gb: int = Field(30, ge=1, le=16384, description="GB, a whole number from 1 to 16384", examples=[500])
     """Disk of each host, in GB, for data, code, model and checkpoints. 30 is SageMaker's SDK's own default; a disk of EBS has at
     most 16 TiB: https://docs.aws.amazon.com/ebs/latest/userguide/volume_constraints.html"""
+    shm_gb: float | None = Field(None, gt=0, le=4096, description="GB, above 0 and at most 4096", examples=[8])
+    """Shared memory of each host (/dev/shm) in local mode; null: half of this machine's memory, shared among the hosts."""
     max_hours: float = Field(24.0, gt=0, le=28 * 24, description="hours, above 0 and at most 672", examples=[1.5])
     """The run is stopped after this long, in hours. 672 (28 days) is SageMaker's own maximum of MaxRuntimeInSeconds."""
     spot: bool = Field(False, description="true or false")

@@ -122,6 +122,12 @@ def archive(files: Sequence[TravelFile]) -> bytes:
     return packed.getvalue()
 
 
+def secrets_in_text(content: bytes) -> dict[str, int]:
+    """What looks like a secret in a file, and at which byte it begins."""
+    found = {kind: pattern.search(content) for kind, pattern in _SECRETS.items()}
+    return {kind: match.start() for kind, match in found.items() if match is not None}
+
+
 def check_archive(files: Sequence[TravelFile]) -> list[Finding]:
     """What keeps files from leaving this machine: too many bytes, or something that looks like a secret."""
     findings = []
@@ -141,17 +147,15 @@ def check_archive(files: Sequence[TravelFile]) -> list[Finding]:
         return findings
     for file in files:
         content = file.read()
-        for kind, pattern in _SECRETS.items():
-            match = pattern.search(content)
-            if match is not None:
-                line = content[: match.start()].count(b"\n") + 1
-                findings.append(
-                    Finding(
-                        key=f"source: {file.path}:{line}",
-                        found=f"looks like {kind}, and would be uploaded",
-                        cure=f"take it out, or list the file in {IGNORE_FILE}; pass secrets under environment:",
-                    )
+        for kind, start in secrets_in_text(content).items():
+            line = content[:start].count(b"\n") + 1
+            findings.append(
+                Finding(
+                    key=f"source: {file.path}:{line}",
+                    found=f"looks like {kind}, and would be uploaded",
+                    cure=f"take it out, or list the file in {IGNORE_FILE}; pass secrets under environment:",
                 )
+            )
     return findings
 
 

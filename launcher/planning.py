@@ -137,6 +137,8 @@ class Plan:
             for upload in self.uploads
         ]
         lines += _about_the_request(self.kept_request())
+        backend = backends.get(self.backend)
+        lines += [f"  {name:<11} {text}" for name, text in backend.about(self.job).items()]
         lines += [f"  code        {len(self.files)} files, {total / 1024:.1f} KiB, from {self.source}"]
         lines += [f"              {file.path:<{widest}} {file.size:>8} B" for file in self.files]
         for level in ("error", "warning", "not checked"):
@@ -146,6 +148,11 @@ class Plan:
                     f"  {level}{'s' if level != 'not checked' and len(of_level) > 1 else ''}",
                     *(indent(str(finding), "    ") for finding in of_level),
                 ]
+        if self.hosts and backend.DIFFERENCES:
+            lines += [
+                "  differs from SageMaker in",
+                *(f"    {name}: {why}" for name, why in backend.DIFFERENCES.items()),
+            ]
         if not self.errors:
             lines += ["  nothing was started; `launcher run` with the same arguments does it"]
         return "\n".join(lines)
@@ -178,7 +185,11 @@ def plan(job: Job, *, on: str = "process") -> Plan:
     files = backend.travelling(job, files)
     findings += preflight.check(job, source, files, backend.world_size(job))
     findings += backend.check(job, source, files)
-    channels, uploads = backend.channels(job, places)
+    try:
+        channels, uploads = backend.channels(job, places)
+    except UserError as error:
+        channels, uploads = {}, ()
+        findings += error.findings
     possible = not any(finding.level == "error" for finding in findings)
     request = backend.request(job, name, channels) if possible else None
     encoded = {**job.hyperparameters, **backend.toolkit_hyperparameters(job, name)} if possible else {}

@@ -221,7 +221,8 @@ def merge_metrics(folder: RunFolder, hosts: list[str]) -> None:
 
 
 def git_state(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """The commit of the repository around a folder, whether it was clean, and what was uncommitted in tracked files as a patch.
+    """The commit of the repository around a folder, whether it was clean, and what was uncommitted in the folder's tracked files
+    as a patch, with paths from the folder.
 
     Outside a repository, or without git: ({"commit": None, "reason": …}, b"").
     """
@@ -240,7 +241,7 @@ def git_state(folder: Path) -> tuple[dict[str, Any], bytes]:
     try:
         commit = git("rev-parse", "HEAD").decode().strip()
         changed = git("status", "--porcelain").decode("utf-8", "replace").splitlines()
-        return {"commit": commit, "clean": not changed, "changed": changed}, git("diff", "HEAD", *plain)
+        return {"commit": commit, "clean": not changed, "changed": changed}, git("diff", "HEAD", "--relative", *plain)
     except FileNotFoundError:
         return {"commit": None, "reason": "git is not installed"}, b""
     except subprocess.CalledProcessError as error:

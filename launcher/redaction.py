@@ -8,7 +8,9 @@ from collections.abc import Mapping
 REDACTED = "***"
 
 _SECRET = re.compile(
-    r"(^|_)(api_?key|access_?key(_id)?|private_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE
+    r"(^|_)(api_?key|access_?key(_id)?|private_?key|secret_?key|ssh_?key|openai_?key|wandb_?key|token(_(read|write))?|secret|password"
+    r"|passwd|passphrase|pgpass|pwd|pat|credentials?|auth|webhook(_url)?|dsn|database_url)$",
+    re.IGNORECASE,
 )
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import yaml
 
 from launcher import backends, planning, records
 from launcher.backends.base import Unreachable
-from launcher.findings import mistake
+from launcher.findings import UserError, mistake
 from launcher.metric_lines import Metric, parse_line
 from launcher.package import copy_files
 from launcher.planning import Plan, refuse_errors
@@ -25,6 +25,10 @@ from launcher.records import OVER, RunFolder
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 1.0, 15.0, 1.3
 """Seconds between two questions to a far side: more while nothing is new."""
+
+HOSTS_A_SECOND = 8
+"""Log requests a second that one follower makes on average; CloudWatch Logs allows an account 25 in most regions.
+https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""
 
 PAUSE_IN_TROUBLE = 20.0
 """Seconds until a far side that did not answer is asked again."""
@@ -69,7 +73,8 @@ class Run:
         try:
             new = backends.get(self.backend).refresh(self.folder)
             self.trouble = ""
-            self._pause = FIRST_PAUSE if new else min(self._pause * PAUSE_GROWTH, LONGEST_PAUSE)
+            least = len(self.hosts) / HOSTS_A_SECOND  # each host's log is a request of its own
+            self._pause = max(least, FIRST_PAUSE if new else min(self._pause * PAUSE_GROWTH, LONGEST_PAUSE))
         except Unreachable as error:
             self.trouble = str(error)
             self._pause = PAUSE_IN_TROUBLE
@@ -212,6 +217,9 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
     if not plan.checked:
         plan = planning.check(plan)
         refuse_errors(plan)
+    not_seen = [finding for finding in plan.findings if finding.key == "online"]
+    if not_seen:  # nothing of AWS could be reached, and nothing could be started
+        raise UserError([replace(finding, level="error") for finding in not_seen], f"the plan for {plan.job.name}")
     if max_cost is not None:
         refuse_cost(plan, max_cost)
     folder = RunFolder(records.store() / plan.name)
@@ -238,8 +246,8 @@ def refuse_cost(plan: Plan, max_cost: float) -> None:
     if plan.price is None:
         return
     if plan.price.ceiling is None:
-        raise mistake("--max-cost", plan.price.told, "launcher plan --check, or compute.price_per_hour; then run again")
-    if plan.price.ceiling > max_cost:
+        raise mistake("--max-cost", plan.price.told.partition(":")[0], "give compute.price_per_hour, in US dollars")
+    if not plan.price.ceiling <= max_cost:  # nan allows nothing
         cure = "lower compute.max_hours or compute.instance_count, or allow more"
         raise mistake("--max-cost", plan.price.told, cure, valid=f"at most ${max_cost:,.2f}")
 
@@ -266,9 +274,12 @@ def attach(name: str, *, region: str | None = None) -> Run:
     Raises:
         UserError: there is none.
     """
-    if region is not None and not (records.store() / name).exists():
-        return Run(backends.get("aws").adopt(name, region))
-    return Run(records.find(name))
+    try:
+        return Run(records.find(name))
+    except UserError:
+        if region is None:
+            raise
+    return Run(backends.get("aws").adopt(name, region))
 
 
 def runs() -> list[Run]:

@@ -37,9 +37,13 @@ def print_runs(runs: list[Run]) -> None:
                 str(len(run.hosts)),
                 _seconds(outcome.get("seconds")),
                 _quality(run.result()),
+                _cost(run, outcome),
             ]
         )
-    print(table(["run", "state", "on", "hosts", "seconds", "accuracy"], rows))
+    print(table(["run", "state", "on", "hosts", "seconds", "accuracy", "cost"], rows))
+    for run in runs:
+        for line in _as_last_heard(run):
+            print(f"{run.name}: {line.strip()}")
 
 
 def print_run(run: Run) -> None:
@@ -54,6 +58,7 @@ def print_run(run: Run) -> None:
     lines = [
         f"run {run.name}",
         f"  state       {run.state}",
+        *_as_last_heard(run),
         f"  planned     {plan['planned']}",
         f"  runs on     {plan['backend']}, {len(run.hosts)} host(s)",
         f"  script      {plan['job']['script']} from {plan['source']}",
@@ -175,6 +180,20 @@ def _short(text: str) -> str:
 def _number(value: Any, form: str) -> str:
     """A script's number in a format; - for anything else that it may have written."""
     return format(value, form) if isinstance(value, (int, float)) else "-"
+
+
+def _as_last_heard(run: Run) -> list[str]:
+    """That the far side does not answer, and from when the state is."""
+    if not run.trouble:
+        return []
+    asked = run.folder.read(run.folder.remote).get("asked", "its start")
+    return [f"  not checked {run.trouble}; this is as of {asked}"]
+
+
+def _cost(run: Run, outcome: dict[str, Any]) -> str:
+    """What a run on SageMaker has cost, or costs so far; - for one of this machine, or where the price is not known."""
+    usd = outcome.get("cost_usd") if outcome else run.spend
+    return "-" if usd is None else dollars(usd) + ("" if outcome else " so far")
 
 
 def _quality(result: dict[str, Any]) -> str:

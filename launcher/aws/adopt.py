@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from launcher import records
@@ -24,7 +26,7 @@ def adopt(name: str, region: str) -> RunFolder:
         try:
             described = session.client("sagemaker", region).describe_training_job(TrainingJobName=name)
         except Exception as error:
-            if "not found" not in session.text(error).lower():
+            if not session.is_unknown_job(error):
                 raise
             cure = "launcher runs lists what this machine knows; aws sagemaker list-training-jobs what the region does"
             raise mistake("run", f"{name}: no such training job in {region}", cure) from None
@@ -36,13 +38,17 @@ def adopt(name: str, region: str) -> RunFolder:
             if session.code(error) not in ("NoSuchKey", "NoSuchBucket", "404", *session.DENIED):
                 raise
             record = None
-    folder.path.mkdir(parents=True, exist_ok=True)
-    if record is not None:
-        with tarfile.open(fileobj=io.BytesIO(record), mode="r:gz") as archive:
-            archive.extractall(folder.path, filter="data")
-    else:
-        _write_what_is_known(folder, described, region)
-    records.write_json(folder.remote, {"TrainingJobStatus": records.IN_PROGRESS, "adopted": True})
+    records.store().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=records.store(), prefix=".adopting-") as temporary:
+        made = RunFolder(Path(temporary) / name)
+        made.path.mkdir()
+        if record is not None:
+            with tarfile.open(fileobj=io.BytesIO(record), mode="r:gz") as archive:
+                archive.extractall(made.path, filter="data")
+        else:
+            _write_what_is_known(made, described, region)
+        records.write_json(made.remote, {"TrainingJobStatus": records.IN_PROGRESS, "adopted": True})
+        made.path.replace(folder.path)  # whole, or not at all
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,17 @@ NO_TELEMETRY = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {
 def require_sdk() -> None:
     """Raises UserError where the SageMaker Python SDK v2 is not installed."""
     version = sdk_version()
-    if version is None or not version.startswith("2."):
+    if not is_supported(version):
         found = f"sagemaker {version} is installed" if version else "not installed: sagemaker"
-        raise mistake("estimator", found, "pip install 'sagemaker>=2.257.7,<3'", valid="SageMaker Python SDK v2")
+        raise mistake(
+            "estimator", found, "pip install 'sagemaker>=2.257.7,<3'", valid="SageMaker Python SDK v2 from 2.257.7 on"
+        )
+
+
+def is_supported(version: str | None) -> bool:
+    """Whether an SDK sends what this kit plans: 2.257.7 is the oldest that was tested, and 3 has no such estimator."""
+    numbers = re.match(r"2\.(\d+)\.(\d+)", version or "")
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (257, 7)
 
 
 def sdk_version() -> str | None:

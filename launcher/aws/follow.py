@@ -5,9 +5,11 @@ The folder is what everybody reads; it survives expired credentials, a closed la
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import io
+import itertools
 import re
 import tarfile
 import time
@@ -24,6 +26,12 @@ from launcher.records import RunFolder
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 LAST_LINES_SECONDS = 3
 """CloudWatch shows a line some seconds after it was written; the SDK too waits before its last look."""
+
+UNKNOWN_SECONDS = 120
+"""How long after its creation a job may still be unknown to DescribeTrainingJob before it counts as gone."""
+
+MAX_EXPLAINED_LINES = 200_000
+"""Of each host's log, half from its start and half from its end, that a failure is explained by."""
 
 KEPT = (
     *("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "SecondaryStatus", "SecondaryStatusTransitions"),
@@ -48,22 +56,42 @@ def refresh(folder: RunFolder) -> bool:
     with _alone(folder) as alone:
         if not alone or folder.outcome.exists():
             return False
-        plan = folder.read(folder.plan)
+        plan, known = folder.read(folder.plan), folder.read(folder.remote)
         region = plan["job"]["region"]
-        answer = session.client("sagemaker", region).describe_training_job(TrainingJobName=folder.name)
+        try:
+            answer = session.client("sagemaker", region).describe_training_job(TrainingJobName=folder.name)
+        except Exception as error:
+            if not session.is_unknown_job(error):
+                raise
+            return _is_gone(folder, known)
         described = {name: _plain(answer[name]) for name in KEPT if name in answer}
-        known = folder.read(folder.remote)
         changed = any(described.get(name) != known.get(name) for name in KEPT)
-        over = described["TrainingJobStatus"] in records.OVER
         records.write_json(folder.remote, {**known, **described, "asked": _now()})
         if described["TrainingJobStatus"] == records.STOPPING and not folder.stop_request.exists():
             records.write_json(folder.stop_request, {"reason": "asked to elsewhere", "time": time.time()})
-        changed |= fetch_logs(folder, region, len(plan["hosts"]))
-        if over:
-            time.sleep(LAST_LINES_SECONDS)
-            fetch_logs(folder, region, len(plan["hosts"]))
-            _finish(folder, plan, region, described)
+        no_logs = ""
+        try:
+            changed |= fetch_logs(folder, region, len(plan["hosts"]))
+            if described["TrainingJobStatus"] in records.OVER:
+                time.sleep(LAST_LINES_SECONDS)
+                fetch_logs(folder, region, len(plan["hosts"]))
+        except Exception as error:
+            if session.passes(error) or not isinstance(error, session.errors()):
+                raise
+            no_logs = f"logs: {session.about(error)[0]}"  # the job can be followed without them
+        if described["TrainingJobStatus"] in records.OVER:
+            _finish(folder, plan, region, described, [no_logs] if no_logs else [])
         return changed
+
+
+def _is_gone(folder: RunFolder, known: dict[str, Any]) -> bool:
+    """SageMaker does not know the job: it has not been created yet, or it was deleted."""
+    if not known or time.time() - known.get("sent", 0) < UNKNOWN_SECONDS:
+        return False
+    records.write_json(
+        folder.outcome, {"state": records.FAILED, "failure": "SageMaker does not know this job, or not any more"}
+    )
+    return True
 
 
 def fetch_logs(folder: RunFolder, region: str, hosts: int) -> bool:
@@ -107,14 +135,15 @@ def _events(client: Any, stream: str, token: str | None) -> Iterator[tuple[str, 
     while True:
         more = {"nextToken": token} if token is not None else {}
         page = client.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **more)
-        if page["events"]:
-            yield page["nextForwardToken"], [event["message"] for event in page["events"]]
-        if page["nextForwardToken"] == token or not page["events"]:
+        if page["nextForwardToken"] == token:  # an empty page alone is not the end
             return
         token = page["nextForwardToken"]
+        yield token, [event["message"] for event in page["events"]]
 
 
-def _finish(folder: RunFolder, plan: dict[str, Any], region: str, described: dict[str, Any]) -> None:
+def _finish(
+    folder: RunFolder, plan: dict[str, Any], region: str, described: dict[str, Any], not_saved: list[str]
+) -> None:
     """What the job left, then outcome.json: an outcome means that all is there, or says what is not."""
     hosts = [host["name"] for host in plan["hosts"]]
     output = f"{plan['request']['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{folder.name}/output"
@@ -141,22 +170,21 @@ def _finish(folder: RunFolder, plan: dict[str, Any], region: str, described: dic
         outcome["stop_reason"] = f"{limit} is over" if limit else reason
     if state == records.FAILED:
         outcome |= explain_failure(folder, hosts, described.get("FailureReason", ""))
-    not_saved = []
-    for name, target in (("output.tar.gz", None), ("model.tar.gz", folder.model)):
-        bucket, key = split(f"{output}/{name}")
+    results = folder.host(hosts[0]) / "output/data"
+    for what, save in (
+        ("output.tar.gz", lambda: _fetch_archive(client, f"{output}/output.tar.gz", results, folder.path)),
+        ("output/data", lambda: _fetch_files(client, f"{output}/data/", results)),  # where compress_output is false
+        ("model.tar.gz", lambda: _fetch(client, f"{output}/model.tar.gz", folder.model)),
+    ):
         try:
-            if target is None:
-                body = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-                _unpack(body, folder.host(hosts[0]) / "output/data")
-            else:
-                client.download_file(bucket, key, f"{target}.part")
-                Path(f"{target}.part").replace(target)
+            not_saved += save() or []
         except Exception as error:
             if session.code(error) in ("NoSuchKey", "404", "NoSuchBucket"):
-                continue  # the script wrote none, or it lies there as files (compress_output: false)
-            if session.code(error) not in session.DENIED:
+                continue  # the script wrote none, or it lies there in the other form
+            if session.passes(error):
                 raise
-            not_saved.append(f"{name}: {session.text(error)}; it lies in {output}")
+            why = session.about(error)[0] if isinstance(error, session.errors()) else repr(error)
+            not_saved.append(f"{what}: {why}; it lies in {output}")
     records.merge_metrics(folder, hosts)
     if not_saved:
         outcome["not_saved"] = not_saved
@@ -188,13 +216,51 @@ def interruptions(described: dict[str, Any]) -> int | None:
 
 
 def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    """A log's lines; of a very long one, the first and the last."""
+    if not file.is_file():
+        return []
+    half = MAX_EXPLAINED_LINES // 2
+    with open(file, encoding="utf-8", errors="replace") as log:
+        first = list(itertools.islice(log, half))
+        return [line.rstrip("\n") for line in (*first, *collections.deque(log, half))]
 
 
-def _unpack(body: bytes, target: Path) -> None:
+def _fetch(client: Any, uri: str, target: Path) -> None:
+    bucket, key = split(uri)
+    temporary = target.with_name(f".{target.name}.part")
+    try:
+        client.download_file(bucket, key, str(temporary))
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _fetch_archive(client: Any, uri: str, target: Path, folder: Path) -> list[str]:
+    """Fetch a tar.gz and unpack it; returns what of it was left out because it would lie elsewhere."""
+    archive = folder / "output.tar.gz"
+    _fetch(client, uri, archive)
     target.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(body), mode="r:gz") as archive:
-        archive.extractall(target, filter="data")
+    left_out = []
+    with tarfile.open(archive, mode="r:gz") as members:
+        for member in members:
+            try:
+                members.extract(member, target, filter="data")
+            except tarfile.FilterError as error:
+                left_out.append(f"output.tar.gz: {member.name}: {error}; it is in {archive}")
+    if not left_out:
+        archive.unlink()
+    return left_out
+
+
+def _fetch_files(client: Any, uri: str, target: Path) -> None:
+    """Fetch everything below a prefix."""
+    bucket, prefix = split(uri)
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        for item in page.get("Contents", ()):
+            place = target / item["Key"][len(prefix) :]
+            if place.resolve().is_relative_to(target.resolve()) and not item["Key"].endswith("/"):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                _fetch(client, f"s3://{bucket}/{item['Key']}", place)
 
 
 @contextlib.contextmanager

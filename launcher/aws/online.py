@@ -39,8 +39,8 @@ class Look:
     def __init__(self, plan: Plan):
         self.job = plan.job
         self.region = str(plan.job.region)
-        self.sizes: dict[str, int] = {}
-        """Bytes of each channel from S3 that are copied to every host's disk."""
+        self.sizes = {str(upload.source): upload.size for upload in plan.uploads}
+        """Bytes of each channel that are copied to every host's disk."""
 
     def client(self, service: str) -> Any:
         return session.client(service, self.region)
@@ -145,6 +145,8 @@ class Look:
                 if not _meant(item["Key"], prefix):
                     beside, example = beside + 1, item["Key"]
             if count >= MAX_OBJECTS:
+                found = f"whether {uri} fits the disk: it holds more than {MAX_OBJECTS:,} objects"
+                yield not_checked(key=key, found=found, cure="aws s3 ls --summarize --recursive tells its size")
                 break
         if not count:
             parent = prefix.rstrip("/").rpartition("/")[0]

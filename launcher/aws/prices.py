@@ -81,8 +81,9 @@ def read_price_list(client: Any, region: str, names: Iterable[str]) -> dict[str,
             **{name: {"usd": usd, "read": today} for name, usd in found.items()},
         }
         file = cache_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, prices)
+        with contextlib.suppress(OSError):  # a folder that cannot be written costs the memory, not the run
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, prices)
     return found
 
 
@@ -96,12 +97,14 @@ def bill(request: Mapping[str, Any], per_hour: float | None, described: Mapping[
             https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html
 
     Returns:
-        billable_seconds (one host), training_seconds, and as far as they are known cost_usd, and with spot saving (a fraction).
+        billable_seconds (one host), training_seconds, and as far as they are known warm_pool_seconds (until now), cost_usd (the
+        warm pool included), and with spot saving (a fraction).
     """
     billable, training = described.get("BillableTimeInSeconds"), described.get("TrainingTimeInSeconds")
-    found: dict[str, Any] = {"billable_seconds": billable, "training_seconds": training}
+    warm = described.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds")
+    found: dict[str, Any] = {"billable_seconds": billable, "training_seconds": training, "warm_pool_seconds": warm}
     if billable is not None and per_hour is not None:
-        found["cost_usd"] = round(billable / 3600 * per_hour, 4)
+        found["cost_usd"] = round((billable + (warm or 0)) / 3600 * per_hour, 4)
     if request.get("EnableManagedSpotTraining") and training and billable is not None:
         found["saving"] = round(1 - billable / training, 4)
     return {name: value for name, value in found.items() if value is not None}

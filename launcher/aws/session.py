@@ -7,22 +7,27 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from launcher import causes
 from launcher.backends.base import Unreachable
 from launcher.findings import UserError, mistake
 
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 NOT_VALID = (
-    "UnrecognizedClientException",
-    "InvalidClientTokenId",
-    "InvalidSignatureException",
-    "SignatureDoesNotMatch",
+    *("UnrecognizedClientException", "InvalidClientTokenId", "InvalidSignatureException", "SignatureDoesNotMatch"),
+    *("InvalidAccessKeyId", "InvalidToken", "AuthFailure"),
 )
 DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError", "403")
 THROTTLED = (
     *("Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", "TooManyRequestsException"),
     *("SlowDown", "InternalFailure", "InternalServerError", "ServiceUnavailable", "ServiceUnavailableException"),
+    *("InternalError", "500", "502", "503", "504", "RequestTimeout"),
 )
 """Errors that pass. https://docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html"""
+NETWORK = (
+    *("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError", "SSLError"),
+    *("ProxyConnectionError", "HTTPClientError", "ResponseStreamingError", "IncompleteReadError"),
+)
+SIGN_IN = ("TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError", "LoginRefreshRequired")
 
 MAX_ATTEMPTS = 8
 """How often one call is tried."""
@@ -42,10 +47,11 @@ def boto_session(region: str) -> Any:
 @functools.lru_cache(maxsize=32)
 def client(service: str, region: str) -> Any:
     """A client that asks again what is worth it, with growing pauses."""
+    made = boto_session(region)
     from botocore.config import Config
 
     retries = {"mode": "adaptive", "max_attempts": MAX_ATTEMPTS}
-    return boto_session(region).client(service, config=Config(retries=retries, connect_timeout=10, read_timeout=60))
+    return made.client(service, config=Config(retries=retries, connect_timeout=10, read_timeout=60))
 
 
 def forget_clients() -> None:
@@ -63,48 +69,70 @@ def text(error: Exception) -> str:
     return getattr(error, "response", {}).get("Error", {}).get("Message", "") or str(error)
 
 
+def is_unknown_job(error: Exception) -> bool:
+    """Whether DescribeTrainingJob says that there is no such job."""
+    return code(error) in ("ValidationException", "ResourceNotFound") and "not found" in text(error).lower()
+
+
+def passes(error: Exception) -> bool:
+    """Whether an error may be over when AWS is asked again: throttling, the network, or credentials that can be renewed."""
+    named = type(error).__name__
+    return code(error) in (*EXPIRED, *NOT_VALID, *THROTTLED) or named in (*NETWORK, *SIGN_IN, "NoCredentialsError")
+
+
 def about(error: Exception) -> tuple[str, str]:
-    """What a botocore error means, and its cure."""
-    name = type(error).__name__
-    if code(error) in EXPIRED or name in ("TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError"):
+    """What an error of boto3 or botocore means, and its cure."""
+    cause = error.__context__  # an S3 transfer's error hides the one that says why
+    if not code(error) and cause is not None and code(cause):
+        error = cause
+    name, said = type(error).__name__, text(error)
+    if "Signature expired" in said or "Signature not yet current" in said or code(error) == "RequestTimeTooSkewed":
+        return "this machine's clock is wrong by more than five minutes", "set it, for example with timedatectl"
+    if code(error) in EXPIRED or name in SIGN_IN or name.startswith("Login"):
         return "the AWS credentials have expired", "renew them, for example with aws sso login"
     if name in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"):
         return f"no AWS credentials ({error})", "aws configure, aws sso login, or set AWS_PROFILE"
     if code(error) in NOT_VALID:
-        return (
-            f"AWS does not know these credentials ({text(error)})",
-            "aws sts get-caller-identity shows whose they are",
-        )
+        return f"AWS does not know these credentials ({said})", "aws sts get-caller-identity shows whose they are"
     if code(error) in DENIED:
-        return f"not allowed: {text(error)}", "ask for this permission, or use another profile (AWS_PROFILE)"
+        return f"not allowed: {said}", "ask for this permission, or use another profile (AWS_PROFILE)"
     if code(error) in THROTTLED:
-        return f"AWS asks for fewer requests ({code(error)})", "nothing to do: it is asked again"
-    if name in ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError"):
+        return f"AWS asks for fewer requests ({code(error)})", "try again in a minute"
+    if name in NETWORK:
         return f"AWS cannot be reached ({error})", "check the network and the region"
-    return f"{code(error) or name}: {text(error)}", "see AWS's message"
+    explained = causes.explain(f"{code(error)}: {said}")
+    return f"{code(error) or name}: {said}", explained.cure if explained is not None else "see AWS's message"
 
 
 @contextlib.contextmanager
 def told(key: str) -> Iterator[None]:
     """AWS's errors as the user's mistakes: for calls that the user waits for."""
-    import botocore.exceptions
-
     try:
         yield
-    except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+    except errors() as error:
         found, cure = about(error)
         raise mistake(key, found, cure) from error
+    except Unreachable as error:
+        raise mistake(key, str(error), "try again") from error
 
 
 @contextlib.contextmanager
 def unreachable() -> Iterator[None]:
     """AWS's errors as Unreachable: for calls about a run that goes on without us."""
-    import botocore.exceptions
-
     try:
         yield
-    except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+    except errors() as error:
         forget_clients()
         raise Unreachable(*about(error)) from error
     except UserError as error:
         raise Unreachable(error.findings[0].found, error.findings[0].cure) from error
+
+
+def errors() -> tuple[type[Exception], ...]:
+    """What calls of AWS raise; nothing where boto3 is not installed, which `boto_session` tells."""
+    try:
+        import boto3.exceptions
+        import botocore.exceptions
+    except ModuleNotFoundError:
+        return ()
+    return (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, boto3.exceptions.Boto3Error)

@@ -24,11 +24,20 @@ def create(plan: Plan) -> str:
         botocore's errors; UserError where the SDK would send something else than planned.
     """
     version = estimator.sdk_version()
-    if version is not None and version.startswith("2."):
+    if estimator.is_supported(version):
         through_estimator(plan)
         return f"sagemaker {version}"
     session.client("sagemaker", str(plan.job.region)).create_training_job(**plan.request)
     return "boto3"
+
+
+def is_there(plan: Plan) -> bool | None:
+    """Whether the training job exists; None where SageMaker does not say."""
+    try:
+        session.client("sagemaker", str(plan.job.region)).describe_training_job(TrainingJobName=plan.name)
+    except session.errors() as error:
+        return False if session.is_unknown_job(error) else None
+    return True
 
 
 def through_estimator(plan: Plan) -> None:
@@ -38,6 +47,8 @@ def through_estimator(plan: Plan) -> None:
         events = made.sagemaker_session.sagemaker_client.meta.events
         events.register("provide-client-params.sagemaker.CreateTrainingJob", _same_as(plan.request or {}))
         made.fit(inputs or None, wait=False, job_name=plan.name)
+        if made.latest_training_job is None:  # the SDK's telemetry ends in a `finally: return`, which swallows Ctrl-C
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -46,7 +57,7 @@ def _quiet() -> Iterator[None]:
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     disabled = logging.root.manager.disable
-    logging.disable(logging.INFO)
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:

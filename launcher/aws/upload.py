@@ -15,7 +15,7 @@ from launcher.aws import request
 from launcher.backends.base import Upload
 from launcher.findings import counted, mistake
 from launcher.job import Job
-from launcher.package import archive
+from launcher.package import archive, secrets_in_text
 from launcher.records import RunFolder
 
 if TYPE_CHECKING:
@@ -37,9 +37,11 @@ def planned_upload(job: Job, channel: str, place: Path) -> Upload:
     fingerprint = hashlib.sha256()
     count = size = 0
     for relative, file in _files(place):
+        if not relative.isprintable():
+            raise mistake(f"inputs.{channel}", f"a file name that is no plain text: {relative!r}", "rename it")
         facts = file.stat()
         count, size = count + 1, size + facts.st_size
-        fingerprint.update(f"{relative}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        fingerprint.update(f"{relative}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
     base = f"{(job.output or '').rstrip('/')}/inputs/{channel}-{fingerprint.hexdigest()[:16]}/"
     return Upload(place, base if place.is_dir() else base + place.name, count, size)
 
@@ -65,11 +67,14 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
             continue
         total = sum(file.stat().st_size for file, _ in missing)
         say(f"uploading {item.source}: {counted(len(missing), 'file')}, {total / 2**20:.1f} MiB, to {item.target}")
-        with ThreadPoolExecutor(THREADS) as pool:
+        pool = ThreadPoolExecutor(THREADS)
+        try:
             for sent in [
                 pool.submit(client.upload_file, str(file), bucket, name, ExtraArgs=extra) for file, name in missing
             ]:
                 sent.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C the other files do not matter
     packed = archive(plan.files)
     target = request.code_uri(plan.job, plan.name)
     say(f"uploading the code: {len(plan.files)} files, {len(packed) / 1024:.1f} KiB, to {target}")
@@ -78,14 +83,14 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
 
 
 def upload_record(plan: Plan, folder: RunFolder, client: Any) -> None:
-    """Bring the run's record to S3, beside its output. Raises botocore's errors."""
+    """Bring the run's record to S3, beside its output; uncommitted changes that look like a secret stay here. Raises botocore's errors."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for file in (
             *(folder.job, folder.plan, folder.request, folder.git, folder.git_patch),
             *(folder.versions, folder.files, folder.code),
         ):
-            if file.exists():
+            if file.exists() and not (file == folder.git_patch and secrets_in_text(file.read_bytes())):
                 tar.add(file, file.name)
     bucket, key = split(f"{str(plan.job.output).rstrip('/')}/{plan.name}/{RECORD}")
     client.put_object(Bucket=bucket, Key=key, Body=packed.getvalue(), **encryption(plan.job))

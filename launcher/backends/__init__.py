@@ -7,6 +7,8 @@ hosts(job) -> tuple[HostPlan, ...]               what each host will be and run
 world_size(job) -> int                           training processes on all of them
 toolkit_hyperparameters(job, run_name) -> dict   what is added to the job's own for the container toolkit
 request(job, run_name, channels) -> dict | None  what SageMaker is sent
+about(job) -> dict[str, str]                     what else the plan shows, by name
+DIFFERENCES: Mapping[str, str]                   what differs from SageMaker there, and why
 price(job) -> Price | None                       what it costs at most
 check_online(plan) -> list[Finding]              what a look beyond this machine shows, read-only
 start(plan, folder, lock, lifeline) -> None      the effects; returns when the run is under way
@@ -20,7 +22,11 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-BACKENDS = {"process": "launcher.backends.process", "aws": "launcher.backends.aws"}
+BACKENDS = {
+    "process": "launcher.backends.process",
+    "docker": "launcher.backends.docker",
+    "aws": "launcher.backends.aws",
+}
 """Name on the command line -> module."""
 
 

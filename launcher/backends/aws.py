@@ -8,15 +8,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import causes, package, records
+from launcher import package, records
 from launcher.aws import adopt as adopting
 from launcher.aws import catalog, follow, online, prices, requirements, session, submit, traps, upload
 from launcher.aws import request as requests
 from launcher.backends.base import HostPlan, Upload
-from launcher.findings import Finding
+from launcher.findings import Finding, UserError, mistake
 from launcher.hyperparameters import argument
 from launcher.job import Job
 from launcher.package import TravelFile
+from launcher.redaction import REDACTED, secrets_in
 
 if TYPE_CHECKING:
     from launcher.planning import Plan
@@ -25,6 +26,14 @@ toolkit_hyperparameters = requests.toolkit_hyperparameters
 price = prices.price
 check_online = online.check
 adopt = adopting.adopt
+
+DIFFERENCES: dict[str, str] = {}
+"""This is SageMaker."""
+
+
+def about(job: Job) -> dict[str, str]:
+    """All that there is to show stands in the request."""
+    return {}
 
 
 def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
@@ -128,18 +137,44 @@ def start(plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None
         UserError: AWS refused it; nothing runs, and the record says so.
     """
     assert plan.request is not None
+    region = str(plan.job.region)
     try:
         with session.told("run"):
-            client = session.client("s3", str(plan.job.region))
+            client = session.client("s3", region)
             upload.upload(plan, client, _say)
             upload.upload_record(plan, folder, client)
-            sent_by = submit.create(plan)
-    except Exception as error:  # whatever it was, the record shall say that nothing runs
-        explained = causes.explain(str(error))
-        failure = str(error) if explained is None else f"{error}\n{explained.cause}: {explained.cure}"
-        records.write_json(folder.outcome, {"state": records.FAILED, "failure": f"not started: {failure}"})
+    except BaseException as error:  # Ctrl-C too: the record shall say that nothing runs
+        _not_started(plan, folder, error)
         raise
-    records.write_json(folder.remote, {"sent_by": sent_by, "TrainingJobStatus": records.IN_PROGRESS})
+    if folder.stop_request.exists():
+        _not_started(plan, folder, "stopped before the job was created", records.STOPPED)
+        return
+    sent: dict[str, Any] = {"TrainingJobStatus": records.IN_PROGRESS, "sent": time.time()}
+    try:
+        with session.told("run"):
+            sent["sent_by"] = submit.create(plan)
+    except BaseException as error:
+        there = submit.is_there(plan)
+        if there is False:
+            _not_started(plan, folder, error)
+            raise
+        records.write_json(folder.remote, {**sent, "sent_by": "unknown"})  # an answer that got lost
+        if there is None:
+            cure = f"launcher attach {plan.name} asks SageMaker again"
+            raise mistake("run", f"{plan.name} may have been started: {error}", cure) from error
+        if not isinstance(error, Exception):
+            raise
+        return
+    records.write_json(folder.remote, sent)
+
+
+def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str, state: str = records.FAILED) -> None:
+    """The record of a run that never was; AWS's message may quote what it was sent, so secrets are taken out."""
+    text = str(why) or type(why).__name__
+    for secret in secrets_in(plan.job.environment).values():
+        text = text.replace(secret, REDACTED)
+    key = "stop_reason" if state == records.STOPPED else "failure"
+    records.write_json(folder.outcome, {"state": state, key: f"not started: {text}"})
 
 
 def bring(plan: Plan) -> None:
@@ -149,17 +184,29 @@ def bring(plan: Plan) -> None:
 
 
 def stop(folder: records.RunFolder, reason: str) -> None:
-    """Ask SageMaker to stop the job. Raises UserError where it could not be asked."""
+    """Ask SageMaker to stop the job; one that is still being uploaded is then not created.
+
+    Raises:
+        UserError: SageMaker could not be asked; the job goes on.
+    """
     region = folder.read(folder.plan)["job"]["region"]
-    with session.told("stop"):
-        try:
-            session.client("sagemaker", region).stop_training_job(TrainingJobName=folder.name)
-        except Exception as error:
-            if session.code(error) == "ValidationException" and refresh(folder):
-                return  # it ended just before
-            raise
-    if not folder.stop_request.exists():
+    asked_before = folder.stop_request.exists()
+    if not asked_before:
         records.write_json(folder.stop_request, {"reason": reason, "time": time.time()})
+    if not folder.remote.exists():
+        return  # `start` looks before it creates the job
+    try:
+        with session.told("stop"):
+            try:
+                session.client("sagemaker", region).stop_training_job(TrainingJobName=folder.name)
+            except session.errors() as error:
+                if session.code(error) != "ValidationException":
+                    raise
+                refresh(folder)  # it ended just before, or is gone
+    except UserError:
+        if not asked_before:
+            folder.stop_request.unlink()
+        raise
 
 
 def refresh(folder: records.RunFolder) -> bool:

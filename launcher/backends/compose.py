@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import records
+from launcher.backends.docker_containers import FOLDER_LABEL, RUN_LABEL
 from launcher.redaction import secrets_in
 
 if TYPE_CHECKING:
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 
 FILE = "compose.yaml"
 """Its name in the run's folder."""
-
-RUN_LABEL, FOLDER_LABEL = "vision-launcher.run", "vision-launcher.folder"
-"""What every container and network of a run carries: its name, and its folder on this machine."""
 
 CODE = "/opt/ml/code"
 
@@ -48,7 +46,7 @@ def compose(
             "command": ["train"],
             "user": user,
             "environment": _environment(plan, index, user),
-            "volumes": volumes(plan, folder, host.name),
+            "volumes": _volumes(plan, folder, host.name),
             "networks": ["hosts"],
             "shm_size": f"{shm_mb}m",
             "labels": labels,
@@ -72,15 +70,21 @@ def project(run: str) -> str:
     return run.lower()
 
 
-def volumes(plan: Plan, folder: Path, host: str) -> list[dict[str, Any]]:
+def channel_mounts(plan: Plan) -> list[tuple[Path, str]]:
+    """What each channel shows, and where in a container: a folder, or a single file under its own name."""
+    return [
+        (
+            Path(place),
+            f"/opt/ml/input/data/{channel}" + ("" if plan.job.inputs[channel].folder else f"/{Path(place).name}"),
+        )
+        for channel, place in sorted(plan.channels.items())
+    ]
+
+
+def _volumes(plan: Plan, folder: Path, host: str) -> list[dict[str, Any]]:
     """A host's folders: its own /opt/ml, which stays when the container goes, and each channel, read only."""
-    shown = [_bind(records.RunFolder(folder).host(host), "/opt/ml")]
-    for channel, place in sorted(plan.channels.items()):
-        target = f"/opt/ml/input/data/{channel}"
-        if plan.job.inputs[channel].source != "folder":  # a single file, under its own name
-            target += f"/{Path(place).name}"
-        shown.append(_bind(Path(place), target) | {"read_only": True})
-    return shown
+    channels = [_bind(place, target) | {"read_only": True} for place, target in channel_mounts(plan)]
+    return [_bind(records.RunFolder(folder).host(host), "/opt/ml"), *channels]
 
 
 def _bind(source: Path, target: str) -> dict[str, Any]:

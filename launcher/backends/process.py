@@ -39,6 +39,26 @@ NEEDED = {
 }
 """Module -> package that this backend needs in the launcher's own environment."""
 
+DIFFERENCES: Mapping[str, str] = {
+    "SM_HOSTS": "127.0.0.1, 127.0.0.2 … instead of algo-1, algo-2 …; wherever hosts are named",
+    "SM_CURRENT_INSTANCE_TYPE": "local: no instance of SageMaker's; SM_RESOURCE_CONFIG and SM_INSTANCE_GROUPS_DICT say so too",
+    "SM_NETWORK_INTERFACE_NAME": "lo: the hosts are on one machine",
+    "NCCL_SOCKET_IFNAME": "lo too",
+    "SM_NUM_CPUS": "this machine's; SM_NUM_GPUS too",
+    "MASTER_PORT": "a free one, because hosts of other runs are on the same machine",
+    "PET_MASTER_PORT": "the same, torchrun's name for it",
+    "OMP_NUM_THREADS": "this machine's cores shared among the processes of all hosts",
+    "GOMP_SPINCOUNT": "short, because a machine that is yours has other work too",
+    "SAGEMAKER_REGION": "not set: there is no region",
+    "SAGEMAKER_BASE_DIR": "the run's folder, hosts/<host>/opt/ml, in the place of /opt/ml",
+    "packages": "your own environment's; a requirements.txt is not installed into it",
+    "distribution": "smddp runs as torchrun, with gloo or nccl: the library exists on SageMaker only",
+    "inputs": "shown in place: not copied, sharded or streamed",
+    "checkpoints": "stay in the run's folder: nothing is copied to S3 or back",
+    "aside": "spot, warm pool, disk size, network, KMS, tags, metrics, Debugger and Profiler exist on SageMaker only",
+}
+"""What differs from SageMaker, by the variable of the script's environment or the subject, and why. All else is the same."""
+
 
 def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
     """What this machine lacks to run a job as processes."""
@@ -52,36 +72,7 @@ def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
                 cure="make, or pip install -e '.[local]', in this kit's folder",
             )
         )
-    if job.compute.instance_count > local_hosts.MAX_HOSTS:
-        findings.append(
-            Finding(
-                key="compute.instance_count",
-                found=f"{job.compute.instance_count} hosts on this machine",
-                valid=f"at most {local_hosts.MAX_HOSTS}",
-                cure="write a smaller one under smoke: compute:, or give --hosts 2",
-            )
-        )
-    cores = len(os.sched_getaffinity(0))
-    if job.compute.processes_per_host is not None and job.compute.processes_per_host > 4 * max(
-        cores, local_hosts.gpu_count()
-    ):
-        findings.append(
-            Finding(
-                key="compute.processes_per_host",
-                found=f"{job.compute.processes_per_host} processes on {cores} cores",
-                valid=f"at most {4 * max(cores, local_hosts.gpu_count())} here",
-                cure="write processes_per_host: null, which takes one a GPU",
-            )
-        )
-    if 0 < local_hosts.gpu_count() < job.compute.instance_count * processes_per_host(job):
-        findings.append(
-            Finding(
-                key="compute",
-                level="warning",
-                found=f"more training processes than this machine's {local_hosts.gpu_count()} GPU(s): they train on the CPU, with gloo",
-                cure="nothing to do if this run is a trial; else fewer hosts or processes",
-            )
-        )
+    findings += check_cluster(job, processes_per_host(job), local_hosts.gpu_count())
     if (source / REQUIREMENTS).is_file():
         findings.append(
             Finding(
@@ -92,25 +83,72 @@ def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
             )
         )
     if job.distribution == "smddp":
+        findings.append(smddp_is_torchrun())
+    findings += check_inputs(job)
+    return findings
+
+
+def check_cluster(job: Job, processes: int, gpus: int) -> list[Finding]:
+    """Where a job is too large for one machine.
+
+    Args:
+        processes: training processes on each host.
+        gpus: those of this machine that the hosts may share.
+    """
+    findings = []
+    if job.compute.instance_count > local_hosts.MAX_HOSTS:
         findings.append(
             Finding(
-                key="distribution",
-                level="warning",
-                found="smddp exists on SageMaker only; here torchrun starts the same script",
-                cure="nothing to do: the script takes nccl or gloo and says so",
+                key="compute.instance_count",
+                found=f"{job.compute.instance_count} hosts on this machine",
+                valid=f"at most {local_hosts.MAX_HOSTS}",
+                cure="write a smaller one under smoke: compute:, or give --hosts 2",
             )
         )
-    for name, given in job.inputs.items():
-        if given.source in ("s3", "fsx", "efs"):
-            findings.append(
-                Finding(
-                    key=f"inputs.{name}",
-                    found=f"{given.source}, which is there on SageMaker only",
-                    valid="folder; file; run",
-                    cure="--on aws; or --smoke, where the config's smoke section names a folder for it",
-                )
+    cores = len(os.sched_getaffinity(0))
+    if job.compute.processes_per_host is not None and job.compute.processes_per_host > 4 * max(cores, gpus):
+        findings.append(
+            Finding(
+                key="compute.processes_per_host",
+                found=f"{job.compute.processes_per_host} processes on {cores} cores",
+                valid=f"at most {4 * max(cores, gpus)} here",
+                cure="write processes_per_host: null, which takes one a GPU",
             )
+        )
+    if 0 < gpus < job.compute.instance_count * processes:
+        findings.append(
+            Finding(
+                key="compute",
+                level="warning",
+                found=f"more training processes than this machine's {gpus} GPU(s): they train on the CPU, with gloo",
+                cure="nothing to do if this run is a trial; else fewer hosts or processes",
+            )
+        )
     return findings
+
+
+def smddp_is_torchrun() -> Finding:
+    """What becomes of smddp on a machine that is not SageMaker's."""
+    return Finding(
+        key="distribution",
+        level="warning",
+        found="smddp exists on SageMaker only; here torchrun starts the same script",
+        cure="nothing to do: the script takes nccl or gloo and says so",
+    )
+
+
+def check_inputs(job: Job) -> list[Finding]:
+    """The inputs that lie on SageMaker's side only."""
+    return [
+        Finding(
+            key=f"inputs.{name}",
+            found=f"{given.source}, which is there on SageMaker only",
+            valid="folder; file; run",
+            cure="--on aws; or --smoke, where the config's smoke section names a folder for it",
+        )
+        for name, given in job.inputs.items()
+        if given.source in ("s3", "fsx", "efs")
+    ]
 
 
 def travelling(job: Job, files: list[TravelFile]) -> list[TravelFile]:
@@ -125,6 +163,11 @@ def channels(job: Job, places: dict[str, str]) -> tuple[dict[str, str], tuple[Up
 
 def request(job: Job, run_name: str, channels: dict[str, str]) -> None:
     """Nobody is sent anything."""
+
+
+def about(job: Job) -> dict[str, str]:
+    """Nothing beside the hosts."""
+    return {}
 
 
 def price(job: Job) -> None:
@@ -154,33 +197,33 @@ def hosts(job: Job) -> tuple[HostPlan, ...]:
     """Each host of a job: its loopback address, the command that the toolkit will build, and what it is given."""
     count = job.compute.instance_count
     processes = processes_per_host(job)
-    arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
     planned = []
     for index in range(count):
-        if job.distribution == "none":
-            command = [sys.executable, "--", job.script, *arguments]
-        else:
-            rendezvous = (
-                ["--master_addr", "127.0.0.1", "--master_port", "<free port>", "--node_rank", str(index)]
-                if count > 1
-                else []
-            )
-            command = [
-                "torchrun",
-                "--nnodes",
-                str(count),
-                "--nproc_per_node",
-                str(processes),
-                *rendezvous,
-                job.script,
-                *arguments,
-            ]
+        command = launch_command(job, index, processes, python=sys.executable, leader="127.0.0.1", port="<free port>")
         planned.append(
-            HostPlan(
-                f"algo-{index + 1}", f"127.0.0.{index + 1}", tuple(command), _environment(job, index, count, processes)
-            )
+            HostPlan(f"algo-{index + 1}", f"127.0.0.{index + 1}", command, _environment(job, index, count, processes))
         )
     return tuple(planned)
+
+
+def launch_command(job: Job, index: int, processes: int, *, python: str, leader: str, port: str) -> tuple[str, ...]:
+    """What the toolkit starts on a host.
+
+    Args:
+        index: which host, from 0.
+        processes: training processes on each.
+        python: the interpreter.
+        leader: address of the first host, where the ranks meet.
+        port: and its port.
+    """
+    count = job.compute.instance_count
+    arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
+    if job.distribution == "none":
+        return (python, "--", job.script, *arguments)
+    command = ["torchrun", "--nnodes", str(count), "--nproc_per_node", str(processes)]
+    if count > 1:
+        command += ["--master_addr", leader, "--master_port", port, "--node_rank", str(index)]
+    return (*command, job.script, *arguments)
 
 
 def toolkit_hyperparameters(job: Job, run_name: str) -> dict[str, Any]:
@@ -218,21 +261,39 @@ def start(plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None
             None: the run outlives whoever started it.
     """
     for host in plan.hosts:
-        base = folder.host(host.name)
-        for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
-            (base / place).mkdir(parents=True)
-        copy_files(list(plan.files), base / "code")
-        for name, text in config_files(plan, host).items():
-            records.write_atomically(base / "input/config" / name, text)
+        lay_out(plan, host, folder, interface="lo")
         for channel, place in plan.channels.items():
-            at = base / "input/data" / channel
-            if Path(place).is_dir():
-                at.symlink_to(place, target_is_directory=True)
-            else:
-                at.mkdir()
-                (at / Path(place).name).symlink_to(place)
+            show_channel(folder.host(host.name) / "input/data" / channel, Path(place))
+    start_supervisor("launcher.backends.supervisor", plan, folder, lock, lifeline)
+
+
+def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface: str) -> None:
+    """Make a host's /opt/ml, but for its channels.
+
+    Args:
+        interface: the network interface that its script shall use.
+    """
+    base = folder.host(host.name)
+    for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
+        (base / place).mkdir(parents=True)
+    copy_files(list(plan.files), base / "code")
+    for name, text in config_files(plan, host, interface).items():
+        records.write_atomically(base / "input/config" / name, text)
+
+
+def show_channel(at: Path, place: Path) -> None:
+    """A channel as a link to its folder, or as a folder with a link to its file."""
+    if place.is_dir():
+        at.symlink_to(place, target_is_directory=True)
+    else:
+        at.mkdir()
+        (at / place.name).symlink_to(place)
+
+
+def start_supervisor(module: str, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
+    """Start the process that stays with the run, and wait until it is there."""
     folder.supervisor_log.parent.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "launcher.backends.supervisor", str(folder.path)]
+    command = [sys.executable, "-m", module, str(folder.path)]
     command += ["--lifeline", str(lifeline)] if lifeline is not None else []
     package = str(Path(__file__).parents[2])  # found there by the supervisor too, wherever it starts
     environment = {
@@ -266,14 +327,14 @@ def stop(folder: records.RunFolder, reason: str) -> None:
         records.write_json(folder.stop_request, {"reason": reason, "time": time.time()})
 
 
-def config_files(plan: Plan, host: HostPlan) -> dict[str, str]:
+def config_files(plan: Plan, host: HostPlan, interface: str = "lo") -> dict[str, str]:
     """The files below input/config that SageMaker writes for a host, by name."""
     resources = {
         "current_host": host.address,
         "current_instance_type": "local",
         "current_group_name": "homogeneousCluster",
         "hosts": [other.address for other in plan.hosts],
-        "network_interface_name": "lo",
+        "network_interface_name": interface,
         "instance_groups": [
             {
                 "instance_group_name": "homogeneousCluster",
@@ -306,10 +367,14 @@ def shim_environment(plan: Plan, host: HostPlan, folder: records.RunFolder, oute
 
 def _environment(job: Job, index: int, count: int, processes: int) -> dict[str, str]:
     """What a host is given beside its own paths: the toolkit's module, a share of this machine, and the job's environment."""
-    given = {
+    return {**toolkit_environment(local_hosts.share(index, count, processes)), **job.environment}
+
+
+def toolkit_environment(share: Mapping[str, str]) -> dict[str, str]:
+    """What the toolkit is given on this machine, with a host's share of it."""
+    return {
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        **local_hosts.share(index, count, processes),
+        **share,
     }
-    return {**given, **job.environment}

@@ -59,11 +59,7 @@ class Supervisor:
             trouble = f"the run could not be carried out: {error!r}"
             traceback.print_exc()
         finally:
-            for shim in self.shims.values():
-                if shim.poll() is None:
-                    shim.kill()
-                    shim.wait()
-            toolkit.kill_everything_below()
+            self.end_hosts()
             self.write_outcome(trouble)
 
     def start_hosts(self) -> None:
@@ -96,6 +92,14 @@ class Supervisor:
             if time.monotonic() > kill_at:
                 return
         self.failed_first |= not told and any(shim.poll() for shim in self.shims.values())
+
+    def end_hosts(self) -> None:
+        """Leave nothing of the hosts that runs."""
+        for shim in self.shims.values():
+            if shim.poll() is None:
+                shim.kill()
+                shim.wait()
+        toolkit.kill_everything_below()
 
     def remember_sigterm(self, *_: object) -> None:
         """Somebody wants this process gone: the run stops at the next look."""
@@ -200,14 +204,14 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
 
-def main() -> None:
+def main(kind: type[Supervisor] = Supervisor) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--lifeline", type=int)
     options = parser.parse_args()
     folder = records.RunFolder(options.folder)
     toolkit.adopt_orphans()
-    supervisor = Supervisor(folder, options.lifeline)
+    supervisor = kind(folder, options.lifeline)
     signal.signal(signal.SIGTERM, supervisor.remember_sigterm)
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the script would inherit
     records.write_json(folder.supervisor, {"pid": os.getpid()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
 import threading
@@ -17,6 +18,9 @@ from launcher.emulator import Emulator
 from launcher.findings import mistake
 from launcher.job import Job
 from launcher.loading import load
+
+ACCOUNT = "123456789012"
+"""moto's, and the one that AWS's documentation uses."""
 
 
 def serve(
@@ -51,14 +55,26 @@ def serve(
         with Emulator(place, port) as emulator:
             prepare(emulator, jobs, prices or {}, file_systems or {}, place)
             if command:
-                try:
-                    return subprocess.run(command, env={**os.environ, **emulator.environment}).returncode
-                except FileNotFoundError:
-                    raise mistake("--", f"{command[0]}: no such command", "check its path") from None
+                return _run(command, emulator.environment)
             settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in emulator.environment.items())
             print(f"export {settings}\n# in another terminal; Ctrl-C ends the emulator and its jobs", flush=True)
             threading.Event().wait()
     return 0
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command to its end. Ctrl-C is the command's: it may ask, and use the emulator until it is done."""
+    ours = signal.getsignal(signal.SIGINT)
+    try:
+        child = subprocess.Popen(command, env={**os.environ, **environment})
+    except FileNotFoundError:
+        raise mistake("--", f"{command[0]}: no such command", "check its path") from None
+    signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which a later child would inherit
+    try:
+        status = child.wait()
+    finally:
+        signal.signal(signal.SIGINT, ours)
+    return status if status >= 0 else 128 - status
 
 
 def prepare(
@@ -67,17 +83,23 @@ def prepare(
     """Make everything that jobs name exist in the emulator's account, once."""
     wanted: dict[tuple[str, str, str], int] = {}
     """(what, name, region) -> how many hosts, for an instance type; else 0."""
+    there: set[tuple[str, str]] = set()
     for job in jobs:
         region = job.region or "us-east-1"
         checkpoints = job.checkpoints.s3 if job.checkpoints else None
         uris = [job.output, job.code, checkpoints, *(given.s3 for given in job.inputs.values())]
         named = [("bucket", split(uri)[0]) for uri in uris if uri is not None]
-        named += [("role", job.role)] if job.role is not None else []
+        if job.role is not None:
+            if job.role.split(":")[4] != ACCOUNT:
+                cure = f"give it for the trial as role={job.role.replace(job.role.split(':')[4], ACCOUNT)}, in the config too"
+                raise mistake("role", f"{job.role}: the emulator is account {ACCOUNT}", cure)
+            named.append(("role", job.role))
         named += [("subnet", name) for name in job.network.subnets]
         named += [("security group", name) for name in job.network.security_groups]
         named += [("FSxLustre", given.fsx) for given in job.inputs.values() if given.fsx]
         named += [("EFS", given.efs) for given in job.inputs.values() if given.efs]
-        wanted |= {(what, name, region): 0 for what, name in named}
+        wanted |= {(what, name, region): 0 for what, name in named if ("bucket", name) not in there}
+        there |= {(what, name) for what, name in named if what == "bucket"}  # a bucket's name is one in all regions
         for kind, count in instances(job).items():
             wanted["instance", kind, region] = max(count, wanted.get(("instance", kind, region), 0))
     for (what, name, region), count in wanted.items():

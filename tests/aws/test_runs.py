@@ -252,6 +252,13 @@ def test_expired_credentials_and_throttling_do_not_lose_the_run(sagemaker_job, f
     assert run.wait(60) == "Stopped"
 
 
+def test_a_throttled_start_is_tried_again_and_starts_one_job(sagemaker_job, far_side):
+    """https://github.com/aws/sagemaker-python-sdk/issues/645"""
+    far_side.inject("CreateTrainingJob", code="ThrottlingException", times=2)
+    run = started(sagemaker_job("print('started')\n"))
+    assert run.wait(120) == "Completed"
+
+
 def test_what_aws_refuses_is_told_with_its_cure_and_recorded(sagemaker_job, far_side):
     far_side.inject(
         "CreateTrainingJob",
@@ -296,7 +303,8 @@ RESUMES = """
     print(f"starting at {step}", flush=True)
     while step < 60:
         step += 1
-        (folder / "step").write_text(str(step))
+        (folder / "next").write_text(str(step))
+        (folder / "next").replace(folder / "step")  # whole, whenever the host is taken away
         time.sleep(0.2)
 """
 

@@ -1,0 +1,18 @@
+"""Runs in a base image, on nothing but its Python: prints what that is and which packages it has, as JSON."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+
+print(
+    json.dumps(
+        {
+            "python": "{}.{}".format(*sys.version_info[:2]),
+            "machine": platform.machine(),
+            "glibc": os.confstr("CS_GNU_LIBC_VERSION").split()[1],
+            "packages": {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()},
+        }
+    )
+)

@@ -1,0 +1,88 @@
+"""Fetches the wheels of what a base image's Python lacks, on the machine that builds and with its pip settings.
+
+    docker run --rm --interactive --entrypoint python BASE - <held.py | python wheels.py FOLDER NAME==VERSION …
+
+The base image says on standard input what it has (held.py). Only the named packages are fetched, and of what these need only what the
+base lacks or has too old; their versions come from .ci/constraints.txt, which is for Python 3.11 and newer, and are the newest there
+are for an older one. AWS's own builds of torch are never replaced.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+CONSTRAINTS = Path(__file__).parents[1] / ".ci/constraints.txt"
+OF_THE_BASE = ("torch", "torchvision")
+OLDEST_GLIBC = 17
+"""manylinux_2_17 is the oldest kind of wheel that is still made."""
+
+
+def main() -> None:
+    folder, *requirements = sys.argv[1:]
+    base = json.load(sys.stdin)
+    missing = lacking(requirements, base)
+    if missing:
+        pip("download", "-qq", "--no-deps", "--dest", folder, *platform_options(base), *missing)
+    print("wheels: " + (", ".join(missing) or "none, the base has " + ", ".join(requirements)))
+
+
+def lacking(requirements: list[str], base: dict[str, Any]) -> list[str]:
+    """What must be installed so that the base meets the requirements, each as NAME==VERSION."""
+    held = {canonicalize_name(name): version for name, version in base["packages"].items()}
+    environment = {"python_version": base["python"], "platform_machine": base["machine"], "extra": ""}
+    found: dict[str, str] = {}
+    asked = [Requirement(text) for text in requirements]
+    while asked:
+        new = []
+        for requirement in asked:
+            name = canonicalize_name(requirement.name)
+            if name in found or (requirement.marker and not requirement.marker.evaluate(environment)):
+                continue
+            if name in held and requirement.specifier.contains(held[name], prereleases=True):
+                continue
+            if name in OF_THE_BASE:
+                sys.exit(f"needed: {requirement}; the base has {held.get(name, 'none')}. Take another TRAINING_BASE")
+            new.append(requirement)
+        asked = []
+        for metadata in resolved(new, base) if new else []:
+            found[canonicalize_name(metadata["name"])] = f"{metadata['name']}=={metadata['version']}"
+            asked += [Requirement(text) for text in metadata.get("requires_dist", [])]
+    return sorted(found.values())
+
+
+def resolved(requirements: list[Requirement], base: dict[str, Any]) -> list[dict[str, Any]]:
+    """What pip would install for these alone: the metadata of each."""
+    with TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        command = ["install", "-qq", "--dry-run", "--ignore-installed", "--no-deps", "--target", folder]
+        command += ["--report", str(report), *platform_options(base)]
+        if tuple(int(number) for number in base["python"].split(".")) >= (3, 11):
+            command += ["--constraint", str(CONSTRAINTS)]
+        names = [f"{each.name}{each.specifier}" for each in requirements]
+        pip(*command, *names)
+        return [each["metadata"] for each in json.loads(report.read_text())["install"]]
+
+
+def pip(*arguments: str) -> None:
+    """Run this Python's pip; where it fails, it has said why."""
+    if subprocess.run([sys.executable, "-m", "pip", *arguments]).returncode:
+        sys.exit("pip could not get the wheels for this base")
+
+
+def platform_options(base: dict[str, Any]) -> list[str]:
+    """So that pip takes wheels for the base's Python and C library, not for those of this machine."""
+    newest = int(base["glibc"].split(".")[1])
+    names = [f"manylinux_2_{minor}_{base['machine']}" for minor in range(newest, OLDEST_GLIBC - 1, -1)]
+    names.append(f"manylinux2014_{base['machine']}")
+    options = ["--only-binary", ":all:", "--python-version", base["python"]]
+    return options + [text for name in names for text in ("--platform", name)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The process that stays with a run in containers: as the process backend's, with a container a host.
+
+python -m launcher.backends.docker_supervisor RUN_FOLDER [--lifeline FD]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import traceback
+from pathlib import Path
+
+from launcher import records
+from launcher.backends import compose, docker, process, supervisor
+from launcher.backends.docker_containers import Container, janitor
+
+
+class DockerSupervisor(supervisor.Supervisor):
+    """One run in containers, from start to outcome."""
+
+    shims: dict[str, Container]
+
+    def __init__(self, folder: records.RunFolder, lifeline: int | None):
+        super().__init__(folder, lifeline)
+        self.engine = folder.read(docker.engine_file(folder))
+        self.janitor = janitor(self.plan.name)
+
+    def start_hosts(self) -> None:
+        """By the SDK's local mode, which comes back to us for the containers."""
+        from launcher.backends import local_mode
+
+        local_mode.fit(self.plan, self.folder.code, self.start_containers)
+
+    def start_containers(self) -> None:
+        """Have Compose make the network and the containers, then start each with its log."""
+        command = [*self.engine["compose"], "--project-name", compose.project(self.plan.name)]
+        command += ["--project-directory", str(self.folder.path), "--file", str(self.folder.path / compose.FILE)]
+        environment = {**os.environ, **json.loads(os.environ.get(process.SECRETS, "{}"))}
+        made = subprocess.run(
+            [*command, "up", "--no-start", "--no-build"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            pass_fds=[self.janitor.stdin.fileno()],  # the janitor shall not clear away before Compose has made its last
+        )
+        print(made.stdout, flush=True)
+        if made.returncode:
+            raise RuntimeError(docker.explain(made.stdout))
+        for host in self.plan.hosts:
+            with open(self.folder.log(host.name), "wb") as log:
+                self.shims[host.name] = Container(compose.container(self.plan.name, host.name), log)
+
+    def end_hosts(self) -> None:
+        """Kill what still runs, remove containers and network, and leave the hosts' folders as the process backend does."""
+        running = [shim for shim in self.shims.values() if shim.poll() is None]
+        for shim in running:
+            shim.kill()
+            shim.wait()
+        for name, shim in self.shims.items():
+            failure = self.folder.host(name) / "output/failure"
+            if shim.trouble and not failure.exists():
+                failure.write_text(shim.trouble, encoding="utf-8")
+        self.janitor.communicate()  # closes its standard input, and waits until it has cleared away
+        try:
+            self.show_channels()
+        except OSError:  # what cannot be shown must not cost the record
+            traceback.print_exc()
+
+    def show_channels(self) -> None:
+        """Links to the data in the place of the empty folders and files that they were mounted over."""
+        for host in self.plan.hosts:
+            for channel, place in self.plan.channels.items():
+                point = self.folder.host(host.name) / "input/data" / channel
+                shutil.rmtree(point)
+                process.show_channel(point, Path(place))
+
+
+if __name__ == "__main__":
+    supervisor.main(DockerSupervisor)

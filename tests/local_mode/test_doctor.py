@@ -1,0 +1,59 @@
+"""`launcher doctor`: what it finds, what it does not ask, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher import cli, doctor
+from tests.local_mode.test_compose import DOWN, WORKING, machine  # noqa: F401 - a fixture
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch, tmp_path):
+    def connect(*_: object) -> None:
+        raise AssertionError("doctor asked the network")
+
+    monkeypatch.setattr("socket.socket.connect", connect)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", *doctor.AWS_ROLE_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+
+def needs(backend: str) -> dict[str, doctor.Need]:
+    return {need.subject: need for need in doctor.look() if need.backend == backend}
+
+
+def test_a_machine_with_everything_is_ready(machine, monkeypatch, capsys):  # noqa: F811
+    machine({**WORKING, "image inspect": ('[{"Id": "sha256:1", "Size": 2147483648}]', "", 0)})
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    assert cli.main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "docker: ready" in said and "process: ready" in said and "aws: ready" in said and "2.0 GB" in said
+    assert "hunter2" not in said
+
+
+def test_what_is_missing_is_said_with_its_cure_and_what_hangs_on_it_is_not_checked(machine, capsys):  # noqa: F811
+    machine({**WORKING, "info": DOWN})
+    assert cli.main(["doctor", "--json"]) == 0, "the process backend is ready all the same"
+    found = json.loads(capsys.readouterr().out)
+    assert not found["docker"]["ready"] and found["process"]["ready"] and not found["aws"]["ready"]
+    docker = {need["subject"]: need for need in found["docker"]["needs"]}
+    assert "systemctl start docker" in docker["engine"]["cure"] and docker["image"]["state"] == "not checked"
+    assert needs("aws")["credentials"].state == "missing" and "aws configure" in needs("aws")["credentials"].cure
+
+
+def test_credentials_that_only_the_network_could_give_are_not_checked(monkeypatch):
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://169.254.170.2/x")
+    assert needs("aws")["credentials"].state == "not checked"
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    assert needs("aws")["credentials"].state == "not checked"
+
+
+def test_a_machine_that_is_ready_for_nothing_gives_1(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor.process, "NEEDED", {"nothing_like_it": "nothing-like-it"})
+    assert cli.main(["doctor"]) == 1
+    assert "no docker command" in capsys.readouterr().out

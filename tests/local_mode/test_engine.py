@@ -1,0 +1,219 @@
+"""Local mode with a real engine: how runs in containers end, stop, fail and are killed, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+import launcher
+from launcher.backends import docker, docker_containers
+from tests.conftest import SLEEPER, processes_of, wait_for_ready, wait_until
+from tests.local_mode.conftest import assert_nothing_left, left, wait_for_state
+
+TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
+
+ALL_REDUCE = """
+    import json, os, pathlib, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.tensor([1.0])
+    dist.all_reduce(total)
+    seen = {"total": int(total), "hosts": json.loads(os.environ["SM_HOSTS"]), "host": os.environ["SM_CURRENT_HOST"]}
+    pathlib.Path(os.environ["SM_MODEL_DIR"], f"{seen['host']}.json").write_text(json.dumps(seen))
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+NASTY = """it's "q" $HOME ${X} a:b #c %20 ü"""
+"""A folder name with everything that a shell, a URL, YAML or Compose would take for its own."""
+
+
+def test_one_host_from_a_folder_with_a_nasty_name_leaves_what_a_process_run_leaves(docker_job, tmp_path, monkeypatch):
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / NASTY / "runs"))
+    data = tmp_path / NASTY / "data"
+    data.mkdir(parents=True)
+    (data / "image.txt").write_text("pixels")
+    (data / "it's $1.bin").write_text("weights")
+    job = docker_job(
+        """
+        import json, os, pathlib
+        train = pathlib.Path(os.environ["SM_CHANNEL_TRAIN"])
+        seen = {"train": (train / "image.txt").read_text(), "teacher": os.listdir(os.environ["SM_CHANNEL_TEACHER"])}
+        seen |= {"mine": os.environ["MINE"], "token": os.environ["HF_TOKEN"], "uid": os.getuid()}
+        seen["aws"] = sorted(name for name in os.environ if name.startswith("AWS_"))
+        seen["shm_mb"] = os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize / 2**20
+        try:
+            (train / "mine").touch()
+        except OSError:
+            seen["read_only"] = True
+        pathlib.Path(os.environ["SM_MODEL_DIR"], "seen.json").write_text(json.dumps(seen))
+        host = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], os.environ["SM_CURRENT_HOST"])
+        host.mkdir()
+        (host / "result.json").write_text('{"accuracy": 1}')
+        (host / "metrics-0.jsonl").write_text('{"step": 1}\\n')
+        pathlib.Path("/opt/ml/checkpoints/step-1").write_text("kept")
+        """,
+        folder=NASTY,
+        inputs={"train": {"folder": str(data)}, "teacher": {"file": str(data / "it's $1.bin")}},
+        environment={"MINE": "it's $HOME; $$ ${X}", "HF_TOKEN": "hunter2 $HOME"},
+        checkpoints="s3://bucket/checkpoints",
+        compute={"shm_gb": 0.5},
+    )
+    run = launcher.run(launcher.plan(job, on="docker"))
+    wait_for_state(run, "Completed")
+    seen = json.loads((run.folder.host("algo-1") / "model/seen.json").read_text())
+    assert seen == {
+        "train": "pixels", "teacher": ["it's $1.bin"], "mine": "it's $HOME; $$ ${X}", "token": "hunter2 $HOME",
+        "uid": os.getuid(), "aws": [], "shm_mb": 512, "read_only": True,
+    }  # fmt: skip
+    assert (run.folder.host("algo-1") / "checkpoints/step-1").read_text() == "kept"
+    assert run.result() == {"accuracy": 1} and run.metrics() == [{"step": 1}]
+    with tarfile.open(run.folder.model) as tar:
+        assert tar.getnames() == ["seen.json"]
+    assert run.outcome()["toolkit_exit_codes"] == {"algo-1": 0}
+    channel = run.folder.host("algo-1") / "input/data"
+    assert (channel / "train").readlink() == data and (channel / "teacher/it's $1.bin").readlink().parent == data
+    assert set(run.artifacts()) >= {"model", "metrics", "output algo-1", "checkpoints algo-1", "log algo-1"}
+    texts = {file: file.read_text(errors="replace") for file in run.folder.path.rglob("*") if file.is_file()}
+    holding = [file for file, text in texts.items() if "hunter2" in text]
+    assert holding == [run.folder.host("algo-1") / "model/seen.json"], "only the script itself wrote the secret down"
+    assert {file.stat().st_uid for file in run.folder.path.rglob("*")} == {os.getuid()}
+    assert launcher.attach(run.name).state == "Completed"
+    assert not left(run)
+    wait_until(lambda: not processes_of(run), 10)
+
+
+def test_two_runs_of_two_hosts_reduce_at_the_same_time_and_never_meet(docker_job):
+    runs = [launcher.run(launcher.plan(docker_job(ALL_REDUCE, **TWO_HOSTS), on="docker")) for _ in range(2)]
+    for run in runs:
+        wait_for_state(run, "Completed", 180)
+        for host in ("algo-1", "algo-2"):
+            seen = json.loads((run.folder.host(host) / f"model/{host}.json").read_text())
+            assert seen == {"total": 2, "hosts": ["algo-1", "algo-2"], "host": host}
+            assert run.folder.log(host).stat().st_size
+        with tarfile.open(run.folder.model) as tar:
+            assert sorted(tar.getnames()) == ["algo-1.json", "algo-2.json"]
+        assert not left(run)
+
+
+def test_a_failing_host_gives_its_own_exit_code_and_text_and_ends_the_other(docker_job):
+    job = docker_job(
+        """
+        import os, time
+        if os.environ["SM_CURRENT_HOST"] == "algo-2":
+            print("no images in shard 7", flush=True)
+            raise SystemExit(42)
+        time.sleep(100)
+        """,
+        **TWO_HOSTS,
+    )
+    run = launcher.run(launcher.plan(job, on="docker"))
+    wait_for_state(run, "Failed")
+    outcome = run.outcome()
+    assert (outcome["failed_host"], outcome["exit_code"]) == ("algo-2", 42), outcome
+    assert "ExecuteUserScriptError" in outcome["failure"]
+    assert ("algo-2", "no images in shard 7") in list(run.logs())
+    assert not run.folder.model.exists() and not left(run)
+
+
+def test_stop_reaches_the_scripts_on_all_hosts_and_the_run_is_stopped_not_failed(docker_job):
+    run = launcher.run(launcher.plan(docker_job(SLEEPER, **TWO_HOSTS), on="docker"))
+    wait_for_ready(run, 2)
+    assert run.state == "InProgress"
+    run.stop("enough")
+    wait_for_state(run, "Stopped", 30)
+    assert len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/told-*"))) == 2
+    assert run.outcome()["stop_reason"] == "enough"
+    assert not left(run)
+
+
+def test_any_user_may_own_a_run_also_one_that_the_image_does_not_know(docker_job, monkeypatch):
+    before = os.umask(0)  # the folders are ours: a stranger in the container needs them open
+    monkeypatch.setattr(os, "getuid", lambda: 4321)
+    monkeypatch.setattr(os, "getgid", lambda: 4321)
+    try:
+        text = "import getpass, os, pathlib; print(getpass.getuser(), pathlib.Path.home()); open(os.environ['SM_MODEL_DIR'] + '/m', 'w')"
+        run = launcher.run(launcher.plan(docker_job(text), on="docker"))
+    finally:
+        os.umask(before)
+        monkeypatch.undo()
+    wait_for_state(launcher.Run(run.folder), "Completed")
+    assert (run.folder.host("algo-1") / "model/m").stat().st_uid == 4321
+    assert ("algo-1", "sagemaker /tmp") in list(run.logs())
+
+
+def test_an_image_without_train_fails_with_the_engines_own_words(engine, script_job):
+    empty = io.BytesIO()
+    with tarfile.open(fileobj=empty, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("nothing"))
+    tag = "vision-launcher-test-empty"
+    subprocess.run(["docker", "import", "-", tag], input=empty.getvalue(), check=True, capture_output=True)
+    try:
+        run = launcher.run(launcher.plan(script_job("print(1)", image={"uri": tag}), on="docker"))
+        wait_for_state(run, "Failed")
+    finally:
+        subprocess.run(["docker", "rmi", tag], capture_output=True)
+    assert "executable file not found" in run.outcome()["failure"], run.outcome()
+    assert not left(run)
+
+
+# -- killed -----------------------------------------------------------------------------------------------------------
+
+START = """
+import launcher, sys, time
+run = launcher.run(launcher.plan(launcher.load(sys.argv[1]), on="docker"))
+print(run.folder.path, flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_killed_starter_leaves_no_container_no_network_and_no_process(docker_job, tmp_path):
+    config = tmp_path / "job.yaml"
+    config.write_text(json.dumps(docker_job(SLEEPER, **TWO_HOSTS).model_dump(exclude_none=True)))
+    starter = subprocess.Popen([sys.executable, "-c", START, str(config)], text=True, stdout=subprocess.PIPE)
+    run = launcher.attach(Path(starter.stdout.readline().strip()).name)
+    wait_for_ready(run, 2)
+    starter.kill()
+    starter.wait()
+    wait_for_state(run, "Stopped", 40)
+    assert len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/told-*"))) == 2, "in order, not by force"
+    assert not left(run)
+    wait_until(lambda: not processes_of(run), 10)
+
+
+@pytest.mark.parametrize("moment", ["while it prepares", "while it trains"])
+def test_a_killed_supervisor_leaves_no_container_and_a_truthful_record(docker_job, moment):
+    run = launcher.run(launcher.plan(docker_job(SLEEPER), on="docker"))
+    if moment == "while it trains":
+        wait_for_ready(run, 1)
+    else:
+        wait_until(
+            lambda: "Creating" in run.folder.supervisor_log.read_text() or left(run), 60, "a network or container"
+        )
+    psutil.Process(run.folder.read(run.folder.supervisor)["pid"]).send_signal(signal.SIGKILL)
+    assert run.wait(10) == "Failed"
+    assert_nothing_left(run, 30)
+    assert "was killed" in run.outcome()["failure"]
+
+
+def test_what_a_dead_janitor_left_is_removed_by_the_next_run(engine, tmp_path):
+    name, folder = "left-20261121-000000-abcd", tmp_path / "left"
+    folder.mkdir()
+    labels = [
+        "--label",
+        f"{docker_containers.RUN_LABEL}={name}",
+        "--label",
+        f"{docker_containers.FOLDER_LABEL}={folder}",
+    ]
+    subprocess.run(["docker", "network", "create", *labels, name], check=True, capture_output=True)
+    assert left(name)
+    docker.sweep()
+    assert not left(name)
