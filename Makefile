@@ -48,7 +48,7 @@ image-training: $(INSTALLED)
 	docker/build training
 
 test-docker: image
-	$(VENV)/bin/python -m pytest tests/docker
+	LAUNCHER_TEST_DOCKER=1 $(VENV)/bin/python -m pytest tests/docker tests/local_mode
 
 $(INSTALLED): pyproject.toml .ci/constraints.txt .ci/install
 	PYTHON=$(PYTHON) .ci/install $(VENV)

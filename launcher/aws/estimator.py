@@ -1,4 +1,4 @@
-"""Plan -> a real sagemaker.pytorch.PyTorch and its fit() inputs (SDK v2). The only file that imports the SDK."""
+"""Plan -> a real sagemaker.pytorch.PyTorch and its fit() inputs (SDK v2). This file and backends/local_mode.py alone import the SDK."""
 
 from __future__ import annotations
 

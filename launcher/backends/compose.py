@@ -88,7 +88,13 @@ def _volumes(plan: Plan, folder: Path, host: str) -> list[dict[str, Any]]:
 
 
 def _bind(source: Path, target: str) -> dict[str, Any]:
-    return {"type": "bind", "source": _literal(str(source)), "target": _literal(target)}
+    """A folder or file of this machine.
+
+    With `propagation`, here Docker's own default, Compose v2 uses the engine's mount API, which takes a colon in a path
+    (bindRequiresMountAPI in its pkg/compose/create.go).
+    """
+    literal = {"source": _literal(str(source)), "target": _literal(target)}
+    return {"type": "bind", **literal, "bind": {"propagation": "rprivate"}}
 
 
 def _environment(plan: Plan, index: int, user: str) -> dict[str, str | None]:

@@ -23,8 +23,8 @@ LEAST_FREE_GB = 2
 
 INSTALL = "sudo apt-get install docker.io docker-compose (Debian, Ubuntu), or https://docs.docker.com/engine/install/"
 
-OLDEST_COMPOSE = (1, 27)
-"""The first that reads Compose files without a version: https://docs.docker.com/compose/releases/release-notes/ (1.27.0)"""
+OLDEST_COMPOSE = (1, 29)
+"""The last series of v1, and the oldest that this kit is tried with."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ def look() -> tuple[Engine | None, list[Finding]]:
             Finding(
                 key=KEY,
                 found="no Docker Compose on this machine",
-                valid="docker compose (v2 or later), or docker-compose 1.27 or later",
+                valid="docker compose (v2 or later), or docker-compose 1.29 or later",
                 cure="sudo apt-get install docker-compose (Debian), docker-compose-v2 (Ubuntu), or https://docs.docker.com/compose/install/",
             )
         )
     elif compose[1] < OLDEST_COMPOSE:
         found = f"{' '.join(compose[0])} is {compose[2]}"
-        findings.append(Finding(key=KEY, found=found, valid="1.27 or later", cure=INSTALL))
+        findings.append(Finding(key=KEY, found=found, valid="1.29 or later", cure=INSTALL))
     if findings or info is None or compose is None:
         return None, findings
     return Engine(

@@ -121,5 +121,6 @@ def test_the_same_script_brings_the_same_bytes(write):
 def test_the_requirements_are_shown_by_a_plan_for_sagemaker_and_by_no_other(write):
     values = {"name": "t", "script": "train.py", "source": str(write({"train.py": "import timm"}))}
     job = launcher.from_values({**values, "compute": {"instance_type": "ml.m5.xlarge"}})
-    assert "requirements.txt" in str(launcher.plan(job, on="aws"))
-    assert "requirements.txt" not in str(launcher.plan(job))
+    travelling = {on: [file.path for file in launcher.plan(job, on=on).files] for on in ("aws", "process")}
+    assert "requirements.txt" in travelling["aws"]
+    assert "requirements.txt" not in travelling["process"]

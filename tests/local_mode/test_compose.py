@@ -80,6 +80,7 @@ def test_one_host_as_compose_text(script_job, tmp_path, monkeypatch, no_gpus):
         environment={"PRICE": "5 $", "HF_TOKEN": "hunter2"},
     )
     labels = {"vision-launcher.run": "test-run", "vision-launcher.folder": "/runs/it's $$1/test-run"}
+    bind = {"bind": {"propagation": "rprivate"}}
     assert json.loads(compose.text(planned(job), FOLDER, "team/image:1", "1000:1000", 2048)) == {
         "services": {
             "algo-1": {
@@ -102,9 +103,9 @@ def test_one_host_as_compose_text(script_job, tmp_path, monkeypatch, no_gpus):
                     "HF_TOKEN": None,
                 },
                 "volumes": [
-                    {"type": "bind", "source": "/runs/it's $$1/test-run/hosts/algo-1/opt/ml", "target": "/opt/ml"},
-                    {"type": "bind", "source": str(data).replace("$", "$$"), "target": "/opt/ml/input/data/train", "read_only": True},
-                    {"type": "bind", "source": f"{data}/x.bin".replace("$", "$$"), "target": "/opt/ml/input/data/weights/x.bin", "read_only": True},
+                    {"type": "bind", "source": "/runs/it's $$1/test-run/hosts/algo-1/opt/ml", "target": "/opt/ml", **bind},
+                    {"type": "bind", "source": str(data).replace("$", "$$"), "target": "/opt/ml/input/data/train", "read_only": True, **bind},
+                    {"type": "bind", "source": f"{data}/x.bin".replace("$", "$$"), "target": "/opt/ml/input/data/weights/x.bin", "read_only": True, **bind},
                 ],
                 "networks": ["hosts"],
                 "shm_size": "2048m",
@@ -319,7 +320,7 @@ def test_each_lack_is_one_message_with_its_cure_and_nothing_starts(machine, scri
 def test_an_old_compose_is_told(machine):
     machine({**WORKING, "compose version": NO_COMPOSE}, "1.25.0")
     engine, [finding] = docker_engine.look()
-    assert engine is None and "1.25.0" in finding.found and "1.27" in finding.valid
+    assert engine is None and "1.25.0" in finding.found and "1.29" in finding.valid
 
 
 def test_no_docker_at_all_is_in_the_plan_already(script_job, monkeypatch, tmp_path):

@@ -140,7 +140,7 @@ def test_any_user_may_own_a_run_also_one_that_the_image_does_not_know(docker_job
     monkeypatch.setattr(os, "getuid", lambda: 4321)
     monkeypatch.setattr(os, "getgid", lambda: 4321)
     try:
-        text = "import getpass, os, pathlib; print(getpass.getuser(), pathlib.Path.home()); open(os.environ['SM_MODEL_DIR'] + '/m', 'w')"
+        text = "import getpass, os, pathlib; print(f'{getpass.getuser()} {pathlib.Path.home()}'); open(os.environ['SM_MODEL_DIR'] + '/m', 'w')"
         run = launcher.run(launcher.plan(docker_job(text), on="docker"))
     finally:
         os.umask(before)
