@@ -123,7 +123,7 @@ class Plan:
         if self.price is not None:
             lines += [f"  price       {self.price.told}"]
         lines += [f"  {host.name:<11} {host.address}: {shlex.join(host.command)}" for host in self.hosts]
-        if self.hosts:
+        if self.hosts and self.hosts[0].environment:
             lines += [
                 "  environment "
                 + " ".join(

@@ -217,11 +217,11 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
     if not plan.checked:
         plan = planning.check(plan)
         refuse_errors(plan)
+    if max_cost is not None:
+        refuse_cost(plan, max_cost)
     not_seen = [finding for finding in plan.findings if finding.key == "online"]
     if not_seen:  # nothing of AWS could be reached, and nothing could be started
         raise UserError([replace(finding, level="error") for finding in not_seen], f"the plan for {plan.job.name}")
-    if max_cost is not None:
-        refuse_cost(plan, max_cost)
     folder = RunFolder(records.store() / plan.name)
     try:
         folder.path.mkdir(parents=True)
