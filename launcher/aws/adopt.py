@@ -25,7 +25,7 @@ def adopt(name: str, region: str) -> RunFolder:
     with session.told(f"attach {name}"):
         try:
             described = session.client("sagemaker", region).describe_training_job(TrainingJobName=name)
-        except Exception as error:
+        except session.errors() as error:
             if not session.is_unknown_job(error):
                 raise
             cure = "launcher runs lists what this machine knows; aws sagemaker list-training-jobs what the region does"
@@ -34,7 +34,7 @@ def adopt(name: str, region: str) -> RunFolder:
         bucket, key = split(f"{described['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/{RECORD}")
         try:
             record = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        except Exception as error:
+        except session.errors() as error:
             if session.code(error) not in ("NoSuchKey", "NoSuchBucket", "404", *session.DENIED):
                 raise
             record = None

@@ -13,6 +13,7 @@ import itertools
 import re
 import tarfile
 import time
+import zlib
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -60,7 +61,7 @@ def refresh(folder: RunFolder) -> bool:
         region = plan["job"]["region"]
         try:
             answer = session.client("sagemaker", region).describe_training_job(TrainingJobName=folder.name)
-        except Exception as error:
+        except session.errors() as error:
             if not session.is_unknown_job(error):
                 raise
             return _is_gone(folder, known)
@@ -75,8 +76,8 @@ def refresh(folder: RunFolder) -> bool:
             if described["TrainingJobStatus"] in records.OVER:
                 time.sleep(LAST_LINES_SECONDS)
                 fetch_logs(folder, region, len(plan["hosts"]))
-        except Exception as error:
-            if session.passes(error) or not isinstance(error, session.errors()):
+        except session.errors() as error:
+            if session.passes(error):
                 raise
             no_logs = f"logs: {session.about(error)[0]}"  # the job can be followed without them
         if described["TrainingJobStatus"] in records.OVER:
@@ -178,7 +179,7 @@ def _finish(
     ):
         try:
             not_saved += save() or []
-        except Exception as error:
+        except (*session.errors(), tarfile.TarError, OSError, EOFError, zlib.error) as error:
             if session.code(error) in ("NoSuchKey", "404", "NoSuchBucket"):
                 continue  # the script wrote none, or it lies there in the other form
             if session.passes(error):
