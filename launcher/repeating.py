@@ -23,7 +23,7 @@ class Difference:
     """One thing that two runs were not started with alike."""
 
     about: str
-    """job, code, commit, request or version."""
+    """backend, job, code, commit, request or version."""
     key: str
     first: str
     second: str
@@ -37,6 +37,8 @@ def diff(first: Run, second: Run) -> list[Difference]:
     found = []
     for about, tell in _TOLD.items():
         one, other = tell(first.folder), tell(second.folder)
+        if about == "request" and not (one and other):
+            continue  # one of them sent none, which the backend says
         for key in sorted({**one, **other}):
             if one.get(key, ABSENT) != other.get(key, ABSENT):
                 found.append(Difference(about, key, one.get(key, ABSENT), other.get(key, ABSENT)))
@@ -91,6 +93,10 @@ def _commit(folder: records.RunFolder) -> dict[str, str]:
     return {"commit": str(git.get("commit")), "uncommitted": uncommitted}
 
 
+def _backend(folder: records.RunFolder) -> dict[str, str]:
+    return {"backend": folder.read(folder.plan)["backend"]}
+
+
 def _request(folder: records.RunFolder) -> dict[str, str]:
     """The request less what the job says already, and with the run's own name left out."""
     flat = _flat(folder.read(folder.request))
@@ -105,7 +111,7 @@ def _versions(folder: records.RunFolder) -> dict[str, str]:
     return _flat(folder.read(folder.versions))
 
 
-_TOLD = {"job": _job, "code": _code, "commit": _commit, "request": _request, "version": _versions}
+_TOLD = {"backend": _backend, "job": _job, "code": _code, "commit": _commit, "request": _request, "version": _versions}
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, str]:
