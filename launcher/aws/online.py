@@ -197,15 +197,12 @@ class Look:
     def subnets(self) -> Iterator[Finding]:
         """Whether the subnets are there, in one VPC, with an address for each host."""
         key, client = "network.subnets", self.client("ec2")
-        found = []
-        for name in self.job.network.subnets:
-            try:
-                found += client.describe_subnets(SubnetIds=[name])["Subnets"]
-            except client.exceptions.ClientError as error:
-                if "NotFound" not in session.code(error):
-                    raise
-                cure = f"aws ec2 describe-subnets --region {self.region} lists them"
-                yield Finding(key=key, found=f"{name}: no such subnet in {self.region}", cure=cure)
+        found, missing = _described(
+            lambda name: client.describe_subnets(SubnetIds=[name])["Subnets"], self.job.network.subnets
+        )
+        for name in missing:
+            cure = f"aws ec2 describe-subnets --region {self.region} lists them"
+            yield Finding(key=key, found=f"{name}: no such subnet in {self.region}", cure=cure)
         if len({subnet["VpcId"] for subnet in found}) > 1:
             yield Finding(key=key, found="subnets of several VPCs", valid="one VPC", cure="take subnets of one VPC")
         free = sum(subnet.get("AvailableIpAddressCount", 0) for subnet in found)
@@ -217,15 +214,13 @@ class Look:
     def security_groups(self) -> Iterator[Finding]:
         """Whether the security groups are there and let the hosts reach each other; 7777 is the toolkit's rendezvous port."""
         key, client = "network.security_groups", self.client("ec2")
-        found = []
-        for name in self.job.network.security_groups:
-            try:
-                found += client.describe_security_groups(GroupIds=[name])["SecurityGroups"]
-            except client.exceptions.ClientError as error:
-                if "NotFound" not in session.code(error):
-                    raise
-                cure = f"aws ec2 describe-security-groups --region {self.region} lists them"
-                yield Finding(key=key, found=f"{name}: no such security group in {self.region}", cure=cure)
+        found, missing = _described(
+            lambda name: client.describe_security_groups(GroupIds=[name])["SecurityGroups"],
+            self.job.network.security_groups,
+        )
+        for name in missing:
+            cure = f"aws ec2 describe-security-groups --region {self.region} lists them"
+            yield Finding(key=key, found=f"{name}: no such security group in {self.region}", cure=cure)
         hosts = sum(prices.instances(self.job).values())
         if found and hosts > 1 and not any(_lets_in(group, -1, -1, found) for group in found):
             # https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
@@ -350,6 +345,21 @@ def _guarded(key: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
         what, cure = session.about(error)
         found.append(not_checked(key=key, found=what, cure=cure))
     return found
+
+
+def _described(
+    describe: Callable[[str], list[dict[str, Any]]], names: list[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """What EC2 says of each name, and the names that it does not know. Raises botocore's other errors."""
+    found, missing = [], []
+    for name in names:
+        try:
+            found += describe(name)
+        except session.errors() as error:
+            if "NotFound" not in session.code(error):
+                raise
+            missing.append(name)
+    return found, missing
 
 
 def _bucket_region(answer: dict[str, Any]) -> str:

@@ -15,6 +15,9 @@ start(plan, folder, lock, lifeline) -> None      the effects; returns when the r
 stop(folder, reason) -> None                     asks a run to stop; returns at once
 spend(folder) -> float | None                    US dollars so far
 refresh(folder) -> bool                          brings what is new into the run's folder; whether anything was. Raises Unreachable
+
+`aws` alone has also: bring(plan), which uploads for plan.estimator(); adopt(name, region), for a job that another machine
+started; profile(folder, interval_ms), which switches system metrics.
 """
 
 from __future__ import annotations

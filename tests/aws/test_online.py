@@ -55,15 +55,12 @@ def found(plan: launcher.Plan, level: str) -> list[str]:
     return [str(finding) for finding in plan.findings if finding.level == level]
 
 
-@pytest.mark.parametrize("config", ["kt_food_tag", "hyundai_segmentation"])
-def test_what_is_all_there_passes_and_every_request_only_reads(config, far_side):
+def test_what_is_all_there_passes_and_every_request_only_reads(far_side):
     before = len(far_side.calls)
-    overrides = ["network.security_groups=[sg-0123456789abcdef0]"] if config == "hyundai_segmentation" else []
-    plan = looked(config, *overrides)
-    if config == "kt_food_tag":
-        assert plan.errors == ()
+    assert looked("kt_food_tag").errors == ()
+    looked("hyundai_segmentation")  # also reads network and file system; its security group is a case below
     operations = {operation for _, operation in far_side.calls[before:]}
-    assert len(operations) >= 5
+    assert {"GetRole", "ListObjectsV2", "DescribeSubnets", "DescribeFileSystems", "GetProducts"} <= operations
     assert all(name.startswith(("Get", "List", "Describe", "Head")) for name in operations), operations
 
 
