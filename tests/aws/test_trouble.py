@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 import launcher
-from launcher import running
+from launcher import backends, running
 from launcher.aws import follow, session
 from tests.aws.test_runs import (  # noqa: F401 - fixtures
     BUCKET,
@@ -102,7 +102,8 @@ def test_a_run_that_is_stopped_while_it_is_uploaded_is_never_created(sagemaker_j
     run = launcher.attach(plan.name)
     assert run.state == "Stopped"
     assert "not started" in run.outcome()["stop_reason"]
-    assert ("sagemaker", "CreateTrainingJob") not in far_side.calls[-20:]
+    with pytest.raises(launcher.UserError, match="no such training job"):
+        backends.get("aws").adopt(plan.name, REGION)
 
 
 def test_an_upload_that_is_not_allowed_is_told_without_a_traceback(sagemaker_job, data, far_side, monkeypatch):  # noqa: F811
