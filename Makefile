@@ -1,16 +1,18 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
-# make test         set up .venv, then run the tests
+# make test         set up .venv, then run the tests (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
 # make image-training   the image for SageMaker, on one of AWS's Deep Learning Containers
-# make test-docker  set up .venv, build the local image where it is not up to date, then run the tests of the images
+# make test-docker  set up .venv, build the local image where it is not up to date, then run the tests with Docker
 
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 LAUNCHER := $(VENV)/bin/launcher
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
+PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: quickstart test lint bench bench-kd image image-base image-training test-docker clean
 
@@ -27,7 +29,7 @@ quickstart: $(INSTALLED)
 	@echo "      all runs, and one of them  $(LAUNCHER) runs    $(LAUNCHER) show quickstart"
 
 test: $(INSTALLED) lint
-	$(VENV)/bin/python -m pytest
+	$(PYTEST)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
@@ -48,7 +50,7 @@ image-training: $(INSTALLED)
 	docker/build training
 
 test-docker: image
-	LAUNCHER_TEST_DOCKER=1 $(VENV)/bin/python -m pytest tests/docker tests/local_mode
+	LAUNCHER_TEST_DOCKER=1 $(PYTEST) tests/docker tests/local_mode
 
 $(INSTALLED): pyproject.toml .ci/constraints.txt .ci/install
 	PYTHON=$(PYTHON) .ci/install $(VENV)

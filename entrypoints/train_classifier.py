@@ -6,54 +6,61 @@
     On many devices:  the same behind `torchrun --nproc_per_node 8`
 """
 
+from functools import partial
+
 import torch
-from training import distributed, export, models, reporting
+from training import distributed, memory, models, reporting
+from training.classification import Classification
+from training.data.batches import open_loaders
 from training.data.folders import open_data
+from training.delivery import deliver, require_packages
 from training.environment import read_environment
 from training.evaluation import evaluate
 from training.failure import failure_file
-from training.loop import distribute, train
-from training.losses import label_cross_entropy
+from training.loop import open_run, total_steps, train
 from training.script_settings import ClassifierSettings
 from training.settings import read_settings
-from training.stopping import StopSignal
+from training.state import prepare
 
 
 def main(settings: ClassifierSettings) -> None:
     environment = read_environment()
-    with distributed.process_group() as world, failure_file(environment.failure_file):
-        report = reporting.Reporter(environment.output_data_dir, active=world.is_first)
-        report.say(str(world))
-        stop = StopSignal(world)
+    with (
+        failure_file(environment.failure_file),
+        distributed.process_group(settings.process_group_minutes) as world,
+    ):
+        run = open_run(settings, environment, world)
+        require_packages(settings)
         torch.manual_seed(settings.seed)
-        data = open_data(
-            environment.channel("train"),
-            environment.channel("validation"),
-            settings,
-            settings.model_options.get("in_chans", 3),
-            world,
-        )
+        channels = settings.model_options.get("in_chans", 3)
+        data = open_data(environment.channel("train"), environment.channel("validation"), settings, channels)
         model = models.build(settings.model, settings.model_options, len(data.classes), pretrained=settings.pretrained)
-        report.say(f"{settings.model}: {models.parameter_count(model):,} parameters, {len(data.classes)} classes")
-        trained = distribute(model, world)
+        parameters = models.parameter_count(model)
+        run.report.say(f"model {settings.model}: {parameters:,} parameters, {len(data.classes)} classes")
 
-        def task(images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"loss": label_cross_entropy(trained(images), labels, settings.label_smoothing)}
+        steps = total_steps(settings, len(data.training))
+        state = prepare(model, settings, steps, world)
+        now, without = memory.measure(state, settings, data)
+        size = memory.choose_batch_size(now, without, settings, world, run.report)
+        loaders = open_loaders(data, settings, world, batch_size_per_device=size)
+        task = Classification(state.trained, settings.label_smoothing, run.timeline)
+        measure = partial(evaluate, loader=loaders.validation, world=world, autocast=state.precision.autocast)
 
-        torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
-        outcome = train(task, evaluate, model, data, settings, world, report, stop)
-        summary = reporting.summary(settings.model, models.parameter_count(model), outcome, settings, world)
+        torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks
+        outcome = train(task, measure, state, loaders, steps, run)
+        summary = reporting.summary(settings.model, parameters, outcome, settings, world)
         if world.is_first:
-            export.save(
-                model,
+            deliver(
+                state.evaluated,
                 environment.model_dir,
+                settings,
+                data,
+                outcome,
                 name=settings.model,
                 options=settings.model_options,
-                classes=data.classes,
                 image_size=settings.image_size,
-                **outcome.validation,
             )
-        report.result(summary)
+        run.report.result(summary)
 
 
 if __name__ == "__main__":

@@ -5,92 +5,117 @@
                       python entrypoints/train_kd.py --student vit_tiny_patch16_224 --epochs 5
     On many devices:  the same behind `torchrun --nproc_per_node 8`
 
-The loss is `hard_label_weight` × cross-entropy with the labels + the rest × temperature KL with the teacher
-(https://arxiv.org/abs/1503.02531). Both models look at the same augmented pixels, each with its own normalisation.
+The loss is `hard_label_weight` × cross-entropy with the labels + the rest × the teacher's part, by default the temperature KL
+of Hinton et al. (https://arxiv.org/abs/1503.02531). Both models look at the same augmented pixels, each with its own
+normalisation and resolution. With `teacher_cache` the teacher runs once for each view of an image.
 """
 
+from functools import partial
+
 import torch
-from training import distributed, export, models, reporting
+from training import distributed, memory, models, reporting
 from training import teacher as teachers
+from training.data.batches import held_out_loader, open_loaders
 from training.data.folders import open_data
+from training.delivery import deliver, require_packages
+from training.distillation import Distillation, open_cache, with_teacher
 from training.environment import read_environment
 from training.evaluation import evaluate
 from training.failure import failure_file
-from training.loop import distribute, train
-from training.losses import label_cross_entropy, temperature_kl
+from training.loop import open_run, total_steps, train
 from training.script_settings import DistillationSettings
 from training.settings import read_settings
-from training.stopping import StopSignal
+from training.state import prepare
 
 
 def main(settings: DistillationSettings) -> None:
     environment = read_environment()
-    with distributed.process_group() as world, failure_file(environment.failure_file):
-        report = reporting.Reporter(environment.output_data_dir, active=world.is_first)
-        report.say(str(world))
-        stop = StopSignal(world)
+    with (
+        failure_file(environment.failure_file),
+        distributed.process_group(settings.process_group_minutes) as world,
+    ):
+        run = open_run(settings, environment, world)
+        require_packages(settings)
+        say = run.report.say
         torch.manual_seed(settings.seed)
+        channels = settings.student_options.get("in_chans", 3)
         data = open_data(
             environment.channel("train"),
             environment.channel("validation"),
             settings,
-            settings.student_options.get("in_chans", 3),
-            world,
+            channels,
+            view_size=settings.view_size,
         )
         student = models.build(
-            settings.student, settings.student_options, len(data.classes), pretrained=settings.pretrained
+            settings.student,
+            settings.student_options,
+            len(data.classes),
+            pretrained=settings.pretrained,
+            image_size=settings.image_size,
         )
-        report.say(
-            f"student {settings.student}: {models.parameter_count(student):,} parameters, {len(data.classes)} classes"
-        )
-        trained = distribute(student, world)
-        teacher, teacher_summary = None, None
-        if settings.hard_label_weight < 1:
+        parameters = models.parameter_count(student)
+        say(f"student {settings.student}: {parameters:,} parameters, {len(data.classes)} classes")
+
+        steps = total_steps(settings, len(data.training))
+        state = prepare(student, settings, steps, world)
+        now, without = memory.measure(state, settings, data)
+        teacher = None
+        if settings.teacher_weight > 0:
             teacher = teachers.load(
-                environment.channel("teacher"),
+                None if settings.teacher_pretrained else environment.channel("teacher"),
                 data.classes,
-                channels=student.mean.shape[1],
-                image_size=settings.image_size,
+                channels=channels,
+                image_size=settings.view_size or settings.image_size,
                 name=settings.teacher,
                 options=settings.teacher_options,
-            )
-            teacher.model.to(world.device)
-            accuracy = evaluate(teacher.model, data.validation, world)["validation_accuracy"]
-            teacher_summary = {
-                "model": teacher.name,
-                "parameters": models.parameter_count(teacher.model),
-                "validation_accuracy": accuracy,
-            }
-            report.say(
-                f"teacher {teacher.name}: {teacher_summary['parameters']:,} parameters, frozen, validation_accuracy {accuracy:.4f}"
-            )
+                precision=settings.teacher_number_format,
+                compile=settings.compile_teacher,
+            ).to(world.device)
+            now, without = with_teacher(now, without, teacher, settings, memory.example(data, world.device))
+        size = memory.choose_batch_size(now, without, settings, world, run.report)
+        views = settings.teacher_cache.views if settings.teacher_cache else None
+        loaders = open_loaders(data, settings, world, batch_size_per_device=size, views=views)
 
-        def task(images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            logits = trained(images)
-            hard = label_cross_entropy(logits, labels, settings.label_smoothing)
-            if teacher is None:
-                return {"loss": hard}
-            soft = temperature_kl(logits, teacher(images), settings.temperature)
-            return {
-                "loss": settings.hard_label_weight * hard + (1 - settings.hard_label_weight) * soft,
-                "label_loss": hard,
-                "teacher_loss": soft,
-            }
+        cache = teacher_logits = taught = None
+        if teacher is not None:
+            held_out = data.held_out.resized(settings.view_size or settings.image_size)
+            teacher_logits = []
+            metrics = evaluate(teacher, held_out_loader(held_out, size, settings, world), world, keep=teacher_logits)
+            accuracy = metrics["validation_accuracy"]
+            say(
+                f"teacher {teacher.name}: {teacher.parameters:,} parameters in {settings.teacher_number_format}, frozen, "
+                f"validation_accuracy {accuracy:.4f}"
+            )
+            teachers.require_accuracy(accuracy, settings.min_teacher_accuracy, teacher.name)
+            taught = {"model": teacher.name, "parameters": teacher.parameters, **metrics}
+            cache = open_cache(settings, teacher, data, environment, world)
+            if cache is not None:
+                say(cache.say())
+        task = Distillation(state.trained, teacher, cache, settings, run.timeline)
+        measure = partial(
+            evaluate,
+            loader=loaders.validation,
+            world=world,
+            autocast=state.precision.autocast,
+            teacher_logits=teacher_logits,
+        )
 
         torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
-        outcome = train(task, evaluate, student, data, settings, world, report, stop)
-        summary = reporting.summary(settings.student, models.parameter_count(student), outcome, settings, world)
+        outcome = train(task, measure, state, loaders, steps, run)
+        summary = reporting.summary(settings.student, parameters, outcome, settings, world)
         if world.is_first:
-            export.save(
-                student,
+            deliver(
+                state.evaluated,
                 environment.model_dir,
+                settings,
+                data,
+                outcome,
                 name=settings.student,
                 options=settings.student_options,
-                classes=data.classes,
                 image_size=settings.image_size,
-                **outcome.validation,
+                teacher=taught,
             )
-        report.result({**summary, "teacher": teacher_summary})
+        run.report.result({**summary, "teacher": taught})
 
 
 if __name__ == "__main__":

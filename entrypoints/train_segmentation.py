@@ -12,32 +12,30 @@ ones that nobody labelled. `launcher prepare shapes data/shapes` makes such a fo
 from functools import partial
 
 import torch
-from training import distributed, export, models, reporting, segmenter
+from training import distributed, memory, models, reporting, segmenter
+from training.data.batches import open_loaders
 from training.data.masks import open_data
+from training.delivery import deliver
 from training.environment import read_environment
 from training.evaluation import evaluate_pixels
 from training.failure import failure_file
-from training.loop import distribute, train
-from training.losses import pixel_cross_entropy
+from training.loop import open_run, total_steps, train
 from training.script_settings import SegmentationSettings
+from training.segmentation import Segmentation
 from training.settings import read_settings
-from training.stopping import StopSignal
+from training.state import prepare
 
 
 def main(settings: SegmentationSettings) -> None:
     environment = read_environment()
-    with distributed.process_group() as world, failure_file(environment.failure_file):
-        report = reporting.Reporter(environment.output_data_dir, active=world.is_first)
-        report.say(str(world))
-        stop = StopSignal(world)
+    with (
+        failure_file(environment.failure_file),
+        distributed.process_group(settings.process_group_minutes) as world,
+    ):
+        run = open_run(settings, environment, world)
         torch.manual_seed(settings.seed)
-        data = open_data(
-            environment.channel("train"),
-            environment.channel("validation"),
-            settings,
-            settings.model_options.get("in_chans", 3),
-            world,
-        )
+        channels = settings.model_options.get("in_chans", 3)
+        data = open_data(environment.channel("train"), environment.channel("validation"), settings, channels)
         model = segmenter.build(
             settings.model,
             settings.model_options,
@@ -45,31 +43,40 @@ def main(settings: SegmentationSettings) -> None:
             decoder_channels=settings.decoder_channels,
             pretrained=settings.pretrained,
         )
-        report.say(f"{settings.model}: {models.parameter_count(model):,} parameters, {settings.classes} classes")
-        trained = distribute(model, world)
+        parameters = models.parameter_count(model)
+        run.report.say(f"{settings.model}: {parameters:,} parameters, {settings.classes} classes")
 
-        def task(images: torch.Tensor, masks: torch.Tensor) -> dict[str, torch.Tensor]:
-            masks = masks.long()
-            labelled = world.total((masks != settings.ignore_index).sum()) / world.size
-            return {"loss": pixel_cross_entropy(trained(images), masks, settings.ignore_index, labelled)}
+        steps = total_steps(settings, len(data.training))
+        state = prepare(model, settings, steps, world)
+        now, without = memory.measure(state, settings, data)
+        size = memory.choose_batch_size(now, without, settings, world, run.report)
+        loaders = open_loaders(data, settings, world, batch_size_per_device=size)
+        task = Segmentation(state.trained, settings.ignore_index, world, run.timeline)
+        measure = partial(
+            evaluate_pixels,
+            loader=loaders.validation,
+            world=world,
+            classes=settings.classes,
+            ignore_index=settings.ignore_index,
+            autocast=state.precision.autocast,
+        )
 
-        evaluate = partial(evaluate_pixels, classes=settings.classes, ignore_index=settings.ignore_index)
         torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks
-        outcome = train(task, evaluate, model, data, settings, world, report, stop)
-        summary = reporting.summary(settings.model, models.parameter_count(model), outcome, settings, world)
+        outcome = train(task, measure, state, loaders, steps, run)
+        summary = reporting.summary(settings.model, parameters, outcome, settings, world)
         if world.is_first:
-            export.save(
-                model,
+            deliver(
+                state.evaluated,
                 environment.model_dir,
+                settings,
+                data,
+                outcome,
                 name=settings.model,
                 options=settings.model_options,
-                classes=data.classes,
                 image_size=settings.image_size,
-                decoder_channels=settings.decoder_channels,
-                ignore_index=settings.ignore_index,
-                **outcome.validation,
+                decoder={"channels": settings.decoder_channels, "ignore_index": settings.ignore_index},
             )
-        report.result(summary)
+        run.report.result(summary)
 
 
 if __name__ == "__main__":

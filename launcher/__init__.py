@@ -14,7 +14,7 @@ from launcher.findings import Finding, UserError
 from launcher.job import Job
 from launcher.loading import from_values, load
 from launcher.planning import Plan, check, plan
-from launcher.repeating import diff, replay
+from launcher.repeating import diff, replay, resume
 from launcher.running import Run, attach, runs, upload
 from launcher.running import start as run
 
@@ -31,6 +31,7 @@ __all__ = [
     "load",
     "plan",
     "replay",
+    "resume",
     "run",
     "runs",
     "upload",

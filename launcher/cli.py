@@ -71,8 +71,12 @@ def _about_the_disk(error: OSError) -> UserError:
 
 
 def _plan_from(options: argparse.Namespace) -> launcher.Plan:
-    hosts = [f"compute.instance_count={options.hosts}"] if options.hosts is not None else []
-    return plan_config(options.config, [*options.overrides, *hosts], on=options.on, smoke=options.smoke)
+    return plan_config(options.config, [*options.overrides, *_hosts(options)], on=options.on, smoke=options.smoke)
+
+
+def _hosts(options: argparse.Namespace) -> list[str]:
+    """--hosts as the override that it stands for."""
+    return [f"compute.instance_count={options.hosts}"] if options.hosts is not None else []
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -89,6 +93,10 @@ def run(options: argparse.Namespace) -> int:
 
 def replay(options: argparse.Namespace) -> int:
     return _start(launcher.replay(options.run, options.overrides, on=options.on), options)
+
+
+def resume(options: argparse.Namespace) -> int:
+    return _start(launcher.resume(options.run, [*options.overrides, *_hosts(options)]), options)
 
 
 def _start(planned: launcher.Plan, options: argparse.Namespace) -> int:
@@ -197,6 +205,19 @@ def profile(options: argparse.Namespace) -> int:
     return DONE
 
 
+def drill(options: argparse.Namespace) -> int:
+    from launcher.drill import drill as train_and_kill
+
+    job = launcher.load(options.config, [*options.overrides, *_hosts(options)], smoke=options.smoke)
+    found = train_and_kill(job, kills=options.kills, hosts_after=options.hosts_after, seed=options.seed, say=_say)
+    print(found)
+    return RUN_FAILED if found.difference else DONE
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
 def doctor(options: argparse.Namespace) -> int:
     from launcher import doctor as machine
 
@@ -259,20 +280,26 @@ def _parser() -> argparse.ArgumentParser:
         )
         return made
 
-    def add_job(made: argparse.ArgumentParser) -> None:
+    def add_hosts(made: argparse.ArgumentParser) -> None:
+        made.add_argument("--hosts", type=int, metavar="N", help="the same as compute.instance_count=N")
+
+    def add_config(made: argparse.ArgumentParser) -> None:
         made.add_argument("config", metavar="CONFIG", help="a YAML file")
         made.add_argument(
             "overrides", metavar="KEY=VALUE", nargs="*", help="override a key, for example hyperparameters.epochs=1"
         )
+        add_hosts(made)
+        made.add_argument(
+            "--smoke", action="store_true", help="lay the config's smoke section over it: the same story, small"
+        )
+
+    def add_job(made: argparse.ArgumentParser) -> None:
+        add_config(made)
         made.add_argument(
             "--on",
             default="process",
             metavar="BACKEND",
             help=f"where it runs: {', '.join(backends.BACKENDS)} (default: process)",
-        )
-        made.add_argument("--hosts", type=int, metavar="N", help="the same as compute.instance_count=N")
-        made.add_argument(
-            "--smoke", action="store_true", help="lay the config's smoke section over it: the same story, small"
         )
 
     made = command("plan", plan, "show what a run would do; nothing happens")
@@ -292,6 +319,11 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("run", metavar="RUN")
     made.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="override a key")
     made.add_argument("--on", metavar="BACKEND", help="another backend than the run's")
+    add_start(made)
+    made = command("resume", resume, "run a run's job again from its last checkpoint, with the code that it had")
+    made.add_argument("run", metavar="RUN")
+    made.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="override a key")
+    add_hosts(made)
     add_start(made)
     made = command("attach", attach, "follow a run that was started elsewhere")
     made.add_argument("run", metavar="RUN", help="a run's name, or its job's name for the latest")
@@ -327,6 +359,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--folder", metavar="FOLDER", help="keep the hosts' /opt/ml there")
     made.usage = "launcher emulate [CONFIG ...] [options] [-- COMMAND ...]"
+    made = command(
+        "drill", drill, "kill a run of this machine at random moments, resume it, and compare it with one undisturbed"
+    )
+    add_config(made)
+    made.add_argument("--kills", type=int, default=3, metavar="N", help="how many (default: 3)")
+    made.add_argument("--hosts-after", type=int, metavar="N", help="every other run has N hosts")
+    made.add_argument("--seed", type=int, default=0, metavar="S", help="of the moments and hosts (default: 0)")
     made = command("doctor", doctor, "what this machine is ready for, backend by backend")
     made.add_argument("--json", action="store_true", help="for machines")
 

@@ -82,7 +82,6 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
                 return [*findings, Finding(key="script", found=found, cure=cure)]
             settings, problems = settings_module.check(settings_class, usable)
             needed = settings.channels() if settings is not None and hasattr(settings, "channels") else ()
-            names = [item.name for item in dataclasses.fields(settings_class)]
     except (
         Exception,
         SystemExit,
@@ -97,11 +96,8 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
             continue
         key = f"hyperparameters.{name}" if name else "hyperparameters"
         if found == "unknown hyperparameter":
-            findings.append(
-                Finding(
-                    key=key, found=f"{script} knows no such hyperparameter", valid=valid, cure=did_you_mean(name, names)
-                )
-            )
+            cure = did_you_mean(name.rpartition(".")[2], valid.split(", "))
+            findings.append(Finding(key=key, found=f"{script} knows no such hyperparameter", valid=valid, cure=cure))
         else:
             cure = f"add {name}" if found == "missing" else f"correct {name}"
             findings.append(Finding(key=key, found=found, valid=valid, cure=cure))

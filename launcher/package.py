@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import gzip
 import io
+import json
 import os
 import re
 import subprocess
@@ -22,6 +23,9 @@ ALWAYS_STAYS = (
     *("__pycache__", "*.pyc", ".git", ".venv", ".ipynb_checkpoints", ".DS_Store", ".pytest_cache", IGNORE_FILE),
     *(".env", ".env.*", "*.pem", "*.p12", ".netrc", ".pypirc", ".aws", ".ssh", "id_rsa*", "id_ed25519*"),  # secrets
 )
+
+COMMIT_FILE = "training/source.json"
+"""Where a script finds the commit of its source, which the model's card names; this kit makes it."""
 
 MAX_FILES = 10_000
 """More files than that are no source folder."""
@@ -71,7 +75,7 @@ def travelling_files(source: Path) -> tuple[list[TravelFile], list[Finding]]:
     """The files of a source folder that travel, sorted by path: what git tracks or would track, less the ignore file's patterns.
 
     A folder of the user's own also gets this kit's `training` package, unless it has a `training` of its own, so that any
-    script can use it.
+    script can use it. With that package goes a file that names the source's commit.
 
     Returns:
         The files; and what keeps the folder from being packed.
@@ -85,9 +89,17 @@ def travelling_files(source: Path) -> tuple[list[TravelFile], list[Finding]]:
         return [], [Finding(key="source", found=f"a file name that is no plain text: {odd[0]!r}", cure="rename it")]
     kit = entrypoints_folder()
     has_training = (source / "training").exists() or (source / "training.py").exists()
+    travelling = [TravelFile(path, file, file.stat().st_size) for path, file in files.items()]
     if source.resolve() != kit.resolve() and not has_training:
-        files |= {path: kit / path for path in _listed(kit) if path.startswith("training/")}
-    return [TravelFile(path, file, file.stat().st_size) for path, file in sorted(files.items())], []
+        travelling += [
+            TravelFile(path, kit / path, (kit / path).stat().st_size)
+            for path in _listed(kit)
+            if path.startswith("training/")
+        ]
+    if source.resolve() == kit.resolve() or not has_training:
+        content = _commit(source)
+        travelling.append(TravelFile(COMMIT_FILE, None, len(content), content))
+    return sorted(travelling, key=lambda file: file.path), []
 
 
 class CannotListError(Exception):
@@ -96,6 +108,21 @@ class CannotListError(Exception):
     def __init__(self, found: str, cure: str):
         super().__init__(found)
         self.cure = cure
+
+
+def _commit(source: Path) -> bytes:
+    """Which commit a source folder is of and whether it is clean, as JSON; an empty object outside a repository."""
+
+    def git(*arguments: str) -> str:
+        # without its locks it writes nothing, and a plan must not
+        command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
+        return subprocess.run(command, capture_output=True, check=True, text=True, errors="replace").stdout.strip()
+
+    try:
+        known = {"commit": git("rev-parse", "HEAD"), "clean": not git("status", "--porcelain", "--", ".")}
+    except (OSError, subprocess.CalledProcessError):
+        known = {}
+    return (json.dumps(known) + "\n").encode()
 
 
 def copy_files(files: list[TravelFile], target: Path) -> None:

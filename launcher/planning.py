@@ -50,6 +50,8 @@ class Plan:
     """Channel -> the run whose model it shows, by its full name."""
     replay_of: str | None = None
     """The run that this one repeats."""
+    resumes: str | None = None
+    """The run whose checkpoints its hosts begin with."""
     checked: bool = False
     """Whether `check` has looked online."""
 
@@ -106,7 +108,9 @@ class Plan:
             "uploads": [{**asdict(upload), "source": str(upload.source)} for upload in self.uploads],
             "request": self.kept_request(),
             "price": self.price.to_dict() if self.price else None,
+            "differences": dict(backends.get(self.backend).DIFFERENCES),
             "replay_of": self.replay_of,
+            "resumes": self.resumes,
         }
 
     def to_json(self) -> str:
@@ -122,6 +126,8 @@ class Plan:
         ]
         if self.price is not None:
             lines += [f"  price       {self.price.told}"]
+        if self.resumes is not None:
+            lines += [f"  resumes     {self.resumes}, from its last checkpoint"]
         lines += [f"  {host.name:<11} {host.address}: {shlex.join(host.command)}" for host in self.hosts]
         if self.hosts and self.hosts[0].environment:
             lines += [

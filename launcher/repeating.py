@@ -1,4 +1,4 @@
-"""Two runs compared by what they were started with, and a run started again from its record."""
+"""Two runs compared by what they were started with, and a run started again from its record: anew, or from its checkpoints."""
 
 from __future__ import annotations
 
@@ -56,7 +56,43 @@ def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -
     Raises:
         UserError: no such run, or its record is not whole.
     """
+    return _again(records.find(name), overrides, on)
+
+
+def resume(name: str, overrides: Sequence[str] = ()) -> Plan:
+    """The plan of a run's job again, from its last checkpoint, on the same backend: with the code and the earlier runs that it had.
+
+    On this machine each host begins with a copy of the checkpoints that the host of its name left. On SageMaker the new job has the
+    same `checkpoints`, from which SageMaker fills its hosts.
+
+    Args:
+        name: a run that is over, or a job's name for the latest.
+        overrides: `key=value` texts, for example compute.instance_count=2. The script refuses those that make it another job.
+
+    Raises:
+        UserError: no such run, it is not over, or it left no checkpoint.
+    """
     folder = records.find(name)
+    earlier = Run(folder)
+    if earlier.state not in records.OVER:
+        raise mistake("run", f"{folder.name} is {earlier.state}", f"launcher stop {folder.name}, or wait for its end")
+    made = _again(folder, overrides, None)
+    anew = f"launcher replay {folder.name} starts it anew"
+    if made.backend == "aws" and made.job.checkpoints is None:
+        cure = f"{anew}; with checkpoints: s3://your-bucket/prefix it can be resumed the next time"
+        raise mistake("checkpoints", f"{folder.name} had no place in S3 for them", cure)
+    if made.backend != "aws" and not left_checkpoints(earlier):
+        raise mistake("run", f"{folder.name} left no checkpoint", anew)
+    return replace(made, resumes=folder.name)
+
+
+def left_checkpoints(run: Run) -> bool:
+    """Whether any host of a run of this machine left a checkpoint."""
+    return any(name.startswith("checkpoints ") for name in run.artifacts())
+
+
+def _again(folder: records.RunFolder, overrides: Sequence[str], on: str | None) -> Plan:
+    """The plan of a recorded run's job, with overrides and on another backend where asked for."""
     if not folder.job.is_file() or not folder.code.is_dir():
         missing = folder.job if not folder.job.is_file() else folder.code
         raise mistake(

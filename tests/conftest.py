@@ -16,7 +16,21 @@ import launcher
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "entrypoints"))  # as the toolkit puts the code folder there
 
+WITH_DOCKER = bool(os.environ.get("LAUNCHER_TEST_DOCKER"))
+"""Whether the tests with a real Docker engine are wanted. They then run or fail: none is skipped."""
+
+collect_ignore = [] if WITH_DOCKER else ["docker", "local_mode/test_engine.py", "local_mode/test_your_ci.py"]
+
 WEIRD_NAMES = ["plain", "a blank", "it's", 'quo"te', "a'; echo foo", "ünï-码", "a#b?c%20d"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Where the tests with Docker are wanted, one that is skipped has failed."""
+    report = yield
+    if WITH_DOCKER and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"skipped, with LAUNCHER_TEST_DOCKER set: {report.longrepr[2]}"
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tomllib
+import yaml
 
 import launcher
 from launcher.prepare import prepare
@@ -51,6 +54,38 @@ def code_blocks(kind: str) -> list[str]:
     """The README's fenced blocks of a kind (yaml, python, or nothing)."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     return [text for found, text in blocks if found == kind]
+
+
+def steps_of(workflow: str) -> list[str]:
+    """The commands of a workflow's only job."""
+    [job] = yaml.safe_load(workflow)["jobs"].values()
+    assert job["runs-on"].startswith("ubuntu-") and job["timeout-minutes"] <= 60
+    assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+    [python] = [step["with"]["python-version"] for step in job["steps"] if "setup-python" in step.get("uses", "")]
+    assert python == "3.11", "the pins' own"
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def test_the_workflow_runs_what_is_here():
+    [command] = steps_of((ROOT / ".github/workflows/ci.yml").read_text())
+    assert os.access(ROOT / command, os.X_OK)
+    for step in ("docker-engine", "install"):
+        assert os.access(ROOT / ".ci" / step, os.X_OK)
+    called = re.findall(r"^make ([a-z-]+)$|&& make ([a-z-]+)", (ROOT / command).read_text(), re.MULTILINE)
+    assert {name for pair in called for name in pair if name} == {"lint", "test", "image", "test-docker"}
+
+
+def test_the_workflow_for_users_in_the_readme_calls_what_is_here():
+    """tests/local_mode/test_your_ci.py runs it."""
+    [workflow] = [block for block in code_blocks("yaml") if block.startswith("# .github/workflows/")]
+    commands = "\n".join(steps_of(workflow))
+    for path in re.findall(r"vision-launcher/((?:\.ci|docker)/\S+)", commands):
+        assert (ROOT / path).is_file(), path
+    [extra] = re.findall(r"vision-launcher\[(\w+)\]", commands)
+    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    [arguments] = re.findall(r"^launcher (run .*)$", commands, re.MULTILINE)
+    done = subprocess.run([sys.executable, "-m", "launcher", *arguments.split()], capture_output=True, text=True)
+    assert "train.yaml: no such file" in done.stderr and "unrecognized" not in done.stderr
 
 
 def test_the_mistakes_in_the_readme_are_what_is_printed(tmp_path):

@@ -22,6 +22,8 @@ class Environment:
     failure_file: Path
     """Its first 1,024 characters become the job's FailureReason."""
     channels: Mapping[str, Path]
+    checkpoint_dir: Path | None
+    """Where checkpoints are found and left; None in a job that keeps none: SageMaker makes the folder for jobs with `checkpoints`."""
 
     def channel(self, name: str) -> Path:
         """A data channel's folder: SM_CHANNEL_<NAME>, or data/<name> in a plain shell.
@@ -53,4 +55,13 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
         output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR", output / "data")) / host,
         failure_file=output / "failure",
         channels=channels,
+        checkpoint_dir=_checkpoint_dir(environ),
     )
+
+
+def _checkpoint_dir(environ: Mapping[str, str]) -> Path | None:
+    if "SM_CURRENT_HOST" not in environ:
+        return Path("output/checkpoints")
+    # the toolkits have no variable for it
+    folder = Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")) / "checkpoints"
+    return folder if folder.is_dir() else None

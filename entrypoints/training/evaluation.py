@@ -2,48 +2,88 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
 from training.distributed import World
+from training.losses import temperature_kl
+
+TOP = 5
+"""How many guesses count for the second kind of accuracy, where there are more classes than that."""
+
+Autocast = Callable[[], AbstractContextManager]
+"""Makes the context in which a model computes, as Precision.autocast does."""
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: DataLoader, world: World) -> dict[str, float]:
-    """Top-1 accuracy and mean cross-entropy over all ranks' shares; every image counts once.
+def evaluate(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    loader: DataLoader,
+    world: World,
+    *,
+    autocast: Autocast = contextlib.nullcontext,
+    teacher_logits: Sequence[torch.Tensor] | None = None,
+    keep: list[torch.Tensor] | None = None,
+) -> dict[str, float]:
+    """How well a model knows the labels, and how well it agrees with its teacher, over all ranks' shares; every image counts once.
 
     Args:
         model: takes uint8 images (batch, channels, height, width), gives logits (batch, classes). Not a DDP wrapper:
-            ranks may have different numbers of batches.
-        loader: this rank's share.
+            ranks may have different numbers of batches. An nn.Module comes back in the mode that it had.
+        loader: this rank's share, in the same order every time.
+        teacher_logits: what the teacher's evaluation left in its `keep`.
+        keep: a list that is given the logits of every batch, fp16, on the CPU, each image's largest at 0: fp16 is finest there.
 
     Returns:
-        validation_accuracy in 0…1, validation_loss in nats, the same on every rank.
+        The same on every rank: validation_accuracy, validation_top5_accuracy (more than 5 classes only) in 0…1,
+        validation_loss in nats. With `teacher_logits` also teacher_top1_agreement, the share of the images to which both
+        models give the same class; teacher_top5_agreement (more than 5 classes only), the share of those where the teacher's
+        class is among the student's first 5, as big_vision's `agree`
+        (https://github.com/google-research/big_vision, evaluators/proj/distill/distance.py); and teacher_kl, the mean
+        KL(teacher ‖ student) at temperature 1 in nats.
     """
-    training = model.training
-    model.eval()
-    sums = torch.zeros(3, dtype=torch.float64)  # correct, loss, images
-    for images, labels in loader:
-        images, labels = images.to(world.device), labels.to(world.device)
-        logits = model(images).float()
-        sums += torch.tensor(
-            [
-                (logits.argmax(1) == labels).sum().item(),
-                F.cross_entropy(logits, labels, reduction="sum").item(),
-                len(labels),
-            ],
-            dtype=torch.float64,
-        )
-    model.train(training)
-    correct, loss, count = world.total(sums.to(world.device)).tolist()
-    return {"validation_accuracy": correct / count, "validation_loss": loss / count}
+    sums = torch.zeros(6, dtype=torch.float64, device=world.device)  # nothing waits for the device before the end
+    images = ranked = 0
+    with _evaluating(model):
+        for number, (pixels, labels) in enumerate(loader):
+            pixels, labels = (values.to(world.device, non_blocking=True) for values in (pixels, labels))
+            with autocast():
+                logits = model(pixels)
+            logits = logits.float()
+            images += len(labels)
+            ranked += len(labels) if logits.shape[1] > TOP else 0
+            loss = F.cross_entropy(logits, labels, reduction="none").double().sum()
+            sums[:3] += torch.stack([*_right(logits, labels), loss])
+            if teacher_logits is not None:
+                teacher = teacher_logits[number].to(world.device, non_blocking=True).float()
+                assert teacher.shape == logits.shape, "the loader gave other batches than it gave the teacher"
+                kl = temperature_kl(logits, teacher, 1.0).double() * len(labels)
+                sums[3:] += torch.stack([*_right(logits, teacher.argmax(1)), kl])
+            if keep is not None:
+                keep.append((logits - logits.amax(1, keepdim=True)).half().cpu())
+    counted = torch.tensor([images, ranked], dtype=torch.float64, device=world.device)
+    *totals, images, ranked = world.total(torch.cat([sums, counted])).tolist()
+    names = ("validation_accuracy", "validation_top5_accuracy", "validation_loss")
+    if teacher_logits is not None:
+        names += ("teacher_top1_agreement", "teacher_top5_agreement", "teacher_kl")
+    return {name: total / images for name, total in zip(names, totals) if ranked or "top5" not in name}
 
 
 @torch.no_grad()
 def evaluate_pixels(
-    model: nn.Module, loader: DataLoader, world: World, *, classes: int, ignore_index: int
+    model: nn.Module,
+    loader: DataLoader,
+    world: World,
+    *,
+    classes: int,
+    ignore_index: int,
+    autocast: Autocast = contextlib.nullcontext,
 ) -> dict[str, float]:
     """Mean IoU, accuracy and mean cross-entropy over all ranks' pixels; every pixel that is not ignored counts once.
 
@@ -59,19 +99,19 @@ def evaluate_pixels(
     Raises:
         ValueError: no pixel of any mask is labelled.
     """
-    training = model.training
-    model.eval()
     confusion = torch.zeros(classes, classes, dtype=torch.int64, device=world.device)
     loss = torch.zeros(1, dtype=torch.float64, device=world.device)
-    for images, masks in loader:
-        for logits, mask in zip(model(images.to(world.device)).float(), masks):
-            mask = mask.to(world.device).long()
-            logits = F.interpolate(logits[None], size=mask.shape, mode="bilinear", align_corners=False)
-            loss += F.cross_entropy(logits, mask[None], ignore_index=ignore_index, reduction="sum")
-            labelled = mask != ignore_index
-            pairs = mask[labelled] * classes + logits[0].argmax(0)[labelled]
-            confusion += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
-    model.train(training)
+    with _evaluating(model):
+        for images, masks in loader:
+            with autocast():
+                batch = model(images.to(world.device, non_blocking=True))
+            for logits, mask in zip(batch.float(), masks):
+                mask = mask.to(world.device).long()
+                logits = F.interpolate(logits[None], size=mask.shape, mode="bilinear", align_corners=False)
+                loss += F.cross_entropy(logits, mask[None], ignore_index=ignore_index, reduction="sum")
+                labelled = mask != ignore_index
+                pairs = mask[labelled] * classes + logits[0].argmax(0)[labelled]
+                confusion += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
     confusion, loss = world.total(confusion), world.total(loss)
     pixels = confusion.sum().item()
     if pixels == 0:
@@ -99,3 +139,23 @@ def mean_iou(confusion: torch.Tensor, ignore_index: int) -> float:
     counted = union > 0
     counted[ignore_index : ignore_index + 1] = False
     return (intersection[counted] / union[counted]).mean().item()
+
+
+@contextlib.contextmanager
+def _evaluating(model: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """A module in eval mode, and afterwards in the mode that it had; a teacher, which is none, sees to that itself."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def _right(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many of the wanted classes (batch,) have the largest logit, and how many one of the 5 largest; scalars."""
+    first = logits.topk(min(TOP, logits.shape[1]), dim=1).indices == wanted[:, None]
+    return (logits.argmax(1) == wanted).sum().double(), first.sum().double()

@@ -4,13 +4,78 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import resource
+import socket
+import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 LIMIT = 1024
 """Characters of the file that become FailureReason.
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-output.html"""
+
+
+@dataclass
+class Progress:
+    """How far this process is, for whoever reads of its failure."""
+
+    step: int | None = None
+    """Optimizer steps done; None before training."""
+    tell_first: Callable[[str], str | None] | None = None
+    """Tells the other ranks why this one fails, where none failed before, and gives what the first one told: empty where that
+    one knew no reason, None where nobody answers. Without it this process trains alone."""
+
+
+progress = Progress()
+
+
+class Cause(NamedTuple):
+    """A known kind of failure."""
+
+    pattern: str
+    """A regular expression that finds it in an exception's type and message."""
+    text: str
+    """What it is, and what to do."""
+
+
+OTHER_RANK = Cause(
+    r"Connection (closed|reset) by peer|Broken pipe|Timed out waiting \d+ ?ms|collective operation timeout"
+    r"|NCCL error|ncclSystemError|ncclRemoteError|[Gg]loo\b",
+    "another rank left without a word, or is late: see which host's log ends first. A process is killed where its host's memory "
+    "is full; one that is busy alone for long needs a larger process_group_minutes",
+)
+"""What torch.distributed raises where the fault is not this rank's own."""
+
+CAUSES = (
+    Cause(
+        r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED",
+        "the GPU's memory is full. Set batch_size_per_device to auto or lower, precision to bf16, zero to true",
+    ),
+    Cause(
+        r"shared memory|killed by signal: Bus error|/dev/shm",
+        "/dev/shm is too small for the data workers. Lower num_workers; in docker, raise --shm-size",
+    ),
+    Cause(
+        r"DataLoader worker .*(exited unexpectedly|killed by signal)|can't allocate memory|Cannot allocate memory|\bMemoryError\b",
+        "the host's memory is full, or a data worker crashed. Lower num_workers, or take an instance type with more memory",
+    ),
+    Cause(
+        r"\bFloatingPointError\b|\bloss\b.{0,40}\b(nan|inf|not finite)\b",
+        "training has diverged. Lower learning_rate, raise warmup_fraction, set max_grad_norm, or precision to bf16 in place of fp16",
+    ),
+    Cause(
+        r"No space left on device|Disk quota exceeded", "the disk is full. Raise volume_gb, or keep fewer checkpoints"
+    ),
+    Cause(
+        r"device-side assert|Target -?\d+ is out of bounds",
+        "a label lies outside of the model's classes. Run once on the CPU, which names the place",
+    ),
+)
+"""In the order in which they are looked for; the settings they name are those of training.script_settings."""
 
 
 @contextlib.contextmanager
@@ -19,7 +84,7 @@ def failure_file(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = describe(error, os.environ.get("RANK", "0"))
+        text = describe(error, os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
             file.write(text)
@@ -27,11 +92,46 @@ def failure_file(path: Path) -> Iterator[None]:
 
 
 def describe(error: Exception, rank: str) -> str:
-    """An exception in at most LIMIT characters: its message first, then as much of the traceback's end as fits."""
+    """A failure in at most LIMIT characters.
+
+    Its type and message; the known cause with its cure, or the other rank that failed before; host, step and memory; as much of
+    the traceback's end as fits.
+    """
     head = f"rank {rank}: {type(error).__name__}: {_message(error)}"[: LIMIT // 2]
-    lines = "".join(traceback.format_tb(error.__traceback__))
-    room = LIMIT - len(head) - 1
-    return head + "\n" + lines[-room:]
+    where = f"{os.environ.get('SM_CURRENT_HOST') or socket.gethostname()}, {_steps()}"
+    own_cause = next((cause.text for cause in CAUSES if re.search(cause.pattern, head)), None)
+    # torch's errors of the kind are RuntimeErrors; a connection to S3 that breaks is none
+    from_another = own_cause is None and isinstance(error, RuntimeError) and re.search(OTHER_RANK.pattern, head)
+    told = progress.tell_first("" if from_another else f"{head} ({where})") if progress.tell_first else ""
+    cause = _other_rank(told) if from_another else own_cause
+    lines = [head, *([f"cause: {cause}"] if cause else []), f"{where}, {_memory()}"]
+    text = "\n".join(line[: LIMIT // 2] for line in lines) + "\n"
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return (text + frames[-max(LIMIT - len(text), 1) :])[:LIMIT]
+
+
+def _other_rank(told: str | None) -> str:
+    """Why another rank's fault is felt here, from what the first one to fail told."""
+    if told is None:
+        return "rank 0, which keeps who failed first, has ended too: see its host's log"
+    return f"the first to fail was {told[: LIMIT // 3]}" if told else OTHER_RANK.text
+
+
+def _steps() -> str:
+    return "before training" if progress.step is None else f"after step {progress.step}"
+
+
+def _memory() -> str:
+    """This process's memory, and its GPU's where it uses one, in GiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    text = f"process memory at most {peak / 2**30:.1f} GiB"
+    with contextlib.suppress(Exception):  # no torch, or half of it; or a broken device, which answers nothing
+        cuda = sys.modules["torch"].cuda
+        if cuda.is_initialized():
+            now, most, reserved = cuda.memory_allocated(), cuda.max_memory_allocated(), cuda.memory_reserved()
+            gib = [number / 2**30 for number in (now, most, reserved, cuda.mem_get_info()[1])]
+            text += ", GPU memory {:.1f} GiB, at most {:.1f}, reserved {:.1f} of {:.1f}".format(*gib)
+    return text
 
 
 def _message(error: Exception) -> str:

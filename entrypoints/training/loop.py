@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
-from training.data.batches import Data
+from training import failure
+from training.checkpoints import Checkpoints, reseed, restore_rng, rng_state
+from training.data.batches import Loaders, TrainingBatches
+from training.data_parallel import synchronise
 from training.distributed import World
-from training.models import parameter_groups
+from training.environment import Environment
+from training.memory import peak_memory
 from training.reporting import Reporter
-from training.schedules import warmup_cosine
 from training.script_settings import TrainingSettings
+from training.state import TrainingState
 from training.stopping import StopSignal
+from training.timeline import Timeline
 
-Task = Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
-"""(images uint8 (batch, channels, height, width), labels) -> scalar losses by name; `loss` is the one that is lowered.
-Labels are what the training loader gives: class numbers (batch,), or masks (batch, height, width)."""
+Losses = dict[str, torch.Tensor]
+"""Scalars by name; `loss` is the one that is lowered."""
 
-Evaluate = Callable[[nn.Module, DataLoader, World], dict[str, float]]
-"""(model, this rank's share of the held-out images, world) -> metrics by name over all ranks' shares, the same on every rank."""
 
-WARM_UP_STEPS = 5
-"""Steps at the start that do not count for images/s: memory is allocated and libraries choose their kernels there."""
+class Task(Protocol):
+    """A method of training."""
+
+    def __call__(self, batch: Any) -> Losses:
+        """The losses of one micro-batch, a NamedTuple of tensors on this rank's device."""
+
+    def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
+        """An epoch begins, counted from 1; also once where a run goes on in the middle of one."""
+
+
+SAID_PHASES = ("data_wait_s", "teacher_forward_s", "student_forward_s", "backward_s")
+"""What the step line tells of a step's time, as KT's did: waiting for data, forward, backward. The rest is in metrics.jsonl."""
+
+Place = tuple[int, int, int, int]
+"""Epoch, epochs, step, steps."""
+
+Evaluate = Callable[[nn.Module], dict[str, float]]
+"""model -> metrics by name over all ranks' shares of the held-out images, the same on every rank."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +53,9 @@ class Outcome:
     """How training ended."""
 
     steps: int
+    """Optimizer steps done, those before a resume too."""
+    resumed_from: int | None
+    """The step of the checkpoint that it went on from; None: it began at the first."""
     stopped: bool
     """Whether SIGTERM ended it before its last step."""
     images_per_second: float | None
@@ -43,103 +64,197 @@ class Outcome:
     """Metrics of the last evaluation: a stopped run leaves at once, without one more. Empty: there was none."""
 
 
-class Stopwatch:
-    """Counts images and the seconds spent on training steps alone."""
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with, beside the task and the state."""
 
-    def __init__(self, global_batch_size: int):
-        self._batch, self._steps, self._seconds, self._started = global_batch_size, 0, 0.0, 0.0
-        self._window_steps, self._window_seconds = 0, 0.0
-
-    def start(self) -> None:
-        self._started = time.perf_counter()
-
-    def step(self, number: int) -> None:
-        """A step has ended; the next begins now."""
-        now = time.perf_counter()
-        if number > WARM_UP_STEPS:
-            self._steps, self._seconds = self._steps + 1, self._seconds + now - self._started
-        self._window_steps, self._window_seconds = self._window_steps + 1, self._window_seconds + now - self._started
-        self._started = now
-
-    def window(self) -> float:
-        """Images a second since the last call."""
-        speed = self._batch * self._window_steps / self._window_seconds
-        self._window_steps, self._window_seconds = 0, 0.0
-        return speed
-
-    def overall(self) -> float | None:
-        """Images a second over all steps after the warm-up; None where there were no more."""
-        return self._batch * self._steps / self._seconds if self._steps else None
+    settings: TrainingSettings
+    world: World
+    report: Reporter
+    stop: StopSignal
+    checkpoints: Checkpoints
+    timeline: Timeline
 
 
-def distribute(model: nn.Module, world: World) -> nn.Module:
-    """The trainable model on this rank's device, wrapped for data-parallel training where there are several ranks."""
-    model = model.to(world.device)
-    if world.size == 1:
-        return model
-    return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+def open_run(settings: TrainingSettings, environment: Environment, world: World) -> Run:
+    """What a script needs from its first line on; from here SIGTERM is heard."""
+    report = Reporter(environment.output_data_dir, active=world.is_first)
+    report.say(str(world))
+    checkpoints = Checkpoints(
+        environment.checkpoint_dir,
+        world,
+        fingerprint=settings.fingerprint(),
+        keep=settings.keep_checkpoints,
+        say=report.say,
+    )
+    if not checkpoints.enabled:
+        report.say("no checkpoints: the job has no folder for them (in a config: checkpoints)")
+    return Run(settings, world, report, StopSignal(world), checkpoints, Timeline(world.device))
 
 
-def train(
-    task: Task,
-    evaluate: Evaluate,
-    model: nn.Module,
-    data: Data,
-    settings: TrainingSettings,
-    world: World,
-    report: Reporter,
-    stop: StopSignal,
-) -> Outcome:
-    """Train until the last step, or until a stop is asked for.
+def total_steps(settings: TrainingSettings, images: int) -> int:
+    """Optimizer steps of a whole run over so many training images."""
+    steps = settings.epochs * (images // settings.global_batch_size)
+    return min(steps, settings.max_steps or steps)
 
-    Args:
-        task: the losses of this rank's share of a batch; it holds the model as `distribute` wrapped it.
-        evaluate: the metrics of the model on the held-out images.
-        model: the same model unwrapped, for the optimizer and for evaluation.
+
+def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders, steps: int, run: Run) -> Outcome:
+    """Train until the last step, or until a stop is asked for; go on from the newest checkpoint where there is one.
 
     Returns:
-        How it ended; the model has its final weights, on the stop's step too.
+        How it ended; the state is that of the last step, on the stop's step too.
+
+    Raises:
+        ValueError: the checkpoints are of another job.
+        FloatingPointError: the loss is not finite.
     """
-    per_epoch = len(data.train_batches)
-    steps = min(settings.epochs * per_epoch, settings.max_steps or settings.epochs * per_epoch)
+    settings, world, report, timeline = run.settings, run.world, run.report, run.timeline
+    per_epoch, validation = len(loaders.train_batches), {}
     epochs = -(-steps // per_epoch)
-    optimizer = torch.optim.AdamW(parameter_groups(model, settings.weight_decay), lr=settings.learning_rate)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: warmup_cosine(step, steps, settings.warmup_fraction)
-    )
-    watch, step, stopped = Stopwatch(settings.global_batch_size), 0, False
-    validation: dict[str, float] = {}
-    for epoch in range(1, epochs + 1):
-        data.train_batches.epoch = epoch
-        model.train()
-        watch.start()
-        for images, labels in data.train:
-            images, labels = images.to(world.device, non_blocking=True), labels.to(world.device, non_blocking=True)
-            losses = task(images, labels)
-            optimizer.zero_grad(set_to_none=True)
-            losses["loss"].backward()
-            if settings.max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
-            learning_rate = schedule.get_last_lr()[0]
-            optimizer.step()
-            schedule.step()
-            step += 1
-            stopped = step < steps and stop.agreed()
-            shown = step % settings.log_every == 0 or step == steps or stopped
-            values = {name: value.item() for name, value in losses.items()} if shown and world.is_first else {}
-            watch.step(step)  # after .item(), which waits for the device
-            if shown:
-                report.metrics(
-                    epoch, epochs, step, steps, {**values, "learning_rate": learning_rate, "images/s": watch.window()}
-                )
-            if step == steps or stopped:
+    resumed_from = _resume(state, run)
+    stopped, saved = False, state.step
+    while state.step < steps and not stopped:
+        epoch, first = state.step // per_epoch + 1, state.step % per_epoch
+        loaders.train_batches.start(epoch, first)
+        task.begin_epoch(epoch, loaders.train_batches)
+        state.model.train()
+        batches = _on_device(iter(loaders.train), world, timeline)
+        timeline.start()
+        for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
+            losses = _step(task, state, batches, loaders.train_batches.accumulation, settings, timeline)
+            stopped = run.stop.agreed() and state.step < steps
+            place = (epoch, epochs, state.step, steps)
+            if state.step % settings.log_every == 0 or state.step == steps or stopped:
+                _report_step(losses, state, place, run)
+            else:
+                timeline.step()
+            if stopped:
+                report.say(f"stopped after step {state.step} of {steps}, as asked by SIGTERM")
                 break
-        if not stopped and (epoch % settings.evaluate_every == 0 or step == steps):
-            world.average_buffers(model)
-            validation = evaluate(model, data.validation, world)
-            report.metrics(epoch, epochs, step, steps, validation)
-        if stopped:
-            report.say(f"stopped after step {step} of {steps}, as asked by SIGTERM")
-            break
-    world.average_buffers(model)
-    return Outcome(step, stopped, watch.overall(), validation)
+            if settings.checkpoint_every and state.step % settings.checkpoint_every == 0:
+                saved = _save(state, place, run)
+                timeline.start()
+        if not stopped and (epoch % settings.evaluate_every == 0 or state.step == steps):
+            validation = _evaluate(evaluate, state, place, run)
+        if state.step != saved and (stopped or settings.checkpoint_every is None or state.step == steps):
+            saved = _save(state, place, run, required=stopped)
+    run.stop.finish()
+    world.average_buffers(state.evaluated)  # as they are exported, also after a stop
+    if state.step == steps == resumed_from:
+        validation = _evaluate(evaluate, state, (epochs, epochs, steps, steps), run)
+    seconds = timeline.seconds_per_step()
+    speed = settings.global_batch_size / seconds if seconds else None
+    return Outcome(state.step, resumed_from, stopped, speed, validation)
+
+
+def _step(
+    task: Task,
+    state: TrainingState,
+    batches: Iterator[Any],
+    accumulation: int,
+    settings: TrainingSettings,
+    timeline: Timeline,
+) -> Losses:
+    """One optimizer step over `accumulation` micro-batches; the means of their losses."""
+    totals: Losses = {}
+    for part in range(accumulation):
+        batch = next(batches)
+        with synchronise(state.trained, part == accumulation - 1):
+            with state.precision.autocast():
+                losses = task(batch)
+            with timeline.phase("backward"):
+                loss = losses["loss"] / accumulation
+                (loss if state.scaler is None else state.scaler.scale(loss)).backward()
+        for name, value in losses.items():
+            value = value.detach() / accumulation
+            totals[name] = totals[name] + value if name in totals else value
+    with timeline.phase("optimizer"):
+        if state.scaler is not None:
+            state.scaler.unscale_(state.optimizer)
+        if settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(state.model.parameters(), settings.max_grad_norm)
+        if state.scaler is None:
+            state.optimizer.step()
+        else:
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.learning_rate = state.schedule.get_last_lr()[0]
+        state.schedule.step()
+        state.step += 1
+        if state.average is not None:
+            state.average.update(state.model, state.step)
+    failure.progress.step = state.step
+    return totals
+
+
+def _on_device(batches: Iterator[NamedTuple], world: World, timeline: Timeline) -> Iterator[NamedTuple]:
+    """The loader's batches with their tensors on this rank's device; those called numbers and views stay where they are."""
+    while True:
+        with timeline.phase("data_wait"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        with timeline.phase("host_to_device"):
+            moved = {
+                name: value.to(world.device, non_blocking=True)
+                for name, value in batch._asdict().items()
+                if name not in ("numbers", "views")
+            }
+        yield batch._replace(**moved)
+
+
+def _report_step(losses: Losses, state: TrainingState, place: Place, run: Run) -> None:
+    """The metric line of a step: losses of the whole global batch, seconds of the phases, images/s, memory."""
+    means = run.world.total(torch.stack([*losses.values()]).double()) / run.world.size
+    values = dict(zip(losses, means.tolist()))  # waits for the device
+    if not math.isfinite(values["loss"]):
+        raise FloatingPointError(
+            f"the loss is {values['loss']} at step {state.step}: lower learning_rate, lengthen the warm-up, set max_grad_norm, "
+            "or compute in bf16 or fp32 where it was fp16"
+        )
+    run.timeline.step()
+    seconds = run.timeline.window()
+    whole = seconds.pop("step")
+    values |= {"learning_rate": state.learning_rate, "images/s": run.settings.global_batch_size / whole}
+    if "teacher_forward" in seconds:
+        values["teacher_share"] = seconds["teacher_forward"] / whole
+    phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
+    said = {name: phases.pop(name) for name in SAID_PHASES if name in phases}
+    memory = {"memory_gib": peak_memory(run.world.device) / 2**30}
+    run.report.metrics(*place, {**values, **said, **memory}, phases)
+
+
+def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) -> dict[str, float]:
+    started = time.perf_counter()
+    run.world.average_buffers(state.evaluated)
+    metrics = evaluate(state.evaluated)
+    run.report.metrics(*place, {**metrics, "evaluate_s": time.perf_counter() - started})
+    return metrics
+
+
+def _save(state: TrainingState, place: Place, run: Run, *, required: bool = False) -> int:
+    """A checkpoint of this step, where there is a folder for it; the step. A collective."""
+    if run.checkpoints.enabled:
+        started = time.perf_counter()
+        buffers = {f"buffer {name}": buffer for name, buffer in state.own_buffers().items()}
+        own = {**rng_state(run.world.device), **buffers}
+        run.checkpoints.save(state.step, state.capture(), own, required=required)
+        run.report.metrics(*place, {"checkpoint_s": time.perf_counter() - started})
+    return state.step
+
+
+def _resume(state: TrainingState, run: Run) -> int | None:
+    """Set up the newest good checkpoint; its step, or None where there is none."""
+    loaded = run.checkpoints.load()
+    if loaded is None:
+        return None
+    state.restore(loaded.shared)
+    if loaded.own is None:
+        reseed(run.settings.seed, state.step, run.world.rank)
+    else:
+        restore_rng(loaded.own)
+        for name, buffer in state.own_buffers().items():
+            buffer.copy_(loaded.own[f"buffer {name}"])
+    run.report.say(f"going on from the checkpoint of step {state.step}")
+    return state.step

@@ -7,6 +7,7 @@ from typing import Any
 
 import timm
 import torch
+import torch.nn.functional as F
 from timm.optim import param_groups_weight_decay
 from torch import nn
 
@@ -15,12 +16,21 @@ class Normalized(nn.Module):
     """A model that takes pixels as they are stored.
 
     Takes uint8 images (batch, channels, height, width), scales them to 0…1, applies the wrapped model's own mean and
-    standard deviation, and returns its logits: (batch, classes), or (batch, classes, height, width).
+    standard deviation, and returns its logits: (batch, classes), or (batch, classes, height, width). That arithmetic is
+    float32, whatever `to` made of the wrapped model; the result is cast to the type of the model's weights.
     """
 
-    def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]):
+    def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float], image_size: int | None = None):
+        """
+        Args:
+            mean, std: of the pixels in 0…1, a number for each channel.
+            image_size: side in pixels of the square that the model wants: images of another size are resized on the device
+                (bilinear, antialiased). None: as they come.
+        """
         super().__init__()
         self.model = model
+        self.image_size = image_size
+        self.memory_format = torch.contiguous_format
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
@@ -29,10 +39,36 @@ class Normalized(nn.Module):
             raise ValueError(
                 f"a model for {self.mean.shape[1]} channels got images with {images.shape[1]}: set in_chans"
             )
-        return self.model((images.float() / 255 - self.mean) / self.std)
+        pixels = images.to(torch.float32, memory_format=self.memory_format)
+        size = (self.image_size, self.image_size)
+        if self.image_size is not None and images.shape[-2:] != size:
+            pixels = F.interpolate(pixels, size, mode="bilinear", align_corners=False, antialias=True)
+        pixels = (pixels / 255).sub_(self.mean).div_(self.std)
+        weight = next(self.model.parameters(), pixels)
+        return self.model(pixels.to(weight.dtype))
+
+    def _apply(self, *arguments: Any, **options: Any) -> Normalized:
+        """What `to`, `half`, `cuda` … call: mean and std move with the weights, but stay as exact as they are."""
+        mean, std = self.mean, self.std
+        super()._apply(*arguments, **options)
+        self.mean, self.std = mean.to(self.mean.device), std.to(self.std.device)
+        channels_last = any(_only_channels_last(parameter) for parameter in self.model.parameters())
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        return self
 
 
-def build(name: str, options: Mapping[str, Any], classes: int, *, pretrained: bool = False) -> Normalized:
+def _only_channels_last(parameter: torch.Tensor) -> bool:
+    """Whether a tensor lies in channels-last order; one with a single channel or pixel lies in both."""
+    return (
+        parameter.ndim == 4
+        and parameter.is_contiguous(memory_format=torch.channels_last)
+        and not parameter.is_contiguous()
+    )
+
+
+def build(
+    name: str, options: Mapping[str, Any], classes: int, *, pretrained: bool = False, image_size: int | None = None
+) -> Normalized:
     """A timm model for so many classes.
 
     Args:
@@ -40,12 +76,13 @@ def build(name: str, options: Mapping[str, Any], classes: int, *, pretrained: bo
         options: more keyword arguments for timm.create_model.
         classes: outputs.
         pretrained: start from timm's published weights.
+        image_size: as Normalized.
 
     Raises:
         ValueError: as `create`.
     """
     model = create(name, options, num_classes=classes, pretrained=pretrained)
-    return normalize(model, model.pretrained_cfg, options)
+    return normalize(model, model.pretrained_cfg, options, image_size)
 
 
 def create(name: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
@@ -65,13 +102,29 @@ def create(name: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
         raise ValueError(f"{name} cannot be made with {dict(options)}: {error}") from error
 
 
-def normalize(model: nn.Module, published: Mapping[str, Any], options: Mapping[str, Any]) -> Normalized:
+def normalize(
+    model: nn.Module, published: Mapping[str, Any], options: Mapping[str, Any], image_size: int | None = None
+) -> Normalized:
     """A model with the mean and standard deviation of timm's published configuration, for the channels that `options` asks for."""
     channels = options.get("in_chans", 3)
     mean, std = ([*published[key]] for key in ("mean", "std"))
     if len(mean) != channels:  # timm's numbers are for three channels: one grey channel gets their average
         mean, std = [sum(mean) / len(mean)] * channels, [sum(std) / len(std)] * channels
-    return Normalized(model, mean, std)
+    return Normalized(model, mean, std, image_size)
+
+
+def convolutional(model: nn.Module) -> bool:
+    """Whether channels-last memory order can be expected to pay: most layers are convolutions, and none of them is grouped.
+
+    By timm's own tables of training with AMP in both orders (RTX 3090, torch 1.12,
+    https://github.com/huggingface/pytorch-image-models/tree/main/results): of 416 such models the median gains 26 % and a
+    tenth gains less than 2 %; the 260 models of mostly linear layers (ViT, Swin, ConvNeXt) gain 1 %; where convolutions are
+    grouped, but not depthwise, the median loses 16 %, and RegNets train three times slower.
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    linear = sum(isinstance(module, nn.Linear) for module in model.modules())
+    grouped = any(1 < module.groups < module.in_channels for module in convolutions)
+    return len(convolutions) > linear and not grouped
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 
@@ -25,13 +26,21 @@ class Reporter:
         if self._active:
             write_line(text)
 
-    def metrics(self, epoch: int, epochs: int, step: int, steps: int, values: Mapping[str, float]) -> None:
-        """One metric line, and the same numbers at full precision in metrics.jsonl."""
+    def metrics(
+        self,
+        epoch: int,
+        epochs: int,
+        step: int,
+        steps: int,
+        values: Mapping[str, float],
+        unsaid: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """One metric line, and the same numbers at full precision in metrics.jsonl; there also those that no line needs."""
         if not self._active:
             return
         write_line(metric_line(epoch, epochs, step, steps, values))
         with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"rank": 0, "epoch": epoch, "step": step, **values}) + "\n")
+            file.write(json.dumps({"rank": 0, "epoch": epoch, "step": step, **values, **unsaid}) + "\n")
 
     def result(self, values: Mapping[str, Any]) -> None:
         """The run's summary, as result.json."""

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from training.settings import require
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+FREE_ON_RESUME = {
+    *("epochs", "max_steps", "batch_size_per_device", "zero", "num_workers", "process_group_minutes"),
+    *("compile", "compile_teacher", "channels_last", "static_graph", "gradient_compression"),
+    *("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "export_onnx", "min_teacher_accuracy"),
+}
+"""Settings that a run which goes on from a checkpoint may have changed: how long and how, not what it learns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +27,34 @@ class TrainingSettings:
     """Stop after this many optimizer steps; the learning-rate schedule ends there too. None: as `epochs` says."""
     global_batch_size: int = 64
     """Images an optimizer step, over all processes. It must divide by their number."""
+    batch_size_per_device: int | Literal["auto"] | None = None
+    """Images that a process passes through the model at once; gradients of several such parts are accumulated to the global
+    batch. auto: the largest that fits into the memory. None: the process's whole share of the global batch."""
+    optimizer: Literal["adamw", "nadam", "radam", "sgd"] = "adamw"
+    """torch.optim's; all with decoupled weight decay but sgd, which has Nesterov momentum 0.9."""
+    zero: bool = False
+    """Share the optimizer's state among the processes: ZeroRedundancyOptimizer (ZeRO stage 1, https://arxiv.org/abs/1910.02054)."""
     learning_rate: float = 1e-3
-    """Peak learning rate of AdamW, after the warm-up."""
+    """Peak learning rate, after the warm-up."""
     weight_decay: float = 0.05
-    """AdamW's decoupled weight decay; biases and normalisation weights get none."""
+    """Weight decay; biases and normalisation weights get none."""
     warmup_fraction: float = 0.1
     """Share of the steps in which the learning rate rises linearly from 0."""
     max_grad_norm: float | None = 1.0
     """Gradients are scaled down to this L2 norm. None: never."""
+    ema_decay: float | None = None
+    """Also keep an exponential moving average of the weights with this decay a step; it is then what is evaluated and exported."""
+    precision: Precision = "fp32"
+    """Of matrix products and convolutions: fp32; tf32 (CUDA, fp32 with 10 bits of mantissa); bf16 or fp16 by autocast, weights
+    in fp32; fp16 with a gradient scaler."""
+    compile: bool = False
+    """Pass the trained model through torch.compile."""
+    channels_last: bool | None = None
+    """Memory order of images and weights. None: channels last for convolutional models."""
+    static_graph: bool = False
+    """Tell DistributedDataParallel that every step uses the same parameters; it then orders its reductions once."""
+    gradient_compression: Literal["none", "bf16"] = "none"
+    """What processes exchange as gradients: as they are, or as bf16, half the bytes. Not with smddp."""
     horizontal_flip: bool = False
     """Mirror half of the training images."""
     seed: int = 0
@@ -36,6 +65,12 @@ class TrainingSettings:
     """Steps between two metric lines."""
     evaluate_every: int = 1
     """Epochs between two evaluations on the validation images; the last step is always followed by one."""
+    checkpoint_every: int | None = None
+    """Optimizer steps between two checkpoints. None: one at the end of each epoch. A stop is always followed by one."""
+    keep_checkpoints: int = 2
+    """The newest so many are kept."""
+    process_group_minutes: float = 10.0
+    """How long processes wait for each other, at the start and in every collective."""
 
     def __post_init__(self) -> None:
         require(*self.conditions())
@@ -44,20 +79,33 @@ class TrainingSettings:
         """The data channels that the script reads; the launcher refuses a job that lacks one."""
         return ["train", "validation"]
 
+    def fingerprint(self) -> dict[str, Any]:
+        """The settings that a checkpoint must have been saved with, so that a run may go on from it; JSON-ready."""
+        return {name: value for name, value in asdict(self).items() if name not in FREE_ON_RESUME}
+
     def conditions(self) -> list[tuple[str, bool, str]]:
         """What must hold, as (setting, holds, valid)."""
         return [
             ("epochs", self.epochs >= 1, "at least 1"),
             ("max_steps", self.max_steps is None or self.max_steps >= 1, "at least 1, or null"),
             ("global_batch_size", self.global_batch_size >= 1, "at least 1"),
+            (
+                "batch_size_per_device",
+                self.batch_size_per_device in (None, "auto") or self.batch_size_per_device >= 1,
+                "at least 1, auto, or null",
+            ),
             ("learning_rate", self.learning_rate > 0, "above 0"),
             ("weight_decay", self.weight_decay >= 0, "0 or more"),
             ("warmup_fraction", 0 <= self.warmup_fraction <= 1, "from 0 to 1"),
             ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, "above 0, or null"),
+            ("ema_decay", self.ema_decay is None or 0 < self.ema_decay < 1, "above 0 and below 1, or null"),
             ("seed", 0 <= self.seed < 2**32, "from 0 to 4294967295"),
             ("num_workers", self.num_workers >= 0, "0 or more"),
             ("log_every", self.log_every >= 1, "at least 1"),
             ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
+            ("checkpoint_every", self.checkpoint_every is None or self.checkpoint_every >= 1, "at least 1, or null"),
+            ("keep_checkpoints", self.keep_checkpoints >= 1, "at least 1"),
+            ("process_group_minutes", self.process_group_minutes > 0, "above 0"),
         ]
 
 
@@ -77,6 +125,16 @@ class LabelledImageSettings(TrainingSettings):
     """Shift training images by up to this many pixels of `image_size` in each direction."""
     max_rotation_degrees: float = 0.0
     """Rotate training images by up to this many degrees either way."""
+    mixup: float = 0.0
+    """Alpha of the beta distribution by which two images are blended (https://arxiv.org/abs/1710.09412). 0: never."""
+    cutmix: float = 0.0
+    """Alpha of the beta distribution by which a part of another image is pasted in (https://arxiv.org/abs/1905.04899). 0: never."""
+    mix_probability: float = 1.0
+    """Share of the images that are mixed; with both, half of these by each."""
+    random_erasing: float = 0.0
+    """Share of the images of which a random box is replaced by noise (https://arxiv.org/abs/1708.04896)."""
+    export_onnx: bool = False
+    """Also write model.onnx, checked against PyTorch; needs the packages onnx and onnxruntime."""
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         return super().conditions() + [
@@ -86,6 +144,10 @@ class LabelledImageSettings(TrainingSettings):
             ("min_crop_area", 0 < self.min_crop_area <= 1, "above 0 and at most 1"),
             ("max_shift_pixels", 0 <= self.max_shift_pixels < self.image_size, "from 0 to below image_size"),
             ("max_rotation_degrees", 0 <= self.max_rotation_degrees <= 180, "from 0 to 180"),
+            ("mixup", self.mixup >= 0, "0 or more"),
+            ("cutmix", self.cutmix >= 0, "0 or more"),
+            ("mix_probability", 0 <= self.mix_probability <= 1, "from 0 to 1"),
+            ("random_erasing", 0 <= self.random_erasing <= 1, "from 0 to 1"),
         ]
 
 
@@ -102,8 +164,35 @@ class ClassifierSettings(LabelledImageSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherCacheSettings:
+    """Where the teacher's logits are kept, and how many."""
+
+    views: int
+    """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1. As many as epochs: as if the teacher ran."""
+    top_k: int | None = 10
+    """Largest logits kept of an image, with the log-sum-exp of the rest. None: all of them."""
+    where: str | None = None
+    """A folder. None: teacher_cache among the checkpoints, which SageMaker copies to S3. A relative name of an input, as in
+    channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""
+    precision: Literal["fp16", "fp32"] = "fp16"
+    """Of the logits kept."""
+
+    def __post_init__(self) -> None:
+        require(
+            ("views", self.views >= 1, "at least 1"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1, or null"),
+            ("where", self.where is None or self.where not in ("", "channel:"), "a folder, channel:NAME, or null"),
+        )
+
+    @property
+    def channel(self) -> str | None:
+        """The input that holds the cache, where it is one."""
+        return self.where.removeprefix("channel:") if self.where and self.where.startswith("channel:") else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DistillationSettings(LabelledImageSettings):
-    """Settings of train_kd.py. The teacher arrives as the channel `teacher`."""
+    """Settings of train_kd.py. The teacher arrives as the channel `teacher`, or by its published weights."""
 
     student: str
     """The student: a timm model's name."""
@@ -111,26 +200,86 @@ class DistillationSettings(LabelledImageSettings):
     """Keyword arguments for timm.create_model."""
     pretrained: bool = False
     """Start the student from timm's published weights; the training machine must reach the Hugging Face hub."""
-    teacher: str | None = None
-    """The teacher's timm name. None: as the teacher's model.json says, which this kit's scripts write beside the weights."""
+    teacher: str | list[str] | None = None
+    """The teacher's timm name, or several for an ensemble. None: as the description beside the weights says, which this kit's
+    scripts write."""
     teacher_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for timm.create_model; only beside `teacher`."""
+    teacher_pretrained: bool = False
+    """Take timm's published weights for `teacher` instead of the channel's; the training machine must reach the Hugging Face hub."""
+    view_size: int | None = None
+    """Height and width in pixels of the views that both models see, where the teacher wants more of them than the student; each
+    model scales a view to its own size. None: image_size."""
+    teacher_precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """Of the teacher's weights and arithmetic, whatever the student's. None: bf16 or fp16 where `precision` is, else fp32."""
+    compile_teacher: bool = False
+    """Pass the teacher through torch.compile."""
+    min_teacher_accuracy: float = 0.0
+    """Refuse to start with a teacher whose accuracy on the validation images is lower, 0 to 1."""
+    teacher_cache: TeacherCacheSettings | None = None
+    """Keep the teacher's logits, so that later epochs and runs need no teacher. None: it runs on every step."""
+    method: Literal["kl", "hard", "dkd", "dist"] = "kl"
+    """The teacher's part of the loss: temperature KL (https://arxiv.org/abs/1503.02531), hard labels of the teacher
+    (https://arxiv.org/abs/2012.12877), decoupled KD (https://arxiv.org/abs/2203.08679), DIST (https://arxiv.org/abs/2205.10536)."""
     temperature: float = 4.0
-    """Both models' logits are divided by it before the softmax (Hinton et al. 2015, https://arxiv.org/abs/1503.02531)."""
+    """Both models' logits are divided by it before the softmax."""
+    standardize_logits: bool = False
+    """Both models' logits are z-scored image by image before the teacher's part (https://arxiv.org/abs/2403.01427)."""
     hard_label_weight: float = 0.5
-    """Weight of the label loss; the teacher's part gets the rest. 1: labels alone, and the teacher is neither loaded nor run."""
+    """Weight of the label loss. 1, with no teacher_loss_weight: labels alone, and the teacher is neither loaded nor run."""
+    teacher_loss_weight: float | None = None
+    """Weight of the teacher's part. None: 1 - hard_label_weight."""
+    dkd_alpha: float = 1.0
+    """DKD's weight of the target class's part."""
+    dkd_beta: float = 8.0
+    """DKD's weight of the other classes' part."""
+    dist_beta: float = 1.0
+    """DIST's weight of the relation between an image's classes."""
+    dist_gamma: float = 1.0
+    """DIST's weight of the relation between a class's images."""
+
+    @property
+    def teacher_weight(self) -> float:
+        """The weight of the teacher's part of the loss; 0: there is no teacher."""
+        return 1 - self.hard_label_weight if self.teacher_loss_weight is None else self.teacher_loss_weight
+
+    @property
+    def teacher_number_format(self) -> Literal["fp32", "bf16", "fp16"]:
+        """Of the teacher's weights: teacher_precision, or what follows from the student's precision."""
+        if self.teacher_precision is not None:
+            return self.teacher_precision
+        return self.precision if self.precision in ("bf16", "fp16") else "fp32"
 
     def channels(self) -> list[str]:
-        return super().channels() + (["teacher"] if self.hard_label_weight < 1 else [])
+        teacher = ["teacher"] if self.teacher_weight > 0 and not self.teacher_pretrained else []
+        cache = [self.teacher_cache.channel] if self.teacher_cache and self.teacher_cache.channel else []
+        return super().channels() + teacher + cache
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         return super().conditions() + [
             ("temperature", self.temperature > 0, "above 0"),
-            ("hard_label_weight", 0 <= self.hard_label_weight <= 1, "from 0 to 1"),
+            (
+                "hard_label_weight",
+                self.hard_label_weight >= 0 and (self.hard_label_weight <= 1 or self.teacher_loss_weight is not None),
+                "from 0 to 1; above 1 only beside teacher_loss_weight",
+            ),
+            (
+                "teacher_loss_weight",
+                self.teacher_loss_weight is None or self.teacher_loss_weight >= 0,
+                "0 or more, or null",
+            ),
             (
                 "teacher_options",
-                not self.teacher_options or self.teacher is not None,
-                "empty where `teacher` names no model",
+                not self.teacher_options or isinstance(self.teacher, str),
+                "empty where `teacher` names no model, or several",
+            ),
+            ("view_size", self.view_size is None or self.view_size >= 8, "at least 8, or null"),
+            ("teacher_pretrained", not self.teacher_pretrained or self.teacher is not None, "false without `teacher`"),
+            ("min_teacher_accuracy", 0 <= self.min_teacher_accuracy <= 1, "from 0 to 1"),
+            ("teacher_cache", self.teacher_cache is None or self.teacher_weight > 0, "null where there is no teacher"),
+            *(
+                (name, getattr(self, name) >= 0, "0 or more")
+                for name in ("dkd_alpha", "dkd_beta", "dist_beta", "dist_gamma")
             ),
         ]
 

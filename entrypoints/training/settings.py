@@ -64,15 +64,15 @@ def check(
     for name, item in known.items():
         if name in values:
             try:
-                good[name] = convert(values[name], annotations[name])
+                good[name], inner = _convert_or_check(values[name], annotations[name])
+                problems += [(f"{name}.{part}" if part else name, found, valid) for part, found, valid in inner]
             except (ValueError, OverflowError):
                 problems.append((name, _shown(values[name]), describe(annotations[name])))
         elif item.default is MISSING and item.default_factory is MISSING:
             problems.append((name, "missing", describe(annotations[name])))
     required = [name for name, item in known.items() if item.default is MISSING and item.default_factory is MISSING]
-    absent = {
-        name: None for name in required if name not in good
-    }  # stand-ins, so that the other settings' conditions are seen too
+    # stand-ins, so that the other settings' conditions are seen too
+    absent = {name: None for name in required if name not in good}
     try:
         settings = settings_class(**good, **absent)
     except ValueError as error:
@@ -114,6 +114,15 @@ def read_settings(
         sys.stderr.write("wrong hyperparameters:\n" + "\n".join(f"  {line}" for line in lines) + "\n")
         raise SystemExit(2)
     return settings
+
+
+def _convert_or_check(value: Any, annotation: Any) -> tuple[Any, list[tuple[str, str, str]]]:
+    """A value as its field's type; where that is a group of settings, also everything wrong inside."""
+    group = next((part for part in (annotation, *typing.get_args(annotation)) if is_dataclass(part)), None)
+    if group is None or value is None or value in ("null", "None"):
+        return convert(value, annotation), []
+    settings, problems = check(group, _from_json(value, dict))
+    return settings, problems
 
 
 def convert(value: Any, annotation: Any) -> Any:
@@ -186,6 +195,8 @@ def convert(value: Any, annotation: Any) -> Any:
 def describe(annotation: Any) -> str:
     """An annotation in words: `int | None` is "a whole number or null"."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if is_dataclass(annotation):
+        return "a mapping with " + ", ".join(item.name for item in fields(annotation))
     words = {
         int: "a whole number",
         float: "a number",

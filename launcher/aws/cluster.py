@@ -19,7 +19,7 @@ def check(job: Job, *, kit_script: bool) -> list[Finding]:
     """Findings about `compute` and `distribution`; see `traps.check`."""
     findings = [*_machines(job), *_groups(job), *_time(job)]
     if not any(finding.level == "error" and finding.key.startswith("compute.instance") for finding in findings):
-        findings += [*_distribution(job, kit_script), *_precision(job), *_workers(job)]
+        findings += [*_distribution(job, kit_script), *_precision(job), *_compression(job, kit_script), *_workers(job)]
     return findings
 
 
@@ -226,13 +226,24 @@ def _precision(job: Job) -> Iterator[Finding]:
     if machine is None or machine.gpu is None or catalog.gpu(machine.gpu).bf16:
         return
     for name, value in job.hyperparameters.items():
-        if value in ("bf16", "bfloat16"):
+        if value in ("bf16", "bfloat16", "tf32") and name != "gradient_compression":
             yield Finding(
                 key=f"hyperparameters.{name}",
                 found=f"{value} on {machine.gpu}, which has none in hardware",
-                valid="bf16 from NVIDIA Ampere on: A100, A10G, L4, H100 …",
+                valid=f"{value} from NVIDIA Ampere on: A100, A10G, L4, H100 …",
                 cure=f"write {name}: fp16 or fp32, or take ml.p4d or ml.g5",
             )
+
+
+def _compression(job: Job, kit_script: bool) -> Iterator[Finding]:
+    value = job.hyperparameters.get("gradient_compression", "none")
+    if kit_script and job.distribution == "smddp" and value != "none":
+        yield Finding(
+            key="hyperparameters.gradient_compression",
+            found=f"{value} with smddp, which sends gradients as they are",
+            valid="none with smddp; bf16 with torchrun",
+            cure="write gradient_compression: none, or distribution: torchrun",
+        )
 
 
 def _workers(job: Job) -> Iterator[Finding]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.aws import request
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 NO_TELEMETRY = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 """The SDK would otherwise send every fit() to AWS's own bucket, with no time limit (telemetry_logging.py of 2.257.7)."""
+
+NO_METADATA = "AWS_EC2_METADATA_DISABLED"
+"""boto3's variable: where it is true, nothing is asked at EC2's address."""
 
 
 def require_sdk() -> None:
@@ -45,18 +49,50 @@ def sdk_version() -> str | None:
         return None
 
 
+@contextlib.contextmanager
+def only(boto_session: Any) -> Iterator[None]:
+    """While it lasts, the SDK asks nobody for credentials but this boto3 session.
+
+    It makes sessions of its own when it is imported (jumpstart/constants.py of 2.257.7) and a client of the default session in each
+    estimator (interactive_apps/base_interactive_app.py). Without credentials these would ask at EC2's address, and wait for
+    its answer on machines that are not EC2's.
+    """
+    import boto3
+
+    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+    before = boto3.DEFAULT_SESSION, os.environ.get(NO_METADATA)
+    boto3.DEFAULT_SESSION = boto_session
+    credentials = boto_session.get_credentials()
+    if credentials is None or credentials.method != "iam-role":  # on a machine of EC2's with a role, asking is right
+        os.environ[NO_METADATA] = "true"
+    try:
+        yield
+    finally:
+        boto3.DEFAULT_SESSION, metadata = before
+        if metadata is None:
+            os.environ.pop(NO_METADATA, None)
+        else:
+            os.environ[NO_METADATA] = metadata
+
+
 def session(job: Job, boto_session: Any) -> Session:
     """A SageMaker session that sends no telemetry and looks up no default bucket."""
-    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
-    import sagemaker
+    with only(boto_session):
+        import sagemaker
 
-    bucket = (job.output or "").removeprefix("s3://").partition("/")[0]
-    return sagemaker.Session(boto_session=boto_session, sagemaker_config=NO_TELEMETRY, default_bucket=bucket or None)
+        bucket = (job.output or "").removeprefix("s3://").partition("/")[0]
+        return sagemaker.Session(
+            boto_session=boto_session, sagemaker_config=NO_TELEMETRY, default_bucket=bucket or None
+        )
 
 
 def estimator(job: Job, run_name: str, sagemaker_session: Session) -> PyTorch:
     """The estimator whose `fit(inputs(…), job_name=run_name)` sends the planned request."""
-    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+    with only(sagemaker_session.boto_session):
+        return _estimator(job, run_name, sagemaker_session)
+
+
+def _estimator(job: Job, run_name: str, sagemaker_session: Session) -> PyTorch:
     from sagemaker.instance_group import InstanceGroup
     from sagemaker.pytorch import PyTorch
 

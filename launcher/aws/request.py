@@ -32,6 +32,13 @@ METRICS = {
     "images_per_second": r" images/s ([0-9.]+)",
     "validation_loss": r" validation_loss (-?[0-9.]+)",
     "validation_accuracy": r" validation_accuracy ([0-9.]+)",
+    "validation_top5_accuracy": r" validation_top5_accuracy ([0-9.]+)",
+    "teacher_top1_agreement": r" teacher_top1_agreement ([0-9.]+)",
+    "teacher_kl": r" teacher_kl ([0-9.]+)",
+    "teacher_share": r" teacher_share ([0-9.]+)",
+    "data_wait_s": r" data_wait_s ([0-9.]+)",
+    "student_forward_s": r" student_forward_s ([0-9.]+)",
+    "backward_s": r" backward_s ([0-9.]+)",
     "validation_miou": r" validation_miou ([0-9.]+)",
     "validation_pixel_accuracy": r" validation_pixel_accuracy ([0-9.]+)",
 }

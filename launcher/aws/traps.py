@@ -20,6 +20,9 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html
 TAKEN_FOLDERS = ("/opt/ml/code", "/opt/ml/input", "/opt/ml/model", "/opt/ml/output")
 """Folders in the container that have another use."""
 
+CHECKPOINTS_FOLDER = "/opt/ml/checkpoints"
+"""SageMaker's own. No variable tells a script of another one."""
+
 
 def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Finding]:
     """Everything wrong or doubtful about a job for SageMaker.
@@ -188,12 +191,6 @@ def _network(job: Job, requirements: bool) -> Iterator[Finding]:
 def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Finding]:
     compute = job.compute
     wait = request.max_wait_hours(compute)
-    if kit_script and job.checkpoints is not None:
-        yield warning(
-            key="checkpoints",
-            found="this kit's scripts do not write checkpoints yet: an interrupted job starts from nothing",
-            cure="remove checkpoints:, or use a script of yours that writes and reads /opt/ml/checkpoints",
-        )
     if compute.spot and job.checkpoints is None:
         long = wait > HOURS_WITHOUT_CHECKPOINTS
         yield Finding(
@@ -210,7 +207,13 @@ def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Finding]:
             key="checkpoints.path",
             found=f"{path} has another use in the container",
             valid="another folder below /opt/ml",
-            cure="remove path; then it is /opt/ml/checkpoints",
+            cure=f"remove path; then it is {CHECKPOINTS_FOLDER}",
+        )
+    elif kit_script and path is not None and path.rstrip("/") != CHECKPOINTS_FOLDER:
+        yield Finding(
+            key="checkpoints.path",
+            found=f"{path}: this kit's scripts keep theirs in {CHECKPOINTS_FOLDER}, so that none would reach S3",
+            cure=f"remove path; then it is {CHECKPOINTS_FOLDER}",
         )
 
 

@@ -7,24 +7,26 @@ runs, containers that stay, files of root, /dev/shm of 64 MB, a model folder sha
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import boto3
+
 from launcher.aws import estimator
 from launcher.backends import compose, docker
 from launcher.planning import Plan
 
-os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+NOBODY = boto3.Session("none", "none", region_name=docker.REGION)
+"""Credentials that nobody asks for, so that none are looked for."""
 
-import boto3
-from sagemaker.local import LocalSession
-from sagemaker.local.entities import _LocalTrainingJob
-from sagemaker.local.image import _SageMakerContainer
-from sagemaker.local.local_session import LocalSagemakerClient
+with estimator.only(NOBODY):
+    from sagemaker.local import LocalSession
+    from sagemaker.local.entities import _LocalTrainingJob
+    from sagemaker.local.image import _SageMakerContainer
+    from sagemaker.local.local_session import LocalSagemakerClient
 
 Start = Callable[[], None]
 
@@ -92,16 +94,12 @@ def fit(plan: Plan, code: Path, start: Start) -> None:
         start: starts the containers; called once.
     """
     job = docker.local_job(plan.job)
-    before = boto3.DEFAULT_SESSION
-    # the estimator makes clients of the default session, which without credentials asks for some at EC2's address
-    boto3.setup_default_session(aws_access_key_id="none", aws_secret_access_key="none", region_name=job.region)
-    try:
-        session = LocalSession(boto3.DEFAULT_SESSION, sagemaker_config=estimator.NO_TELEMETRY)
+    nobody = boto3.Session("none", "none", region_name=job.region)
+    with estimator.only(nobody):
+        session = LocalSession(nobody, sagemaker_config=estimator.NO_TELEMETRY)
         session.config = {"local": {"local_code": True}}
         session.sagemaker_client = Client(session, plan, start)
         made = estimator.estimator(job, plan.name, session)
         made.source_dir = str(code)
         inputs = estimator.inputs(job, {name: f"file://{quote(place)}" for name, place in plan.channels.items()})
         made.fit(inputs or None, wait=False, job_name=plan.name)
-    finally:
-        boto3.DEFAULT_SESSION = before

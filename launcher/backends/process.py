@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -50,6 +51,10 @@ DIFFERENCES: Mapping[str, str] = {
     "OMP_NUM_THREADS": "this machine's cores shared among the processes of all hosts",
     "GOMP_SPINCOUNT": "short, because a machine that is yours has other work too",
     "SAGEMAKER_REGION": "not set: there is no region",
+    "AWS_REGION": "not set: a script finds neither a region nor credentials",
+    "AWS_DEFAULT_REGION": "not set either",
+    "TRAINING_JOB_ARN": "not set: SageMaker knows of no job",
+    "SM_MODULE_DIR": "the folder of the code, which on SageMaker is the address of its archive in S3",
     "SAGEMAKER_BASE_DIR": "the run's folder, hosts/<host>/opt/ml, in the place of /opt/ml",
     "packages": "your own environment's; a requirements.txt is not installed into it",
     "distribution": "smddp runs as torchrun, with gloo or nccl: the library exists on SageMaker only",
@@ -277,6 +282,10 @@ def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface:
     for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
         (base / place).mkdir(parents=True)
     copy_files(list(plan.files), base / "code")
+    if plan.resumes is not None:
+        earlier = records.RunFolder(records.store() / plan.resumes).host(host.name) / "checkpoints"
+        if earlier.is_dir():  # copied, not linked: a script may change its files in place
+            shutil.copytree(earlier, base / "checkpoints", dirs_exist_ok=True, ignore_dangling_symlinks=True)
     for name, text in config_files(plan, host, interface).items():
         records.write_atomically(base / "input/config" / name, text)
 

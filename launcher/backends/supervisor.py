@@ -81,10 +81,11 @@ class Supervisor:
                 process.stop(self.folder, "the supervisor got SIGTERM")
             if time.monotonic() > deadline:
                 process.stop(self.folder, f"compute.max_hours ({self.plan.job.compute.max_hours:g} h) is over")
+            asked = self.folder.stop_request.exists()  # looked at first: a host that failed before it is seen as such
             if not told and any(shim.poll() for shim in self.shims.values()):
                 self.failed_first = True
                 kill_at = min(kill_at, time.monotonic() + AFTER_FAILURE_SECONDS)
-            if not told and self.folder.stop_request.exists():
+            if not told and asked:
                 told, kill_at = True, min(kill_at, time.monotonic() + GRACE_SECONDS)
                 for shim in self.shims.values():
                     if shim.poll() is None:

@@ -26,6 +26,10 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 ORPHAN_SECONDS = 3
 """How long orphans may hold the toolkit's pipe."""
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+MPI = ("mpirun", "sshd")
+"""What the toolkit starts for a job by MPI, as SMDDP's: on the first host, and on the others for mpirun to come in."""
+RANK = "OMPI_COMM_WORLD_RANK"
+"""What Open MPI gives to each process that it starts. https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables"""
 
 
 def main() -> None:
@@ -87,15 +91,37 @@ def pass_on_sigterm() -> None:
 
 
 def training_processes(toolkit) -> list:
-    """The processes that run the script: torchrun's children, or the toolkit's own where it starts the script itself."""
+    """The processes that run the script: torchrun's children, MPI's ranks, or the toolkit's own where it starts the script itself."""
     import psutil
 
     found = []
     for child in toolkit.children():
         try:
-            is_agent = any(part.endswith(TORCHRUN) for part in child.cmdline()[:4])
-            found += child.children() if is_agent else [child]
+            command = child.cmdline()
+            if any(part.endswith(TORCHRUN) for part in command[:4]):
+                found += child.children()
+            elif command and os.path.basename(command[0].partition(":")[0]) in MPI:
+                found += ranks_below(child)
+            else:
+                found.append(child)
         except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def ranks_below(process) -> list:
+    """The ranks of this host, however many shells, ssh and daemons stand between.
+
+    mpirun itself would kill its ranks at a SIGTERM and report a failure; where all of them leave in order, it ends with 0.
+    """
+    import psutil
+
+    found = []
+    for child in process.children():
+        try:
+            is_rank = RANK in child.environ() and not any(part.endswith("smddprun") for part in child.cmdline()[:2])
+            found += [child] if is_rank else ranks_below(child)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +33,30 @@ LAUNCHERS = (
 TORCHRUN = "sagemaker_torch_distributed_enabled"
 PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
 """The toolkit reads this name for every launcher: runner.py of sagemaker-training 5.1.4."""
+
+DIFFERENCES: Mapping[str, str] = {
+    "SM_HOSTS": "127.0.0.1, 127.0.0.2 … instead of algo-1, algo-2 …; wherever hosts are named",
+    "SM_NETWORK_INTERFACE_NAME": "lo: the hosts are on one machine",
+    "NCCL_SOCKET_IFNAME": "lo too",
+    "SM_NUM_CPUS": "this machine's; SM_NUM_GPUS too",
+    "MASTER_PORT": "a free one, because hosts of other runs are on the same machine",
+    "PET_MASTER_PORT": "the same, torchrun's name for it",
+    "OMP_NUM_THREADS": "this machine's cores shared among the processes of all hosts",
+    "GOMP_SPINCOUNT": "short, because this machine has other work too",
+    "SAGEMAKER_BASE_DIR": "the host's folder here, in the place of /opt/ml",
+    "AWS_ENDPOINT_URL": "the emulator's address",
+    "S3_ENDPOINT_URL": "the same, by the toolkit's name for it",
+    "NO_PROXY": "that address",
+    "AWS_ACCESS_KEY_ID": "the emulator's own; on SageMaker the container asks for its role's",
+    "AWS_SECRET_ACCESS_KEY": "the same",
+    "AWS_CONFIG_FILE": "none: the settings of whoever runs the emulator do not reach the job",
+    "AWS_SHARED_CREDENTIALS_FILE": "none, for the same reason",
+    "PIP_DRY_RUN": "a requirements.txt is looked at, not installed into this machine's Python",
+    "PIP_NO_INDEX": "for the same reason",
+    "PIP_CONFIG_FILE": "for the same reason",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "for the same reason",
+}
+"""What a script sees otherwise than on SageMaker, by its variable, and why."""
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ ERRORS = [
     ({"compute.max_wait_hours": 5.0}, "compute.max_wait_hours", "without spot", "spot: true"),
     ({"compute.keep_alive_minutes": 5, "compute.spot": True, "checkpoints": S3}, "compute.keep_alive_minutes", "a warm pool with spot", "remove keep_alive_minutes or spot"),
     ({"checkpoints": {"s3": S3, "path": "/opt/ml/model/state"}}, "checkpoints.path", "another use in the container", "remove path; then it is /opt/ml/checkpoints"),
+    ({**KIT, "checkpoints": {"s3": S3, "path": "/opt/ml/saved"}}, "checkpoints.path", "none would reach S3", "remove path; then it is /opt/ml/checkpoints"),
     ({"compute.max_hours": 700.0}, "compute.max_hours", "700", "max_hours: 1.5"),
     # -- how training is spread
     ({"compute.instance_type": G5}, "distribution", f"smddp on {G5}", "write distribution: torchrun (nccl uses EFA there)"),
@@ -101,6 +102,8 @@ ERRORS = [
     ({"distribution": "torchrun", "compute.processes_per_host": 9}, "compute.processes_per_host", "9 processes for the 8 GPUs", "null"),
     ({"compute.processes_per_host": 4}, "compute.processes_per_host", "one process a GPU", "remove processes_per_host"),
     ({"compute.instance_type": P3, "distribution": "torchrun", "hyperparameters": {"dtype": "bf16"}}, "hyperparameters.dtype", "bf16 on V100", "fp16 or fp32"),
+    ({"compute.instance_type": P3, "distribution": "torchrun", "hyperparameters": {"precision": "tf32"}}, "hyperparameters.precision", "tf32 on V100", "fp16 or fp32"),
+    ({**KIT, "hyperparameters": {"student": "vit_small_patch16_224", "gradient_compression": "bf16"}}, "hyperparameters.gradient_compression", "bf16 with smddp", "gradient_compression: none"),
     ({"hyperparameters": {"global_batch_size": 100}}, "hyperparameters.global_batch_size", "100 images do not divide by 16 processes", "96 or 112"),
     # -- the image
     ({"image": {"framework_version": "2.0.2", "python": "py310"}}, "image", "2.0.2", "image.framework_version"),
@@ -163,7 +166,6 @@ WARNINGS = [
     ({"compute.spot": True}, "compute.spot", "spot without checkpoints, for up to 48 h", "add checkpoints: s3://"),
     ({"distribution": "none"}, "distribution", "none, with 2 hosts", "torchrun"),
     ({"image": {"uri": "public.ecr.aws/deep-learning-containers/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "public gallery", "from us-west-2's registry"),
-    ({**KIT, "checkpoints": f"{S3}kept"}, "checkpoints", "this kit's scripts do not write checkpoints yet", "remove checkpoints:"),
     ({"metrics": {"loss": "loss (([0-9.]+)|nan)"}}, "metrics.loss", "2 groups in", "(?: )"),
     ({"hyperparameters": {"num_workers": 13}}, "hyperparameters.num_workers", "13 data workers for each of 8 processes on 96 vCPUs", "num_workers: 12"),
     ({**KIT, "distribution": "none", "compute.instance_count": 1}, "distribution", "one process uses one of its 8 GPUs", "torchrun"),
@@ -192,6 +194,8 @@ FINE = [
     {"compute": GROUPED, "inputs.train.instance_groups": ["gpus"], "inputs.validation.instance_groups": ["cpus"]},
     {"compute.spot": True, "checkpoints": S3},
     {"compute.spot": True, "checkpoints": S3, "compute.max_hours": 6.0, "compute.max_wait_hours": 6.0},
+    {"checkpoints": {"s3": S3, "path": "/opt/ml/saved"}},
+    {**KIT, "checkpoints": {"s3": S3, "path": "/opt/ml/checkpoints/"}},
     {"compute.keep_alive_minutes": 60},
     {"inputs.train": FSX, "network": VPC},
     {"network": {"isolation": True}},

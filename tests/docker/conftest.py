@@ -1,6 +1,6 @@
-"""What the tests of the images share. They need a Docker engine and the built image, so `make test-docker` runs them, by their path.
+"""What the tests of the images share. They need a Docker engine and the built image, so `make test-docker` runs them.
 
-    make image && .venv/bin/python -m pytest tests/docker
+make image && LAUNCHER_TEST_DOCKER=1 .venv/bin/python -m pytest tests/docker
 """
 
 from __future__ import annotations
@@ -38,12 +38,6 @@ else
     eval "$@"
 fi
 """
-
-
-def pytest_ignore_collect(collection_path, config):
-    """Plain `pytest` passes these tests by; `pytest tests/docker`, or any path in it, runs them."""
-    paths = (Path(argument.partition("::")[0]).absolute() for argument in config.invocation_params.args)
-    return None if any(path.is_relative_to(HERE) for path in paths) else True
 
 
 @pytest.fixture(scope="session")

@@ -1,200 +1,321 @@
-"""Labelled folders: the same batches at any number of processes, every held-out image once, augmentation by seed alone."""
+"""Labelled folders: which images there are, what is read from each kind of file, and a clear word for every mistake in them."""
 
-import random
+from __future__ import annotations
 
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
-from PIL import Image
-from training.data.batches import EvaluationBatches, TrainingBatches
-from training.data.folders import Augmentation, LabelledFolder, fit, open_data, random_box
+from PIL import Image, ImageOps
+from training.data.batches import open_loaders
+from training.data.decoding import read_image
+from training.data.folders import HeldOutImages, LabelledFolder, find_images, open_data
 from training.distributed import World
+from training.failure import describe
 from training.script_settings import LabelledImageSettings
 
+ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 
-def world(rank: int = 0, size: int = 1) -> World:
-    return World(rank, size, rank, torch.device("cpu"), "none", "test")
+
+def settings(**values) -> LabelledImageSettings:
+    return LabelledImageSettings(**{"image_size": 16, "global_batch_size": 4, **values})
+
+
+def noise(height: int, width: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.RandomState(seed).randint(0, 256, (height, width, 3), np.uint8))
 
 
 @pytest.fixture
-def images(tmp_path):
+def images(tmp_path) -> Path:
     """Twelve noisy colour images of different sizes in three classes, JPEG and PNG, in train and validation."""
     for split in ("train", "validation"):
         for label in ("a", "b", "c"):
             folder = tmp_path / split / label
             folder.mkdir(parents=True)
             for number in range(4):
-                noise = torch.randint(
-                    0, 256, (20 + number * 7, 33, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(number)
-                )
-                Image.fromarray(noise.numpy()).save(folder / f"{number}.{'png' if number % 2 else 'jpg'}")
+                noise(20 + number * 7, 33, number).save(folder / f"{number}.{'png' if number % 2 else 'jpg'}")
     return tmp_path
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_global_batches_are_the_same_at_any_world_size(size):
-    def batches(ranks: int) -> list[list]:
-        samplers = [TrainingBatches(50, 8, world(rank, ranks), seed=3) for rank in range(ranks)]
-        for sampler in samplers:
-            sampler.epoch = 2
-        return [[draw for share in shares for draw in share] for shares in zip(*samplers, strict=True)]
-
-    assert batches(size) == batches(1)
-    assert len(batches(size)) == 6 and len({number for batch in batches(size) for _, number in batch}) == 48
+def data(images: Path, channels: int = 3, view_size: int | None = None, **values):
+    return open_data(images / "train", images / "validation", settings(**values), channels, view_size=view_size)
 
 
-def test_another_epoch_or_seed_is_another_order():
-    def order(seed: int, epoch: int) -> list:
-        sampler = TrainingBatches(50, 10, world(), seed)
-        sampler.epoch = epoch
-        return [number for batch in sampler for _, number in batch]
-
-    assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
-    assert order(0, 1) == order(0, 1)
+# -- which images ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("images", "size", "ranks"), [(10, 4, 3), (7, 3, 4), (1, 8, 2), (12, 4, 1)])
-def test_every_held_out_image_comes_exactly_once(images, size, ranks):
-    drawn = [
-        draw for rank in range(ranks) for batch in EvaluationBatches(images, size, world(rank, ranks)) for draw in batch
-    ]
-    assert sorted(drawn) == [(0, number) for number in range(images)]
+def test_images_are_numbered_by_class_and_path_and_hidden_ones_are_left_out(tmp_path):
+    names = ["b/x.JPEG", "b/sub/deep/y.webp", "a/2.png", "a/10.png", "ünï 码/z.tif"]
+    hidden = ["a/._2.png", "a/.thumbs/2.png", ".ipynb_checkpoints/2.png", "a/readme.txt", "stray.png"]
+    for name in names + hidden:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "a/linked").symlink_to(tmp_path / "b/sub")
+    folder = LabelledFolder(tmp_path)
+    found = [folder.path(number).relative_to(tmp_path).as_posix() for number in range(len(folder))]
+    assert found == ["a/10.png", "a/2.png", "a/linked/deep/y.webp", "b/sub/deep/y.webp", "b/x.JPEG", "ünï 码/z.tif"]
+    assert folder.classes == ["a", "b", "ünï 码"] and folder.labels.tolist() == [0, 0, 0, 1, 1, 2]
 
 
-def test_a_batch_that_cannot_be_made_is_refused():
-    with pytest.raises(ValueError, match="does not divide by 3"):
-        TrainingBatches(100, 8, world(0, 3), 0)
-    with pytest.raises(ValueError, match="lower global_batch_size"):
-        TrainingBatches(5, 8, world(), 0)
+def test_an_image_whose_name_is_no_text_is_read_all_the_same(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "a/0.png")
+    os.rename(tmp_path / "a/0.png", os.fsencode(tmp_path) + b"/a/caf\xe9.png")
+    folder = LabelledFolder(tmp_path)
+    assert folder.read(0).size == (4, 4) and len(folder.digest()) == 64
 
 
-def test_augmentation_depends_on_seed_epoch_and_image_alone(images):
-    strong = Augmentation(0.3, True, 4, 30)
-    folder = LabelledFolder(images / "train", 16, augmentation=strong, seed=1)
-    first = folder[(1, 5)][0]
-    random.random(), torch.rand(3), folder[(1, 7)]
-    assert torch.equal(folder[(1, 5)][0], first)
-    assert torch.equal(LabelledFolder(images / "train", 16, augmentation=strong, seed=1)[(1, 5)][0], first)
-    assert not torch.equal(folder[(2, 5)][0], first)
-    assert not torch.equal(LabelledFolder(images / "train", 16, augmentation=strong, seed=2)[(1, 5)][0], first)
+def test_a_limit_keeps_the_first_images_of_each_class(images):
+    folder = LabelledFolder(images / "train", images_per_class=2)
+    found = [(folder.path(number).name, label) for number, label in enumerate(folder.labels.tolist())]
+    assert found == [(name, label) for label in range(3) for name in ("0.jpg", "1.png")]
+    assert len(data(images, images_per_class=2).training) == 6 and len(data(images, images_per_class=2).held_out) == 12
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loaders_give_the_same_pixels_with_and_without_workers(images, workers):
-    settings = LabelledImageSettings(
-        image_size=16, global_batch_size=4, num_workers=workers, max_shift_pixels=3, max_rotation_degrees=20
-    )
-    data = open_data(images / "train", images / "validation", settings, 3, world())
-    batches = []
-    for epoch in (1, 2):
-        data.train_batches.epoch = epoch
-        batches += [(pixels.sum().item(), labels.tolist()) for pixels, labels in data.train]
-    assert data.classes == ["a", "b", "c"] and len(batches) == 6
-    reference = LabelledFolder(images / "train", 16, augmentation=Augmentation(1.0, False, 3, 20))
-    for epoch in (1, 2):
-        data.train_batches.epoch = epoch
-        expected = [
-            (sum(reference[draw][0].sum().item() for draw in batch), [reference[draw][1] for draw in batch])
-            for batch in data.train_batches
-        ]
-        assert batches[(epoch - 1) * 3 : epoch * 3] == expected
-
-
-@pytest.mark.parametrize(("channels", "shape"), [(1, (1, 16, 16)), (3, (3, 16, 16))])
-def test_images_are_bytes_of_the_size_and_channels_asked_for(images, channels, shape):
-    pixels, label = LabelledFolder(images / "validation", 16, channels)[(0, 11)]
-    assert pixels.dtype == torch.uint8 and tuple(pixels.shape) == shape and label == 2
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        ([], "has no folders: images belong into .*/<class>/<image>"),
+        (["a", "b"], r"/a has no images \(nor in 1 other classes\): put some there \(.jpg .*\), or remove the folder"),
+        (["lost+found"], "/lost.found has no images: put some there"),
+    ],
+)
+def test_a_folder_without_images_says_what_it_lacks(tmp_path, folders, message):
+    for name in folders:
+        (tmp_path / name).mkdir()
+    Image.new("L", (4, 4)).save(tmp_path / "0.png")
+    with pytest.raises(ValueError, match=message):
+        find_images(tmp_path)
 
 
 def test_different_classes_in_the_two_folders_are_named(images):
     (images / "validation/c").rename(images / "validation/d")
-    with pytest.raises(ValueError, match="only one of them has c, d"):
-        open_data(
-            images / "train",
-            images / "validation",
-            LabelledImageSettings(image_size=16, global_batch_size=4),
-            3,
-            world(),
-        )
+    with pytest.raises(ValueError, match="different classes: only .*/train has c; only .*/validation has d$"):
+        data(images)
+    (images / "train/c").rename(images / "train/d")
+    (images / "validation/e").mkdir()
+    noise(9, 9).save(images / "validation/e/0.png")
+    with pytest.raises(ValueError, match="different classes: only .*/validation has e$"):
+        data(images)
 
 
-def test_a_limit_keeps_the_first_images_of_each_class(images):
-    folder = LabelledFolder(images / "train", 16, images_per_class=2)
-    assert [(path.rsplit("/", 1)[1], label) for path, label in folder.images] == [
-        (name, label) for label in range(3) for name in ("0.jpg", "1.png")
-    ]
+# -- what is read from a file ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [(10, 10), (100, 30), (30, 100), (8, 9)])
-def test_fit_fills_the_square(size):
-    assert fit(Image.new("RGB", size), 16).size == (16, 16)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_bytes_of_the_size_and_channels_asked_for(images, channels):
+    opened = data(images, channels)
+    pixels, label = opened.held_out[(0, 11)]
+    for found in (pixels, opened.held_out.resized(16)[(0, 11)][0], opened.training[(1, 11)].image):
+        assert found.dtype == torch.uint8 and tuple(found.shape) == (channels, 16, 16) and found.is_contiguous()
+    assert tuple(opened.held_out.resized(24)[(0, 11)][0].shape) == (channels, 24, 24)
+    assert label == 2 and opened.classes == ["a", "b", "c"]
 
 
-def test_crops_keep_their_area_and_aspect_and_move_about():
-    chance, boxes = random.Random(0), set()
-    for _ in range(200):
-        left, top, right, bottom = random_box((120, 90), 0.25, chance)
-        assert 0 <= left < right <= 120 and 0 <= top < bottom <= 90
-        assert 0.24 <= (right - left) * (bottom - top) / (120 * 90) <= 1
-        assert 0.72 <= (right - left) / (bottom - top) <= 1.38
-        boxes.add((left, top))
-    assert len(boxes) > 100
-    assert random_box((300, 30), 1.0, chance) == (130, 0, 170, 30), "a strip gives its widest middle"
-
-
-def test_a_crop_shows_a_part_of_the_image():
-    image = Image.linear_gradient("L")
-    darkest = [Augmentation(min_crop_area=0.3)(image, 16, random.Random(seed)).getextrema()[0] for seed in range(30)]
-    assert max(darkest) > 60 and min(darkest) < 20
-
-
-def test_fit_takes_the_middle_without_squashing():
-    image = Image.linear_gradient("L").resize((64, 64)).transpose(Image.Transpose.ROTATE_90).resize((128, 64))
-    middle = fit(image, 64)
-    assert middle.getpixel((0, 0)) == pytest.approx(64, abs=6) or middle.getpixel((0, 0)) == pytest.approx(191, abs=6)
-
-
-def test_rows_and_columns_stay_rows_and_columns(tmp_path):
+def test_rows_and_columns_and_colours_stay_what_they_are(tmp_path):
     (tmp_path / "a").mkdir()
-    image = Image.new("L", (16, 16))
-    image.putpixel((3, 5), 255)
+    image = Image.new("RGB", (16, 16))
+    image.putpixel((3, 5), (10, 20, 30))
     image.save(tmp_path / "a/0.png")
-    pixels, _ = LabelledFolder(tmp_path, 16, 1)[(0, 0)]
-    assert pixels[0, 5, 3] == 255
+    for channels, colour in ((1, [18]), (3, [10, 20, 30])):
+        pixels, _ = HeldOutImages(LabelledFolder(tmp_path, channels), 16)[(0, 0)]
+        assert pixels[:, 5, 3].tolist() == colour and np.count_nonzero(pixels.numpy()) == channels
 
 
-def test_every_augmentation_setting_reaches_training_images_and_none_the_held_out_ones(images):
-    def data(**settings):
-        made = open_data(
-            images / "train",
-            images / "validation",
-            LabelledImageSettings(image_size=16, global_batch_size=4, **settings),
-            3,
-            world(),
-        )
-        return made.train.dataset, made.validation.dataset
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("ending", ["png", "jpg", "webp", "tif"])
+def test_images_are_turned_upright_for_training_and_validation_alike(tmp_path, orientation, ending):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (tmp_path / "a").mkdir()
+    file = tmp_path / f"a/0.{ending}"
+    noise(4, 6).resize((48, 32)).save(file, exif=exif)
+    wanted = Image.open(file).convert("RGB") if ending == "tif" else ImageOps.exif_transpose(Image.open(file))
+    assert np.array_equal(read_image(file, 3), wanted)
+    assert read_image(file, 3).size == ((48, 32) if orientation < 5 else (32, 48))
+    opened = open_data(tmp_path, tmp_path, settings(), 3)
+    assert torch.equal(opened.training[(1, 0)].image, opened.held_out[(0, 0)][0])
 
-    plain, held_out = data()
-    for settings in (
-        {"min_crop_area": 0.3},
-        {"horizontal_flip": True},
-        {"max_shift_pixels": 3},
-        {"max_rotation_degrees": 30.0},
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_good_image_with_bad_exif_data_is_read(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "description"
+    noise(8, 12).save(tmp_path / "0.jpg", exif=exif)
+    content = (tmp_path / "0.jpg").read_bytes()
+    for bad in (
+        content.replace(b"Exif\0\0MM", b"Exif\0\0XX"),
+        content.replace(b"\x01\x0e\x00\x02", b"\x01\x0e\x00\x05"),
     ):
-        changed, still = data(**settings)
-        assert any(not torch.equal(changed[(1, number)][0], plain[(1, number)][0]) for number in range(12)), settings
-        assert all(torch.equal(still[(1, number)][0], held_out[(1, number)][0]) for number in range(12)), settings
-    one, two = data(seed=1, max_shift_pixels=3)[0], data(seed=2, max_shift_pixels=3)[0]
-    assert any(not torch.equal(one[(1, number)][0], two[(1, number)][0]) for number in range(12))
-    assert len(data(images_per_class=2)[0]) == 6
+        assert bad != content
+        (tmp_path / "1.jpg").write_bytes(bad)
+        assert read_image(tmp_path / "1.jpg", 3).size in ((12, 8), (8, 12))
 
 
-def test_a_shift_moves_and_a_flip_mirrors():
-    image = Image.new("L", (16, 16))
-    image.putpixel((8, 8), 255)
-    moved = {Augmentation(max_shift_pixels=3)(image, 16, random.Random(seed)).getbbox()[:2] for seed in range(60)}
-    assert {x - 8 for x, _ in moved} == {y - 8 for _, y in moved} == set(range(-3, 4))
-    image.putpixel((0, 0), 128)
-    corners = {
-        Augmentation(horizontal_flip=True)(image, 16, random.Random(seed)).getpixel((15, 0)) for seed in range(20)
+def test_of_16_bits_the_upper_8_are_kept(tmp_path):
+    values = np.array([[0, 255, 256, 4369], [32768, 40000, 65279, 65535]], np.uint16)
+    for name in ("0.png", "0.tif"):
+        Image.fromarray(values).save(tmp_path / name)
+        assert np.array_equal(read_image(tmp_path / name, 1), values // 256), name
+        assert np.array_equal(np.asarray(read_image(tmp_path / name, 3))[..., 2], values // 256), name
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pixels_of_32_bits_are_refused_because_nothing_says_what_is_white(tmp_path, mode):
+    Image.new(mode, (4, 4)).save(tmp_path / "0.tif")
+    with pytest.raises(ValueError, match=f"0.tif cannot be read as an image: it has {mode} pixels of 32 bits: convert"):
+        read_image(tmp_path / "0.tif", 1)
+
+
+def test_transparent_parts_are_white_whatever_colour_hides_there(tmp_path):
+    colours = np.zeros((2, 2, 4), np.uint8)
+    colours[0], colours[1] = (200, 30, 40, 255), (9, 99, 9, 0)
+    colours[1, 1, 3] = 128
+    blended = [round(128 / 255 * value + 127 / 255 * 255) for value in (9, 99, 9)]
+    Image.fromarray(colours).save(tmp_path / "rgba.png")
+    Image.fromarray(colours).quantize(8).save(tmp_path / "palette and alpha.png")
+    for name in ("rgba", "palette and alpha"):
+        pixels = np.asarray(read_image(tmp_path / f"{name}.png", 3)).astype(int)
+        assert abs(pixels - [[(200, 30, 40)] * 2, [(255, 255, 255), blended]]).max() <= 2, name
+    palette = Image.fromarray(np.array([[0, 1]], np.uint8), "P")
+    palette.putpalette([200, 30, 40, 9, 99, 9])
+    palette.save(tmp_path / "palette and one transparent colour.png", transparency=1)
+    Image.fromarray(np.array([[[50, 255], [50, 0]]], np.uint8), "LA").save(tmp_path / "grey and alpha.png")
+    assert np.asarray(read_image(tmp_path / "palette and one transparent colour.png", 3)).tolist() == [[[200, 30, 40], [255] * 3]]  # fmt: skip
+    assert np.asarray(read_image(tmp_path / "grey and alpha.png", 1)).tolist() == [[50, 255]]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK"])
+def test_every_mode_without_transparency_is_read_as_pillow_converts_it(tmp_path, mode):
+    for name in ("0.tif", "0.jpg") if mode == "CMYK" else ("0.tif",):
+        noise(8, 9).convert(mode).save(tmp_path / name)
+        for channels, target in ((1, "L"), (3, "RGB")):
+            assert np.array_equal(read_image(tmp_path / name, channels), Image.open(tmp_path / name).convert(target))
+
+
+def damaged() -> dict[str, bytes]:
+    """Files that Pillow fails on in different ways."""
+    whole = {}
+    for kind in ("JPEG", "PNG"):
+        noise(64, 64).save(buffer := io.BytesIO(), kind)
+        whole[kind] = buffer.getvalue()
+    return {
+        "empty.jpg": b"",
+        "text.jpg": b"no image",
+        "cut.jpg": whole["JPEG"][:2000],
+        "cut.png": whole["PNG"][:2000],
+        "flipped.png": whole["PNG"][:3000] + bytes(8) + whole["PNG"][3008:],
+        "bomb.ppm": b"P6 30000 30000 255\n",
+        "negative.ppm": b"P6 -3 4 255\n" + bytes(36),
     }
-    assert corners == {0, 128}
+
+
+@pytest.mark.parametrize("name", damaged())
+def test_a_damaged_image_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(damaged()[name])
+    with pytest.raises(ValueError, match=f"{tmp_path}/{name} cannot be read as an image: ."):
+        read_image(tmp_path / name, 3)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_the_first_thing_that_the_failure_file_says(images, workers):
+    (images / "train/b/2.jpg").write_bytes((images / "train/b/2.jpg").read_bytes()[:300])
+    opened = data(images)
+    loaders = open_loaders(opened, settings(num_workers=workers), ALONE, batch_size_per_device=4)
+    loaders.train_batches.start(1)
+    with pytest.raises(ValueError) as failure:
+        list(loaders.train)
+    assert describe(failure.value, "0").startswith(f"rank 0: ValueError: {images}/train/b/2.jpg cannot be read as an image")  # fmt: skip
+
+
+# -- what is trained on ------------------------------------------------------------------------------------------------
+
+VARIED = [
+    {"min_crop_area": 0.3},
+    {"horizontal_flip": True},
+    {"max_shift_pixels": 3},
+    {"max_rotation_degrees": 30.0},
+    {"random_erasing": 0.5},
+    {"mixup": 0.5},
+    {"cutmix": 0.5},
+]
+
+
+@pytest.mark.parametrize("values", VARIED, ids=lambda values: next(iter(values)))
+def test_every_augmentation_setting_reaches_training_images_and_none_the_held_out_ones(images, values):
+    plain, changed = data(images), data(images, **values)
+    draws = [(1, number) for number in range(12)]
+    assert any(not torch.equal(changed.training[draw].image, plain.training[draw].image) for draw in draws)
+    assert all(torch.equal(changed.held_out[draw][0], plain.held_out[draw][0]) for draw in draws)
+    other = data(images, seed=2, **values)
+    assert any(not torch.equal(changed.training[draw].image, other.training[draw].image) for draw in draws)
+
+
+def test_loaders_give_the_views_of_the_batches(images):
+    opened = data(images, mixup=0.8, cutmix=1.0, mix_probability=0.7)
+    loaders = open_loaders(opened, settings(), ALONE, batch_size_per_device=2, views=3)
+    loaders.train_batches.start(4)
+    batches = list(loaders.train)
+    assert len(batches) == 6 and loaders.train_batches.accumulation == 2
+    for batch, draws in zip(batches, loaders.train_batches, strict=True):
+        for place, draw in enumerate(draws):
+            item = opened.training[draw]
+            assert torch.equal(batch.images[place], item.image) and draw[0] == 1
+            found = [batch.labels, batch.other_labels, batch.own_share, batch.numbers, batch.views]
+            assert [part[place].item() for part in found] == pytest.approx(
+                [item.label, item.other_label, item.own_share, draw[1], 1]
+            )
+    assert 4 <= sum((batch.own_share < 1).sum().item() for batch in batches) < 12
+
+
+def test_views_may_be_larger_than_the_students_images_and_shift_as_far(images):
+    small, large = (data(images, view_size=size, max_shift_pixels=4) for size in (None, 32))
+    assert tuple(large.training[(1, 0)].image.shape) == (3, 32, 32) and tuple(large.held_out[(0, 0)][0].shape) == (
+        3,
+        16,
+        16,
+    )
+    assert small.training.augmentation.max_shift_pixels == 4 and large.training.augmentation.max_shift_pixels == 8
+
+
+# -- what keeps a teacher's logits apart -------------------------------------------------------------------------------
+
+
+def test_the_digest_is_that_of_names_and_sizes_in_order_wherever_the_folder_lies(images):
+    def digest(**options) -> str:
+        return LabelledFolder(images / "train", **options).digest()
+
+    first = digest()
+    assert digest(channels=1) == first == LabelledFolder(images / "validation").digest()
+    found = [first, digest(images_per_class=2)]
+    (images / "train/a/0.jpg").rename(images / "train/a/00.jpg")
+    found.append(digest())
+    (images / "train/c/3.png").write_bytes((images / "train/c/3.png").read_bytes() + b"\0")
+    found.append(digest())
+    noise(5, 5).save(images / "train/b/4.png")
+    found.append(digest())
+    (images / "train/c").rename(images / "train/d")
+    found.append(digest())
+    assert len(set(found)) == 6
+
+
+def test_the_description_of_views_changes_with_all_that_changes_their_pixels_and_with_nothing_else(images):
+    def described(channels: int = 3, view_size: int | None = None, **values) -> str:
+        return json.dumps(data(images, channels, view_size, **values).training.view_description(), sort_keys=True)
+
+    same = [{"epochs": 99}, {"num_workers": 2}, {"global_batch_size": 8}, {"label_smoothing": 0.1}, {"view_size": 16}]
+    assert {described(**values) for values in same} == {described()}
+    other = [{"channels": 1}, {"image_size": 32}, {"seed": 1}, {"mixup": 0.5, "mix_probability": 0.5}]
+    assert len({described(**values) for values in [{}, *VARIED, *other]}) == 1 + len(VARIED + other)
+    assert described(view_size=32) == described(image_size=32), "whoever asks for views of 32 pixels gets the same"
+
+
+def test_the_description_of_views_holds_every_field_of_what_varies_them(images):
+    views = data(images).training
+    text = views.view_description()
+    assert set(vars(views.augmentation)) < set(text) and set(text["mixing"]) == set(vars(views.mixing))
+    assert text["version"] >= 1 and json.loads(json.dumps(text)) == text

@@ -1,142 +1,244 @@
-"""The loop and what it stands on, one process and two: exact evaluation, one step by hand, stops and failures of one rank."""
+"""The loop, with a small real model and real images in memory: steps and parts, resumption, stops, and what it tells."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import subprocess
-import sys
-import textwrap
+import signal
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from training.data.batches import EvaluationBatches
+from torch.utils.data import Dataset, default_collate
+from training.classification import Classification
+from training.data.batches import Data, LabelledBatch, open_loaders
 from training.distributed import World
-from training.evaluation import evaluate
-from training.failure import LIMIT, describe, failure_file
+from training.environment import Environment
+from training.loop import open_run, total_steps, train
+from training.models import Normalized
 from training.reporting import Reporter, metric_line
+from training.script_settings import TrainingSettings
+from training.state import prepare
+from training.timeline import Timeline
 
 from launcher.metric_lines import parse_line
 from tests.conftest import ROOT
+from tests.entrypoints.ranks import run_ranks
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 
 
-def two_ranks(tmp_path, text: str) -> list[subprocess.CompletedProcess]:
-    """Runs a script's text as two gloo ranks; it finds `world`, `torch`, `nn` and `out`, a folder."""
-    script = tmp_path / "script.py"
-    head = f"""
-        import json, os, pathlib, signal, sys, time
-        sys.path.insert(0, {str(ROOT / "entrypoints")!r})
-        import torch
-        from torch import nn
-        from training.distributed import process_group
-        from training.failure import failure_file
-        out = pathlib.Path({str(tmp_path)!r})
-    """
-    script.write_text(textwrap.dedent(head) + textwrap.dedent(text))
-    port = str(20000 + os.getpid() % 10000)
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script)], env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    return [subprocess.CompletedProcess(item.args, item.wait(90), *item.communicate()) for item in processes]
+class Views(Dataset):
+    """Forty images of noise; the view changes their brightness."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randint(0, 200, (40, 3, 4, 4), generator=generator, dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, draw):
+        view, number = draw
+        return self.images[number] + view, number % 3, number % 3, 1.0, number, view
 
 
-def test_evaluation_counts_by_hand_with_dropout_off():
-    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9))
-    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]).view(3, 1, 1, 2)
-    loader = [(logits[:2], torch.tensor([0, 0])), (logits[2:], torch.tensor([0]))]
-    model.train()
-    found = evaluate(model, loader, ALONE)
-    loss = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(1)) + math.log(1 + math.exp(-3))) / 3
-    assert found == pytest.approx({"validation_accuracy": 2 / 3, "validation_loss": loss}, rel=1e-6)
-    assert model.training
+def collate(items) -> LabelledBatch:
+    images, labels, others, shares, numbers, views = default_collate(items)
+    return LabelledBatch(images, labels, others, shares.float(), numbers, views)
 
 
-def test_two_ranks_with_uneven_shares_evaluate_one_model_exactly(tmp_path):
-    """Seven images over two ranks, and a BatchNorm whose running statistics differ between them until they are averaged."""
-    done = two_ranks(
-        tmp_path,
-        """
-        from training.data.batches import EvaluationBatches
-        from training.evaluation import evaluate
-        with process_group() as world:
-            torch.manual_seed(0)
-            images, labels = torch.randn(7, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0])
-            model = nn.BatchNorm1d(3)
-            model.running_mean.fill_(float(world.rank))
-            world.average_buffers(model)
-            draws = [[number for _, number in batch] for batch in EvaluationBatches(7, 2, world)]
-            found = evaluate(model, [(images[numbers], labels[numbers]) for numbers in draws], world)
-            (out / f"{world.rank}.json").write_text(json.dumps([found, model.running_mean.tolist()]))
-        """,
+DATA = Data(["a", "b", "c"], Views(), Views(), collate)
+
+
+def network(plain: bool) -> Normalized:
+    """A small model; plain: without BatchNorm and dropout, so that an image's result does not depend on who else is there."""
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(16, 3)]
+    if plain:
+        layers = [layer for layer in layers if not isinstance(layer, (nn.BatchNorm2d, nn.Dropout))]
+    return Normalized(nn.Sequential(*layers), [0.5] * 3, [0.5] * 3)
+
+
+@dataclass
+class Trained:
+    outcome: object
+    model: nn.Module
+    metrics: list[dict]
+
+
+def run(folder: Path, *, world: World = ALONE, plain: bool = False, task=Classification, **values) -> Trained:
+    """Trains in a folder, where a run before this one may have left checkpoints."""
+    settings = TrainingSettings(
+        **{"epochs": 3, "global_batch_size": 8, "log_every": 1, "learning_rate": 0.01, **values}
     )
-    assert [item.returncode for item in done] == [0, 0], done
-    torch.manual_seed(0)
-    images, labels = torch.randn(7, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0])
-    model = nn.BatchNorm1d(3)
-    model.running_mean.fill_(0.5)
-    numbers = [[number for _, number in batch] for batch in EvaluationBatches(7, 2, ALONE)]
-    expected = evaluate(model, [(images[batch], labels[batch]) for batch in numbers], ALONE)
-    for rank in range(2):
-        found, mean = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert found == pytest.approx(expected) and mean == [0.5] * 3
-
-
-def test_a_signal_to_one_rank_stops_both_after_the_same_step(tmp_path):
-    done = two_ranks(
-        tmp_path,
-        """
-        from training.stopping import StopSignal
-        with process_group() as world:
-            stop, step = StopSignal(world), 0
-            while True:
-                step += 1
-                if world.rank == 1 and step == 5:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                if stop.agreed():
-                    break
-            print(step)
-        """,
+    environment = Environment(
+        "algo-1", folder / "model", folder / "data", folder / "failure", {}, folder / "checkpoints"
     )
-    assert [item.stdout.strip() for item in done] == ["5", "5"], done
+    torch.manual_seed(1)
+    made = open_run(settings, environment, world)
+    steps = total_steps(settings, len(DATA.training))
+    state = prepare(network(plain), settings, steps, world)
+    share = settings.global_batch_size // world.size
+    loaders = open_loaders(DATA, settings, world, batch_size_per_device=settings.batch_size_per_device or share)
+    method = task(state.trained, 0.0, made.timeline)
+    torch.manual_seed(100 + world.rank)
+
+    def evaluate(evaluated: nn.Module) -> dict[str, float]:
+        evaluated.eval()
+        with torch.no_grad():
+            total = evaluated(Views().images).double().abs().sum().item()
+        evaluated.train()
+        return {"validation_loss": total}
+
+    outcome = train(method, evaluate, state, loaders, steps, made)
+    lines = (folder / "data/metrics.jsonl").read_text().splitlines() if world.is_first else []
+    return Trained(outcome, state.model, [json.loads(line) for line in lines])
 
 
-def test_the_rank_that_failed_is_the_one_that_is_heard(tmp_path):
-    done = two_ranks(
-        tmp_path,
-        """
-        with process_group() as world, failure_file(out / "failure"):
-            if world.rank == 1:
-                time.sleep(0.2)
-                raise ValueError("a broken image")
-            world.total(torch.zeros(1))
-        """,
-    )
-    assert all(item.returncode for item in done)
-    assert (tmp_path / "failure").read_text().startswith("rank 1: ValueError: a broken image\n")
+def losses(trained: Trained) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in trained.metrics if "loss" in line}
 
 
-def test_a_failure_fits_what_sagemaker_shows():
-    try:
-        raise RuntimeError("x" * 5000)
-    except RuntimeError as error:
-        text = describe(error, "3")
-    assert len(text) <= LIMIT and text.startswith("rank 3: RuntimeError: xxx") and "raise RuntimeError" in text
+def same(first: nn.Module, second: nn.Module) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(mine, other) for mine, other in pairs)
 
 
-def test_the_first_failure_of_a_host_is_kept(tmp_path):
-    for message in ("first", "second"):
-        with pytest.raises(ValueError), failure_file(tmp_path / "output/failure"):
-            raise ValueError(message)
-    assert (tmp_path / "output/failure").read_text().startswith("rank 0: ValueError: first")
+class StopsAt(Classification):
+    """Asks for a stop, as SageMaker does, in a given step."""
+
+    step = 7
+
+    def __call__(self, batch):
+        self.seen = getattr(self, "seen", 0) + 1
+        if self.seen == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().__call__(batch)
+
+
+def test_parts_of_a_batch_add_up_to_the_step_of_the_whole(tmp_path):
+    whole = run(tmp_path / "whole", plain=True)
+    parts = run(tmp_path / "parts", plain=True, batch_size_per_device=2)
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-5)
+    for mine, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"precision": "fp16", "ema_decay": 0.9}, {"optimizer": "sgd", "precision": "bf16"}]
+)
+def test_a_stopped_run_resumed_in_the_middle_of_an_epoch_continues_bit_for_bit(tmp_path, values):
+    undisturbed = run(tmp_path / "undisturbed", **values)
+    stopped = run(tmp_path / "resumed", task=StopsAt, **values)
+    assert stopped.outcome.stopped and stopped.outcome.steps == 7
+    resumed = run(tmp_path / "resumed", **values)
+    assert (resumed.outcome.resumed_from, resumed.outcome.steps, resumed.outcome.stopped) == (7, 15, False)
+    assert {**losses(stopped), **losses(resumed)} == losses(undisturbed)
+    assert set(losses(resumed)) == set(range(8, 16))
+    assert same(resumed.model, undisturbed.model)
+    assert resumed.outcome.validation == undisturbed.outcome.validation
+
+
+def test_a_run_resumes_from_the_steps_it_was_told_to_keep(tmp_path):
+    run(tmp_path, checkpoint_every=4, keep_checkpoints=2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000012", "step-00000015"]
+
+
+def test_a_finished_run_started_again_only_measures(tmp_path):
+    first = run(tmp_path)
+    again = run(tmp_path)
+    assert again.outcome.resumed_from == 15 and losses(again) == {}
+    assert again.outcome.validation == first.outcome.validation and same(again.model, first.model)
+
+
+def test_longer_training_goes_on_and_other_training_is_refused(tmp_path):
+    run(tmp_path, epochs=1)
+    assert run(tmp_path, epochs=2, log_every=2).outcome.resumed_from == 5
+    with pytest.raises(ValueError, match="learning_rate is 0.01 there and 0.02 here"):
+        run(tmp_path, learning_rate=0.02)
+
+
+RANKS = """
+    import pathlib, sys
+    sys.path.insert(0, {root!r})
+    from tests.entrypoints.test_loop import Classification, StopsAt, losses, run
+    class Stops(StopsAt):
+        step = 4
+    with process_group() as world:
+        task = Stops if {stop} and world.rank == 1 else Classification
+        trained = run(pathlib.Path({folder!r}), world=world, task=task, **{values!r})
+        torch.save([losses(trained), trained.model.state_dict(), trained.outcome.steps], out / f"rank-{{world.rank}}.pt")
+"""
+
+
+def two_ranks(tmp_path: Path, folder: Path, *, stop: bool = False, **values) -> list:
+    code = RANKS.format(root=str(ROOT), folder=str(folder), stop=stop, values=values)
+    done = run_ranks(tmp_path, code)
+    assert [item.returncode for item in done] == [0, 0], done[0].stderr + done[1].stderr
+    return [torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_two_ranks_resume_bit_for_bit_with_zero_and_their_own_batch_statistics(tmp_path):
+    undisturbed = two_ranks(tmp_path, tmp_path / "undisturbed", zero=True)
+    stopped = two_ranks(tmp_path, tmp_path / "resumed", stop=True, zero=True)
+    assert stopped[0][2] == stopped[1][2] < 15
+    resumed = two_ranks(tmp_path, tmp_path / "resumed", zero=True)
+    assert {**stopped[0][0], **resumed[0][0]} == undisturbed[0][0]
+    for name, value in undisturbed[0][1].items():
+        assert torch.equal(value, resumed[0][1][name]), name
+
+
+def test_another_number_of_processes_continues_the_same_order(tmp_path):
+    undisturbed = two_ranks(tmp_path, tmp_path / "undisturbed", plain=True)[0]
+    stopped = two_ranks(tmp_path, tmp_path / "resumed", stop=True, plain=True)[0]
+    alone = run(tmp_path / "resumed", plain=True)
+    assert alone.outcome.resumed_from == stopped[2] < 15
+    assert {**stopped[0], **losses(alone)} == pytest.approx(undisturbed[0], rel=1e-4)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_cure(tmp_path):
+    class Overflows(Classification):
+        def __call__(self, batch):
+            return {name: value * math.inf for name, value in super().__call__(batch).items()}
+
+    with pytest.raises(FloatingPointError, match="the loss is inf at step 1: lower learning_rate"):
+        run(tmp_path, task=Overflows)
+
+
+def test_a_step_line_tells_where_its_time_went(tmp_path, capsys):
+    trained = run(tmp_path, log_every=5)
+    phases = ("data_wait_s", "host_to_device_s", "student_forward_s", "loss_s", "backward_s", "optimizer_s")
+    steps = [line for line in trained.metrics if "loss" in line]
+    for line in steps:
+        whole = 8 / line["images/s"]
+        assert 0.3 * whole < sum(line[phase] for phase in phases) <= whole
+    said = [parse_line(line) for line in capsys.readouterr().out.splitlines()]
+    said = [metric.values for metric in said if metric and "loss" in metric.values]
+    assert [metric["step"] for metric in said] == [5, 10, 15]
+    assert {"data_wait_s", "student_forward_s", "backward_s", "memory_gib"} < set(
+        said[0]
+    ) and "optimizer_s" not in said[0]
+    assert {"evaluate_s", "checkpoint_s"} <= {name for line in trained.metrics for name in line}
+
+
+def test_a_timeline_leaves_out_the_first_steps_and_the_pauses(monkeypatch):
+    clock = iter(range(0, 1000))
+    monkeypatch.setattr("training.timeline.time.perf_counter", lambda: float(next(clock)))
+    timeline = Timeline(torch.device("cpu"))  # 0
+    timeline.start()  # 1
+    with timeline.phase("backward"):  # 2, 3
+        pass
+    timeline.step()  # 4: three seconds
+    timeline.start()  # 5
+    timeline.step()  # 6: one second
+    assert timeline.window() == {"backward": 0.5, "step": 2.0}
+    assert timeline.seconds_per_step() is None
+    for _ in range(5):
+        timeline.step()  # 7 … 11
+    assert timeline.seconds_per_step() == 1.0
 
 
 @pytest.mark.parametrize(

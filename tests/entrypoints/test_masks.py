@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from training.data.batches import open_loaders
 from training.data.masks import MaskedFolder, Variation, open_data, pair_up, read_mask
 from training.distributed import World
 from training.failure import describe
@@ -117,7 +118,7 @@ def test_pixels_that_are_no_class_numbers_are_refused(tmp_path):
     (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:1000])
     cases = {
         "colour": "RGB pixels",
-        "deep": "I;16 pixels",
+        "deep": "I(;16)? pixels",
         "shallow": "grey of 4 bits",
         "text": "cannot be read",
         "cut": "cannot be read",
@@ -137,9 +138,11 @@ def test_an_image_that_cannot_be_read_is_named(root):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_mask_is_the_first_thing_that_the_failure_file_says(root, workers):
     write_pair(root, "0", np.full((40, 60), 7))
-    data = open_data(root, root, settings(num_workers=workers), 3, ALONE)
+    loaders = open_loaders(
+        open_data(root, root, settings(), 3), settings(num_workers=workers), ALONE, batch_size_per_device=4
+    )
     with pytest.raises(ValueError) as failure:
-        list(data.train)
+        list(loaders.train)
     assert describe(failure.value, "0").startswith(
         f"rank 0: ValueError: {root}/masks/0.png: class 7 at row 0, column 0"
     )
@@ -215,14 +218,39 @@ def test_what_is_drawn_depends_on_seed_epoch_and_image_alone(root):
     assert not torch.equal(folder(1)[(2, 4)][1], mask) and not torch.equal(folder(2)[(1, 4)][1], mask)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_loaders_give_stacked_training_masks_and_held_out_masks_in_their_sizes(root, channels):
-    data = open_data(root, root, settings(crop_size=(32, 40), min_scale=0.8, max_scale=1.2), channels, ALONE)
-    [(images, masks)] = list(data.train)
-    assert tuple(images.shape) == (4, channels, 32, 40) and tuple(masks.shape) == (4, 32, 40)
-    batches = list(data.validation)
-    assert [tuple(images.shape) for images, _ in batches] == [(4, channels, 32, 48), (2, channels, 32, 48)]
-    assert sorted(tuple(mask.shape) for _, masks in batches for mask in masks) == [
+@pytest.mark.parametrize(("channels", "micro"), [(1, 4), (3, 2)])
+def test_loaders_give_stacked_training_masks_and_held_out_masks_in_their_sizes(root, channels, micro):
+    data = open_data(root, root, settings(crop_size=(32, 40), min_scale=0.8, max_scale=1.2), channels)
+    loaders = open_loaders(data, settings(), ALONE, batch_size_per_device=micro, views=1)
+    loaders.train_batches.start(1)
+    batches = list(loaders.train)
+    assert len(batches) == loaders.train_batches.accumulation == 4 // micro
+    for (images, masks), draws in zip(batches, loaders.train_batches, strict=True):
+        assert tuple(images.shape) == (micro, channels, 32, 40) and tuple(masks.shape) == (micro, 32, 40)
+        for image, mask, draw in zip(images, masks, draws, strict=True):
+            assert torch.equal(image, data.training[draw][0]) and torch.equal(mask, data.training[draw][1])
+    assert batches[0]._fields == ("images", "masks")
+    held_out = list(loaders.validation)
+    sizes = [(min(micro, 6 - first), channels, 32, 48) for first in range(0, 6, micro)]
+    assert [tuple(images.shape) for images, _ in held_out] == sizes
+    assert sorted(tuple(mask.shape) for _, masks in held_out for mask in masks) == [
         (40 + 8 * number, 60) for number in range(6)
     ]
     assert data.classes == ["0", "1", "2", "3"]
+
+
+def test_image_and_mask_are_each_turned_as_their_file_says(root):
+    """A photo lies on its side in its file, its mask was drawn as a viewer shows it."""
+    image, mask = (Image.open(root / kind / "left/1.png") for kind in ("images", "masks"))
+    image.load(), mask.load()
+    upright = MaskedFolder(root, settings())[(0, 3)]
+    exif = Image.Exif()
+    exif[0x0112] = 8  # a viewer turns it a quarter to the left
+    image.transpose(Image.Transpose.ROTATE_270).save(root / "images/left/1.png", exif=exif)
+    found = MaskedFolder(root, settings())[(0, 3)]
+    assert torch.equal(found[0], upright[0]) and torch.equal(found[1], upright[1])
+    mask.transpose(Image.Transpose.ROTATE_270).save(root / "masks/left/1.png", exif=exif)
+    assert torch.equal(MaskedFolder(root, settings())[(0, 3)][1], upright[1])
+    mask.transpose(Image.Transpose.ROTATE_270).save(root / "masks/left/1.png")
+    with pytest.raises(ValueError, match="1.png is 48 × 60 pixels, its image 1.png 60 × 48, upright as EXIF says"):
+        MaskedFolder(root, settings())[(0, 3)]

@@ -186,11 +186,11 @@ def test_an_encoder_that_cannot_be_used_says_why(name, message):
 
 
 def rebuilt(folder) -> models.Normalized:
-    """A segmenter from the files that a run leaves, as its model.json says."""
-    description = json.loads((folder / "model.json").read_text())
+    """A segmenter from the files that a run leaves, as its config.json says."""
+    description = export.read_description(folder)
     model = segmenter.build(
-        description["name"], description["options"], len(description["classes"]), decoder_channels=description["decoder_channels"]
-    )  # fmt: skip
+        description.name, description.options, len(description.classes), decoder_channels=description.decoder["channels"]
+    )
     model.model.load_state_dict(load_file(folder / "model.safetensors"))
     return model.eval()
 
@@ -199,7 +199,7 @@ def test_a_saved_model_is_built_again_with_the_same_logits(tmp_path):
     options = {**TINY, "in_chans": 1}
     model = segmenter.build("pvt_v2_b0", options, 4, decoder_channels=8).eval()
     export.save(
-        model, tmp_path, name="pvt_v2_b0", options=options, classes=["0", "1", "2", "3"], image_size=(32, 48), decoder_channels=8
+        model, tmp_path, name="pvt_v2_b0", options=options, classes=["0", "1", "2", "3"], image_size=(32, 48), decoder={"channels": 8}
     )  # fmt: skip
     images = torch.randint(0, 256, (2, 1, 32, 48), dtype=torch.uint8)
     with torch.no_grad():

@@ -7,7 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import pytest
-from training.script_settings import ClassifierSettings, DistillationSettings, SegmentationSettings, TrainingSettings
+from training.script_settings import (
+    ClassifierSettings,
+    DistillationSettings,
+    SegmentationSettings,
+    TeacherCacheSettings,
+    TrainingSettings,
+)
 from training.settings import check, convert, read_settings
 
 REQUIRED = {
@@ -89,6 +95,9 @@ WRONG = {
     "epochs": 0, "max_steps": 0, "global_batch_size": 0, "learning_rate": 0, "weight_decay": -1, "warmup_fraction": 1.1, "max_grad_norm": 0,
     "label_smoothing": 1, "images_per_class": 0, "image_size": 7, "min_crop_area": 0, "max_shift_pixels": 500, "max_rotation_degrees": 181,
     "seed": -1, "num_workers": -1, "log_every": 0, "evaluate_every": 0, "temperature": 0, "hard_label_weight": -0.1, "teacher_options": {"a": 1},
+    "batch_size_per_device": 0, "ema_decay": 1, "checkpoint_every": 0, "keep_checkpoints": 0, "process_group_minutes": 0, "mixup": -1, "cutmix": -1,
+    "mix_probability": 1.1, "random_erasing": -0.1, "teacher_loss_weight": -1, "teacher_pretrained": True, "min_teacher_accuracy": 1.1,
+    "dkd_alpha": -1, "dkd_beta": -1, "dist_beta": -1, "dist_gamma": -1, "view_size": 7,
 }  # fmt: skip
 
 WRONG_SEGMENTATION = {
@@ -107,7 +116,7 @@ def test_every_condition_refuses_what_it_says(settings_class, name, value):
 
 def test_every_condition_has_a_case_above():
     common = {name for name, *_ in TrainingSettings().conditions()}
-    assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG)
+    assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {"teacher_cache"}
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION
     )
@@ -121,3 +130,50 @@ def test_a_missing_setting_does_not_hide_the_other_mistakes():
 def test_a_number_that_no_float_holds_is_refused():
     assert check(DistillationSettings, {"student": "x", "learning_rate": 10**400})[1][0][0] == "learning_rate"
     assert check(DistillationSettings, {"student": "x", "temperature": float("inf")})[1][0][0] == "temperature"
+
+
+def test_a_group_of_settings_tells_each_of_its_mistakes_by_its_full_name():
+    made, problems = check(
+        DistillationSettings, {"student": "x", "teacher_cache": {"views": 0, "topk": 5, "precision": "bf16"}}
+    )
+    assert made is None
+    assert {name: valid for name, _, valid in problems} == {
+        "teacher_cache.views": "at least 1",
+        "teacher_cache.topk": "views, top_k, where, precision",
+        "teacher_cache.precision": "one of fp16, fp32",
+    }
+    made, problems = check(DistillationSettings, {"student": "x", "teacher_cache": 5})
+    assert made is None and [problem[0] for problem in problems] == ["teacher_cache"]
+    assert "a mapping with views, top_k, where, precision" in problems[0][2]
+
+
+@pytest.mark.parametrize("value", [{"views": 3}, '{"views": "3"}'])
+def test_a_group_of_settings_comes_as_a_mapping_or_as_its_json(value):
+    made, problems = check(DistillationSettings, {"student": "x", "teacher_cache": value})
+    assert problems == [] and made.teacher_cache == TeacherCacheSettings(views=3)
+
+
+def test_a_cache_without_a_teacher_is_refused():
+    made, problems = check(
+        DistillationSettings, {"student": "x", "hard_label_weight": 1, "teacher_cache": {"views": 1}}
+    )
+    assert made is None and [problem[0] for problem in problems] == ["teacher_cache"]
+
+
+@pytest.mark.parametrize(
+    ("values", "channels"),
+    [
+        ({}, ["train", "validation", "teacher"]),
+        ({"hard_label_weight": 1}, ["train", "validation"]),
+        ({"hard_label_weight": 1, "teacher_loss_weight": 2}, ["train", "validation", "teacher"]),
+        ({"teacher": "resnet18", "teacher_pretrained": True}, ["train", "validation"]),
+        ({"teacher_cache": {"views": 1, "where": "channel:kept"}}, ["train", "validation", "teacher", "kept"]),
+        ({"teacher_cache": {"views": 1, "where": "/opt/ml/kept"}}, ["train", "validation", "teacher"]),
+    ],
+)
+def test_the_channels_that_distillation_needs_follow_from_its_settings(values, channels):
+    assert DistillationSettings(student="x", **settings_of(values)).channels() == channels
+
+
+def settings_of(values: dict) -> dict:
+    return {name: TeacherCacheSettings(**value) if name == "teacher_cache" else value for name, value in values.items()}

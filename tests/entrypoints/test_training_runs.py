@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file
+from training import models, teacher
+from training.data.batches import open_loaders
+from training.distributed import World
 
 import launcher
 from launcher.prepare import prepare
 from tests.conftest import ROOT, assert_nothing_left, wait_until
 
+ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "in_chans": 1}
 FAST = {"image_size": 16, "global_batch_size": 32, "max_steps": 6, "log_every": 2}
 
@@ -58,8 +63,10 @@ def test_a_teacher_is_trained_and_distilled_through_runs(digits):
     for metric in lines:
         assert metric["loss"] == pytest.approx(0.5 * metric["label_loss"] + 0.5 * metric["teacher_loss"], rel=1e-5)
     assert [metric["step"] for metric in lines] == [2, 4, 6]
-    description = json.loads((student.folder.host("algo-1") / "model/model.json").read_text())
-    assert description["classes"] == [str(digit) for digit in range(10)] and description["image_size"] == 16
+    loaded = timm.create_model(f"local-dir:{student.folder.host('algo-1') / 'model'}", pretrained=True)
+    assert all(torch.equal(value, weights(student)[name]) for name, value in loaded.state_dict().items())
+    assert loaded.pretrained_cfg["label_names"] == [str(digit) for digit in range(10)]
+    assert timm.data.resolve_model_data_config(loaded)["input_size"] == (1, 16, 16)
 
 
 def test_two_hosts_train_the_same_model_as_one(digits):
@@ -105,9 +112,7 @@ def test_stopping_real_training_on_two_hosts_leaves_a_model_and_a_stopped_run(di
 
 def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
     """Three steps by hand, on the batches that the loop draws, give the run's weights."""
-    from training import models
     from training.data.folders import open_data
-    from training.distributed import World
     from training.script_settings import ClassifierSettings
 
     values = {
@@ -122,15 +127,14 @@ def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
     run = finished(classifier(digits, hyperparameters=values))
     settings = ClassifierSettings(model="vit_tiny_patch16_224", model_options=TINY, **values)
     torch.manual_seed(4)
-    alone = World(0, 1, 0, torch.device("cpu"), "none", "test")
-    data = open_data(digits / "train", digits / "validation", settings, 1, alone)
+    data = open_data(digits / "train", digits / "validation", settings, 1)
+    loaders = open_loaders(data, settings, ALONE, batch_size_per_device=settings.global_batch_size)
     model = models.build(settings.model, TINY, 10)
-    data.train_batches.epoch = 1
     first, second = ({}, {})
     factors = (1 / 2, 1.0, 0.5)  # one step of warm-up, then a cosine over two
-    for step, (images, labels) in zip(range(1, 4), data.train, strict=False):
+    for step, batch in zip(range(1, 4), loaders.train, strict=False):
         model.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        torch.nn.functional.cross_entropy(model(batch.images), batch.labels).backward()
         named = dict(model.model.named_parameters())
         norm = torch.sqrt(sum((parameter.grad**2).sum() for parameter in named.values()))
         rate = 0.02 * factors[step - 1]
@@ -151,9 +155,7 @@ def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
 
 def test_the_teachers_part_of_the_loss_is_the_one_of_its_temperature(digits):
     """At the first step the student is as it was built, so its loss can be worked out from both models."""
-    from training import models, teacher
     from training.data.folders import open_data
-    from training.distributed import World
     from training.losses import label_cross_entropy, temperature_kl
     from training.script_settings import DistillationSettings
 
@@ -177,16 +179,12 @@ def test_the_teachers_part_of_the_loss_is_the_one_of_its_temperature(digits):
     )
     settings = DistillationSettings(**job_values)
     torch.manual_seed(0)
-    alone = World(0, 1, 0, torch.device("cpu"), "none", "test")
-    data = open_data(digits / "train", digits / "validation", settings, 1, alone)
+    data = open_data(digits / "train", digits / "validation", settings, 1)
     student = models.build(settings.student, TINY, 10)
     frozen = teacher.load(source.folder.host("algo-1") / "model", data.classes, channels=1, image_size=16)
-    data.train_batches.epoch = 1
-    images, labels = next(iter(data.train))
-    hard, soft = (
-        label_cross_entropy(student(images), labels, 0.1).item(),
-        temperature_kl(student(images), frozen(images), 3).item(),
-    )
+    batch = next(iter(open_loaders(data, settings, ALONE, batch_size_per_device=32).train))
+    hard = label_cross_entropy(student(batch.images), batch.labels, smoothing=0.1).item()
+    soft = temperature_kl(student(batch.images), frozen(batch.images), 3).item()
     [metric] = [metric for metric in run.metrics() if "loss" in metric]
     assert (metric["label_loss"], metric["teacher_loss"]) == pytest.approx((hard, soft), rel=1e-4)
     assert metric["loss"] == pytest.approx(0.25 * hard + 0.75 * soft, rel=1e-4)
@@ -206,7 +204,7 @@ def test_labels_alone_need_no_teacher(digits):
         ({"model": "vit_tny"}, "ValueError: timm 1.0"),
         (
             {"global_batch_size": 5000},
-            "ValueError: 1347 training images make no batch of 5000: lower global_batch_size",
+            "ValueError: 1347 training images make no batch of global_batch_size 5000: lower it to 1347 or less",
         ),
     ],
 )
@@ -219,11 +217,10 @@ def test_a_failing_script_says_what_is_wrong_first(digits, hyperparameters, expe
 
 def test_metric_lines_match_their_numbers(digits):
     run = finished(classifier(digits))
-    written = [{name: value for name, value in metric.items() if name != "rank"} for metric in run.metrics()]
-    read = [metric.values for metric in run.progress()]
-    assert len(written) == len(read) == 4
+    written, read = run.metrics(), [metric.values for metric in run.progress()]
+    assert len(written) == len(read) == 5  # three steps, an evaluation, a checkpoint
     for exact, shown in zip(written, read, strict=True):
-        assert shown == pytest.approx(exact, rel=1e-3, abs=1e-4)
+        assert shown == pytest.approx({name: exact[name] for name in shown}, rel=1e-3, abs=1e-4)
 
 
 def test_the_scripts_run_in_a_plain_shell_too(digits, tmp_path):
@@ -247,3 +244,90 @@ def test_the_scripts_run_in_a_plain_shell_too(digits, tmp_path):
     assert (tmp_path / "output/model/model.safetensors").is_file() and (
         tmp_path / "output/data/algo-1/result.json"
     ).is_file()
+
+
+STUDENT = {"student": "vit_tiny_patch16_224", "student_options": {**TINY, "embed_dim": 12, "num_heads": 1}}
+FEW = {"images_per_class": 8, "global_batch_size": 16, "epochs": 2, "max_steps": None, "log_every": 1}
+"""Five steps an epoch."""
+
+
+@pytest.fixture(scope="module")
+def taught(digits, tmp_path_factory):
+    """A teacher's model as a run leaves it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAUNCHER_RUNS", str(tmp_path_factory.mktemp("teachers")))
+        run = finished(classifier(digits, hyperparameters={"max_steps": 60, "learning_rate": 0.01}))
+        return run.folder.host("algo-1") / "model"
+
+
+def distilled(digits, teacher_folder, *, hosts: int = 1, **hyperparameters) -> launcher.Run:
+    spread = {"distribution": "torchrun", "compute": {"instance_count": hosts}} if hosts > 1 else {}
+    inputs = {"teacher": {"folder": str(teacher_folder)}}
+    return finished(job(digits, "train_kd.py", {**STUDENT, **FEW, **hyperparameters}, inputs=inputs, **spread))
+
+
+def curve(run: launcher.Run, name: str = "loss") -> dict[int, float]:
+    return {metric["step"]: metric[name] for metric in run.metrics() if name in metric}
+
+
+def test_a_cache_with_a_view_for_each_epoch_trains_what_the_teacher_itself_would(digits, taught):
+    values = {"max_shift_pixels": 2, "mixup": 0.8, "cutmix": 1.0}
+    online = distilled(digits, taught, **values)
+    exact = distilled(digits, taught, **values, teacher_cache={"views": 2, "top_k": None, "precision": "fp32"})
+    kept = distilled(digits, taught, **values, teacher_cache={"views": 2, "top_k": None})
+    assert curve(exact) == curve(online)
+    assert all(torch.equal(value, weights(exact)[name]) for name, value in weights(online).items())
+    assert curve(kept) == pytest.approx(curve(online), rel=1e-3)
+
+
+def test_a_kept_view_needs_no_teacher_when_it_is_drawn_again(digits, taught):
+    run = distilled(digits, taught, epochs=3, max_shift_pixels=2, teacher_cache={"views": 1, "top_k": 3})
+    shares = curve(run, "teacher_share")
+    first, later = (sum(shares[step] for step in steps) for steps in (range(2, 6), range(7, 16)))
+    assert later / 9 < first / 4 / 2
+    folder = run.folder.host("algo-1") / "checkpoints/teacher_cache"
+    said = next(line for _, line in run.logs() if line.startswith("teacher cache"))
+    assert f"{(folder / 'view-0001.bin').stat().st_size // 80} bytes each" in said
+
+
+def test_two_hosts_fill_a_cache_and_train_as_one_host_does(digits, taught):
+    values = {"teacher_cache": {"views": 1, "top_k": None, "precision": "fp32"}, "max_grad_norm": None}
+    one, two = distilled(digits, taught, **values), distilled(digits, taught, hosts=2, **values)
+    assert curve(two) == pytest.approx(curve(one), rel=1e-4)
+    caches = [
+        (two.folder.host(host) / "checkpoints/teacher_cache/view-0001.bin").read_bytes()
+        for host in ("algo-1", "algo-2")
+    ]
+    assert caches[0] == caches[1]
+
+
+def test_every_lever_together_trains_on_two_hosts(digits, taught):
+    run = distilled(
+        digits, taught, hosts=2, precision="bf16", zero=True, ema_decay=0.9, batch_size_per_device=4, static_graph=True,
+        gradient_compression="bf16", method="dkd", standardize_logits=True, mixup=0.8, random_erasing=0.5, channels_last=True,
+    )  # fmt: skip
+    assert {"dkd_target", "dkd_nontarget", "label_loss", "teacher_loss"} <= set(run.metrics()[0])
+    said = "\n".join(line for _, line in run.logs())
+    for words in ("zero saves", "precision bf16 saves", "teacher_precision bf16 saves", "parameters in bf16, frozen"):
+        assert words in said
+    assert 0 < run.result()["validation_accuracy"] < 1 and "teacher_top1_agreement" in run.result()
+
+
+def test_several_teachers_are_one_that_is_measured_first(digits, taught, tmp_path):
+    import shutil
+
+    for name in ("first", "second"):
+        shutil.copytree(taught, tmp_path / "both" / name)
+    run = distilled(digits, tmp_path / "both", min_teacher_accuracy=0.3, epochs=1)
+    assert run.result()["teacher"]["model"].count("vit_tiny_patch16_224") == 2
+    alone = distilled(digits, taught, epochs=1)
+    assert curve(run) == pytest.approx(curve(alone), rel=1e-5), "the mean of a model with itself is the model"
+
+
+def test_a_teacher_that_knows_too_little_is_refused_before_the_first_step(digits, taught):
+    inputs = {"teacher": {"folder": str(taught)}}
+    run = launcher.run(
+        launcher.plan(job(digits, "train_kd.py", {**STUDENT, **FEW, "min_teacher_accuracy": 1}, inputs=inputs))
+    )
+    assert run.wait(90) == "Failed"
+    assert "min_teacher_accuracy" in run.outcome()["failure"] and curve(run) == {}

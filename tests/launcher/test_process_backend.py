@@ -235,8 +235,8 @@ def test_detaching_later_works_too(script_job):
     assert run.wait(60) == "Completed"
 
 
-def by_role(run: launcher.Run) -> dict[str, list[psutil.Process]]:
-    """A run's processes: supervisor, shims, agents (torchrun) and workers."""
+def by_role(run: launcher.Run | Path) -> dict[str, list[psutil.Process]]:
+    """The processes of a run, or of one host's folder: supervisor, shims, agents (torchrun) and workers."""
     roles: dict[str, list[psutil.Process]] = {"supervisor": [], "shim": [], "agent": [], "worker": []}
     for process in processes_of(run):
         command = " ".join(process.cmdline())
@@ -288,9 +288,12 @@ def test_a_run_is_never_seen_as_failed_before_it_is(script_job):
     """Another process looks all the time, from before the run can be found until it is over."""
     watch = "import launcher\nseen = set()\nwhile 'Completed' not in seen:\n    seen |= {run.state for run in launcher.runs()}\nprint(sorted(seen))"
     watcher = subprocess.Popen([sys.executable, "-c", watch], stdout=subprocess.PIPE, text=True)
-    run = launcher.run(launcher.plan(script_job("print(1)")))
-    assert run.wait(60) == "Completed"
-    assert watcher.communicate(timeout=30)[0].strip() == "['Completed', 'InProgress']"
+    try:
+        run = launcher.run(launcher.plan(script_job("print(1)")))
+        assert run.wait(60) == "Completed"
+        assert watcher.communicate(timeout=30)[0].strip() == "['Completed', 'InProgress']"
+    finally:
+        watcher.kill()
 
 
 def test_a_secret_reaches_the_script_and_no_file(script_job):
@@ -324,10 +327,20 @@ def test_odd_outputs_cost_neither_the_record_nor_the_store(script_job):
 
 
 def test_a_failure_before_the_stop_stays_a_failure(script_job):
-    text = "import os, time\nif os.environ['SM_CURRENT_HOST'].endswith('2'): raise SystemExit(42)\ntime.sleep(100)"
+    text = """
+    import os, pathlib, time
+    output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"])
+    (output / "ready-0").touch()
+    while not (output / "fail").exists():
+        time.sleep(0.1)
+    raise SystemExit(42)
+    """
     run = launcher.run(launcher.plan(script_job(text, **TWO_HOSTS)))
-    wait_until(lambda: (run.folder.host("algo-2") / "output/failure").exists())
-    time.sleep(1)
+    wait_for_ready(run, 2)
+    host = run.folder.host("algo-2")
+    [shim] = by_role(host)["shim"]
+    (host / "output/data/fail").touch()
+    shim.wait(60)  # it is gone when the supervisor has asked how it ended
     run.stop()
     assert run.wait(60) == "Failed" and run.outcome()["exit_code"] == 42
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +16,8 @@ import launcher
 from launcher import records
 from launcher.backends import compose, docker, docker_engine, local_mode
 from launcher.findings import UserError
+from launcher.job import Input
+from tests.conftest import ROOT
 
 FOLDER = Path("/runs/it's $1/test-run")
 
@@ -178,6 +183,7 @@ def test_the_plan_shows_every_difference_with_its_reason(script_job):
         plan = launcher.plan(script_job("print(1)"), on=backend)
         differences = launcher.backends.get(backend).DIFFERENCES
         assert differences and all(f"    {name}: {why}" in str(plan) for name, why in differences.items())
+        assert json.loads(plan.to_json())["differences"] == differences
 
 
 def test_data_that_lies_on_sagemakers_side_needs_a_folder_and_the_plan_says_so(script_job):
@@ -242,6 +248,45 @@ def test_the_sdks_local_mode_takes_every_job_and_sends_what_the_plan_shows(scrip
     started = []
     local_mode.fit(plan, plan.source, lambda: started.append(plan.name))
     assert started == [plan.name]
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_configs_hyperparameters_reach_the_container_as_the_plan_shows_them(tmp_path, monkeypatch, config, smoke):
+    (tmp_path / "data").touch()
+    job = launcher.load(config, smoke=smoke)
+    job = job.model_copy(update={"inputs": {name: Input(folder=str(tmp_path)) for name in job.inputs}})
+    plan = launcher.plan(job, on="docker")
+    assert not plan.errors
+    seen = []
+    monkeypatch.setattr(local_mode.Containers, "train", lambda _, inputs, output, given, *others: seen.append(given))
+    local_mode.fit(plan, plan.source, lambda: None)
+    [sent] = seen
+    corrected = {"sagemaker_submit_directory": '"/opt/ml/code"', "sagemaker_program": f'"{job.script}"'}
+    assert sent | corrected == plan.hyperparameters
+    assert job.hyperparameters == {name: json.loads(plan.hyperparameters[name]) for name in job.hyperparameters}
+
+
+def test_nothing_is_asked_at_ec2s_address_without_credentials(tmp_path):
+    """The SDK makes sessions of its own, when it is imported and in every estimator: a fresh process shows both."""
+    code = """
+    import socket
+    def connect(_, address):
+        raise SystemExit(f"asked {address}")
+    socket.socket.connect = connect
+    import boto3, launcher
+    job = launcher.load("configs/kt_food_tag.yaml")
+    estimator, inputs = launcher.plan(job, on="aws").estimator(boto3.Session("a", "b", region_name=job.region))
+    assert boto3.DEFAULT_SESSION is None and "AWS_EC2_METADATA_DISABLED" not in __import__("os").environ
+    from launcher.backends import local_mode
+    print(type(estimator).__name__)
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment |= {"AWS_CONFIG_FILE": str(tmp_path / "none"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["PyTorch"]), done.stderr
 
 
 def test_a_script_below_the_source_folder_is_found_too(tmp_path):

@@ -1,15 +1,30 @@
-"""The same job as processes and in containers: what the script sees and leaves is the same, but for what each backend declares."""
+"""The same job as processes, through SageMaker's far side and in containers: a script sees the same, but for what is declared.
+
+LAUNCHER_TEST_DOCKER=1 adds the containers.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import tarfile
+from collections.abc import Mapping
 
 import pytest
 
 import launcher
+from launcher.aws import session
 from launcher.backends import docker, process
-from tests.local_mode.conftest import wait_for_state
+from launcher.emulator import Emulator
+from launcher.emulator import hosts as emulated
+from tests.conftest import WITH_DOCKER
+from tests.local_mode.conftest import IMAGE, wait_for_state
+
+DECLARED: dict[str, Mapping[str, str]] = {"process": process.DIFFERENCES, "aws": emulated.DIFFERENCES}
+"""Backend -> what differs there from SageMaker; for aws it is the emulator that differs."""
+if WITH_DOCKER:
+    DECLARED["docker"] = docker.DIFFERENCES
 
 SEEN = """
     import json, os, pathlib, sys
@@ -18,9 +33,9 @@ SEEN = """
     seen = {
         "arguments": sys.argv[1:],
         "environment": dict(os.environ),
-        "config": {file.name: json.loads(file.read_text()) for file in sorted(config.iterdir())},
+        "config": {file.name: json.loads(file.read_text()) for file in sorted(config.iterdir()) if file.suffix == ".json"},
         "channels": {name: sorted(os.listdir(f"/{config}/../data/{name}")) for name in json.loads(os.environ["SM_CHANNELS"])},
-        "folder": os.getcwd(), "code": sorted(os.listdir(os.environ["SM_MODULE_DIR"])),
+        "code": sorted(os.listdir()), "base": str(config.parents[1]),
     }
     output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], os.environ["SM_CURRENT_HOST"])
     output.mkdir(exist_ok=True)
@@ -37,104 +52,130 @@ SEEN = """
 """
 
 OF_THE_SHELL = {
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "TZ",
-    "TMPDIR",
-    "HOSTNAME",
-    "PWD",
-    "OLDPWD",
-    "SHLVL",
-    "_",
-}
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "HOSTNAME", "PWD", "OLDPWD"),
+    *("SHLVL", "_", "no_proxy", "LD_LIBRARY_PATH", "CUDA_HOME", "PYTHONPATH", "PYTHONIOENCODING", "SM_DLC_TORCH_VERSION"),
+}  # fmt: skip
 """Variables that no backend promises: they are the image's, or this shell's."""
-
-OF_THE_IMAGE = {"PYTHONIOENCODING", "SM_DLC_TORCH_VERSION", "LD_LIBRARY_PATH", "CUDA_HOME", "PYTHONPATH"}
 
 OF_A_RUN = re.compile(r"TORCHELASTIC_\w+")
 """Set by torchrun for this one run."""
 
+NESTED = {
+    "network_interface_name": "SM_NETWORK_INTERFACE_NAME",
+    "current_instance_type": "SM_CURRENT_INSTANCE_TYPE",
+    "instance_type": "SM_CURRENT_INSTANCE_TYPE",
+    "sagemaker_instance_type": "SM_CURRENT_INSTANCE_TYPE",
+    "sagemaker_region": "SAGEMAKER_REGION",
+    "sagemaker_submit_directory": "SM_MODULE_DIR",
+    "module_dir": "SM_MODULE_DIR",
+}
+"""Where the value of a variable stands in other variables and files: a key there -> the variable, by which it is declared."""
 
-def seen_by(run: launcher.Run, host: str, rank: int) -> dict:
-    [file] = (run.folder.host(host) / "output/data").glob(f"*/seen-{rank}.json")
-    text = file.read_text().replace(str(run.folder.host(host)), "/opt/ml").replace(run.name, "RUN")
-    for number in (1, 2):  # the declared names of hosts
-        text = text.replace(f"127.0.0.{number}", f"algo-{number}")
-    return json.loads(text)
+REGION, BUCKET = "us-west-2", "amzn-s3-demo-bucket"
+ROLE = "arn:aws:iam::123456789012:role/SageMakerTraining"
+
+
+@pytest.fixture
+def far_side(tmp_path, monkeypatch):
+    """SageMaker's far side, and this process as its client."""
+    with Emulator(tmp_path / "far side") as emulator:
+        emulator.add_bucket(BUCKET, REGION)
+        emulator.add_role(ROLE)
+        emulator.set_quota("ml.m5.xlarge for training job usage", 2, REGION)
+        for name, value in emulator.environment.items():
+            monkeypatch.setenv(name, value)
+        session.forget_clients()
+        yield emulator
+    session.forget_clients()
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_the_same_job_gives_the_same_script_the_same(docker_job, tmp_path, monkeypatch, hosts):
-    for name in list(process.local_hosts.PASSED_ON):
+def test_the_same_job_gives_the_same_script_the_same(far_side, script_job, request, tmp_path, monkeypatch, hosts):
+    if WITH_DOCKER:
+        request.getfixturevalue("engine")
+        monkeypatch.setattr(docker, "IMAGE", IMAGE)
+    for name in (*process.local_hosts.PASSED_ON, "OMP_NUM_THREADS"):
         if name not in ("PATH", "HOME"):
             monkeypatch.delenv(name, raising=False)
     data = tmp_path / "data"
     data.mkdir()
     (data / "image.txt").write_text("pixels")
-    job = docker_job(
+    job = script_job(
         SEEN,
         inputs={"train": {"folder": str(data)}, "weights": {"file": str(data / "image.txt")}},
         environment={"MINE": "it's; $HOME"},
         hyperparameters={"a": 1, "name": "it's", "table": {"x": [1, None]}, "none": None, "rate": 0.1, "deep": True},
-        **(
-            {"distribution": "torchrun", "compute": {"instance_count": 2, "processes_per_host": 2}}
-            if hosts == 2
-            else {}
-        ),
-    )
-    plans = {name: launcher.plan(job, on=name) for name in ("process", "docker")}
+        distribution="torchrun" if hosts == 2 else "none",
+        compute={"instance_type": "ml.m5.xlarge", "instance_count": hosts, "processes_per_host": 2 if hosts == 2 else None},
+        role=ROLE, region=REGION, output=f"s3://{BUCKET}/runs", image={"framework_version": "2.8.0", "python": "py312"},
+    )  # fmt: skip
+    plans = {name: launcher.plan(job, on=name) for name in DECLARED}
     runs = {name: launcher.run(plan) for name, plan in plans.items()}
     for run in runs.values():
-        wait_for_state(run, "Completed", 120)
-    declared = {*process.DIFFERENCES, *docker.DIFFERENCES}
-    for index in range(hosts):
-        host = f"algo-{index + 1}"
-        for rank in range(2 * index, 2 * index + 2) if hosts == 2 else [0]:
-            one, two = (seen_by(runs[name], host, rank) for name in ("process", "docker"))
-            for key in ("arguments", "channels", "folder", "code"):
-                assert one[key] == two[key], key
-            assert one["arguments"][:2] == ["-a", "1"]
-            for name, config in one["config"].items():
-                assert _without_declared(config) == _without_declared(two["config"][name]), name
-            differing = {
-                name
-                for name in one["environment"].keys() | two["environment"].keys()
-                if _comparable(one["environment"].get(name)) != _comparable(two["environment"].get(name))
-            }
-            differing -= OF_THE_SHELL | OF_THE_IMAGE | declared
-            assert {name for name in differing if not OF_A_RUN.fullmatch(name)} == set(), {
-                name: (one["environment"].get(name), two["environment"].get(name)) for name in differing
-            }
-    assert runs["process"].result() == runs["docker"].result() == {"accuracy": 0.5}
-    assert runs["process"].metrics() == runs["docker"].metrics() == [{"step": 1, "loss": 2.0}]
-    assert set(runs["process"].artifacts()) == set(runs["docker"].artifacts())
-    for name, plan in plans.items():  # and each plan showed the command that ran
-        lines = [line for host, line in runs[name].logs() if host == "algo-1" and line]
+        wait_for_state(run, "Completed", 150)
+    for one, other in itertools.combinations(DECLARED, 2):
+        for rank in range(2 * hosts) if hosts == 2 else [0]:
+            compare(Seen(runs[one], rank), Seen(runs[other], rank), DECLARED[one], DECLARED[other])
+    for name, run in runs.items():
+        assert run.result() == {"accuracy": 0.5}
+        assert run.metrics() == [{"step": 1, "loss": 2.0}]
+        with tarfile.open(run.folder.model) as model:
+            assert model.getnames() == ["weights"]
+        lines = [line for host, line in run.logs() if host == "algo-1" and line]
         ran = lines[lines.index("Invoking script with the following command:") + 1]
-        shown = " ".join(plan.hosts[0].command)
-        assert re.sub(r"^\S*python\S*|--master_port \S+", "", ran) == re.sub(
-            r"^\S*python\S*|--master_port (<free port>|\S+)", "", shown
-        )
-    commands = [re.sub(r"127\.0\.0\.(\d)", r"algo-\1", " ".join(plan.hosts[-1].command)) for plan in plans.values()]
-    one, two = (re.sub(r"^\S*python\S*|--master_port (<free port>|\S+)", "", command) for command in commands)
-    assert one == two
+        assert _same_on_all(ran) == _same_on_all(" ".join(plans[name].hosts[0].command)), "and the plan showed it"
+    for number in range(hosts):
+        assert len({_same_on_all(" ".join(plan.hosts[number].command)) for plan in plans.values()}) == 1
 
 
-def _comparable(value: str | None) -> object:
-    """Nested settings, without what is declared to differ inside of them."""
+class Seen:
+    """What one rank's script saw of a run, with the names of folders, runs and hosts that are the same on all backends."""
+
+    def __init__(self, run: launcher.Run, rank: int):
+        [file] = run.folder.path.rglob(f"output/data/*/seen-{rank}.json")
+        text = file.read_text()
+        self.raw = json.loads(text)["environment"]
+        text = text.replace(json.loads(text)["base"], "/opt/ml").replace(run.name, "RUN")
+        seen = json.loads(re.sub(r"127\.0\.0\.(\d)", r"algo-\1", text))
+        self.environment, self.config = seen.pop("environment"), seen.pop("config")
+        self.rest = seen
+
+
+def compare(one: Seen, other: Seen, of_one: Mapping[str, str], of_other: Mapping[str, str]) -> None:
+    """What differs is declared by one of the two, and what only one of them declares does differ."""
+    declared = {*of_one, *of_other}
+    assert one.rest == other.rest and one.rest["arguments"][:2] == ["-a", "1"]
+    assert {name: _without(declared, config) for name, config in one.config.items()} == {
+        name: _without(declared, config) for name, config in other.config.items()
+    }
+    names = {name for name in {*one.raw, *other.raw} - OF_THE_SHELL if not OF_A_RUN.fullmatch(name)}
+    values = {name: (one.environment.get(name), other.environment.get(name)) for name in names - declared}
+    undeclared = {
+        name: pair for name, pair in values.items() if _comparable(declared, pair[0]) != _comparable(declared, pair[1])
+    }
+    assert undeclared == {}
+    for name in ({*of_one} ^ {*of_other}) & names:
+        assert one.raw.get(name) != other.raw.get(name), f"{name} is declared to differ"
+
+
+def _comparable(declared: set[str], value: str | None) -> object:
+    """A variable's value, or the JSON in it without what is declared."""
     try:
-        return _without_declared(json.loads(value or ""))
+        return _without(declared, json.loads(value or ""))
     except ValueError:
         return value
 
 
-def _without_declared(value: object) -> object:
+def _without(declared: set[str], value: object) -> object:
     if isinstance(value, dict):
-        names = ("network_interface_name", "sagemaker_submit_directory", "sagemaker_region")
-        return {key: _without_declared(item) for key, item in value.items() if key not in names}
-    return [_without_declared(item) for item in value] if isinstance(value, list) else value
+        return {key: _without(declared, item) for key, item in value.items() if NESTED.get(key) not in declared}
+    return [_without(declared, item) for item in value] if isinstance(value, list) else value
+
+
+def _same_on_all(command: str) -> str:
+    """A command without its Python, its port and its hosts' addresses.
+
+    The toolkit of today writes `--` before a script that it starts without a launcher; those in AWS's older images do not.
+    """
+    without = re.sub(r"^\S*python[\d.]*( --)?|--master_port (<free port>|\d+)", "", command)
+    return re.sub(r"127\.0\.0\.(\d)", r"algo-\1", without)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
-from training.data.batches import Data, Draw, load_batches
-from training.distributed import World
+from training.data.batches import Data, Draw
+from training.data.decoding import as_pixels, read_image, upright
 from training.script_settings import SegmentationSettings
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
@@ -67,11 +68,20 @@ class Variation:
         return image, mask
 
 
+class MaskedBatch(NamedTuple):
+    """Training images, each with its mask."""
+
+    images: torch.Tensor
+    """uint8 (batch, channels, height, width)."""
+    masks: torch.Tensor
+    """uint8 (batch, height, width), class numbers, or `ignore_index`."""
+
+
 class MaskedFolder(Dataset):
     """Images of a folder, each with its mask.
 
-    Indexed by (epoch, number); gives a uint8 image (channels, height, width) and its uint8 mask: varied and (height, width)
-    with a variation, else as the file has it. What is drawn for an image depends on the seed, the epoch and its number alone.
+    Indexed by (view, number); gives a uint8 image (channels, height, width) and its uint8 mask: varied and (height, width)
+    with a variation, else as the file has it. What is drawn for an image depends on the seed, the view and its number alone.
     """
 
     def __init__(
@@ -84,7 +94,7 @@ class MaskedFolder(Dataset):
         return len(self.pairs)
 
     def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
-        epoch, number = draw
+        view, number = draw
         settings = self.settings
         image_file, mask_file = self.pairs[number]
         image = read_image(image_file, self.channels)
@@ -92,36 +102,39 @@ class MaskedFolder(Dataset):
         if image.size != mask.size:
             raise ValueError(
                 f"{mask_file} is {mask.width} × {mask.height} pixels, its image {image_file.name} {image.width} × "
-                f"{image.height}: a mask has a pixel for each of its image's"
+                f"{image.height}, upright as EXIF says: a mask has a pixel for each of its image's"
             )
         if self.variation is None:
             image = image.resize(settings.image_size[::-1], Image.Resampling.BILINEAR)
         else:
-            chance = random.Random(f"{settings.seed}/{epoch}/{number}")
+            chance = random.Random(f"{settings.seed}/{view}/{number}")
             image, mask = self.variation(image, mask, settings.image_size, settings.ignore_index, chance)
-        pixels = np.array(image, dtype=np.uint8).reshape(image.height, image.width, self.channels)
-        return torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(np.array(mask))
+        return torch.from_numpy(as_pixels(image)), torch.from_numpy(np.array(mask))
 
 
-def open_data(train: Path, validation: Path, settings: SegmentationSettings, channels: int, world: World) -> Data:
-    """Loaders over the channels `train` and `validation`, whose masks stay in their own sizes.
+def open_data(train: Path, validation: Path, settings: SegmentationSettings, channels: int) -> Data:
+    """The images of the channels `train` and `validation`, whose masks there stay in their own sizes.
 
     Args:
         channels: 1 for grey, 3 for colour.
 
     Raises:
-        ValueError: there are no images, one lacks its mask, or there are too few for one batch.
+        ValueError: there are no images, or one lacks its mask.
     """
     crop_size = settings.crop_size or settings.image_size
     variation = Variation(crop_size, settings.min_scale, settings.max_scale, settings.horizontal_flip)
-    return load_batches(
+    return Data(
         [str(number) for number in range(settings.classes)],
         MaskedFolder(train, settings, channels, variation),
         MaskedFolder(validation, settings, channels),
-        settings,
-        world,
-        collate_held_out=stack_images,
+        collate_masked,
+        stack_images,
     )
+
+
+def collate_masked(items: list[tuple[torch.Tensor, torch.Tensor]]) -> MaskedBatch:
+    """One batch of several varied images and masks."""
+    return MaskedBatch(*default_collate(items))
 
 
 def stack_images(items: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -156,19 +169,6 @@ def pair_up(root: Path) -> list[tuple[Path, Path]]:
     return [(files[0], masks[stem][0]) for stem, files in sorted(images.items())]
 
 
-def read_image(file: Path, channels: int) -> Image.Image:
-    """An image of one or three channels.
-
-    Raises:
-        ValueError: the file is no image, or is cut short.
-    """
-    try:
-        with Image.open(file) as opened:
-            return opened.convert("L" if channels == 1 else "RGB")
-    except (OSError, SyntaxError) as error:  # the second is Pillow's for a broken PNG
-        raise ValueError(f"{file} cannot be read as an image: {error}") from error
-
-
 def read_mask(file: Path, classes: int, ignore_index: int) -> Image.Image:
     """A mask of 8 bits a pixel.
 
@@ -178,9 +178,9 @@ def read_mask(file: Path, classes: int, ignore_index: int) -> Image.Image:
     try:
         with Image.open(file) as opened:
             stored = opened.tile[0][3] if opened.tile else ""
-            mode, mask = opened.mode, np.array(opened)
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"{file} cannot be read as a mask: {error}") from error
+            mode, mask = opened.mode, np.array(upright(opened, opened))
+    except Exception as error:  # as for images, see decoding.read_image
+        raise ValueError(f"{file} cannot be read as a mask: {error or type(error).__name__}") from error
     if mode not in MASK_MODES or stored in STRETCHED:
         kind = f"grey of {stored[-1]} bits" if stored in STRETCHED else f"{mode} pixels"
         raise ValueError(

@@ -1,0 +1,144 @@
+"""Distillation as a task of the training loop: a student that learns from labels and from a frozen teacher's logits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from training import memory
+from training.data.batches import Data, LabelledBatch, TrainingBatches, view_of
+from training.distributed import World
+from training.environment import Environment
+from training.losses import distillation_loss, label_cross_entropy
+from training.memory import Footprint
+from training.script_settings import DistillationSettings
+from training.teacher import Teacher
+from training.teacher_cache import TeacherCache
+from training.timeline import Timeline
+
+
+class Distillation:
+    """`hard_label_weight` × cross-entropy with the labels + `teacher_weight` × the teacher's part, on one view for both models."""
+
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: Teacher | None,
+        cache: TeacherCache | None,
+        settings: DistillationSettings,
+        timeline: Timeline,
+    ):
+        """
+        Args:
+            student: as TrainingState.trained has it.
+            teacher: None: labels alone.
+            cache: keeps the teacher's logits; None: the teacher runs on every step.
+        """
+        self.student, self.teacher, self.cache = student, teacher, cache
+        self.settings, self.timeline = settings, timeline
+
+    def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
+        """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
+        if self.cache is not None:
+            complete = self.cache.begin_epoch(view_of(epoch, batches.views), batches.numbers(epoch))
+            if complete:
+                self.teacher.to(torch.device("cpu"))
+
+    def __call__(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
+        """The losses of a micro-batch on the student's device; scalars in nats."""
+        settings, phase = self.settings, self.timeline.phase
+        if self.teacher is not None:
+            with phase("teacher_forward"):
+                target = self._ask(batch.images) if self.cache is None else self.cache.logits(batch, self._ask)
+        with phase("student_forward"):
+            logits = self.student(batch.images)
+        with phase("loss"):
+            labels = label_cross_entropy(
+                logits, batch.labels, batch.other_labels, batch.own_share, smoothing=settings.label_smoothing
+            )
+            if self.teacher is None:
+                return {"loss": labels}
+            parts = distillation_loss(logits, target, batch, settings)
+            teacher = torch.stack([*parts.values()]).sum()
+            return {
+                "loss": settings.hard_label_weight * labels + settings.teacher_weight * teacher,
+                "label_loss": labels,
+                "teacher_loss": teacher,
+                **(parts if len(parts) > 1 else {}),
+            }
+
+    def _ask(self, images: torch.Tensor) -> torch.Tensor:
+        return self.teacher.to(images.device)(images)
+
+
+def with_teacher(
+    now: Footprint,
+    without: Mapping[str, Footprint],
+    teacher: Teacher,
+    settings: DistillationSettings,
+    image: torch.Tensor,
+) -> tuple[Footprint, dict[str, Footprint]]:
+    """The footprints of `memory.measure` with a teacher that runs beside the student, or does so until its cache is filled.
+
+    Args:
+        image: uint8 (1, channels, height, width), on the teacher's device.
+    """
+    working = max(memory.working_bytes(member.model, image) for member in teacher.members)
+    running = {"teacher": teacher.memory_bytes, "teacher_activations": working}
+    full = {
+        "teacher": 4 * teacher.parameters,
+        "teacher_activations": working * 4 * teacher.parameters / teacher.memory_bytes,
+    }
+    cached = settings.teacher_cache is not None
+    changed = {name: step if cached else replace(step, **running) for name, step in without.items()}
+    if cached:
+        changed[memory.FILLED] = replace(now, **running)
+    elif settings.teacher_number_format != "fp32":
+        changed[f"teacher_precision {settings.teacher_number_format}"] = replace(now, **full)
+    return (now if cached else replace(now, **running)), changed
+
+
+def open_cache(
+    settings: DistillationSettings, teacher: Teacher, data: Data, environment: Environment, world: World
+) -> TeacherCache | None:
+    """The cache that the settings ask for, in its folder. A collective.
+
+    Raises:
+        ValueError: there is no folder for it, or the one there is of another teacher, transform or data.
+    """
+    kept = settings.teacher_cache
+    if kept is None:
+        return None
+    if kept.channel is not None:
+        where = environment.channel(kept.channel)
+    elif kept.where is not None:
+        where = Path(kept.where)
+    elif environment.checkpoint_dir is not None:
+        where = environment.checkpoint_dir / "teacher_cache"
+    else:
+        raise ValueError(
+            "teacher_cache: the job keeps no checkpoints, so set teacher_cache.where to a folder or a channel"
+        )
+    views = json.dumps(data.training.view_description(), sort_keys=True)
+    parts = {
+        "teacher weights": teacher.digest(),
+        "transform": hashlib.sha256(views.encode()).hexdigest(),
+        "data": data.training.folder.digest(),
+        "dtype": settings.teacher_number_format,
+    }
+    return TeacherCache.open(
+        where,
+        parts=parts,
+        images=len(data.training),
+        classes=len(data.classes),
+        views=kept.views,
+        top_k=kept.top_k,
+        precision=kept.precision,
+        world=world,
+    )

@@ -1,0 +1,74 @@
+"""Optimizers by name: fused where torch has it, and shared among the processes on request."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
+
+from training.distributed import World
+from training.models import parameter_groups
+from training.script_settings import TrainingSettings
+
+CLASSES: dict[str, type[Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "sgd": torch.optim.SGD,
+}
+
+STATE_PER_PARAMETER = {"adamw": 2, "nadam": 2, "radam": 2, "sgd": 1}
+"""Numbers that an optimizer keeps for each parameter: two moments, or one momentum."""
+
+
+def build(model: nn.Module, settings: TrainingSettings, world: World) -> Optimizer:
+    """The optimizer that the settings ask for, over the model's parameters on their device.
+
+    With `zero` and several processes it is a ZeroRedundancyOptimizer: each keeps the state of its share of the parameters
+    and sends these to the others after its step.
+
+    Raises:
+        ValueError: this version of torch lacks what the optimizer needs.
+    """
+    kind = CLASSES[settings.optimizer]
+    options = {"lr": settings.learning_rate, **_options(settings.optimizer)}
+    groups = parameter_groups(model, settings.weight_decay)
+    if _fusible(kind, options, model):
+        options["fused"] = True
+    if settings.zero and world.size > 1:
+        return ZeroRedundancyOptimizer(groups, optimizer_class=kind, **options)
+    return kind(groups, **options)
+
+
+def state_for_everyone(optimizer: Optimizer, world: World) -> dict[str, Any] | None:
+    """The whole optimizer's state as one process would hold it, on rank 0; None elsewhere. A collective."""
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        optimizer.consolidate_state_dict(to=0)
+    return optimizer.state_dict() if world.is_first else None
+
+
+def _options(name: str) -> dict[str, Any]:
+    if name == "sgd":
+        return {"momentum": 0.9, "nesterov": True}
+    if name in ("nadam", "radam"):
+        if "decoupled_weight_decay" not in inspect.signature(CLASSES[name]).parameters:
+            raise ValueError(
+                f"optimizer {name}: torch {torch.__version__} has it without decoupled weight decay: set adamw"
+            )
+        return {"decoupled_weight_decay": True}
+    return {}
+
+
+def _fusible(kind: type[Optimizer], options: dict[str, Any], model: nn.Module) -> bool:
+    """Whether torch has one kernel for this optimizer's whole step on the model's device; asked by making one."""
+    if "fused" not in inspect.signature(kind).parameters:
+        return False
+    try:
+        kind([next(model.parameters())], **options, fused=True)
+    except RuntimeError:  # "`fused=True` requires all the params to be floating point Tensors of supported devices"
+        return False
+    return True

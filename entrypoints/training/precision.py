@@ -1,0 +1,71 @@
+"""In which number format a step computes: fp32, tf32, or bf16 and fp16 by autocast with weights in fp32."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from training.script_settings import Precision as Name
+
+AMPERE = (8, 0)
+"""The first CUDA compute capability with bf16 and tf32 (NVIDIA, CUDA C++ programming guide, table of arithmetic by capability)."""
+
+FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A number format on one device."""
+
+    name: Name
+    device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations that matrix products give."""
+        return FORMATS.get(self.name, torch.float32)
+
+    def autocast(self) -> AbstractContextManager:
+        """The context of a forward pass and its loss; nothing for fp32 and tf32."""
+        return torch.autocast(self.device.type, self.dtype) if self.name in FORMATS else contextlib.nullcontext()
+
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What keeps small gradients from vanishing in fp16 (https://arxiv.org/abs/1710.03740, section 3.2); None for the others."""
+        if self.name != "fp16":
+            return None
+        if self.device.type == "cuda" and not hasattr(torch.amp, "GradScaler"):  # before torch 2.3
+            return torch.cuda.amp.GradScaler()
+        return torch.amp.GradScaler(self.device.type)
+
+
+def choose(name: Name, device: torch.device) -> Precision:
+    """A precision that the device has; sets CUDA's use of tf32 accordingly, for the whole process.
+
+    Raises:
+        ValueError: the device lacks it; the message says what it has.
+    """
+    problem = unsupported(name, device)
+    if problem:
+        raise ValueError(f"precision {name}: {problem}")
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name != "fp32"
+    return Precision(name, device)
+
+
+def unsupported(name: str, device: torch.device) -> str | None:
+    """Why a device cannot compute in a precision, with the cure; None: it can."""
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if name in ("bf16", "tf32") and capability < AMPERE:
+            return (
+                f"{torch.cuda.get_device_name(device)} has compute capability {'.'.join(map(str, capability))} and {name} needs 8.0 "
+                "(A100, A10G, L4, H100 and later): set fp16 or fp32, or take such an instance"
+            )
+    elif name == "tf32":
+        return "only CUDA GPUs have it: set fp32 or bf16"
+    elif name == "fp16" and not hasattr(torch.amp, "GradScaler"):
+        return f"torch {torch.__version__} has no gradient scaler for the {device.type}: set bf16 or fp32"
+    return None

@@ -1,0 +1,94 @@
+"""What training changes: weights and their average, optimizer, schedule, scaler; taken down and set up again as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from training import optimizers, precision
+from training.data_parallel import distribute
+from training.distributed import World
+from training.models import convolutional
+from training.schedules import warmup_cosine
+from training.script_settings import TrainingSettings
+
+
+@dataclass
+class TrainingState:
+    """A model under training. `step` counts optimizer steps done, from 0."""
+
+    model: nn.Module
+    """The bare model on its device."""
+    trained: nn.Module
+    """The same, compiled and wrapped for data-parallel training: what a task calls."""
+    average: ModelEmaV3 | None
+    precision: precision.Precision
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    scaler: torch.amp.GradScaler | None
+    world: World
+    step: int = 0
+    learning_rate: float = 0.0
+    """Of the last step."""
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that is evaluated and exported: the average of the weights where one is kept."""
+        return self.model if self.average is None else self.average.module
+
+    def capture(self) -> dict[str, Any] | None:
+        """Everything that all ranks share, on rank 0; None elsewhere. A collective."""
+        optimizer = optimizers.state_for_everyone(self.optimizer, self.world)
+        if not self.world.is_first:
+            return None
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "average": None if self.average is None else self.average.module.state_dict(),
+            "optimizer": optimizer,
+            "schedule": self.schedule.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+        }
+
+    def restore(self, captured: dict[str, Any]) -> None:
+        """Go on from a captured state; the world may have another size than then."""
+        self.step = captured["step"]
+        self.model.load_state_dict(captured["model"])
+        if self.average is not None:
+            self.average.module.load_state_dict(captured["average"])
+        self.optimizer.load_state_dict(captured["optimizer"])
+        self.schedule.load_state_dict(captured["schedule"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(captured["scaler"])
+
+    def own_buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers that differ between ranks, such as BatchNorm's running statistics: each saw its own images."""
+        return {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
+
+
+def prepare(model: nn.Module, settings: TrainingSettings, steps: int, world: World) -> TrainingState:
+    """A model made ready for so many steps of training: on its device, in its memory order, compiled, distributed.
+
+    Raises:
+        ValueError: the device lacks the precision, the optimizer or the compression that the settings ask for.
+    """
+    chosen = precision.choose(settings.precision, world.device)
+    model.to(world.device)
+    if settings.channels_last or (settings.channels_last is None and convolutional(model)):
+        model.to(memory_format=torch.channels_last)
+    average = None if settings.ema_decay is None else ModelEmaV3(model, settings.ema_decay)
+    trained = distribute(
+        torch.compile(model) if settings.compile else model,
+        world,
+        static_graph=settings.static_graph,
+        gradient_compression=settings.gradient_compression,
+    )
+    optimizer = optimizers.build(model, settings, world)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: warmup_cosine(step, steps, settings.warmup_fraction)
+    )
+    return TrainingState(model, trained, average, chosen, optimizer, schedule, chosen.scaler(), world)

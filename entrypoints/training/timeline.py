@@ -1,0 +1,77 @@
+"""Where a step's time goes: seconds of each phase, on the host's clock or by CUDA events that are read later."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+
+WARM_UP_STEPS = 5
+"""Steps at the start that do not count for images/s: memory is allocated and libraries choose their kernels there."""
+
+HOST_PHASES = {"data_wait"}
+"""What the host waits for, also where the steps run on a GPU."""
+
+
+class Timeline:
+    """Seconds of the phases of training steps, summed since the last look.
+
+    On a GPU a phase is what lies between two events in its queue: nothing waits for the device but `window`, which is called
+    where the host has just read a loss anyway.
+    """
+
+    def __init__(self, device: torch.device):
+        self._cuda = device.type == "cuda"
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._steps, self._since = 0, time.perf_counter()
+        self._counted_steps, self._counted_seconds, self._all_steps = 0, 0.0, 0
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Counts what happens inside as this phase. Phases do not nest."""
+        if self._cuda and name not in HOST_PHASES:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            yield
+            end.record()
+            self._events.append((name, begin, end))
+        else:
+            started = time.perf_counter()
+            yield
+            self._seconds[name] += time.perf_counter() - started
+
+    def start(self) -> None:
+        """A step begins now; what came before, such as an evaluation or a checkpoint, is not part of it."""
+        self._since = time.perf_counter()
+
+    def step(self) -> None:
+        """A step has ended, and the next begins."""
+        now = time.perf_counter()
+        self._steps, self._all_steps = self._steps + 1, self._all_steps + 1
+        self._seconds["step"] += now - self._since
+        if self._all_steps > WARM_UP_STEPS:
+            self._counted_steps, self._counted_seconds = (
+                self._counted_steps + 1,
+                self._counted_seconds + now - self._since,
+            )
+        self._since = now
+
+    def window(self) -> dict[str, float]:
+        """Mean seconds a step since the last call, of the whole `step` and of each phase. Waits for the device's last event."""
+        if self._events:
+            self._events[-1][2].synchronize()
+        for name, begin, end in self._events:
+            self._seconds[name] += begin.elapsed_time(end) / 1000  # milliseconds
+        means = {name: seconds / self._steps for name, seconds in self._seconds.items()}
+        self._seconds.clear()
+        self._events.clear()
+        self._steps = 0
+        return means
+
+    def seconds_per_step(self) -> float | None:
+        """Mean over all steps after the warm-up; None where there were no more."""
+        return self._counted_seconds / self._counted_steps if self._counted_steps else None

@@ -1,0 +1,117 @@
+"""Real ranks for tests: processes with their own environment, forked from one that has imported torch, so that each starts at once."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+HEAD = """
+    import json, os, pathlib, signal, sys, time
+    import torch
+    from torch import nn
+    from training.distributed import process_group
+    from training.failure import failure_file
+"""
+"""What a script of a rank finds, beside `out`, a folder."""
+
+
+def run_ranks(
+    tmp_path: Path, text: str, *, size: int = 2, environments: list[Mapping[str, str]] | None = None
+) -> list[subprocess.CompletedProcess]:
+    """Runs a script's text as so many ranks to their end.
+
+    Args:
+        environments: each rank's own variables, beside the test's; None: those that torchrun would set, for all on one host.
+
+    Returns:
+        For each rank its exit code, and what it wrote.
+    """
+    with started_ranks(tmp_path, text, size=size, environments=environments) as processes:
+        for process in processes:
+            process.join(90)
+        codes = [process.exitcode for process in processes]
+    return [
+        subprocess.CompletedProcess(
+            f"rank {rank}", code, *((tmp_path / f"{name}-{rank}").read_text() for name in ("stdout", "stderr"))
+        )
+        for rank, code in enumerate(codes)
+    ]
+
+
+@contextlib.contextmanager
+def started_ranks(
+    tmp_path: Path, text: str, *, size: int = 2, environments: list[Mapping[str, str]] | None = None
+) -> Iterator[list]:
+    """The same while they run; who is left in the end is killed."""
+    code = textwrap.dedent(HEAD) + f"out = pathlib.Path({str(tmp_path)!r})\n" + textwrap.dedent(text)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["training.data_parallel", "torch._dynamo", __name__])
+    common = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [
+        context.Process(target=_run, args=(code, {**common, **environment}, tmp_path, rank))
+        for rank, environment in enumerate(environments or torchrun_environments(size))
+    ]
+    with _one_thread():
+        for process in processes:
+            process.start()
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def torchrun_environments(size: int) -> list[dict[str, str]]:
+    """What ranks on one host need to find each other."""
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def free_port() -> int:
+    """A port that nobody has now, and the next one too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """The server of the forks is started by the first of them, and reads this once."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _run(code: str, environment: Mapping[str, str], folder: Path, rank: int) -> None:
+    """A rank."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(folder / f"{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        os.dup2(file, number)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    multiprocessing.set_start_method("fork", force=True)  # for data workers, as in a script of its own
+    os.environ.clear()
+    os.environ.update(environment)
+    if str(ROOT / "entrypoints") not in sys.path:
+        sys.path.insert(0, str(ROOT / "entrypoints"))
+    exec(compile(code, f"<rank {rank}>", "exec"), {"__name__": "__main__"})

@@ -1,0 +1,101 @@
+"""What a step keeps in memory: counted on models whose bytes can be counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from training import memory
+from training.distributed import World
+from training.memory import Footprint
+from training.precision import Precision
+from training.script_settings import TrainingSettings
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, 0, CPU, "none", "test")
+FOUR = World(0, 4, 0, CPU, "gloo", "test")
+
+
+def flat(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def test_an_images_activations_are_what_autograd_keeps_of_it():
+    """ReLU keeps its output, which is the second Linear's input: 8 numbers; the first keeps the 12 of the image."""
+    model, image = flat(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5)), torch.rand(1, 3, 2, 2)
+    assert memory.activation_bytes(model, image, Precision("fp32", CPU)) == (12 + 8) * 4
+
+
+def test_bf16_keeps_fewer_bytes_of_an_image():
+    model, image = (
+        flat(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)),
+        torch.rand(1, 3, 2, 2),
+    )
+    full, half = (memory.activation_bytes(model, image, Precision(name, CPU)) for name in ("fp32", "bf16"))
+    assert full == (12 + 64 + 64) * 4 and half == (12 + 64 + 64) * 2
+
+
+def test_measuring_changes_neither_buffers_nor_random_numbers():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
+    image, before, generator = torch.rand(1, 3, 4, 4), model[1].running_mean.clone(), torch.get_rng_state()
+    memory.activation_bytes(model, image, Precision("fp32", CPU))
+    assert torch.equal(model[1].running_mean, before) and model[1].num_batches_tracked == 0
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_a_teacher_holds_its_widest_layer():
+    model = flat(nn.Linear(12, 40), nn.Linear(40, 5))
+    assert memory.working_bytes(model, torch.rand(2, 3, 2, 2)) == (12 + 40) * 4
+
+
+def test_the_optimizers_state_is_shared_by_zero_alone():
+    model = nn.Linear(10, 10)
+    sizes = [
+        memory.optimizer_bytes(model, TrainingSettings(optimizer=name, zero=zero), FOUR)
+        for name, zero in (("adamw", False), ("adamw", True), ("sgd", False))
+    ]
+    assert sizes == [880, 220, 440]
+
+
+def test_the_largest_batch_fills_what_headroom_leaves_beside_weights_gradients_and_state():
+    step = Footprint(weights=100, optimizer=200, average=0, teacher=50, activations=10, teacher_activations=4)
+    assert step.fixed == 450
+    assert step.largest_batch(1000) == (900 - 450) // 10
+    assert step.largest_batch(400) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "fits", "expected"), [(None, 1, 24), ("auto", 100, 24), ("auto", 10, 8), ("auto", 5, 4), (6, 1, 6)]
+)
+def test_a_process_takes_whole_parts_of_its_share(asked, fits, expected):
+    settings = TrainingSettings(global_batch_size=96, batch_size_per_device=asked)
+    assert memory.batch_size_per_device(settings, FOUR, fits) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "fits", "words"),
+    [
+        ({"global_batch_size": 30}, 1, "global_batch_size 30 does not divide by 4 processes: 28 or 32"),
+        ({"global_batch_size": 96, "batch_size_per_device": "auto"}, 0, "not one image fits"),
+    ],
+)
+def test_a_batch_that_does_not_divide_or_fit_names_what_does(values, fits, words):
+    with pytest.raises(ValueError, match=words):
+        memory.batch_size_per_device(TrainingSettings(**values), FOUR, fits)
+
+
+def test_the_report_says_what_each_setting_saves_and_what_would_fit_without_it():
+    now = Footprint(
+        weights=100_000_000, optimizer=50_000_000, average=0, teacher=30_000_000, activations=1e6, teacher_activations=0
+    )
+    without = {"zero": replace(now, optimizer=200_000_000)}
+    first, second = memory.explain(now, without, 2_000_000_000)
+    assert "weights 100.0 MB, gradients 100.0 MB, optimizer 50.0 MB, teacher 30.0 MB, and 1.0 MB an image" in first
+    assert "2.00 GB are there: 1,520 images fit at once" in first
+    assert "zero saves 150.0 MB" in second and "without it 1,370 would fit" in second
+
+
+def test_a_process_may_use_its_share_of_the_machines_memory():
+    assert 0 < memory.capacity(ALONE) < 2**50

@@ -1,0 +1,98 @@
+"""Models behind their own normalisation: its arithmetic in every type, size and memory order, and where channels last pays."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+from training import models
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+class Seen(nn.Conv2d):
+    """A convolution that keeps what it was given."""
+
+    def __init__(self):
+        super().__init__(3, 8, 3)
+
+    def forward(self, images):
+        self.images = images
+        return super().forward(images)
+
+
+def pixels(size: int = 16, count: int = 2) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
+
+
+def by_hand(images: torch.Tensor) -> torch.Tensor:
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    return (images / 255 - mean) / std
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("inner", [True, False], ids=["the model inside is cast", "all is cast"])
+def test_pixels_are_normalised_exactly_whatever_the_weights_are(dtype, inner):
+    model = models.Normalized(Seen(), MEAN, STD)
+    (model.model if inner else model).to(dtype)
+    images = pixels()
+    assert model(images).dtype == model.model.images.dtype == dtype
+    assert torch.equal(model.model.images, by_hand(images).to(dtype))
+    assert model.mean.dtype == torch.float32 and torch.equal(model.mean.flatten(), torch.tensor(MEAN))
+
+
+def test_images_are_not_changed_even_where_they_are_floats():
+    images = pixels().float()
+    before = images.clone()
+    models.Normalized(nn.Identity(), MEAN, STD)(images)
+    assert torch.equal(images, before)
+
+
+def test_a_model_that_wants_another_size_gets_what_pillow_would_make():
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8))
+    images = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    for size in (16, 60):
+        expected = np.array(image.resize((size, size), Image.Resampling.BILINEAR), dtype=np.float32) / 255
+        model = models.Normalized(nn.Identity(), [0.0] * 3, [1.0] * 3, image_size=size)
+        found = model(images)[0].permute(1, 2, 0).numpy()
+        assert np.abs(found - expected).max() < 1.01 / 255, "Pillow rounds to whole pixels, once in each direction"
+    same = models.Normalized(nn.Identity(), [0.0] * 3, [1.0] * 3, image_size=48)
+    assert torch.equal(same(images), images / 255)
+
+
+def test_images_come_channels_last_where_the_weights_are():
+    model = models.Normalized(Seen(), MEAN, STD)
+    images = pixels()
+    with torch.no_grad():
+        expected = model(images)
+        assert model.model.images.is_contiguous()
+        model.to(memory_format=torch.channels_last)
+        for converted in (model, copy.deepcopy(model)):
+            converted(images)
+            assert converted.model.images.is_contiguous(memory_format=torch.channels_last)
+        assert torch.allclose(model(images), expected, atol=1e-5)
+        assert model.to(memory_format=torch.contiguous_format)(images) is not None
+        assert model.model.images.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *((name, True) for name in ("resnet50", "mobilenetv3_small_050", "efficientnet_b0", "densenet121")),
+        *((name, False) for name in ("vit_small_patch16_224", "swin_tiny_patch4_window7_224", "convnext_tiny", "mixer_s16_224")),
+        ("regnety_008", False),  # grouped convolutions: timm's table has 0.66 times the speed
+    ],
+)  # fmt: skip
+def test_channels_last_is_taken_where_timms_tables_show_that_it_pays(name, expected):
+    with torch.device("meta"):
+        assert models.convolutional(timm.create_model(name)) is expected
+
+
+def test_channels_must_be_those_of_the_mean():
+    with pytest.raises(ValueError, match="a model for 3 channels got images with 1"):
+        models.Normalized(nn.Identity(), MEAN, STD)(pixels()[:, :1])

@@ -1,0 +1,42 @@
+"""Precision: what a step computes in, and what a device without it is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from training import precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_a_matrix_product_comes_out_in_the_chosen_format(name, dtype):
+    chosen = precision.choose(name, CPU)
+    with chosen.autocast():
+        assert nn.Linear(4, 4)(torch.rand(2, 4)).dtype == dtype == chosen.dtype
+
+
+def test_only_fp16_scales_its_loss():
+    assert [precision.choose(name, CPU).scaler() is not None for name in ("fp32", "bf16", "fp16")] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_tf32_is_refused_without_a_gpu():
+    with pytest.raises(ValueError, match="precision tf32: only CUDA GPUs have it: set fp32 or bf16"):
+        precision.choose("tf32", CPU)
+
+
+@pytest.mark.parametrize("name", ["bf16", "tf32"])
+def test_a_gpu_before_ampere_is_refused_with_the_cure(monkeypatch, name):
+    """The one thing that is set here is what the driver would answer for a V100."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-16GB")
+    problem = precision.unsupported(name, torch.device("cuda", 0))
+    assert "Tesla V100-SXM2-16GB has compute capability 7.0" in problem and "set fp16 or fp32" in problem
+    assert precision.unsupported("fp16", torch.device("cuda", 0)) is None

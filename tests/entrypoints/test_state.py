@@ -1,0 +1,154 @@
+"""What training changes: one optimizer step as by hand, ZeRO's state that any number of processes can take over, averages."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from training import optimizers
+from training.distributed import World
+from training.models import Normalized
+from training.script_settings import TrainingSettings
+from training.state import prepare
+
+from tests.entrypoints.ranks import run_ranks
+
+ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
+
+
+def model() -> Normalized:
+    torch.manual_seed(0)
+    return Normalized(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), [0.5] * 3, [0.5] * 3)
+
+
+def step(state, images: torch.Tensor) -> None:
+    state.trained(images).square().mean().backward()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    state.schedule.step()
+    state.step += 1
+    if state.average is not None:
+        state.average.update(state.model, state.step)
+
+
+IMAGES = torch.arange(4 * 12, dtype=torch.uint8).reshape(4, 3, 2, 2)
+
+
+@pytest.mark.parametrize("name", optimizers.CLASSES)
+def test_each_optimizer_does_what_torchs_own_does(name):
+    settings = TrainingSettings(optimizer=name, learning_rate=0.1, weight_decay=0.5)
+    ours, theirs = model(), model()
+    built = optimizers.build(ours, settings, ALONE)
+    weights = [item for item in theirs.parameters() if item.ndim > 1]
+    groups = [
+        {"params": [item for item in theirs.parameters() if item.ndim == 1], "weight_decay": 0.0},
+        {"params": weights, "weight_decay": 0.5},
+    ]
+    options = {"sgd": {"momentum": 0.9, "nesterov": True}, "adamw": {}}.get(name, {"decoupled_weight_decay": True})
+    reference = optimizers.CLASSES[name](groups, lr=0.1, **options)
+    for _ in range(3):
+        for network, optimizer in ((ours, built), (theirs, reference)):
+            network(IMAGES).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(mine, other, rtol=1e-5, atol=1e-7)
+
+
+def test_adamw_is_fused_where_torch_has_it():
+    built = optimizers.build(model(), TrainingSettings(), ALONE)
+    assert built.param_groups[0]["fused"] is True
+
+
+def test_a_state_set_up_again_goes_on_bit_for_bit():
+    settings = TrainingSettings(ema_decay=0.9, precision="fp16", warmup_fraction=0.5)
+    first = prepare(model(), settings, 10, ALONE)
+    for _ in range(3):
+        step(first, IMAGES)
+    kept = copy.deepcopy(first.capture())
+    second = prepare(model(), settings, 10, ALONE)
+    second.restore(kept)
+    assert second.step == 3
+    for _ in range(3):
+        step(first, IMAGES)
+        step(second, IMAGES)
+    for mine, other in ((first.model, second.model), (first.evaluated, second.evaluated)):
+        assert all(
+            torch.equal(a, b) for a, b in zip(mine.state_dict().values(), other.state_dict().values(), strict=True)
+        )
+    assert first.schedule.get_last_lr() == second.schedule.get_last_lr()
+
+
+def test_the_average_is_what_is_evaluated_and_follows_its_decay():
+    state = prepare(model(), TrainingSettings(ema_decay=0.75, learning_rate=0.1), 10, ALONE)
+    expected = None
+    for _ in range(3):
+        step(state, IMAGES)
+        weight = state.model.model[1].weight.detach().clone()
+        expected = weight if expected is None else 0.75 * expected + 0.25 * weight  # the first step's weights begin it
+    assert state.evaluated is not state.model
+    assert torch.allclose(state.evaluated.model[1].weight, expected, atol=1e-7)
+    assert prepare(model(), TrainingSettings(), 10, ALONE).evaluated is not None
+
+
+def test_convolutional_models_train_channels_last_unless_told_otherwise():
+    def layout(**values) -> bool:
+        convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.LazyLinear(3))
+        network = Normalized(convolutions, [0.5] * 3, [0.5] * 3)
+        network(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
+        state = prepare(network, TrainingSettings(**values), 10, ALONE)
+        return state.model.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+    assert layout() and not layout(channels_last=False)
+
+
+ZERO = """
+    from training.script_settings import TrainingSettings
+    from training.state import prepare
+    from training.models import Normalized
+    from training import optimizers
+    def made():
+        torch.manual_seed(0)
+        return Normalized(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), [0.5] * 3, [0.5] * 3)
+    images = torch.arange(4 * 12, dtype=torch.uint8).reshape(4, 3, 2, 2)
+    with process_group() as world:
+        results = {}
+        for zero in (False, True):
+            state = prepare(made(), TrainingSettings(zero=zero, optimizer="adamw"), 10, world)
+            for _ in range(3):
+                share = images.chunk(world.size)[world.rank]
+                state.trained(share).square().mean().backward()
+                state.optimizer.step()
+                state.optimizer.zero_grad()
+                state.schedule.step()
+                state.step += 1
+            inner = state.optimizer.optim if zero else state.optimizer
+            kept = sum(value.numel() for entry in inner.state.values() for value in entry.values() if value.ndim)
+            captured = state.capture()
+            results[zero] = (captured, kept, [item.detach().clone() for item in state.model.parameters()])
+        torch.save({"kept": [results[zero][1] for zero in (False, True)], "captured": results[True][0], "plain": results[False][0],
+                    "weights": [results[zero][2] for zero in (False, True)]}, out / f"rank-{world.rank}.pt")
+"""
+
+
+def test_zero_shares_the_state_computes_the_same_and_any_world_size_goes_on_from_it(tmp_path):
+    done = run_ranks(tmp_path, ZERO)
+    assert [item.returncode for item in done] == [0, 0], done[0].stderr + done[1].stderr
+    ranks = [torch.load(tmp_path / f"rank-{rank}.pt", weights_only=False) for rank in range(2)]
+    parameters = sum(item.numel() for item in model().parameters())
+    assert [rank["kept"][0] for rank in ranks] == [2 * parameters] * 2
+    assert (
+        sum(rank["kept"][1] for rank in ranks) == 2 * parameters
+        and max(rank["kept"][1] for rank in ranks) < 2 * parameters
+    )
+    assert ranks[1]["captured"] is None
+    for plain, zero in zip(*ranks[0]["weights"], strict=True):
+        assert torch.equal(plain, zero)
+    alone = [prepare(model(), TrainingSettings(), 10, ALONE) for _ in range(2)]
+    for state, name in zip(alone, ("captured", "plain"), strict=True):
+        state.restore(ranks[0][name])
+        step(state, IMAGES)
+    for sharded, whole in zip(alone[0].model.parameters(), alone[1].model.parameters(), strict=True):
+        assert torch.equal(sharded, whole)

@@ -1,0 +1,168 @@
+"""The drill on scripts that resume rightly and on such that do not: real runs, really killed; the kit's own script too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import launcher
+from launcher.drill import HOST, MACHINE, STOP, WORKERS, compare, curve, drill, missing, other_file
+from launcher.prepare import prepare
+from tests.conftest import processes_of
+
+COUNTS = """
+    import json, os, pathlib, random, signal, sys, time
+    base, hosts = pathlib.Path(os.environ["SAGEMAKER_BASE_DIR"]), json.loads(os.environ["SM_HOSTS"])
+    output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], os.environ["SM_CURRENT_HOST"])
+    output.mkdir(parents=True)
+    stopping, chance, step, weight = [], random.Random(3), 0, 0.0
+    signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
+    place = base / "checkpoints/state.json"
+    if place.exists():
+        step, weight, state = json.loads(place.read_text())
+        chance.setstate((state[0], tuple(state[1]), state[2]))  # where its random numbers were
+        print(f"going on from the checkpoint of step {step}", flush=True)
+    while step < 50 and not stopping:
+        step, weight = step + 1, weight + chance.random()
+        loss = weight * (1 + 1e-6 * (len(hosts) - 1))
+        with open(output / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({"rank": 0, "epoch": 1, "step": step, "loss": loss, "images/s": time.time()}) + chr(10))
+        print(f"epoch 1/1 step {step}/50 loss {loss:.4f}", flush=True)
+        if step % 5 == 0 or stopping:
+            place.with_name(".writing").write_text(json.dumps([step, weight, chance.getstate()]))
+            time.sleep(0.01)
+            place.with_name(".writing").replace(place)
+        time.sleep(0.04)
+    (base / "model/weights.bin").write_text(str(weight))
+"""
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def test_a_script_that_resumes_exactly_passes_kills_of_every_kind(script_job, said):
+    found = drill(script_job(COUNTS), kills=4, seed=1, say=said.append)
+    assert found.difference == "", found
+    assert {kill.how for kill in found.kills} == {WORKERS, STOP, HOST, MACHINE}
+    assert [kill.resumed_from % 5 for kill in found.kills if kill.how != STOP] == [0] * 3
+    assert all(0 <= kill.at_step - kill.resumed_from <= (0 if kill.how == STOP else 9) for kill in found.kills)
+    assert any(kill.resumed_from for kill in found.kills), "some run went on from a checkpoint"
+    assert all(kill.seconds > 0 for kill in found.kills)
+    lines = str(found).splitlines()
+    assert len(lines) == 2 + 4 + 1 and lines[0].split() == [
+        "kill",
+        "how",
+        "at",
+        "step",
+        "resumed",
+        "from",
+        "steps",
+        "lost",
+        "seconds",
+    ]
+    assert (
+        lines[-1].startswith("the metrics of all 50 steps and the weights (weights.bin ") and "bit for bit" in lines[-1]
+    )
+    assert [run.state for run in found.runs].count("Completed") >= 1 and len(said) >= 6
+    assert {run.name for run in found.runs} < {run.name for run in launcher.runs()}, "they are runs as any others"
+    assert not any(processes_of(run) for run in found.runs)
+
+
+def test_a_script_that_forgets_its_random_state_is_found_out_at_its_first_wrong_step(script_job, tmp_path):
+    """By the command: a difference is exit code 1."""
+    file = tmp_path / "config.yaml"
+    job = script_job(COUNTS.replace("chance.setstate", "str"))
+    file.write_text(json.dumps(job.model_dump(exclude_none=True)))
+    command = [sys.executable, "-m", "launcher", "drill", str(file), "--kills", "1", "--seed", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    undisturbed, _, resumed = launcher.runs()
+    wrong = min(curve(resumed))
+    assert wrong > 1, "the kill of this seed comes after a checkpoint"
+    last = f"DIFFERENT: step {wrong}: loss is {curve(undisturbed)[wrong]['loss']!r} undisturbed and "
+    assert done.stdout.splitlines()[-1].startswith(last)
+    assert "kill 1: SIGKILL to the script at step" in done.stdout
+
+
+def test_a_run_that_cannot_resume_is_found_out(script_job, said):
+    text = COUNTS.replace('print(f"going on', 'raise ValueError("no"); print(f"going on')
+    found = drill(script_job(text), kills=1, seed=2, say=said.append)
+    assert "is Failed (" in found.difference and found.difference.endswith("), not Completed")
+
+
+def test_on_another_number_of_hosts_values_may_differ_by_rounding(script_job, said):
+    found = drill(script_job(COUNTS), kills=1, hosts_after=2, seed=2, say=said.append)
+    assert found.difference == "" and [len(run.hosts) for run in found.runs] == [1, 2]
+    assert 0 < found.furthest < 1e-5 and "to 1e-06 of each one's largest value" in str(found)
+
+
+REFERENCE = {1: {"loss": 4.0, "rate": 0.0}, 2: {"loss": 2.0, "rate": 0.5}, 3: {"loss": float("nan"), "note": "end"}}
+
+
+@pytest.mark.parametrize(("found", "tolerance", "furthest", "difference"), [
+    (REFERENCE, 0.0, 0.0, ""),
+    ({2: {"loss": 2.0}, 7: {"loss": 1.0}}, 0.0, 0.0, ""),  # a step that only a stopped run tells
+    ({1: {"loss": 4.000000000000001}}, 0.0, 2e-16, "step 1: loss is 4.0 undisturbed and 4.000000000000001"),
+    ({1: {"loss": 4.03}, 2: {"loss": 2.01}}, 0.01, 0.0075, ""),  # of the largest loss, 4
+    ({2: {"loss": 2.05}}, 0.01, 0.0125, "step 2: loss is 2.0 undisturbed and 2.05"),
+    ({1: {"loss": float("nan")}}, 0.01, float("inf"), "step 1: loss is 4.0 undisturbed and nan"),
+    ({3: {"loss": 1.0}}, 0.01, float("inf"), "step 3: loss is nan undisturbed and 1.0"),
+    ({3: {"note": "other"}}, 0.01, float("inf"), "step 3: note is 'end' undisturbed and 'other'"),
+])  # fmt: skip
+def test_two_curves_are_compared_value_by_value(found, tolerance, furthest, difference):
+    assert compare(REFERENCE, found, tolerance) == (pytest.approx(furthest, rel=0.2), difference)
+
+
+def test_a_step_or_a_metric_that_no_resumed_run_told_is_missed():
+    assert missing(REFERENCE, REFERENCE) == ""
+    assert missing(REFERENCE, {**REFERENCE, 2: {"loss": 2.0}}) == "step 2: rate was told by the undisturbed run only"
+    assert missing(REFERENCE, {1: REFERENCE[1]}) == "step 2: loss was told by the undisturbed run only"
+
+
+def test_other_weights_are_found_out():
+    assert other_file({"a.bin": "1", "b.bin": "2"}, {"a.bin": "1", "b.bin": "2"}) == ""
+    assert other_file({"a.bin": "1", "b.bin": "2"}, {"a.bin": "1", "b.bin": "3"}) == "b.bin"
+    assert other_file({"a.bin": "1"}, {}) == other_file({}, {"a.bin": "1"}) == "a.bin"
+
+
+def test_a_job_with_nothing_to_compare_is_refused(script_job, said):
+    with pytest.raises(launcher.UserError, match="told no metric"):
+        drill(script_job("print('done')"), say=said.append)
+    with pytest.raises(launcher.UserError, match="--kills: 0"):
+        drill(script_job("print('done')"), kills=0)
+    with pytest.raises(launcher.UserError, match="global_batch_size: 3 images do not divide by 2 processes"):
+        drill(script_job("x = 1", hyperparameters={"global_batch_size": 3}), hosts_after=2, say=pytest.fail)
+    failed = drill(script_job("raise ValueError('no')"), say=said.append)
+    assert failed.difference.endswith("and nobody disturbed it") and "is Failed" in failed.difference
+
+
+def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said):
+    """With dropout, moved images, an average of the weights and two epochs; killed between two checkpoints, then stopped."""
+    prepare("digits", tmp_path / "digits")
+    tiny = {
+        "img_size": 16,
+        "patch_size": 8,
+        "embed_dim": 24,
+        "depth": 1,
+        "num_heads": 2,
+        "in_chans": 1,
+        "proj_drop_rate": 0.2,
+    }
+    job = launcher.from_values({
+        "name": "kit",
+        "script": "train_classifier.py",
+        "inputs": {name: {"folder": str(tmp_path / "digits" / name)} for name in ("train", "validation")},
+        "hyperparameters": {
+            "model": "vit_tiny_patch16_224", "model_options": tiny, "image_size": 16, "global_batch_size": 64, "max_shift_pixels": 2,
+            "ema_decay": 0.9, "epochs": 2, "checkpoint_every": 4,
+        },
+    })  # fmt: skip
+    found = drill(job, kills=2, seed=4, say=said.append)
+    assert found.difference == "" and found.steps == 42, found
+    assert [kill.how for kill in found.kills] == [WORKERS, STOP] and found.kills[1].resumed_from > 0
+    assert list(found.weights) == ["model.safetensors"] and "validation_accuracy" in curve(found.undisturbed)[42]

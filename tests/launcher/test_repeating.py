@@ -1,0 +1,94 @@
+"""Runs that go on from the checkpoints of an earlier one, with real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launcher
+from tests.conftest import SLEEPER, wait_for_ready
+
+COUNTS = """
+    import os, pathlib, sys
+    place = pathlib.Path(os.environ["SAGEMAKER_BASE_DIR"], "checkpoints/deep/count")
+    count = int(place.read_text()) if place.exists() else 0
+    print(f"begins at {count}", flush=True)
+    place.parent.mkdir(exist_ok=True)
+    with open(place, "r+" if place.exists() else "w") as file:  # in place: a link would change the earlier run's too
+        file.write(str(count + 1))
+    sys.exit(1 if count == 0 else 0)
+"""
+TWO_HOSTS = {"compute": {"instance_count": 2}}
+
+
+def over(plan: launcher.Plan) -> launcher.Run:
+    run = launcher.run(plan)
+    run.wait(60)
+    return run
+
+
+def begins(run: launcher.Run) -> dict[str, str]:
+    """Where each host's count began."""
+    return {host: line.split()[-1] for host, line in run.logs() if line.startswith("begins at")}
+
+
+def left(run: launcher.Run, host: str = "algo-1") -> str:
+    return (run.folder.host(host) / "checkpoints/deep/count").read_text()
+
+
+def test_a_failed_run_goes_on_in_a_new_one_which_goes_on_in_a_third(script_job):
+    job = script_job(COUNTS)
+    first = over(launcher.plan(job))
+    Path(job.source, "script.py").write_text("print('somebody changed it')\n")
+    plan = launcher.resume("test")
+    assert plan.resumes == plan.replay_of == first.name and f"resumes     {first.name}" in str(plan)
+    second = over(plan)
+    third = over(launcher.resume(second.name))
+    assert [run.state for run in (first, second, third)] == ["Failed", "Completed", "Completed"]
+    assert [begins(run)["algo-1"] for run in (first, second, third)] == ["0", "1", "2"]
+    assert [left(run) for run in (first, second, third)] == ["1", "2", "3"], "the earlier ones stay as they were"
+    assert second.folder.read(second.folder.plan)["resumes"] == first.name
+    assert launcher.diff(first, second) == []
+
+
+def test_each_host_goes_on_from_its_own_and_a_new_one_begins_with_none(script_job):
+    first = over(launcher.plan(script_job(COUNTS.replace("1 if count == 0 else 0", "0"), **TWO_HOSTS)))
+    (first.folder.host("algo-2") / "checkpoints/deep/count").write_text("7")
+    more = over(launcher.resume(first.name, ["compute.instance_count=3"]))
+    assert begins(more) == {"algo-1": "1", "algo-2": "7", "algo-3": "0"}
+    assert begins(over(launcher.resume(first.name, ["compute.instance_count=1"]))) == {"algo-1": "1"}
+
+
+def test_replay_starts_anew(script_job):
+    first = over(launcher.plan(script_job(COUNTS)))
+    assert begins(over(launcher.replay(first.name))) == {"algo-1": "0"}
+
+
+def test_a_run_without_a_checkpoint_is_not_resumed(script_job):
+    run = over(launcher.plan(script_job("print(1)")))
+    with pytest.raises(launcher.UserError, match=f"left no checkpoint\n.*launcher replay {run.name} starts it anew"):
+        launcher.resume("test")
+
+
+def test_a_run_that_goes_on_is_not_resumed(script_job):
+    run = launcher.run(launcher.plan(script_job(SLEEPER)))
+    wait_for_ready(run, 1)
+    with pytest.raises(launcher.UserError, match=f"{run.name} is InProgress\n.*launcher stop {run.name}"):
+        launcher.resume(run.name)
+    run.stop()
+    assert run.wait(30) == "Stopped"
+
+
+def test_resume_as_it_is_typed(script_job):
+    first = over(launcher.plan(script_job(COUNTS, **TWO_HOSTS)))
+    command = [sys.executable, "-m", "launcher", "resume"]
+    typed = [*command, first.name, "environment.FLAG=x", "--hosts", "1", "--logs"]
+    done = subprocess.run(typed, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "begins at 1" in done.stdout, done.stderr
+    resumed = launcher.attach("test").folder
+    assert resumed.read(resumed.plan)["job"]["environment"] == {"FLAG": "x"} and not resumed.host("algo-2").exists()
+    done = subprocess.run([*command, "nothing"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "no such run" in done.stderr

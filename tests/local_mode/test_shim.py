@@ -1,0 +1,53 @@
+"""Whom the shim sends a SIGTERM to, where neither the toolkit nor torchrun starts the script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from launcher.backends import toolkit
+from tests.conftest import wait_until
+
+SLEEPS = f"exec {sys.executable} -c 'import time; time.sleep(60)'"
+RANK = f"#!/bin/sh\nexport {toolkit.RANK}=$1\n"
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """Starts a process tree whose top has a launcher's name: `stand_in("mpirun", text_of_shell_script)`; afterwards it is gone."""
+    started = []
+
+    def start(name: str, text: str) -> psutil.Process:
+        (tmp_path / "rank").write_text(f"{RANK}exec {tmp_path}/smddprun\n")
+        (tmp_path / "smddprun").write_text(f'#!/bin/sh\nsh -c "{SLEEPS}" rank\n:\n')
+        for tool in ("rank", "smddprun"):
+            (tmp_path / tool).chmod(0o755)
+        (tmp_path / name).symlink_to("/bin/bash")
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        started.append(subprocess.Popen([str(tmp_path / name), "-c", text], env=environment, start_new_session=True))
+        return psutil.Process(started[-1].pid)
+
+    yield start
+    for process in started:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mpirun", f"(exec -a ssh {SLEEPS[5:]}) & rank 0 & rank 1 & wait"),  # ssh: to the other hosts
+        ("sshd", "bash -c 'bash -c \"rank 2 & rank 3 & wait\"; :'; :"),
+    ],
+)
+def test_under_mpirun_it_reaches_the_ranks_and_neither_mpirun_nor_the_way_to_other_hosts(stand_in, name, text):
+    top = stand_in(name, text)
+    script = [["-c", "import time; time.sleep(60)"]] * 2
+    wait_until(lambda: [process.cmdline()[1:] for process in toolkit.ranks_below(top)] == script, 20, "two ranks")
+    below = top.children(recursive=True)
+    found = [process for process in toolkit.training_processes(psutil.Process()) if process in (top, *below)]
+    assert found == toolkit.ranks_below(top)
