@@ -1,5 +1,6 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
 # make test         set up .venv, then run the tests (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
+# make compat       the entry scripts' tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
@@ -12,9 +13,12 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 LAUNCHER := $(VENV)/bin/launcher
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
-PYTEST := $(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal
+TESTS := -m pytest -n $(WORKERS) --dist worksteal
+PYTEST := $(VENV)/bin/python $(TESTS)
+OLDEST := .venv-oldest
+OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test lint bench bench-kd image image-base image-training test-docker clean
+.PHONY: quickstart test compat lint bench bench-kd image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -30,6 +34,10 @@ quickstart: $(INSTALLED)
 
 test: $(INSTALLED) lint
 	$(PYTEST)
+
+compat: $(OLDEST)/.installed $(INSTALLED)
+	$(OLDEST)/bin/python $(TESTS) tests/entrypoints
+	$(PYTEST) tests/entrypoints
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
@@ -56,5 +64,9 @@ $(INSTALLED): pyproject.toml .ci/constraints.txt .ci/install
 	PYTHON=$(PYTHON) .ci/install $(VENV)
 	touch $@
 
+$(OLDEST)/.installed: pyproject.toml .ci/constraints-oldest.txt .ci/install
+	PYTHON=$(OLDEST_PYTHON) .ci/install $(OLDEST) oldest
+	touch $@
+
 clean:
-	rm -rf $(VENV) dist
+	rm -rf $(VENV) $(OLDEST) dist

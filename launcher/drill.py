@@ -42,6 +42,9 @@ TOLERANCE = 0.01
 WRITING_SECONDS = 20
 """How long a kill waits for a checkpoint to be under way."""
 
+TRIES = 5
+"""Trainings in a row that may be over before their first kill."""
+
 GOES_ON = re.compile(r"^going on from the checkpoint of step (\d+)$")
 """How a script tells where it resumes, as entrypoints/training/loop.py does."""
 
@@ -136,10 +139,12 @@ def drill(
         raise mistake("script", found, "let it train several steps, and tell each as training.reporting does")
     job = job.model_copy(update={"source": str(undisturbed.folder.code)})
     series = _Series([_with_hosts(job, count) for count in counts], result, reference, seed, say)
+    in_vain = 0
     while len(result.kills) < kills and not result.difference:
         before = len(result.kills)
         series.train(kills - before)
-        if len(result.kills) == before and not result.difference:
+        in_vain = in_vain + 1 if len(result.kills) == before else 0
+        if in_vain == TRIES and not result.difference:
             cure = "give it more to do, for example hyperparameters.epochs"
             raise mistake("script", f"its {result.steps} steps were over before it could be killed", cure)
     return result

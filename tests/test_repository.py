@@ -111,23 +111,45 @@ def test_the_config_in_the_readme_is_a_job(tmp_path, monkeypatch):
         )
 
 
-def test_the_python_in_the_readme_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    prepare("digits", "data/digits")
-    teacher = launcher.run(launcher.plan(launcher.load("configs/quickstart_teacher.yaml", smoke=True)))
-    assert teacher.wait(120) == "Completed"
-    api, on_aws, settings, script = code_blocks("python")
+@pytest.fixture(scope="module")
+def with_teacher(tmp_path_factory) -> Path:
+    """A folder with the digits and a run of the teacher."""
+    place = tmp_path_factory.mktemp("with-teacher")
+    (place / "configs").symlink_to(ROOT / "configs")
+    prepare("digits", place / "data/digits")
+    command = [sys.executable, "-m", "launcher", "run", "configs/quickstart_teacher.yaml", "--smoke"]
+    environment = {**os.environ, "LAUNCHER_RUNS": str(place / "runs")}
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+@pytest.fixture
+def python_blocks(with_teacher, monkeypatch) -> list[str]:
+    """The README's Python, in that folder."""
+    monkeypatch.chdir(with_teacher)
+    monkeypatch.setenv("LAUNCHER_RUNS", str(with_teacher / "runs"))
+    return code_blocks("python")
+
+
+def test_the_python_in_the_readme_runs(python_blocks):
+    api, _, _, _ = python_blocks
     done = subprocess.run([sys.executable, "-c", api], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Completed 0."), done.stdout + done.stderr
+
+
+def test_the_estimator_in_the_readme_runs_against_the_emulator(python_blocks):
+    _, on_aws, _, _ = python_blocks
     command = ["emulate", "configs/quickstart.yaml", "--", sys.executable, "-c", on_aws]
     done = subprocess.run([sys.executable, "-m", "launcher", *command], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Completed "), done.stdout + done.stderr
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "my_settings.py").write_text(settings)
-    (mine / "train.py").write_text(script)
-    job = {"name": "mine", "script": "train.py", "source": str(mine), "hyperparameters": {"depth": 7}}
+
+
+def test_a_script_of_ones_own_as_in_the_readme_runs_and_is_checked(tmp_path):
+    _, _, settings, script = code_blocks("python")
+    (tmp_path / "my_settings.py").write_text(settings)
+    (tmp_path / "train.py").write_text(script)
+    job = {"name": "mine", "script": "train.py", "source": str(tmp_path), "hyperparameters": {"depth": 7}}
     run = launcher.run(launcher.plan(launcher.from_values(job)))
     assert run.wait(60) == "Completed" and "7" in [line for _, line in run.logs()]
     with pytest.raises(launcher.UserError, match="did you mean depth"):

@@ -129,7 +129,7 @@ def open_cache(
     parts = {
         "teacher weights": teacher.digest(),
         "transform": hashlib.sha256(views.encode()).hexdigest(),
-        "data": data.training.folder.digest(),
+        "data": world.broadcast_bytes(data.training.folder.digest().encode() if world.is_first else None).decode(),
         "dtype": settings.teacher_number_format,
     }
     return TeacherCache.open(

@@ -82,7 +82,7 @@ class World:
         if not rows.numel():  # gloo of torch 2.0 dies of an empty tensor
             return torch.cat([rows] * self.size)
         # as bytes: gloo knows no int16, and in older versions neither bool nor bfloat16
-        own = rows.detach().contiguous().view(-1).view(torch.uint8).to(self.device)
+        own = rows.reshape(-1).view(torch.uint8).to(self.device)
         pieces = [torch.empty_like(own) for _ in range(self.size)]
         self.collectives.all_gather(pieces, own)
         return torch.cat(pieces).to(rows.device).view(rows.dtype).view(-1, *rows.shape[1:])
@@ -226,7 +226,7 @@ def _connect(world: World, store: dist.Store, timeout: timedelta, wait: Wait) ->
             dist.init_process_group(
                 world.backend, store=group_store, rank=world.rank, world_size=world.size, timeout=timeout
             )
-        world.total(torch.zeros(1, device=world.device))
+        world.total(torch.zeros(1, device=world.device)).item()  # waits for the device too
 
     cause = (
         "the hosts' security group must pass all traffic among its own members, and GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, "
@@ -245,9 +245,12 @@ def _tell_first(store: dist.Store, text: str) -> str | None:
     """What the first rank to fail told: this text, where no other was before. None where the store does not answer."""
     answers: list[str] = []
 
-    def ask() -> None:
+    def ask() -> None:  # without compare_set, where torch 2.0 crashes if the answer is shorter than two characters:
+        # https://github.com/pytorch/pytorch/issues/123983
         with contextlib.suppress(RuntimeError):
-            answers.append(store.compare_set("first to fail", "", text).decode())
+            if text and store.add("failures", 1) == 1:
+                store.set("first to fail", text)
+            answers.append(store.get("first to fail").decode() if store.add("failures", 0) else "")
 
     thread = threading.Thread(target=ask, daemon=True)  # where a host has vanished, the call waits for it
     thread.start()

@@ -82,7 +82,6 @@ def save(
                 **preprocessing,
                 "crop_pct": 1.0,
                 "crop_mode": "center",
-                "num_classes": len(classes),
                 "fixed_input_size": _fixed(published, options),
                 "pool_size": None,
                 "first_conv": published.first_conv,

@@ -97,12 +97,12 @@ def describe(error: Exception, rank: str) -> str:
     Its type and message; the known cause with its cure, or the other rank that failed before; host, step and memory; as much of
     the traceback's end as fits.
     """
-    head = f"rank {rank}: {type(error).__name__}: {_message(error)}"[: LIMIT // 2]
+    head = f"rank {rank}: {type(error).__name__}: {_message(error)}"
     where = f"{os.environ.get('SM_CURRENT_HOST') or socket.gethostname()}, {_steps()}"
     own_cause = next((cause.text for cause in CAUSES if re.search(cause.pattern, head)), None)
     # torch's errors of the kind are RuntimeErrors; a connection to S3 that breaks is none
     from_another = own_cause is None and isinstance(error, RuntimeError) and re.search(OTHER_RANK.pattern, head)
-    told = progress.tell_first("" if from_another else f"{head} ({where})") if progress.tell_first else ""
+    told = progress.tell_first("" if from_another else f"{head[: LIMIT // 4]} ({where})") if progress.tell_first else ""
     cause = _other_rank(told) if from_another else own_cause
     lines = [head, *([f"cause: {cause}"] if cause else []), f"{where}, {_memory()}"]
     text = "\n".join(line[: LIMIT // 2] for line in lines) + "\n"
@@ -114,7 +114,7 @@ def _other_rank(told: str | None) -> str:
     """Why another rank's fault is felt here, from what the first one to fail told."""
     if told is None:
         return "rank 0, which keeps who failed first, has ended too: see its host's log"
-    return f"the first to fail was {told[: LIMIT // 3]}" if told else OTHER_RANK.text
+    return f"the first to fail was {told}" if told else OTHER_RANK.text
 
 
 def _steps() -> str:

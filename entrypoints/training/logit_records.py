@@ -105,6 +105,11 @@ class RecordLayout:
         return records.view(self.fields)[:, 0]
 
 
+def record_layout(classes: int, top_k: int | None, precision: Precision) -> RecordLayout:
+    """The layout that keeps the `top_k` largest logits; all for None, or as many as there are classes."""
+    return RecordLayout(classes, None if top_k is None or top_k >= classes else top_k, precision)
+
+
 class Seal:
     """Checksums that only hold for records of one cache, at their own place.
 

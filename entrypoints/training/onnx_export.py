@@ -90,6 +90,9 @@ def save_onnx(model: Normalized, folder: Path, image_size: int | Sequence[int], 
 
 
 def _write(model: Normalized, images: torch.Tensor, file: Path) -> None:
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):  # timm's switch for attention in one call, which torch 2.0 cannot export
+            module.fused_attn = False
     names = {"input_names": ["pixels"], "output_names": ["logits"]}
     # the exporter by tracing: every torch since 2.0 has it, and it needs no package beyond onnx
     exporter = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}

@@ -141,7 +141,7 @@ def roll_call(place: Place, backend: str, wait: Wait) -> dist.Store:
             if wait.left <= 0:
                 raise TimeoutError(
                     f"after {wait.limit} still missing: {_absent(store, place.size)}. Their own logs say why: they failed, "
-                    "were killed, or have yet to start. If they only need longer, give them more minutes"
+                    "were killed, or have yet to start. If they only need longer, raise process_group_minutes"
                 )
             wait.pause(lambda: _absent(store, place.size), is_heard=place.rank == 0 or not store.add(_entered(0), 0))
         if store.add(kind, 0) < place.size:

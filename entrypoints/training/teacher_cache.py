@@ -25,7 +25,7 @@ import torch
 
 from training.data.batches import LabelledBatch
 from training.distributed import World
-from training.logit_records import Precision, RecordLayout, Seal, ViewFile
+from training.logit_records import Precision, RecordLayout, Seal, ViewFile, record_layout
 
 FORMAT = 1
 """Of the records; a folder with another one is refused."""
@@ -86,7 +86,7 @@ class TeacherCache:
             ValueError: the folder holds the logits of something else, lies on too small a disk, or is read-only and incomplete;
                 the message names the part that differs, or what is missing, and the cure.
         """
-        layout = RecordLayout(classes, top_k if top_k is not None and top_k < classes else None, precision)
+        layout = record_layout(classes, top_k, precision)
         identity = {
             "record format": FORMAT,
             **parts,
@@ -117,7 +117,7 @@ class TeacherCache:
         return (
             f"teacher cache {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.images:,} images, {kept} "
             f"{self.layout.classes:,} logits in {self.layout.precision}: {self.layout.size} bytes each, {_readable(self.size_bytes)} "
-            f"in all; "
+            "in all; "
             + (
                 f"{_readable(shutil.disk_usage(self.where).free)} are free there"
                 if self.writable
@@ -203,7 +203,7 @@ class TeacherCache:
                 self._require_room()  # or the next attempt, with a smaller top_k, would find the manifest of this one
                 _write_manifest(self.where, identity, self.layout)
         _require_same(self.where, _read_manifest(self.where), identity)
-        self.writable = _can_write(self._path(1))
+        self.writable = _can_write(self.where, self._path(1))
         if self.writable:
             self._require_room()
         else:
@@ -260,8 +260,7 @@ class TeacherCache:
 
 def size_of(images: int, classes: int, views: int, top_k: int | None, precision: Precision) -> int:
     """Bytes of the records of a full cache."""
-    kept = top_k if top_k is not None and top_k < classes else None
-    return views * images * RecordLayout(classes, kept, precision).size
+    return views * images * record_layout(classes, top_k, precision).size
 
 
 def _write_manifest(where: Path, identity: Mapping[str, Any], layout: RecordLayout) -> None:
@@ -316,10 +315,11 @@ def _cannot_begin(where: Path) -> Iterator[None]:
         ) from error
 
 
-def _can_write(path: Path) -> bool:
-    """Whether records can be written in the middle of a file; it is made where there is none."""
+def _can_write(where: Path, path: Path) -> bool:
+    """Whether files can be made in a folder, and records written in the middle of one there; it is made where there is none."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
+        with tempfile.TemporaryFile(dir=where):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
     except OSError as error:
         if error.errno not in READ_ONLY:
             raise

@@ -25,6 +25,7 @@ VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads"
 MODELS = {
     "vit_tiny_patch16_224": ({**VIT, "in_chans": 1, "drop_rate": 0.1}, 16),
     "vit_small_patch16_224": ({**VIT, "img_size": 32, "dynamic_img_size": True}, 48),
+    "vit_tiny_patch16_384": ({"embed_dim": 24, "depth": 1, "num_heads": 2}, 384),
     "resnet10t": ({"in_chans": 1}, 32),
     "mobilenetv3_small_050": ({}, 32),
     "convnext_atto": ({"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}, 40),
@@ -103,6 +104,16 @@ def test_the_names_of_the_classes_and_the_metrics_stand_in_the_description(tmp_p
     assert config["pretrained_cfg"]["std"] == [0.226], "shortest decimals"
     alone = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     assert alone.pretrained_cfg["label_names"] == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("name", "fixed"), [("vit_tiny_patch16_224", True), ("vit_small_patch16_224", False), ("resnet10t", False)]
+)
+def test_only_a_model_for_images_of_one_size_is_said_to_be_so(name, fixed, tmp_path):
+    """An older timm does not see by itself that dynamic_img_size takes any."""
+    saved(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["pretrained_cfg"]["fixed_input_size"] is fixed
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -194,7 +205,7 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path):
 
 def test_weights_that_share_memory_or_lie_in_another_order_are_saved_as_they_are(tmp_path):
     model = made("mobilenetv3_small_050").to(memory_format=torch.channels_last)
-    model.model.tied = nn.Parameter(model.model.conv_stem.weight.detach())
+    model.model.tied = nn.Parameter(model.model.bn1.weight.detach())
     export.save(model, tmp_path, name="mobilenetv3_small_050", options={}, classes=CLASSES, image_size=32)
     found = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in model.model.state_dict().items())

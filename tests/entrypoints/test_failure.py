@@ -80,6 +80,7 @@ def test_a_failure_fits_what_sagemaker_shows(message):
         (RuntimeError("DataLoader worker (pid 9) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory."), "/dev/shm is too small"),
         (RuntimeError("DataLoader worker (pid(s) 9) exited unexpectedly"), "the host's memory is full, or a data worker crashed"),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory"), "the host's memory is full"),
+        (RuntimeError("a long story " * 100 + "CUDA out of memory"), "the GPU's memory is full"),
         (FloatingPointError("the loss is nan at step 12"), "training has diverged"),
         (OSError(28, "No space left on device"), "the disk is full"),
         (IndexError("Target 10 is out of bounds."), "a label lies outside"),

@@ -27,6 +27,7 @@ from training.timeline import Timeline
 from launcher.metric_lines import parse_line
 from tests.conftest import ROOT
 from tests.entrypoints.ranks import run_ranks
+from tests.entrypoints.torch_versions import fp16_on_cpu
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 
@@ -128,7 +129,12 @@ def test_parts_of_a_batch_add_up_to_the_step_of_the_whole(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"precision": "fp16", "ema_decay": 0.9}, {"optimizer": "sgd", "precision": "bf16"}]
+    "values",
+    [
+        {},
+        pytest.param({"precision": "fp16", "ema_decay": 0.9}, marks=fp16_on_cpu),
+        {"optimizer": "sgd", "precision": "bf16"},
+    ],
 )
 def test_a_stopped_run_resumed_in_the_middle_of_an_epoch_continues_bit_for_bit(tmp_path, values):
     undisturbed = run(tmp_path / "undisturbed", **values)

@@ -12,6 +12,8 @@ from PIL import Image
 from torch import nn
 from training import models
 
+from tests.entrypoints.torch_versions import fp16_on_cpu
+
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
@@ -35,7 +37,7 @@ def by_hand(images: torch.Tensor) -> torch.Tensor:
     return (images / 255 - mean) / std
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=fp16_on_cpu)])
 @pytest.mark.parametrize("inner", [True, False], ids=["the model inside is cast", "all is cast"])
 def test_pixels_are_normalised_exactly_whatever_the_weights_are(dtype, inner):
     model = models.Normalized(Seen(), MEAN, STD)

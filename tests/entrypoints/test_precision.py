@@ -7,11 +7,14 @@ import torch
 from torch import nn
 from training import precision
 
+from tests.entrypoints.torch_versions import fp16_on_cpu
+
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+    ("name", "dtype"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), pytest.param("fp16", torch.float16, marks=fp16_on_cpu)],
 )
 def test_a_matrix_product_comes_out_in_the_chosen_format(name, dtype):
     chosen = precision.choose(name, CPU)
@@ -19,12 +22,20 @@ def test_a_matrix_product_comes_out_in_the_chosen_format(name, dtype):
         assert nn.Linear(4, 4)(torch.rand(2, 4)).dtype == dtype == chosen.dtype
 
 
-def test_only_fp16_scales_its_loss():
-    assert [precision.choose(name, CPU).scaler() is not None for name in ("fp32", "bf16", "fp16")] == [
-        False,
-        False,
-        True,
-    ]
+@fp16_on_cpu
+def test_fp16_scales_its_loss():
+    assert precision.choose("fp16", CPU).scaler() is not None
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_no_other_format_scales_its_loss(name):
+    assert precision.choose(name, CPU).scaler() is None
+
+
+def test_fp16_is_refused_where_torch_cannot_scale_its_loss(monkeypatch):
+    monkeypatch.delattr(torch.amp, "GradScaler", raising=False)  # as before torch 2.3
+    with pytest.raises(ValueError, match="precision fp16: torch .* no gradient scaler for the cpu: set bf16 or fp32"):
+        precision.choose("fp16", CPU)
 
 
 def test_tf32_is_refused_without_a_gpu():

@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 from torch import nn
 from training import export, models, segmenter
+from training.data.batches import open_loaders
 from training.data.masks import open_data
 from training.distributed import World
 from training.evaluation import evaluate_pixels, mean_iou
@@ -20,7 +21,7 @@ from training.losses import pixel_cross_entropy
 from training.script_settings import SegmentationSettings
 
 import launcher
-from tests.entrypoints.test_loop import two_ranks
+from tests.entrypoints.ranks import run_ranks
 from tests.entrypoints.test_training_runs import finished, weights
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
@@ -123,7 +124,7 @@ def test_two_ranks_with_uneven_shares_measure_what_one_does(tmp_path):
         with process_group() as world:
             (out / f"{world.rank}.json").write_text(json.dumps(evaluate(world)))
     """
-    done = two_ranks(tmp_path, setup + body)
+    done = run_ranks(tmp_path, setup + body)
     assert [item.returncode for item in done] == [0, 0], done
     names: dict = {}
     exec(compile(textwrap.dedent(setup), "setup", "exec"), names)
@@ -189,7 +190,10 @@ def rebuilt(folder) -> models.Normalized:
     """A segmenter from the files that a run leaves, as its config.json says."""
     description = export.read_description(folder)
     model = segmenter.build(
-        description.name, description.options, len(description.classes), decoder_channels=description.decoder["channels"]
+        description.name,
+        description.options,
+        len(description.classes),
+        decoder_channels=description.decoder["channels"],
     )
     model.model.load_state_dict(load_file(folder / "model.safetensors"))
     return model.eval()
@@ -249,13 +253,14 @@ def test_a_run_learns_and_leaves_a_model_that_does_as_well(blocks):
     result = run.result()
     assert result["validation_miou"] > 0.9 and result["validation_pixel_accuracy"] > 0.95
     assert result["settings"]["image_size"] == [64, 64] and result["steps"] == 36 and not result["stopped"]
-    shown = list(run.progress())[-1].values
+    [*_, shown] = (metric.values for metric in run.progress() if "validation_miou" in metric.values)
     for name in ("validation_miou", "validation_pixel_accuracy", "validation_loss"):
         assert shown[name] == pytest.approx(result[name], abs=1e-4)
     settings = SegmentationSettings(**{**VALUES, "image_size": (64, 64)})
-    data = open_data(blocks / "train", blocks / "validation", settings, 3, ALONE)
+    data = open_data(blocks / "train", blocks / "validation", settings, 3)
+    validation = open_loaders(data, settings, ALONE, batch_size_per_device=8).validation
     model = rebuilt(run.folder.host("algo-1") / "model")
-    again = evaluate_pixels(model, data.validation, ALONE, classes=3, ignore_index=255)
+    again = evaluate_pixels(model, validation, ALONE, classes=3, ignore_index=255)
     assert again == pytest.approx({name: result[name] for name in again}, rel=1e-4)
 
 

@@ -179,6 +179,11 @@ def test_logits_that_a_record_cannot_hold_are_refused_with_the_cure(value, preci
         through_a_record(logits, top_k, precision)
 
 
+def test_a_rest_of_impossible_classes_is_refused():
+    with pytest.raises(ValueError, match="not finite"):
+        through_a_record(torch.tensor([[1.0, 2.0, -torch.inf, -torch.inf]]), 2)
+
+
 def test_a_checksum_breaks_with_any_bit_and_holds_at_no_other_place():
     layout = RecordLayout(CLASSES, 3, "fp16")
     seal, numbers = Seal(b"key", layout.size), np.arange(4)
@@ -192,6 +197,8 @@ def test_a_checksum_breaks_with_any_bit_and_holds_at_no_other_place():
     assert not seal.holds(records, numbers[::-1].copy(), 1).any()
     assert not seal.holds(records, numbers, 2).any()
     assert not Seal(b"another", layout.size).holds(records, numbers, 1).any()
+    for weight in ("_start", "_number", "_view"):  # the chance of 2**-32 that a record of zeros has the checksum zero
+        setattr(seal, weight, np.uint64(0))
     assert not seal.holds(np.zeros_like(records), numbers, 1).any()
 
 
@@ -316,6 +323,13 @@ def test_whatever_happens_to_a_file_its_records_are_right_or_absent_and_come_bac
         torch.testing.assert_close(seen, expected, rtol=2**-10, atol=1e-3)
         assert cache.hits + cache.misses == IMAGES and cache.misses > 0
         assert cache.begin_epoch(1, np.arange(IMAGES)), "what was lost is back"
+
+
+def test_a_file_that_grew_gives_its_records(tmp_path):
+    filled(tmp_path)
+    with open(tmp_path / "view-0001.bin", "ab") as file:
+        file.write(b"more")
+    kept(tmp_path)
 
 
 def test_a_record_that_breaks_within_a_complete_epoch_is_mended(tmp_path):

@@ -15,6 +15,7 @@ from training.distributed import World
 import launcher
 from launcher.prepare import prepare
 from tests.conftest import ROOT, assert_nothing_left, wait_until
+from tests.entrypoints.torch_versions import gloo_adds_bf16
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "in_chans": 1}
@@ -302,9 +303,10 @@ def test_two_hosts_fill_a_cache_and_train_as_one_host_does(digits, taught):
 
 
 def test_every_lever_together_trains_on_two_hosts(digits, taught):
+    compression = "bf16" if gloo_adds_bf16() else "none"
     run = distilled(
         digits, taught, hosts=2, precision="bf16", zero=True, ema_decay=0.9, batch_size_per_device=4, static_graph=True,
-        gradient_compression="bf16", method="dkd", standardize_logits=True, mixup=0.8, random_erasing=0.5, channels_last=True,
+        gradient_compression=compression, method="dkd", standardize_logits=True, mixup=0.8, random_erasing=0.5, channels_last=True,
     )  # fmt: skip
     assert {"dkd_target", "dkd_nontarget", "label_loss", "teacher_loss"} <= set(run.metrics()[0])
     said = "\n".join(line for _, line in run.logs())

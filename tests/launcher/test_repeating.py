@@ -47,24 +47,27 @@ def test_a_failed_run_goes_on_in_a_new_one_which_goes_on_in_a_third(script_job):
     assert plan.resumes == plan.replay_of == first.name and f"resumes     {first.name}" in str(plan)
     second = over(plan)
     third = over(launcher.resume(second.name))
+    anew = over(launcher.replay(second.name))
     assert [run.state for run in (first, second, third)] == ["Failed", "Completed", "Completed"]
     assert [begins(run)["algo-1"] for run in (first, second, third)] == ["0", "1", "2"]
     assert [left(run) for run in (first, second, third)] == ["1", "2", "3"], "the earlier ones stay as they were"
     assert second.folder.read(second.folder.plan)["resumes"] == first.name
-    assert launcher.diff(first, second) == []
+    assert launcher.diff(first, second) == [] and begins(anew) == {"algo-1": "0"}, "replay takes no checkpoints along"
 
 
 def test_each_host_goes_on_from_its_own_and_a_new_one_begins_with_none(script_job):
-    first = over(launcher.plan(script_job(COUNTS.replace("1 if count == 0 else 0", "0"), **TWO_HOSTS)))
+    """By the command."""
+    first = over(launcher.plan(script_job(COUNTS, **TWO_HOSTS)))
     (first.folder.host("algo-2") / "checkpoints/deep/count").write_text("7")
-    more = over(launcher.resume(first.name, ["compute.instance_count=3"]))
-    assert begins(more) == {"algo-1": "1", "algo-2": "7", "algo-3": "0"}
-    assert begins(over(launcher.resume(first.name, ["compute.instance_count=1"]))) == {"algo-1": "1"}
-
-
-def test_replay_starts_anew(script_job):
-    first = over(launcher.plan(script_job(COUNTS)))
-    assert begins(over(launcher.replay(first.name))) == {"algo-1": "0"}
+    command = [sys.executable, "-m", "launcher", "resume"]
+    typed = [*command, first.name, "environment.FLAG=x", "--hosts", "3", "--logs"]
+    done = subprocess.run(typed, capture_output=True, text=True, timeout=60)
+    resumed = launcher.attach("test")
+    assert begins(resumed) == {"algo-1": "1", "algo-2": "7", "algo-3": "0"} and "begins at 7" in done.stdout
+    assert resumed.folder.read(resumed.folder.plan)["job"]["environment"] == {"FLAG": "x"}
+    assert (done.returncode, resumed.state) == (1, "Failed"), "algo-3 fails, as every host does at first"
+    done = subprocess.run([*command, "nothing"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "no such run" in done.stderr
 
 
 def test_a_run_without_a_checkpoint_is_not_resumed(script_job):
@@ -80,15 +83,3 @@ def test_a_run_that_goes_on_is_not_resumed(script_job):
         launcher.resume(run.name)
     run.stop()
     assert run.wait(30) == "Stopped"
-
-
-def test_resume_as_it_is_typed(script_job):
-    first = over(launcher.plan(script_job(COUNTS, **TWO_HOSTS)))
-    command = [sys.executable, "-m", "launcher", "resume"]
-    typed = [*command, first.name, "environment.FLAG=x", "--hosts", "1", "--logs"]
-    done = subprocess.run(typed, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "begins at 1" in done.stdout, done.stderr
-    resumed = launcher.attach("test").folder
-    assert resumed.read(resumed.plan)["job"]["environment"] == {"FLAG": "x"} and not resumed.host("algo-2").exists()
-    done = subprocess.run([*command, "nothing"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "no such run" in done.stderr

@@ -16,10 +16,5 @@ def test_a_job_goes_on_from_the_checkpoints_that_its_failed_one_left_in_s3(sagem
     second = launcher.run(launcher.resume(first.name))
     assert second.wait(120) == "Completed"
     assert "begins at 1" in [line for _, line in second.logs()]
-
-
-def test_a_job_without_checkpoints_is_not_resumed(sagemaker_job):  # noqa: F811
-    run = started(sagemaker_job("print(1)"))
-    assert run.wait(120) == "Completed"
     with pytest.raises(launcher.UserError, match="had no place in S3 for them\n.*checkpoints: s3://"):
-        launcher.resume(run.name)
+        launcher.resume(first.name, ["checkpoints=null"])
