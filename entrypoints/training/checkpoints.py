@@ -82,6 +82,7 @@ class Checkpoints:
 
         The new checkpoint appears whole or not at all, and only then the oldest goes. Where the disk fails, the ones before
         stay, a warning is said and training goes on: losing steps later is better than losing all of them now.
+        `load` comes first in every process: checkpoints of later steps are taken for those that it passed over, and removed.
 
         Args:
             step: optimizer steps done.

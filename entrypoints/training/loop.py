@@ -112,6 +112,14 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
     per_epoch, validation = len(loaders.train_batches), {}
     epochs = -(-steps // per_epoch)
     resumed_from = _resume(state, run)
+
+    def evaluation_is_due() -> bool:
+        epoch, rest = divmod(state.step, per_epoch)
+        return state.step == steps or (rest == 0 and epoch % settings.evaluate_every == 0)
+
+    if resumed_from and evaluation_is_due() and (state.evaluated_at != state.step or state.step == steps):
+        epoch = -(-state.step // per_epoch)  # the run before ended between this step and its evaluation
+        validation = _evaluate(evaluate, state, (epoch, epochs, state.step, steps), run)
     stopped, saved = False, state.step
     while state.step < steps and not stopped:
         epoch, first = state.step // per_epoch + 1, state.step % per_epoch
@@ -134,14 +142,12 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
             if settings.checkpoint_every and state.step % settings.checkpoint_every == 0:
                 saved = _save(state, place, run)
                 timeline.start()
-        if not stopped and (epoch % settings.evaluate_every == 0 or state.step == steps):
+        if not stopped and evaluation_is_due():
             validation = _evaluate(evaluate, state, place, run)
         if state.step != saved and (stopped or settings.checkpoint_every is None or state.step == steps):
             saved = _save(state, place, run, required=stopped)
     run.stop.finish()
     world.average_buffers(state.evaluated)  # as they are exported, also after a stop
-    if state.step == steps == resumed_from:
-        validation = _evaluate(evaluate, state, (epochs, epochs, steps, steps), run)
     seconds = timeline.seconds_per_step()
     speed = settings.global_batch_size / seconds if seconds else None
     return Outcome(state.step, resumed_from, stopped, speed, validation)
@@ -229,6 +235,7 @@ def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) 
     started = time.perf_counter()
     run.world.average_buffers(state.evaluated)
     metrics = evaluate(state.evaluated)
+    state.evaluated_at = state.step
     run.report.metrics(*place, {**metrics, "evaluate_s": time.perf_counter() - started})
     return metrics
 

@@ -32,6 +32,8 @@ class TrainingState:
     scaler: torch.amp.GradScaler | None
     world: World
     step: int = 0
+    evaluated_at: int = 0
+    """The step after which the last evaluation was."""
     learning_rate: float = 0.0
     """Of the last step."""
 
@@ -47,6 +49,7 @@ class TrainingState:
             return None
         return {
             "step": self.step,
+            "evaluated_at": self.evaluated_at,
             "model": self.model.state_dict(),
             "average": None if self.average is None else self.average.module.state_dict(),
             "optimizer": optimizer,
@@ -56,7 +59,7 @@ class TrainingState:
 
     def restore(self, captured: dict[str, Any]) -> None:
         """Go on from a captured state; the world may have another size than then."""
-        self.step = captured["step"]
+        self.step, self.evaluated_at = captured["step"], captured["evaluated_at"]
         self.model.load_state_dict(captured["model"])
         if self.average is not None:
             self.average.module.load_state_dict(captured["average"])

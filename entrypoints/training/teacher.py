@@ -45,7 +45,7 @@ class FrozenModel:
             model: it is changed, and must not be used elsewhere.
             name, options: as timm.create_model took them.
         """
-        self.name, self.options, self.precision = name, dict(options), precision
+        self.name, self.options = name, dict(options)
         memory_format = torch.channels_last if models.convolutional(model) else torch.contiguous_format
         self.model = model.to(dtype=FORMATS[precision], memory_format=memory_format).eval().requires_grad_(False)
         self._parts = [*model.modules()]
@@ -64,7 +64,6 @@ class FrozenModel:
         described = {
             "name": self.name,
             "options": self.options,
-            "precision": self.precision,
             "image size": self.model.image_size,
             "mean": self.model.mean.flatten().tolist(),
             "std": self.model.std.flatten().tolist(),

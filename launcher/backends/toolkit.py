@@ -91,15 +91,21 @@ def pass_on_sigterm() -> None:
 
 
 def training_processes(toolkit) -> list:
-    """The processes that run the script: torchrun's children, MPI's ranks, or the toolkit's own where it starts the script itself."""
+    """The processes that run the script: torchrun's children, MPI's ranks, or the toolkit's own where it starts the script itself.
+
+    One that still has its parent's command line is a fork on its way to becoming the script: a signal of now would fall to
+    the parent's handler in it, and be lost.
+    """
     import psutil
 
     found = []
     for child in toolkit.children():
         try:
             command = child.cmdline()
+            if command == toolkit.cmdline():
+                continue
             if any(part.endswith(TORCHRUN) for part in command[:4]):
-                found += child.children()
+                found += [worker for worker in child.children() if worker.cmdline() != command]
             elif command and os.path.basename(command[0].partition(":")[0]) in MPI:
                 found += ranks_below(child)
             else:

@@ -148,6 +148,33 @@ def test_a_stopped_run_resumed_in_the_middle_of_an_epoch_continues_bit_for_bit(t
     assert resumed.outcome.validation == undisturbed.outcome.validation
 
 
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_run_that_ended_between_a_step_and_its_evaluation_evaluates_first(tmp_path, stop):
+    """An epoch has five steps; in the first case a stop comes after the fifth, in the second the process is lost there."""
+
+    class AtTheEnd(StopsAt):
+        step = 5
+
+    class Lost(Classification):
+        def begin_epoch(self, epoch, batches):
+            assert epoch == 1, "lost"
+
+    undisturbed = run(tmp_path / "undisturbed")
+    if stop:
+        first = run(tmp_path / "resumed", task=AtTheEnd)
+        assert first.outcome.steps == 5 and first.outcome.validation == {}
+    else:
+        with pytest.raises(AssertionError, match="lost"):
+            run(tmp_path / "resumed", task=Lost)
+    resumed = run(tmp_path / "resumed")
+    assert resumed.outcome.resumed_from == 5
+    validations = [
+        [(line["step"], line["validation_loss"]) for line in trained.metrics if "validation_loss" in line]
+        for trained in (undisturbed, resumed)
+    ]
+    assert validations[1] == (validations[0] if stop else validations[0][1:])
+
+
 def test_a_run_resumes_from_the_steps_it_was_told_to_keep(tmp_path):
     run(tmp_path, checkpoint_every=4, keep_checkpoints=2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000012", "step-00000015"]

@@ -1,4 +1,4 @@
-"""Whom the shim sends a SIGTERM to, where neither the toolkit nor torchrun starts the script."""
+"""Whom the shim sends a SIGTERM to: ranks that mpirun starts, and no process that is not the script yet."""
 
 from __future__ import annotations
 
@@ -51,3 +51,22 @@ def test_under_mpirun_it_reaches_the_ranks_and_neither_mpirun_nor_the_way_to_oth
     below = top.children(recursive=True)
     found = [process for process in toolkit.training_processes(psutil.Process()) if process in (top, *below)]
     assert found == toolkit.ranks_below(top)
+
+
+def test_a_fork_that_is_not_the_script_yet_is_not_told_before_it_is():
+    """It has the parent's handler, which would swallow the signal; and nobody is told twice."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(reading, 1)
+        os.execvp("sleep", ["sleep", "60"])
+    try:
+        script, here = psutil.Process(pid), psutil.Process()
+        assert script in here.children() and script not in toolkit.training_processes(here)
+        os.write(writing, b".")
+        wait_until(lambda: script in toolkit.training_processes(here), 20, "the script")
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import textwrap
 
+import pytest
 import yaml
 
 from tests.conftest import ROOT
@@ -31,6 +32,7 @@ smoke: {compute: {instance_count: 1}}
 """
 
 
+@pytest.mark.timeout(1200)  # it installs packages
 def test_readmes_job_runs_a_users_config_on_two_hosts_in_containers(engine, tmp_path):
     tracked = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for path in filter(None, subprocess.run(tracked, capture_output=True, text=True, check=True).stdout.split("\0")):
