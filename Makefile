@@ -3,6 +3,7 @@
 # make compat       the entry scripts' tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
+# make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
 # make image-training   the image for SageMaker, on one of AWS's Deep Learning Containers
@@ -18,7 +19,7 @@ PYTEST := $(VENV)/bin/python $(TESTS)
 OLDEST := .venv-oldest
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat lint bench bench-kd image image-base image-training test-docker clean
+.PHONY: quickstart test compat lint bench bench-kd drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -47,6 +48,11 @@ bench: $(INSTALLED)
 
 bench-kd: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/distillation.py
+
+drill: $(INSTALLED)
+	$(LAUNCHER) prepare digits data/digits
+	$(LAUNCHER) drill configs/quickstart_teacher.yaml hyperparameters.epochs=6 hyperparameters.checkpoint_every=7 --kills 20
+	$(LAUNCHER) drill configs/quickstart_teacher.yaml distribution=torchrun hyperparameters.epochs=2 hyperparameters.checkpoint_every=7 --hosts 2 --kills 4
 
 image: $(INSTALLED)
 	docker/build local

@@ -170,7 +170,8 @@ class TeacherCacheSettings:
     views: int
     """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1. As many as epochs: as if the teacher ran."""
     top_k: int | None = 10
-    """Largest logits kept of an image, with the log-sum-exp of the rest. None: all of them."""
+    """Largest logits kept of an image, with the log-sum-exp of the rest, which it is then spread over evenly: coarse at a high
+    temperature and with many classes. None: all of them."""
     where: str | None = None
     """A folder. None: teacher_cache among the checkpoints, which SageMaker copies to S3. A relative name of an input, as in
     channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""

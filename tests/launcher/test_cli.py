@@ -245,13 +245,14 @@ def test_no_new_option_by_accident():
         typed(command, "--help").stdout
         for command in (
             *("plan", "run", "replay", "attach", "runs", "show", "logs", "stop", "compare", "diff", "profile"),
-            *("emulate", "prepare"),
+            *("emulate", "prepare", "resume", "drill"),
         )
     )
     options = set(re.findall(r"--[a-z-]+", text))
     assert options == {
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
+        "--kills", "--hosts-after", "--seed",
     }  # fmt: skip
     readme = (Path(ROOT) / "README.md").read_text()
     assert all(option in readme for option in options - {"--help"})
