@@ -84,6 +84,8 @@ class Packages:
     """Names to import that every PyTorch training image from 2.0 on has."""
     pins: Mapping[str, str]
     """Packages that this kit's scripts need beyond that, and the version to install."""
+    on_request: Mapping[str, Mapping[str, str]]
+    """By hyperparameter: packages that this kit's scripts need where it is true."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +244,11 @@ def end_of_patch(framework_version: str) -> date | None:
 def packages() -> Packages:
     """What the training images' Python holds, and what must be installed beyond that."""
     facts = _catalog()["packages"]
-    return Packages(modules=frozenset(facts["modules"]), pins=MappingProxyType(facts["pins"]))
+    return Packages(
+        modules=frozenset(facts["modules"]),
+        pins=MappingProxyType(facts["pins"]),
+        on_request=MappingProxyType(facts["on_request"]),
+    )
 
 
 def closed_service(key: str) -> ClosedService:

@@ -23,12 +23,11 @@ def complete(job: Job, files: list[TravelFile]) -> list[TravelFile]:
         return files
     if any(file.path == FILE for file in files):
         return files
-    pins = catalog.packages().pins
-    needed = sorted(set(pins) & imported_modules(job.script, files))
+    needed = _needed(job, files)
     if not needed:
         return files
     text = "# Made for the image by vision-launcher: what the script imports beyond what the image holds.\n"
-    content = (text + "".join(f"{name}=={pins[name]}\n" for name in needed)).encode()
+    content = (text + "".join(f"{name}=={version}\n" for name, version in needed.items())).encode()
     return sorted([*files, TravelFile(FILE, None, len(content), content)], key=lambda file: file.path)
 
 
@@ -39,10 +38,17 @@ def lacking(job: Job, files: list[TravelFile]) -> list[str]:
     if own is None or (uri is not None and catalog.image_facts(uri) is None):
         return []
     text = own.read().decode("utf-8", "replace").lower()
-    pins = catalog.packages().pins
-    return [
-        f"{name}=={pins[name]}" for name in sorted(set(pins) & imported_modules(job.script, files)) if name not in text
-    ]
+    return [f"{name}=={version}" for name, version in _needed(job, files).items() if name not in text]
+
+
+def _needed(job: Job, files: list[TravelFile]) -> dict[str, str]:
+    """What the script imports beyond what AWS's images hold, and its version, by name."""
+    packages = catalog.packages()
+    needed = {name: packages.pins[name] for name in set(packages.pins) & imported_modules(job.script, files)}
+    if job.source is None:  # of this kit's own scripts
+        for setting, versions in packages.on_request.items():
+            needed |= versions if job.hyperparameters.get(setting) is True else {}
+    return dict(sorted(needed.items()))
 
 
 def imported_modules(script: str, files: list[TravelFile]) -> set[str]:

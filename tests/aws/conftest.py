@@ -39,13 +39,17 @@ def sagemaker_session(region: str) -> Any:
 
     from launcher.aws.estimator import NO_TELEMETRY
 
-    sagemaker.utils.validate_sagemaker_config = lambda _config: None  # it judges our constant 19 times an estimator: 2 s
+    sagemaker.utils.validate_sagemaker_config = lambda _config: (
+        None
+    )  # it judges our constant 19 times an estimator: 2 s
 
     def stop(params: dict[str, Any], **_: Any) -> None:
         raise Sent(dict(params))
 
     boto_session = boto3.Session(region_name=region, aws_access_key_id="testing", aws_secret_access_key="testing")
-    session = sagemaker.Session(boto_session=boto_session, sagemaker_config=NO_TELEMETRY, default_bucket="amzn-s3-demo-bucket")
+    session = sagemaker.Session(
+        boto_session=boto_session, sagemaker_config=NO_TELEMETRY, default_bucket="amzn-s3-demo-bucket"
+    )
     session.sagemaker_client.meta.events.register("before-parameter-build.sagemaker.CreateTrainingJob", stop)
     return session
 

@@ -28,8 +28,19 @@ def far_side(tmp_path_factory):
         emulator.set_price("ml.p4d.24xlarge", 32.77, REGION)
         emulator.set_quota("ml.p4d.24xlarge for training job usage", 4.0, REGION)
         emulator.set_quota("ml.p4d.24xlarge for training warm pool usage", 0.0, REGION)
-        s3 = boto3.client("s3", region_name=REGION, endpoint_url=emulator.url, aws_access_key_id="testing", aws_secret_access_key="testing")
-        for key in ("food/train/apple/1.jpg", "food/train-old/1.jpg", "food/validation/apple/1.jpg", "teacher/model.tar.gz"):
+        s3 = boto3.client(
+            "s3",
+            region_name=REGION,
+            endpoint_url=emulator.url,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+        for key in (
+            "food/train/apple/1.jpg",
+            "food/train-old/1.jpg",
+            "food/validation/apple/1.jpg",
+            "teacher/model.tar.gz",
+        ):
             s3.put_object(Bucket=BUCKET, Key=f"kt/{key}", Body=b"12345")
         s3.put_object(Bucket=BUCKET, Key="driving/validation/1.png", Body=b"12345")
         yield emulator
@@ -111,10 +122,21 @@ def test_security_groups_that_open_lustre_and_themselves_pass(far_side):
 def test_data_that_does_not_fit_the_disk_is_refused():
     s3 = boto3.client("s3", region_name=REGION)
     s3.put_object(Bucket=BUCKET, Key="large/1.bin", Body=b"0" * 30_000_000)
-    changes = ["compute.instance_type=ml.p3.2xlarge", "distribution=none", "compute.instance_count=1", "compute.volume_gb=1"]
+    changes = [
+        "compute.instance_type=ml.p3.2xlarge",
+        "distribution=none",
+        "compute.instance_count=1",
+        "compute.volume_gb=1",
+    ]
     for number in range(2, 42):
         s3.copy_object(Bucket=BUCKET, Key=f"large/{number}.bin", CopySource={"Bucket": BUCKET, "Key": "large/1.bin"})
-    job = launcher.load(ROOT / "configs/dali_imagenette.yaml", [*changes, f"inputs={{train: {{s3: s3://{BUCKET}/large/}}, validation: {{s3: s3://{BUCKET}/large/, mode: FastFile}}}}"])
+    job = launcher.load(
+        ROOT / "configs/dali_imagenette.yaml",
+        [
+            *changes,
+            f"inputs={{train: {{s3: s3://{BUCKET}/large/}}, validation: {{s3: s3://{BUCKET}/large/, mode: FastFile}}}}",
+        ],
+    )
     text = "\n".join(found(launcher.check(launcher.plan(job, on="aws")), "error"))
     assert "compute.volume_gb: 1 GB of data for a disk of 1 GB" in text
     assert "FastFile" in text
@@ -133,10 +155,17 @@ def test_without_credentials_nothing_is_called_ok(monkeypatch):
 
 @pytest.mark.parametrize(
     ("operation", "key"),
-    [("GetRole", "role"), ("ListServiceQuotas", "compute.instance_type: quota"), ("GetProducts", "compute.price_per_hour"), ("ListObjectsV2", "inputs.train")],
+    [
+        ("GetRole", "role"),
+        ("ListServiceQuotas", "compute.instance_type: quota"),
+        ("GetProducts", "compute.price_per_hour"),
+        ("ListObjectsV2", "inputs.train"),
+    ],
 )
 def test_what_is_not_allowed_is_not_checked_and_named(far_side, operation, key):
-    far_side.inject(operation, code="AccessDeniedException", times=1, status=403, message=f"not authorized to perform {operation}")
+    far_side.inject(
+        operation, code="AccessDeniedException", times=1, status=403, message=f"not authorized to perform {operation}"
+    )
     text = "\n".join(found(looked("kt_food_tag"), "not checked"))
     assert key in text
     assert f"not authorized to perform {operation}" in text

@@ -16,9 +16,11 @@ BY_ADDRESS = {"uri": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-
 OWN_IMAGE = {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}
 
 
-def travels(source: Path | None, script: str = "train.py", image: dict | None = AWS_IMAGE) -> dict[str, str]:
+def travels(
+    source: Path | None, script: str = "train.py", image: dict | None = AWS_IMAGE, **hyperparameters
+) -> dict[str, str]:
     """Package -> version in the requirements.txt that travels; {} where none does."""
-    job = launcher.from_values({"name": "test", "script": script, "image": image})
+    job = launcher.from_values({"name": "test", "script": script, "image": image, "hyperparameters": hyperparameters})
     files, findings = travelling_files(source or entrypoints_folder())
     assert findings == []
     sent = aws.travelling(job, files)
@@ -49,6 +51,12 @@ def write(tmp_path):
 @pytest.mark.parametrize("image", [AWS_IMAGE, BY_ADDRESS, None], ids=["by version", "by address", "none yet"])
 def test_the_kits_scripts_bring_what_awss_images_lack_as_it_was_tested(script, image):
     assert travels(None, script, image) == dict(catalog.packages().pins)
+
+
+def test_what_a_setting_asks_for_travels_with_it_alone():
+    brought = travels(None, "train_kd.py", export_onnx=True)
+    assert set(brought) == {*catalog.packages().pins, "onnx", "onnxruntime"}
+    assert travels(None, "train_kd.py", export_onnx=False) == dict(catalog.packages().pins)
 
 
 def test_an_image_of_the_users_own_is_left_as_it_is():

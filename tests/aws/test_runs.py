@@ -257,7 +257,9 @@ def test_a_throttled_start_is_tried_again_and_starts_one_job(sagemaker_job, far_
     far_side.inject("CreateTrainingJob", code="ThrottlingException", times=2)
     run = started(sagemaker_job("print('started')\n"))
     assert run.wait(120) == "Completed"
-    jobs = boto3.client("sagemaker", region_name=REGION).list_training_jobs(NameContains=run.name)["TrainingJobSummaries"]
+    jobs = boto3.client("sagemaker", region_name=REGION).list_training_jobs(NameContains=run.name)[
+        "TrainingJobSummaries"
+    ]
     assert [job["TrainingJobName"] for job in jobs] == [run.name]
 
 

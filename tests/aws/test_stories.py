@@ -63,7 +63,9 @@ def test_kts_config_sends_what_kts_estimator_sends(story):
     # the story defines this list and never passes it: its request carries Profiler's own processing job alone
     rules = [ProfilerRule.sagemaker(rule_configs.ProfilerReport())]
     profiler_config = ProfilerConfig(profile_params=Profiler(cpu_profiling_duration=3600))
-    image_uri = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch-training:2.0.0-gpu-py310-cu118-ubuntu20.04-sagemaker"
+    image_uri = (
+        f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch-training:2.0.0-gpu-py310-cu118-ubuntu20.04-sagemaker"
+    )
     estimator = PyTorch(
         entry_point="train.py",
         image_uri=image_uri,
@@ -76,7 +78,9 @@ def test_kts_config_sends_what_kts_estimator_sends(story):
     channels = {name: TrainingInput(given.s3, input_mode=given.mode) for name, given in job.inputs.items()}  # not shown
     sent = sent_by(estimator, channels, plan.name)
     assert without_times(plan.request) == without_times(sent)
-    assert [rule["RuleParameters"]["rule_to_invoke"] for rule in sent["ProfilerRuleConfigurations"]] == ["DetailedProfilerProcessing"]
+    assert [rule["RuleParameters"]["rule_to_invoke"] for rule in sent["ProfilerRuleConfigurations"]] == [
+        "DetailedProfilerProcessing"
+    ]
     assert rules[0].name == "ProfilerReport"
 
 
@@ -117,13 +121,19 @@ def test_the_dali_posts_config_sends_what_its_text_describes(story):
     estimator = PyTorch(
         instance_count=1,
         instance_type="ml.p3.2xlarge",
-        profiler_config=ProfilerConfig(system_monitor_interval_millis=500),  # "we measure … system metrics with Debugger"
+        profiler_config=ProfilerConfig(
+            system_monitor_interval_millis=500
+        ),  # "we measure … system metrics with Debugger"
         rules=[ProfilerRule.sagemaker(rule_configs.ProfilerReport())],
         entry_point="train.py",
         framework_version="2.0.1",  # the post's 1.8.1 cannot run this kit's scripts
         py_version="py310",
         **completed(job, plan),
     )
-    assert (job.hyperparameters["epochs"], job.hyperparameters["global_batch_size"], job.hyperparameters["model"]) == (2, 32, "resnet18")
+    assert (job.hyperparameters["epochs"], job.hyperparameters["global_batch_size"], job.hyperparameters["model"]) == (
+        2,
+        32,
+        "resnet18",
+    )
     channels = {name: given.s3 for name, given in job.inputs.items()}
     assert plan.request == sent_by(estimator, channels, plan.name)

@@ -108,7 +108,9 @@ def test_a_run_that_is_stopped_while_it_is_uploaded_is_never_created(sagemaker_j
 
 def test_an_upload_that_is_not_allowed_is_told_without_a_traceback(sagemaker_job, data, far_side, monkeypatch):  # noqa: F811
     monkeypatch.setattr(session, "MAX_ATTEMPTS", 1)
-    far_side.inject("PutObject", code="AccessDenied", times=1, status=403, message="not authorized to perform: s3:PutObject")
+    far_side.inject(
+        "PutObject", code="AccessDenied", times=1, status=403, message="not authorized to perform: s3:PutObject"
+    )
     plan = launcher.plan(sagemaker_job(SLEEPS, inputs={"train": {"folder": str(data)}}), on="aws")
     with pytest.raises(launcher.UserError, match="not authorized to perform: s3:PutObject"):
         launcher.run(plan)
@@ -140,7 +142,11 @@ def record_of(run: launcher.Run) -> dict[str, str]:
     run.wait(120)
     body = boto3.client("s3", region_name=REGION).get_object(Bucket=BUCKET, Key=f"runs/{run.name}/record/record.tar.gz")
     with tarfile.open(fileobj=io.BytesIO(body["Body"].read())) as archive:
-        return {name: archive.extractfile(name).read().decode() for name in archive.getnames() if archive.getmember(name).isfile()}
+        return {
+            name: archive.extractfile(name).read().decode()
+            for name in archive.getnames()
+            if archive.getmember(name).isfile()
+        }
 
 
 def test_log_pages_without_lines_are_not_the_end():

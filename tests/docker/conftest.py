@@ -117,7 +117,10 @@ class Container:
         copy_files(list(plan.files), folder / "code")
         for name, text in process.config_files(plan, plan.hosts[0]).items():
             (folder / "input/config" / name).write_text(text)
-        mounts = [f"--volume={folder / place}:/opt/ml/{place}" for place in ("code", "model", "output", "input", "checkpoints")]
+        mounts = [
+            f"--volume={folder / place}:/opt/ml/{place}"
+            for place in ("code", "model", "output", "input", "checkpoints")
+        ]
         mounts += [f"--volume={place}:/opt/ml/input/data/{name}:ro" for name, place in plan.channels.items()]
         for place in (*plan.channels, "."):
             (folder / "input/data" / place).mkdir(exist_ok=True)

@@ -73,7 +73,9 @@ def test_docker_stop_reaches_the_script_which_ends_in_order(image, distribution,
     began = time.monotonic()
     assert container.stop(60) == 0, container.log()
     assert time.monotonic() - began < 30
-    assert {file.name for file in (container.opt_ml / "output/data").glob("told-*")} == {f"told-{r}" for r in range(processes)}
+    assert {file.name for file in (container.opt_ml / "output/data").glob("told-*")} == {
+        f"told-{r}" for r in range(processes)
+    }
     assert (container.opt_ml / "output/success").exists()
 
 
@@ -136,7 +138,9 @@ def test_an_entry_script_of_this_kit_trains_on_two_processes(image, run_containe
 
 def test_the_local_image_is_whole_and_has_no_compiler(local_image):
     docker("run", "--rm", "--network=none", local_image, "pip", "check")
-    found = docker("run", "--rm", "--network=none", local_image, "sh", "-c", "command -v gcc cc g++ c++ make", check=False)
+    found = docker(
+        "run", "--rm", "--network=none", local_image, "sh", "-c", "command -v gcc cc g++ c++ make", check=False
+    )
     assert found.stdout == ""
 
 
@@ -145,9 +149,20 @@ def test_the_local_image_has_the_pinned_versions(local_image):
     held = {re.sub("[._]", "-", package["name"].lower()): package["version"] for package in listed}
     pins = (ROOT / ".ci/constraints.txt").read_text()
     pinned = dict(line.split("==") for line in pins.split() if "==" in line)
-    differing = {name: held[name] for name in held.keys() & pinned.keys() if held[name].partition("+")[0] != pinned[name]}
+    differing = {
+        name: held[name] for name in held.keys() & pinned.keys() if held[name].partition("+")[0] != pinned[name]
+    }
     assert differing == {}
-    assert {"torch", "torchvision", "timm", "safetensors", "pillow", "psutil", "numpy", "sagemaker-training"} <= held.keys()
+    assert {
+        "torch",
+        "torchvision",
+        "timm",
+        "safetensors",
+        "pillow",
+        "psutil",
+        "numpy",
+        "sagemaker-training",
+    } <= held.keys()
     assert held.keys() - pinned.keys() <= {"wheel"}, "which Python's own images have"
 
 
@@ -166,6 +181,8 @@ def test_the_training_image_is_of_aws_and_still_patched():
 
 
 def test_a_job_with_an_image_of_its_own_takes_no_requirements_txt_along(script_job):
-    job = script_job("import timm", image={"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/vision-launcher-training:1"})
+    job = script_job(
+        "import timm", image={"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/vision-launcher-training:1"}
+    )
     files = [TravelFile("script.py", None, 11, b"import timm")]
     assert requirements.complete(job, files) == files

@@ -77,7 +77,7 @@ def test_timm_alone_loads_the_model_with_its_classes_and_normalisation(name, tmp
 
 
 @pytest.mark.parametrize(("name", "mode"), [("resnet10t", "L"), ("mobilenetv3_small_050", "RGB")])
-@pytest.mark.parametrize("size", [(32, 32), (96, 64), (64, 128), (20, 25)])
+@pytest.mark.parametrize("size", [(32, 32), (96, 64), (64, 128), (20, 25), (50, 33), (33, 75)])
 def test_timms_transform_gives_the_pixels_that_the_model_was_evaluated_on(name, mode, size, tmp_path):
     model = saved(name, tmp_path)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)).convert(

@@ -302,8 +302,8 @@ def test_two_hosts_fill_a_cache_and_train_as_one_host_does(digits, taught):
     assert caches[0] == caches[1]
 
 
-def test_every_lever_together_trains_on_two_hosts(digits, taught):
-    compression = "bf16" if gloo_adds_bf16() else "none"
+def test_every_lever_together_trains_on_two_hosts(digits, taught, tmp_path):
+    compression = "bf16" if gloo_adds_bf16(tmp_path) else "none"
     run = distilled(
         digits, taught, hosts=2, precision="bf16", zero=True, ema_decay=0.9, batch_size_per_device=4, static_graph=True,
         gradient_compression=compression, method="dkd", standardize_logits=True, mixup=0.8, random_erasing=0.5, channels_last=True,

@@ -63,7 +63,10 @@ def test_a_mistake_names_the_key_what_is_valid_and_the_cure(tmp_path, line, expe
     [
         ("inputs.train=data", "write train: {folder: data}"),
         ("inputs.train={foldr: data}", "did you mean folder?"),
-        ("inputs.train={folder: a, run: b}", "folder and run of folder, file, run, s3, fsx, efs given: give exactly one"),
+        (
+            "inputs.train={folder: a, run: b}",
+            "folder and run of folder, file, run, s3, fsx, efs given: give exactly one",
+        ),
         ("inputs.train={}", "none of folder, file, run, s3, fsx, efs given"),
         ("name=-x", "letters, digits and hyphens"),
         ("name=under_score", "letters, digits and hyphens"),

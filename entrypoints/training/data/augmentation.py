@@ -46,12 +46,14 @@ class Augmentation:
 
 
 def fit(image: Image.Image, size: int) -> Image.Image:
-    """Scale the shorter side to `size` (bilinear, antialiased) and cut the middle `size` × `size`."""
-    width, height = image.size
-    scale = size / min(width, height)
-    scaled = (max(size, round(width * scale)), max(size, round(height * scale)))
+    """Scale the shorter side to `size` (bilinear, antialiased) and cut the middle `size` × `size`.
+
+    It rounds as torchvision's Resize and CenterCrop do, so that timm's transform gives an exported model the same pixels.
+    """
+    short = min(image.size)
+    scaled = tuple(size if side == short else int(size * side / short) for side in image.size)
     image = image.resize(scaled, Image.Resampling.BILINEAR)
-    left, top = (scaled[0] - size) // 2, (scaled[1] - size) // 2
+    left, top = (round((side - size) / 2) for side in scaled)
     return image.crop((left, top, left + size, top + size))
 
 
