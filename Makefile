@@ -3,6 +3,7 @@
 # make compat       the entry scripts' tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
+# make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
@@ -19,7 +20,7 @@ PYTEST := $(VENV)/bin/python $(TESTS)
 OLDEST := .venv-oldest
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat lint bench bench-kd drill image image-base image-training test-docker clean
+.PHONY: quickstart test compat lint bench bench-kd bench-training drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -48,6 +49,10 @@ bench: $(INSTALLED)
 
 bench-kd: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/distillation.py
+
+bench-training: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/benchmarks/requirements.txt
+	for script in training_speed loop_cost cache_cost scaling memory; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
 
 drill: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits

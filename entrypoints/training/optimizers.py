@@ -32,7 +32,7 @@ def build(model: nn.Module, settings: TrainingSettings, world: World) -> Optimiz
     and sends these to the others after its step.
 
     Raises:
-        ValueError: this version of torch lacks what the optimizer needs.
+        ValueError: this version of torch, or the process group, lacks what is asked for.
     """
     kind = CLASSES[settings.optimizer]
     options = {"lr": settings.learning_rate, **_options(settings.optimizer)}
@@ -40,6 +40,8 @@ def build(model: nn.Module, settings: TrainingSettings, world: World) -> Optimiz
     if _fusible(kind, options, model):
         options["fused"] = True
     if settings.zero and world.size > 1:
+        if not world.is_torch_group:
+            raise ValueError("zero: smddp before 1.4 has no group that torch can share the state in; set it to false")
         return ZeroRedundancyOptimizer(groups, optimizer_class=kind, **options)
     return kind(groups, **options)
 

@@ -12,7 +12,7 @@ from torch import nn
 from training import optimizers, precision
 from training.data_parallel import distribute
 from training.distributed import World
-from training.models import convolutional
+from training.models import choose_attention, convolutional
 from training.schedules import warmup_cosine
 from training.script_settings import TrainingSettings
 
@@ -83,6 +83,7 @@ def prepare(model: nn.Module, settings: TrainingSettings, steps: int, world: Wor
     model.to(world.device)
     if settings.channels_last or (settings.channels_last is None and convolutional(model)):
         model.to(memory_format=torch.channels_last)
+    choose_attention(model, chosen.dtype, world.device)
     average = None if settings.ema_decay is None else ModelEmaV3(model, settings.ema_decay)
     trained = distribute(
         torch.compile(model) if settings.compile else model,

@@ -48,6 +48,7 @@ class FrozenModel:
         self.name, self.options = name, dict(options)
         memory_format = torch.channels_last if models.convolutional(model) else torch.contiguous_format
         self.model = model.to(dtype=FORMATS[precision], memory_format=memory_format).eval().requires_grad_(False)
+        models.choose_attention(model, FORMATS[precision], model.mean.device)
         self._parts = [*model.modules()]
         self._compiled: Callable[[torch.Tensor], torch.Tensor] | None = torch.compile(model) if compile else None
 
@@ -111,6 +112,7 @@ class Teacher:
         for member in self.members:
             if member.model.mean.device != device:  # `to` itself would walk through all modules and parameters
                 member.model.to(device)
+                models.choose_attention(member.model, FORMATS[member.precision], device)
         return self
 
     @property

@@ -37,7 +37,7 @@ def run_ranks(
     """
     with started_ranks(tmp_path, text, size=size, environments=environments) as processes:
         for process in processes:
-            process.join(90)
+            process.join(120)
         codes = [process.exitcode for process in processes]
     return [
         subprocess.CompletedProcess(

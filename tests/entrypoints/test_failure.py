@@ -159,9 +159,9 @@ def test_a_rank_that_is_killed_leaves_the_others_with_where_to_look(tmp_path):
         "FAULT", "if world.rank == 1: (out / 'ready').touch(); time.sleep(60)"
     )  # gloo of rank 0 waits
     with started_ranks(tmp_path, script, environments=on_two_hosts()) as processes:
-        wait_until((tmp_path / "ready").exists, 30)
+        wait_until((tmp_path / "ready").exists)
         processes[1].kill()
-        processes[0].join(30)
+        processes[0].join(60)
         assert processes[0].exitcode == 1
     assert f"\ncause: {OTHER_RANK.text}\n" in (tmp_path / "failure-0").read_text()
 

@@ -98,3 +98,22 @@ def test_channels_last_is_taken_where_timms_tables_show_that_it_pays(name, expec
 def test_channels_must_be_those_of_the_mean():
     with pytest.raises(ValueError, match="a model for 3 channels got images with 1"):
         models.Normalized(nn.Identity(), MEAN, STD)(pixels()[:, :1])
+
+
+def test_attention_is_explicit_for_bf16_on_cpus_alone_and_computes_the_same():
+    torch.manual_seed(0)
+    model = models.build("vit_tiny_patch16_224", {"img_size": 32, "depth": 2}, 5).eval()
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+
+    def fused() -> set[bool]:
+        return {module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")}
+
+    logits = {}
+    for dtype, device, expected in (
+        (torch.bfloat16, "cpu", False), (torch.float32, "cpu", True), (torch.bfloat16, "cuda", True),
+    ):  # fmt: skip
+        models.choose_attention(model, dtype, torch.device(device))
+        assert fused() == {expected}
+        with torch.no_grad():
+            logits[expected] = model(images)
+    assert torch.allclose(logits[True], logits[False], atol=1e-5)

@@ -73,6 +73,12 @@ def test_an_optimizer_that_would_decay_weights_in_another_way_is_refused(monkeyp
         optimizers.build(model(), TrainingSettings(optimizer=name), ALONE)
 
 
+def test_zero_is_refused_where_torch_holds_no_group():
+    older = World(0, 2, 0, torch.device("cpu"), "smddp", "test", collectives=torch)
+    with pytest.raises(ValueError, match="zero: smddp before 1.4"):
+        optimizers.build(model(), TrainingSettings(zero=True), older)
+
+
 def test_adamw_is_fused_where_torch_has_it():
     built = optimizers.build(model(), TrainingSettings(), ALONE)
     assert bool(built.param_groups[0]["fused"]) is (torch.__version__ >= "2.4"), "on the CPU since 2.4"
