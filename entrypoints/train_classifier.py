@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from training import distributed, memory, models, reporting
 from training.classification import Classification
-from training.data.batches import open_loaders
-from training.data.folders import open_data
+from training.data.loaders import open_loaders
+from training.data.views import open_data
 from training.delivery import deliver, require_packages
 from training.environment import read_environment
 from training.evaluation import evaluate

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from training import distributed, memory, models, reporting
 from training import teacher as teachers
-from training.data.batches import held_out_loader, open_loaders
-from training.data.folders import open_data
+from training.data.loaders import held_out_loader, open_loaders
+from training.data.views import open_data
 from training.delivery import deliver, require_packages
 from training.distillation import Distillation, open_cache, with_teacher
 from training.environment import read_environment

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 from training import distributed, memory, models, reporting, segmenter
-from training.data.batches import open_loaders
+from training.data.loaders import open_loaders
 from training.data.masks import open_data
 from training.delivery import deliver
 from training.environment import read_environment

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training import export, model_card, onnx_export
-from training.data.batches import Data
+from training.data.loaders import Data
 from training.loop import Outcome
 from training.models import Normalized
 from training.script_settings import LabelledImageSettings, TrainingSettings

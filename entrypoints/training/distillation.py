@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from training import memory
-from training.data.batches import Data, LabelledBatch, TrainingBatches, view_of
+from training.data.batches import LabelledBatch, TrainingBatches, view_of
+from training.data.loaders import Data
 from training.distributed import World
 from training.environment import Environment
 from training.losses import distillation_loss, label_cross_entropy
@@ -129,7 +130,7 @@ def open_cache(
     parts = {
         "teacher weights": teacher.digest(),
         "transform": hashlib.sha256(views.encode()).hexdigest(),
-        "data": world.broadcast_bytes(data.training.folder.digest().encode() if world.is_first else None).decode(),
+        "data": world.broadcast_bytes(data.training.source.digest().encode() if world.is_first else None).decode(),
         "dtype": settings.teacher_number_format,
     }
     return TeacherCache.open(

@@ -13,7 +13,8 @@ from torch import nn
 
 from training import failure
 from training.checkpoints import Checkpoints, reseed, restore_rng, rng_state
-from training.data.batches import Loaders, TrainingBatches
+from training.data.batches import TrainingBatches
+from training.data.loaders import Loaders
 from training.data_parallel import synchronise
 from training.distributed import World
 from training.environment import Environment

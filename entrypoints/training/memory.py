@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from training.data.batches import Data, share_of_batch
+from training.data.batches import share_of_batch
+from training.data.loaders import Data
 from training.distributed import World
 from training.optimizers import STATE_PER_PARAMETER
 from training.precision import Precision

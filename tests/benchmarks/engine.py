@@ -22,7 +22,8 @@ import timm  # noqa: E402
 import torch  # noqa: E402
 from torch.utils.data import Dataset, default_collate  # noqa: E402
 from training import models  # noqa: E402
-from training.data.batches import Data, LabelledBatch, Loaders, TrainingBatches, open_loaders  # noqa: E402
+from training.data.batches import LabelledBatch, TrainingBatches  # noqa: E402
+from training.data.loaders import Data, Loaders, open_loaders  # noqa: E402
 from training.distillation import Distillation  # noqa: E402
 from training.distributed import World  # noqa: E402
 from training.environment import Environment  # noqa: E402

@@ -48,7 +48,8 @@ from engine import (
 )
 from timm.task import LogitDistillationTask
 from torch import nn
-from training.data.batches import Data, LabelledBatch, open_loaders
+from training.data.batches import LabelledBatch
+from training.data.loaders import Data, open_loaders
 from training.script_settings import TeacherCacheSettings
 from training.teacher import Teacher
 

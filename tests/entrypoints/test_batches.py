@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
-from training.data.batches import (
-    Data,
-    EvaluationBatches,
-    Loaders,
-    TrainingBatches,
-    held_out_loader,
-    open_loaders,
-    share_of_batch,
-    view_of,
-    view_order,
-)
+from training.data.batches import EvaluationBatches, TrainingBatches, share_of_batch, view_of, view_order
+from training.data.loaders import Data, Loaders, held_out_loader, open_loaders
 from training.distributed import World
 from training.script_settings import TrainingSettings
 

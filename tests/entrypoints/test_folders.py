@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from training.data.batches import open_loaders
-from training.data.decoding import read_image
-from training.data.folders import HeldOutImages, LabelledFolder, find_images, open_data
+from training.data.decoding import decode, read_file
+from training.data.folders import LabelledFolder, find_images
+from training.data.loaders import open_loaders
+from training.data.views import HeldOutImages, open_data
 from training.distributed import World
 from training.failure import describe
 from training.script_settings import LabelledImageSettings
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
+
+
+def read(file: Path, channels: int) -> Image.Image:
+    return decode(read_file(file), file, channels)
 
 
 def settings(**values) -> LabelledImageSettings:
@@ -56,7 +61,7 @@ def test_images_are_numbered_by_class_and_path_and_hidden_ones_are_left_out(tmp_
         (tmp_path / name).touch()
     (tmp_path / "a/linked").symlink_to(tmp_path / "b/sub")
     folder = LabelledFolder(tmp_path)
-    found = [folder.path(number).relative_to(tmp_path).as_posix() for number in range(len(folder))]
+    found = [os.path.relpath(folder.name(number), tmp_path) for number in range(len(folder))]
     assert found == ["a/10.png", "a/2.png", "a/linked/deep/y.webp", "b/sub/deep/y.webp", "b/x.JPEG", "ünï 码/z.tif"]
     assert folder.classes == ["a", "b", "ünï 码"] and folder.labels.tolist() == [0, 0, 0, 1, 1, 2]
 
@@ -66,12 +71,12 @@ def test_an_image_whose_name_is_no_text_is_read_all_the_same(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a/0.png")
     os.rename(tmp_path / "a/0.png", os.fsencode(tmp_path) + b"/a/caf\xe9.png")
     folder = LabelledFolder(tmp_path)
-    assert folder.read(0).size == (4, 4) and len(folder.digest()) == 64
+    assert folder.encoded(0)[:4] == b"\x89PNG" and len(folder.digest()) == 64
 
 
 def test_a_limit_keeps_the_first_images_of_each_class(images):
     folder = LabelledFolder(images / "train", images_per_class=2)
-    found = [(folder.path(number).name, label) for number, label in enumerate(folder.labels.tolist())]
+    found = [(os.path.basename(folder.name(number)), label) for number, label in enumerate(folder.labels.tolist())]
     assert found == [(name, label) for label in range(3) for name in ("0.jpg", "1.png")]
     assert len(data(images, images_per_class=2).training) == 6 and len(data(images, images_per_class=2).held_out) == 12
 
@@ -122,7 +127,7 @@ def test_rows_and_columns_and_colours_stay_what_they_are(tmp_path):
     image.putpixel((3, 5), (10, 20, 30))
     image.save(tmp_path / "a/0.png")
     for channels, colour in ((1, [18]), (3, [10, 20, 30])):
-        pixels, _ = HeldOutImages(LabelledFolder(tmp_path, channels), 16)[(0, 0)]
+        pixels, _ = HeldOutImages(LabelledFolder(tmp_path), 16, channels)[(0, 0)]
         assert pixels[:, 5, 3].tolist() == colour and np.count_nonzero(pixels.numpy()) == channels
 
 
@@ -135,8 +140,8 @@ def test_images_are_turned_upright_for_training_and_validation_alike(tmp_path, o
     file = tmp_path / f"a/0.{ending}"
     noise(4, 6).resize((48, 32)).save(file, exif=exif)
     wanted = Image.open(file).convert("RGB") if ending == "tif" else ImageOps.exif_transpose(Image.open(file))
-    assert np.array_equal(read_image(file, 3), wanted)
-    assert read_image(file, 3).size == ((48, 32) if orientation < 5 else (32, 48))
+    assert np.array_equal(read(file, 3), wanted)
+    assert read(file, 3).size == ((48, 32) if orientation < 5 else (32, 48))
     opened = open_data(tmp_path, tmp_path, settings(), 3)
     assert torch.equal(opened.training[(1, 0)].image, opened.held_out[(0, 0)][0])
 
@@ -153,22 +158,22 @@ def test_a_good_image_with_bad_exif_data_is_read(tmp_path):
     ):
         assert bad != content
         (tmp_path / "1.jpg").write_bytes(bad)
-        assert read_image(tmp_path / "1.jpg", 3).size in ((12, 8), (8, 12))
+        assert read(tmp_path / "1.jpg", 3).size in ((12, 8), (8, 12))
 
 
 def test_of_16_bits_the_upper_8_are_kept(tmp_path):
     values = np.array([[0, 255, 256, 4369], [32768, 40000, 65279, 65535]], np.uint16)
     for name in ("0.png", "0.tif"):
         Image.fromarray(values).save(tmp_path / name)
-        assert np.array_equal(read_image(tmp_path / name, 1), values // 256), name
-        assert np.array_equal(np.asarray(read_image(tmp_path / name, 3))[..., 2], values // 256), name
+        assert np.array_equal(read(tmp_path / name, 1), values // 256), name
+        assert np.array_equal(np.asarray(read(tmp_path / name, 3))[..., 2], values // 256), name
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_pixels_of_32_bits_are_refused_because_nothing_says_what_is_white(tmp_path, mode):
     Image.new(mode, (4, 4)).save(tmp_path / "0.tif")
     with pytest.raises(ValueError, match=f"0.tif cannot be read as an image: it has {mode} pixels of 32 bits: convert"):
-        read_image(tmp_path / "0.tif", 1)
+        read(tmp_path / "0.tif", 1)
 
 
 def test_transparent_parts_are_white_whatever_colour_hides_there(tmp_path):
@@ -179,14 +184,14 @@ def test_transparent_parts_are_white_whatever_colour_hides_there(tmp_path):
     Image.fromarray(colours).save(tmp_path / "rgba.png")
     Image.fromarray(colours).quantize(8).save(tmp_path / "palette and alpha.png")
     for name in ("rgba", "palette and alpha"):
-        pixels = np.asarray(read_image(tmp_path / f"{name}.png", 3)).astype(int)
+        pixels = np.asarray(read(tmp_path / f"{name}.png", 3)).astype(int)
         assert abs(pixels - [[(200, 30, 40)] * 2, [(255, 255, 255), blended]]).max() <= 2, name
     palette = Image.fromarray(np.array([[0, 1]], np.uint8), "P")
     palette.putpalette([200, 30, 40, 9, 99, 9])
     palette.save(tmp_path / "palette and one transparent colour.png", transparency=1)
     Image.fromarray(np.array([[[50, 255], [50, 0]]], np.uint8), "LA").save(tmp_path / "grey and alpha.png")
-    assert np.asarray(read_image(tmp_path / "palette and one transparent colour.png", 3)).tolist() == [[[200, 30, 40], [255] * 3]]  # fmt: skip
-    assert np.asarray(read_image(tmp_path / "grey and alpha.png", 1)).tolist() == [[50, 255]]
+    assert np.asarray(read(tmp_path / "palette and one transparent colour.png", 3)).tolist() == [[[200, 30, 40], [255] * 3]]  # fmt: skip
+    assert np.asarray(read(tmp_path / "grey and alpha.png", 1)).tolist() == [[50, 255]]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK"])
@@ -194,7 +199,7 @@ def test_every_mode_without_transparency_is_read_as_pillow_converts_it(tmp_path,
     for name in ("0.tif", "0.jpg") if mode == "CMYK" else ("0.tif",):
         noise(8, 9).convert(mode).save(tmp_path / name)
         for channels, target in ((1, "L"), (3, "RGB")):
-            assert np.array_equal(read_image(tmp_path / name, channels), Image.open(tmp_path / name).convert(target))
+            assert np.array_equal(read(tmp_path / name, channels), Image.open(tmp_path / name).convert(target))
 
 
 def damaged() -> dict[str, bytes]:
@@ -218,7 +223,7 @@ def damaged() -> dict[str, bytes]:
 def test_a_damaged_image_is_named(tmp_path, name):
     (tmp_path / name).write_bytes(damaged()[name])
     with pytest.raises(ValueError, match=f"{tmp_path}/{name} cannot be read as an image: ."):
-        read_image(tmp_path / name, 3)
+        read(tmp_path / name, 3)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -290,7 +295,7 @@ def test_the_digest_is_that_of_names_and_sizes_in_order_wherever_the_folder_lies
         return LabelledFolder(images / "train", **options).digest()
 
     first = digest()
-    assert digest(channels=1) == first == LabelledFolder(images / "validation").digest()
+    assert first == LabelledFolder(images / "validation").digest()
     found = [first, digest(images_per_class=2)]
     (images / "train/a/0.jpg").rename(images / "train/a/00.jpg")
     found.append(digest())

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 from training.classification import Classification
-from training.data.batches import Data, LabelledBatch, open_loaders
+from training.data.batches import LabelledBatch
+from training.data.loaders import Data, open_loaders
 from training.distributed import World
 from training.environment import Environment
 from training.loop import open_run, total_steps, train

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from training.data.batches import open_loaders
+from training.data.loaders import open_loaders
 from training.data.masks import MaskedFolder, Variation, open_data, pair_up, read_mask
 from training.distributed import World
 from training.failure import describe

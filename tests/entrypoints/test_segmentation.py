@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 from torch import nn
 from training import export, models, segmenter
-from training.data.batches import open_loaders
+from training.data.loaders import open_loaders
 from training.data.masks import open_data
 from training.distributed import World
 from training.evaluation import evaluate_pixels, mean_iou

@@ -9,7 +9,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 from training import models, teacher
-from training.data.batches import open_loaders
+from training.data.loaders import open_loaders
 from training.distributed import World
 
 import launcher
@@ -113,7 +113,7 @@ def test_stopping_real_training_on_two_hosts_leaves_a_model_and_a_stopped_run(di
 
 def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
     """Three steps by hand, on the batches that the loop draws, give the run's weights."""
-    from training.data.folders import open_data
+    from training.data.views import open_data
     from training.script_settings import ClassifierSettings
 
     values = {
@@ -156,7 +156,7 @@ def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
 
 def test_the_teachers_part_of_the_loss_is_the_one_of_its_temperature(digits):
     """At the first step the student is as it was built, so its loss can be worked out from both models."""
-    from training.data.folders import open_data
+    from training.data.views import open_data
     from training.losses import label_cross_entropy, temperature_kl
     from training.script_settings import DistillationSettings
 

@@ -12,10 +12,13 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
-from training.data.augmentation import Augmentation, erase, fit, random_box
+from training.data.augmentation import Augmentation, erase, random_box
 from training.data.batches import TrainingBatches
-from training.data.folders import LabelledFolder, TrainingViews, collate_views
+from training.data.decoding import as_pixels
+from training.data.folders import LabelledFolder
 from training.data.mixing import Mixing, blend, partners, paste
+from training.data.reference import fit, vary
+from training.data.views import TrainingViews, collate_views
 from training.distributed import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
@@ -41,6 +44,13 @@ def root(tmp_path_factory) -> Path:
 
 def views(root: Path, augmentation: Augmentation = STRONG, mixing: Mixing = BOTH, seed: int = 1, **options) -> TrainingViews:  # fmt: skip
     return TrainingViews(LabelledFolder(root, **options), 16, augmentation, mixing, seed)
+
+
+def varied(augmentation: Augmentation, image: Image.Image, seed: int) -> np.ndarray:
+    chance = random.Random(seed)
+    pixels = as_pixels(vary(image, 16, augmentation.draw(image.size, chance)))
+    augmentation.erase(pixels, chance)
+    return pixels
 
 
 def same(one, other) -> bool:
@@ -124,7 +134,7 @@ def test_crops_keep_their_area_and_aspect_and_move_about():
 
 def test_a_crop_shows_a_part_of_the_image():
     image = Image.linear_gradient("L")
-    darkest = [Augmentation(min_crop_area=0.3)(image, 16, random.Random(seed)).min() for seed in range(30)]
+    darkest = [varied(Augmentation(min_crop_area=0.3), image, seed).min() for seed in range(30)]
     assert max(darkest) > 60 and min(darkest) < 20
 
 
@@ -142,13 +152,11 @@ def test_fit_takes_the_middle_without_squashing():
 def test_a_shift_moves_and_a_flip_mirrors():
     image = Image.new("L", (16, 16))
     image.putpixel((8, 8), 255)
-    moved = [Augmentation(max_shift_pixels=3)(image, 16, random.Random(seed)) for seed in range(60)]
+    moved = [varied(Augmentation(max_shift_pixels=3), image, seed) for seed in range(60)]
     places = [tuple(np.argwhere(pixels)[0].tolist()) for pixels in moved]
     assert {x - 8 for _, _, x in places} == {y - 8 for _, y, _ in places} == set(range(-3, 4))
     image.putpixel((0, 0), 128)
-    corners = Counter(
-        int(Augmentation(horizontal_flip=True)(image, 16, random.Random(seed))[0, 0, 15]) for seed in range(400)
-    )
+    corners = Counter(int(varied(Augmentation(horizontal_flip=True), image, seed)[0, 0, 15]) for seed in range(400))
     assert set(corners) == {0, 128} and 150 < corners[128] < 250
 
 
@@ -173,7 +181,7 @@ def test_erasing_fills_a_box_of_the_papers_size_with_noise_and_leaves_the_rest()
 
 def test_as_many_images_are_erased_as_asked_for():
     image = Image.new("RGB", (16, 16))
-    erased = [Augmentation(random_erasing=0.3)(image, 16, random.Random(seed)).any() for seed in range(1000)]
+    erased = [varied(Augmentation(random_erasing=0.3), image, seed).any() for seed in range(1000)]
     assert 250 < sum(erased) < 350
 
 
@@ -281,8 +289,10 @@ def test_an_image_is_mixed_with_the_very_view_that_its_partner_would_be(root):
 @pytest.mark.parametrize("epoch", [1, 2, 7])
 def test_mixing_decodes_each_image_of_an_epoch_once(root, monkeypatch, epoch):
     """Partners come in the same batch, also where a view is drawn again."""
-    read, original = Counter(), LabelledFolder.read
-    monkeypatch.setattr(LabelledFolder, "read", lambda self, number: (read.update([number]), original(self, number))[1])
+    read, original = Counter(), LabelledFolder.encoded
+    monkeypatch.setattr(
+        LabelledFolder, "encoded", lambda self, number: (read.update([number]), original(self, number))[1]
+    )
     batches = TrainingBatches(11, 4, ALONE, 1, accumulation=2, views=2)
     batches.start(epoch)
     asked = views(root, mixing=Mixing(mixup=1.0))

@@ -5,19 +5,39 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
-
-from training.data.decoding import as_pixels
 
 VIEWS_VERSION = 1
 """Raise it whenever a change of the code changes the pixels of a view: what was kept of the old views is then not used."""
 
 
+class Turn(NamedTuple):
+    """One round of the DALI post's augmentation load, on the whole image: mirrored, turned upside down, rotated."""
+
+    mirrored: bool
+    upside_down: bool
+    degrees: float
+    """Counterclockwise, around the middle; the canvas keeps its size, and its corners become black."""
+
+
+class Variation(NamedTuple):
+    """What is done to one image, in this order, so that every way of preprocessing does the same."""
+
+    turns: tuple[Turn, ...] = ()
+    box: tuple[int, int, int, int] | None = None
+    """left, top, right, bottom in pixels: the part that is scaled to the view. None: the middle square (`fit`)."""
+    degrees: float = 0.0
+    """The scaled part is rotated counterclockwise around its middle, and then …"""
+    shift: tuple[int, int] = (0, 0)
+    """… moved right and down, in pixels of the view; what comes in from beyond is black."""
+    mirrored: bool = False
+
+
 @dataclass(frozen=True)
 class Augmentation:
-    """How a training image is varied. All zero or one: not at all."""
+    """How training images are varied. All zero or one: not at all."""
 
     min_crop_area: float = 1.0
     horizontal_flip: bool = False
@@ -25,36 +45,25 @@ class Augmentation:
     max_rotation_degrees: float = 0.0
     random_erasing: float = 0.0
     """Share of the images that lose a box."""
+    load: int = 0
+    """Rounds of mirroring, turning upside down and rotating by up to 5 degrees, before anything else."""
 
-    def __call__(self, image: Image.Image, size: int, chance: random.Random) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image in mode L or RGB, varied by the numbers that `chance` draws."""
-        if self.min_crop_area < 1:
-            box = random_box(image.size, self.min_crop_area, chance)
-            image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-        else:
-            image = fit(image, size)
+    def draw(self, image_size: tuple[int, int], chance: random.Random) -> Variation:
+        """The variation of an image of that width and height."""
+        turns = tuple(
+            Turn(chance.random() < 0.5, chance.random() < 0.5, chance.uniform(-5, 5)) for _ in range(self.load)
+        )
+        box = random_box(image_size, self.min_crop_area, chance) if self.min_crop_area < 1 else None
+        shift, degrees = (0, 0), 0.0
         if self.max_shift_pixels or self.max_rotation_degrees:
             shift = tuple(chance.randint(-self.max_shift_pixels, self.max_shift_pixels) for _ in range(2))
-            angle = chance.uniform(-self.max_rotation_degrees, self.max_rotation_degrees)
-            image = image.rotate(angle, Image.Resampling.BILINEAR, translate=shift)
-        if self.horizontal_flip and chance.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = as_pixels(image)
+            degrees = chance.uniform(-self.max_rotation_degrees, self.max_rotation_degrees)
+        return Variation(turns, box, degrees, shift, self.horizontal_flip and chance.random() < 0.5)
+
+    def erase(self, pixels: np.ndarray, chance: random.Random) -> None:
+        """Erase a box of some images, in place; `chance` is the generator that drew the image's variation."""
         if self.random_erasing and chance.random() < self.random_erasing:
             erase(pixels, chance)
-        return pixels
-
-
-def fit(image: Image.Image, size: int) -> Image.Image:
-    """Scale the shorter side to `size` (bilinear, antialiased) and cut the middle `size` × `size`.
-
-    It rounds as torchvision's Resize and CenterCrop do, so that timm's transform gives an exported model the same pixels.
-    """
-    short = min(image.size)
-    scaled = tuple(size if side == short else int(size * side / short) for side in image.size)
-    image = image.resize(scaled, Image.Resampling.BILINEAR)
-    left, top = (round((side - size) / 2) for side in scaled)
-    return image.crop((left, top, left + size, top + size))
 
 
 def random_box(image_size: tuple[int, int], min_area: float, chance: random.Random) -> tuple[int, int, int, int]:

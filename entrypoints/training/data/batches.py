@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import Sampler
 
 from training.distributed import World
-from training.script_settings import TrainingSettings
 
 Draw = tuple[int, int]
 """(view, image number): what a sampler yields, so that a worker process knows the view too."""
@@ -88,7 +86,7 @@ class TrainingBatches(Sampler[list[Draw]]):
     ):
         share = share_of_batch(global_batch_size, world)
         if share % accumulation:
-            valid = _nearest_divisors(share, accumulation)
+            valid = nearest_divisors(share, accumulation)
             raise ValueError(f"{share} images of each process do not divide into {accumulation} parts: {valid}")
         if images < global_batch_size:
             most = images // world.size * world.size
@@ -137,93 +135,7 @@ class EvaluationBatches(Sampler[list[Draw]]):
             yield [(0, number) for number in self.numbers[first : first + self.batch_size]]
 
 
-Collate = Callable[[list], Any]
-"""Makes one batch of a dataset's items."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """What a run learns from and is measured on: two datasets, each indexed by a Draw."""
-
-    classes: list[str]
-    training: Dataset
-    held_out: Dataset
-    collate_training: Collate
-    """Gives a NamedTuple of tensors."""
-    collate_held_out: Collate = default_collate
-
-
-@dataclass(frozen=True)
-class Loaders:
-    """This rank's batches."""
-
-    train: DataLoader
-    """Micro-batches of the epoch that `train_batches` was started with."""
-    train_batches: TrainingBatches
-    validation: DataLoader
-
-
-def open_loaders(
-    data: Data, settings: TrainingSettings, world: World, *, batch_size_per_device: int, views: int | None = None
-) -> Loaders:
-    """Loaders over a run's data.
-
-    Args:
-        batch_size_per_device: images that a process passes through the model at once.
-        views: how many views of each training image there are. None: a new one every epoch.
-
-    Raises:
-        ValueError: a batch does not divide, or there are too few images for one.
-    """
-    share = share_of_batch(settings.global_batch_size, world)
-    if share % batch_size_per_device:
-        raise ValueError(
-            f"batch_size_per_device {batch_size_per_device} does not divide the {share} images of each process "
-            f"(global_batch_size {settings.global_batch_size} over {world.size}): "
-            f"{_nearest_divisors(share, batch_size_per_device)}"
-        )
-    batches = TrainingBatches(
-        len(data.training),
-        settings.global_batch_size,
-        world,
-        settings.seed,
-        accumulation=share // batch_size_per_device,
-        views=views,
-    )
-    return Loaders(
-        _loader(data.training, batches, data.collate_training, settings.num_workers, world, keep_workers=True),
-        batches,
-        held_out_loader(data.held_out, batch_size_per_device, settings, world, data.collate_held_out),
-    )
-
-
-def held_out_loader(
-    dataset: Dataset, batch_size: int, settings: TrainingSettings, world: World, collate: Collate = default_collate
-) -> DataLoader:
-    """This rank's share of held-out images, each exactly once over all ranks.
-
-    Its worker processes live for one evaluation each: kept, they would double those of training, idle most of the time.
-    """
-    batches = EvaluationBatches(len(dataset), batch_size, world)
-    return _loader(dataset, batches, collate, settings.num_workers, world, keep_workers=False)
-
-
-def _loader(
-    dataset: Dataset, batches: Sampler[list[Draw]], collate: Collate, workers: int, world: World, *, keep_workers: bool
-) -> DataLoader:
-    return DataLoader(
-        dataset,
-        batch_sampler=batches,
-        collate_fn=collate,
-        num_workers=workers,
-        persistent_workers=keep_workers and workers > 0,
-        pin_memory=world.device.type == "cuda",
-        # without one, each new iterator takes a global random number, and a resumed run would have other dropout
-        generator=torch.Generator(),
-    )
-
-
-def _nearest_divisors(number: int, size: int) -> str:
+def nearest_divisors(number: int, size: int) -> str:
     """The divisors of a number just below and just above a size that is none."""
     divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
     below, above = ([d for d in divisors if d < size][-1:], [d for d in divisors if d > size][:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +23,33 @@ UPRIGHT = {
 """What turns an image of that orientation upright; 1 is upright."""
 
 
-def read_image(file: Path, channels: int) -> Image.Image:
-    """An image file in mode L for one channel, RGB for three.
+def read_file(file: str | Path) -> bytes:
+    """An image file as it is.
+
+    Raises:
+        ValueError: it cannot be read; the message names it.
+    """
+    try:
+        with open(file, "rb") as opened:
+            return opened.read()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def decode(encoded: bytes, file: str | Path, channels: int) -> Image.Image:
+    """An image in mode L for one channel, RGB for three.
 
     EXIF's orientation is applied; transparent parts show white, as on a page; of 16 bits the upper 8 are kept.
 
+    Args:
+        encoded: a whole image file.
+        file: where it lies, for messages.
+
     Raises:
-        ValueError: the file is no image, is damaged or has pixels of more than 16 bits; the message names it.
+        ValueError: it is no image, is damaged or has pixels of more than 16 bits; the message names it.
     """
     try:
-        with Image.open(file) as opened:
+        with Image.open(io.BytesIO(encoded)) as opened:
             opened.load()
             return upright(opened, _flat(_eight_bits(opened)).convert("L" if channels == 1 else "RGB"))
     except Exception as error:  # a damaged file makes Pillow raise OSError, SyntaxError, TypeError, struct.error …

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
-from training.data.batches import Data, Draw
-from training.data.decoding import as_pixels, read_image, upright
+from training.data.batches import Draw
+from training.data.decoding import as_pixels, decode, read_file, upright
+from training.data.loaders import Data
 from training.script_settings import SegmentationSettings
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
@@ -97,7 +98,7 @@ class MaskedFolder(Dataset):
         view, number = draw
         settings = self.settings
         image_file, mask_file = self.pairs[number]
-        image = read_image(image_file, self.channels)
+        image = decode(read_file(image_file), image_file, self.channels)
         mask = read_mask(mask_file, settings.classes, settings.ignore_index)
         if image.size != mask.size:
             raise ValueError(
@@ -179,7 +180,7 @@ def read_mask(file: Path, classes: int, ignore_index: int) -> Image.Image:
         with Image.open(file) as opened:
             stored = opened.tile[0][3] if opened.tile else ""
             mode, mask = opened.mode, np.array(upright(opened, opened))
-    except Exception as error:  # as for images, see decoding.read_image
+    except Exception as error:  # as for images, see decoding.decode
         raise ValueError(f"{file} cannot be read as a mask: {error or type(error).__name__}") from error
     if mode not in MASK_MODES or stored in STRETCHED:
         kind = f"grey of {stored[-1]} bits" if stored in STRETCHED else f"{mode} pixels"

@@ -1,0 +1,187 @@
+"""Labelled images as they are held out, and views of them to train on."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from training.data.augmentation import VIEWS_VERSION, Augmentation
+from training.data.batches import Draw, LabelledBatch
+from training.data.loaders import Data
+from training.data.mixing import Mixing, partners
+from training.data.reference import ReferencePreprocessor
+from training.data.sources import Source, open_source
+from training.script_settings import LabelledImageSettings
+
+
+class Preprocessor(Protocol):
+    """A way from an image file to pixels."""
+
+    name: str
+
+    def held_out(self, encoded: bytes, file: str, size: int, channels: int) -> np.ndarray:
+        """Uint8 (channels, size, size) of an image file's middle square; a ValueError names a file that is no image."""
+
+    def varied(
+        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, chance: random.Random
+    ) -> np.ndarray:
+        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `chance` for its size."""
+
+
+class HeldOutImages(Dataset):
+    """Images as they are, scaled to `size` and cut to the middle square.
+
+    Indexed by (0, number); gives uint8 pixels (channels, size, size) and the class number. They are always preprocessed the
+    reference way, so that an accuracy does not depend on how the training images were.
+    """
+
+    def __init__(self, source: Source, size: int, channels: int = 3):
+        self.source, self.size, self.channels = source, size, channels
+        self._preprocessor = ReferencePreprocessor()
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, int]:
+        _, number = draw
+        source = self.source
+        pixels = self._preprocessor.held_out(source.encoded(number), source.name(number), self.size, self.channels)
+        return torch.from_numpy(pixels), int(source.labels[number])
+
+    def resized(self, size: int) -> HeldOutImages:
+        """The same images at another size, such as a teacher's."""
+        return HeldOutImages(self.source, size, self.channels)
+
+
+class LabelledView(NamedTuple):
+    """One item of a LabelledBatch."""
+
+    image: torch.Tensor
+    label: int
+    other_label: int
+    own_share: float
+    number: int
+    view: int
+
+
+class TrainingViews(Dataset):
+    """Varied and mixed training images, indexed by (view, number).
+
+    What is drawn depends on the seed, the view and the number alone, never on the process, the batch or the order. An image is
+    varied first and mixed then, as in DeiT; so it is erased before it is mixed. Its partner is varied as in its own view.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        size: int,
+        augmentation: Augmentation,
+        mixing: Mixing,
+        seed: int = 0,
+        *,
+        channels: int = 3,
+        preprocessor: Preprocessor | None = None,
+    ):
+        self.source, self.size, self.augmentation, self.mixing, self.seed = source, size, augmentation, mixing, seed
+        self.channels, self.preprocessor = channels, preprocessor or ReferencePreprocessor()
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, draw: Draw) -> LabelledView:
+        return self.__getitems__([draw])[0]
+
+    def __getitems__(self, draws: list[Draw]) -> list[LabelledView]:
+        """The items of a batch, for which DataLoader asks at once: an image and its partner there are decoded once, not twice."""
+        varied = functools.cache(self._varied)
+        return [self._view(view, number, varied) for view, number in draws]
+
+    def view_description(self) -> dict[str, Any]:
+        """All that the pixels of (view, number) depend on beside the images themselves (`Source.digest`), JSON-ready.
+
+        The versions of the libraries that decode are not in it, though they may round a pixel differently.
+        """
+        return {
+            "version": VIEWS_VERSION,
+            "seed": self.seed,
+            "size": self.size,
+            "channels": self.channels,
+            "preprocessing": self.preprocessor.name,
+            **asdict(self.augmentation),
+            "mixing": asdict(self.mixing),
+        }
+
+    def _varied(self, view: int, number: int) -> np.ndarray:
+        chance = random.Random(f"{self.seed}/{view}/{number}")
+        encoded, file = self.source.encoded(number), self.source.name(number)
+        pixels = self.preprocessor.varied(encoded, file, self.size, self.channels, self.augmentation, chance)
+        self.augmentation.erase(pixels, chance)
+        return pixels
+
+    def _view(self, view: int, number: int, varied: Callable[[int, int], np.ndarray]) -> LabelledView:
+        pixels, label = varied(view, number), int(self.source.labels[number])
+        other_label, share = label, 1.0
+        chance = random.Random(f"{self.seed}/{view}/{number}/mixing")
+        if self.mixing.happens(chance):
+            partner = int(partners(len(self), self.seed, view)[number])
+            pixels, share = self.mixing(pixels, varied(view, partner), chance)
+            other_label = int(self.source.labels[partner])
+        return LabelledView(torch.from_numpy(pixels), label, other_label, share, number, view)
+
+
+def collate_views(views: list[LabelledView]) -> LabelledBatch:
+    """One batch of several items."""
+    batch = LabelledBatch(*default_collate(views))
+    return batch._replace(own_share=batch.own_share.float())
+
+
+def open_data(
+    train: Path, validation: Path, settings: LabelledImageSettings, channels: int, *, view_size: int | None = None
+) -> Data:
+    """The images of the channels `train` and `validation`.
+
+    Args:
+        train, validation: folders with one subfolder a class, the same classes in both.
+        channels: 1 for grey, 3 for colour.
+        view_size: height and width of training images where a teacher wants more pixels than `image_size`, which
+            `max_shift_pixels` still refers to.
+
+    Raises:
+        ValueError: there is no class, one has no images, or the classes differ.
+    """
+    size = view_size or settings.image_size
+    augmentation = Augmentation(
+        settings.min_crop_area,
+        settings.horizontal_flip,
+        round(settings.max_shift_pixels * size / settings.image_size),
+        settings.max_rotation_degrees,
+        settings.random_erasing,
+    )
+    mixing = Mixing(settings.mixup, settings.cutmix, settings.mix_probability)
+    training, held_out = open_source(train, settings.images_per_class), open_source(validation)
+    if training.classes != held_out.classes:
+        raise ValueError(_different(training, held_out))
+    return Data(
+        training.classes,
+        TrainingViews(training, size, augmentation, mixing, settings.seed, channels=channels),
+        HeldOutImages(held_out, settings.image_size, channels),
+        collate_views,
+    )
+
+
+def _different(training: Source, held_out: Source) -> str:
+    """What is wrong with two folders of different classes."""
+    alone = [
+        f"only {one.root} has {', '.join([name for name in one.classes if name not in other.classes][:5])}"
+        for one, other in ((training, held_out), (held_out, training))
+        if set(one.classes) - set(other.classes)
+    ]
+    return f"the channels train and validation hold different classes: {'; '.join(alone)}"
