@@ -15,7 +15,7 @@ import yaml
 
 import launcher
 from launcher.prepare import prepare
-from tests.conftest import ROOT
+from tests.conftest import ROOT, thin_out
 
 TRACKED = subprocess.run(
     ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
@@ -99,9 +99,9 @@ def test_the_mistakes_in_the_readme_are_what_is_printed(tmp_path):
     assert shown == "$ launcher run broken.yaml\n" + done.stderr
 
 
-def test_the_config_in_the_readme_is_a_job(tmp_path, monkeypatch):
+def test_the_config_in_the_readme_is_a_job(with_data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    prepare("digits", "data/digits")
+    (tmp_path / "data").symlink_to(with_data / "data")
     [config] = [block for block in code_blocks("yaml") if block.startswith("name: my-job")]
     Path("job.yaml").write_text(config)
     for smoke in (False, True):
@@ -117,6 +117,7 @@ def with_teacher(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("with-teacher")
     (place / "configs").symlink_to(ROOT / "configs")
     prepare("digits", place / "data/digits")
+    thin_out(place / "data", keep=40)
     command = [sys.executable, "-m", "launcher", "run", "configs/quickstart_teacher.yaml", "--smoke"]
     environment = {**os.environ, "LAUNCHER_RUNS": str(place / "runs")}
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
@@ -162,12 +163,19 @@ def test_every_config_opens_with_what_it_does_and_what_to_expect(config):
     assert all(word in head for word in ("# Run:", "# Smoke:", "# Expect:")), head
 
 
+@pytest.fixture(scope="module")
+def with_data(tmp_path_factory) -> Path:
+    """A folder with what the configs' smoke runs read."""
+    place = tmp_path_factory.mktemp("with-data")
+    for source in ("digits", "shapes"):
+        prepare(source, place / "data" / source)
+    return place
+
+
 @pytest.mark.parametrize("smoke", [False, True])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_every_config_is_a_job_without_mistakes(config, smoke, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    prepare("digits", "data/digits")
-    prepare("shapes", "data/shapes")
+def test_every_config_is_a_job_without_mistakes(config, smoke, with_data, monkeypatch):
+    monkeypatch.chdir(with_data)
     job = launcher.load(ROOT / config, smoke=smoke)
     plans = [launcher.plan(job, on="aws")]
     if all(given.source in ("folder", "file", "run") for given in job.inputs.values()):

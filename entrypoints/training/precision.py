@@ -13,7 +13,8 @@ from training.script_settings import Precision as Name
 AMPERE = (8, 0)
 """The first CUDA compute capability with bf16 and tf32 (NVIDIA, CUDA C++ programming guide, table of arithmetic by capability)."""
 
-FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+FORMATS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What matrix products give."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,11 @@ class Precision:
     @property
     def dtype(self) -> torch.dtype:
         """Of the activations that matrix products give."""
-        return FORMATS.get(self.name, torch.float32)
+        return FORMATS[self.name]
 
     def autocast(self) -> AbstractContextManager:
         """The context of a forward pass and its loss; nothing for fp32 and tf32."""
-        return torch.autocast(self.device.type, self.dtype) if self.name in FORMATS else contextlib.nullcontext()
+        return contextlib.nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 
     def scaler(self) -> torch.amp.GradScaler | None:
         """What keeps small gradients from vanishing in fp16 (https://arxiv.org/abs/1710.03740, section 3.2); None for the others."""

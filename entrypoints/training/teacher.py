@@ -15,11 +15,10 @@ import torch
 
 from training import models
 from training.export import read_description
+from training.precision import FORMATS
 from training.teacher_files import member_folders, read_weights, weights_file
 
 Precision = Literal["fp32", "bf16", "fp16"]
-
-FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
 """timm's prefixes of a model that is a folder, and of one on the Hugging Face hub that has no name in timm."""

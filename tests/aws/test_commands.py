@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.prepare import prepare
-from tests.conftest import ROOT, SLEEPER
+from tests.conftest import ROOT, SLEEPER, thin_out
 
 HERE = [sys.executable, "-m", "launcher"]
 STORIES = ("kt_food_tag", "hyundai_segmentation", "dali_imagenette")
@@ -35,6 +35,7 @@ def place(tmp_path_factory):
     try:
         prepare("digits", "data/digits")
         prepare("shapes", "data/shapes")
+        thin_out(Path("data"), keep=40)
     finally:
         os.chdir(before)
     environment = {**os.environ, "LAUNCHER_RUNS": str(folder / "runs")}

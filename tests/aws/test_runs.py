@@ -16,6 +16,7 @@ from launcher.aws import follow, session
 from launcher.emulator import Emulator
 from launcher.metric_lines import parse_line
 from tests.conftest import wait_until
+from tests.launcher.test_repeating import COUNTS
 
 REGION, BUCKET = "us-west-2", "amzn-s3-demo-bucket"
 ROLE = "arn:aws:iam::123456789012:role/SageMakerTraining"
@@ -438,3 +439,13 @@ def test_every_hosts_lines_are_kept_apart(sagemaker_job):
     lines = {host: [line for own, line in run.logs() if own == host and line.startswith("I am")] for host in run.hosts}
     assert [len(found) for found in lines.values()] == [1, 1]
     assert lines["algo-1"] != lines["algo-2"]
+
+
+def test_a_job_goes_on_from_the_checkpoints_that_its_failed_one_left_in_s3(sagemaker_job):
+    first = started(sagemaker_job(COUNTS, checkpoints=f"s3://{BUCKET}/checkpoints/counts"))
+    assert first.wait(120) == "Failed"
+    second = launcher.run(launcher.resume(first.name))
+    assert second.wait(120) == "Completed"
+    assert "begins at 1" in [line for _, line in second.logs()]
+    with pytest.raises(launcher.UserError, match="had no place in S3 for them\n.*checkpoints: s3://"):
+        launcher.resume(first.name, ["checkpoints=null"])

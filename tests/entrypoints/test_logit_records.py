@@ -1,0 +1,109 @@
+"""Records of a teacher's logits: what is kept is what the teacher said, and damage is noticed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from training.logit_records import RecordLayout, Seal
+
+
+def realistic_logits(images: int = 64, classes: int = 1000) -> torch.Tensor:
+    """As ImageNet models give them: one or a few classes stand out of a bell of many others."""
+    draw = torch.Generator().manual_seed(5)
+    logits = torch.randn(images, classes, generator=draw)
+    for height in (12.0, 8.0, 6.0, 5.0):
+        place, share = torch.randint(classes, (images, 1), generator=draw), torch.rand(images, 1, generator=draw)
+        logits.scatter_add_(1, place, height * (0.6 + 0.4 * share))
+    return logits
+
+
+def through_a_record(logits: torch.Tensor, top_k: int | None, precision: str = "fp32") -> torch.Tensor:
+    layout = RecordLayout(logits.shape[1], top_k, precision)
+    return layout.decode(layout.encode(logits), logits.device)
+
+
+def test_at_temperature_one_the_kept_classes_and_the_rest_in_sum_have_the_teachers_probability():
+    logits = realistic_logits()
+    decoded = through_a_record(logits, 10)
+    largest = logits.topk(10).indices
+    assert torch.equal(decoded.gather(1, largest), logits.gather(1, largest))
+    torch.testing.assert_close(
+        decoded.softmax(1).gather(1, largest), logits.softmax(1).gather(1, largest), rtol=1e-5, atol=1e-7
+    )
+    rest = decoded.scatter(1, largest, -torch.inf)
+    assert all(row[row > -torch.inf].unique().numel() == 1 for row in rest), "the rest is even"
+
+
+def test_another_temperature_costs_little_with_many_classes_kept_and_nothing_with_all():
+    """The even tail weighs the most that it can at T > 1, so that the kept classes get too little, never too much."""
+    logits = realistic_logits()
+    largest = logits.topk(10).indices
+    for temperature, bounds in {
+        2: {10: 0.12, 100: 0.07, 500: 0.015, None: 1e-6},
+        4: {10: 0.04, 100: 0.025, 500: 0.006, None: 1e-6},
+    }.items():
+        true = (logits / temperature).log_softmax(1)
+        errors = []
+        for top_k, bound in bounds.items():
+            cached = (through_a_record(logits, top_k) / temperature).log_softmax(1)
+            errors.append(F.kl_div(cached, true, reduction="batchmean", log_target=True).item())
+            assert errors[-1] < bound, (temperature, top_k)
+            assert (cached.gather(1, largest) <= true.gather(1, largest) + 1e-5).all()
+        assert errors == sorted(errors, reverse=True) and errors[0] > 1e-3
+
+
+def test_one_class_less_than_all_loses_nothing():
+    logits = realistic_logits(classes=7)
+    torch.testing.assert_close(through_a_record(logits, 6), logits, rtol=0, atol=1e-5)
+
+
+def test_fp16_holds_a_bf16_teachers_logits_as_they_are_and_others_to_eleven_bits():
+    logits = 10 * realistic_logits()
+    rounded = logits.bfloat16().float()
+    rounded[rounded.abs() < 1e-4] = 0
+    assert torch.equal(through_a_record(rounded, None, "fp16"), rounded)
+    torch.testing.assert_close(through_a_record(logits, None, "fp16"), logits, rtol=2**-11, atol=1e-7)
+    assert torch.equal(through_a_record(logits, None, "fp32"), logits)
+
+
+def test_more_than_65536_classes_keep_their_numbers():
+    logits = torch.zeros(1, 70_000)
+    logits[0, [69_999, 65_536, 3]] = torch.tensor([9.0, 8.0, 7.0])
+    decoded = through_a_record(logits, 3, "fp16")
+    assert decoded[0].topk(3).indices.tolist() == [69_999, 65_536, 3]
+
+
+@pytest.mark.parametrize("top_k", [3, None])
+@pytest.mark.parametrize(
+    ("value", "precision"), [(torch.nan, "fp32"), (torch.inf, "fp32"), (-70_000.0, "fp16"), (70_000.0, "fp16")]
+)
+def test_logits_that_a_record_cannot_hold_are_refused_with_the_cure(value, precision, top_k):
+    logits = torch.full((2, 4), 1.0)
+    logits[1, : 3 if value < 0 else 1] = value
+    with pytest.raises(ValueError, match="not finite, or beyond what .* set teacher_precision to bf16 or fp32"):
+        through_a_record(logits, top_k, precision)
+
+
+def test_a_rest_of_impossible_classes_is_refused():
+    with pytest.raises(ValueError, match="not finite"):
+        through_a_record(torch.tensor([[1.0, 2.0, -torch.inf, -torch.inf]]), 2)
+
+
+def test_a_checksum_breaks_with_any_bit_and_holds_at_no_other_place():
+    layout = RecordLayout(12, 3, "fp16")
+    seal, numbers = Seal(b"key", layout.size), np.arange(4)
+    records = layout.encode(realistic_logits(4, 12))
+    seal.close(records, numbers, 1)
+    assert seal.holds(records, numbers, 1).all()
+    for bit in range(layout.size * 8):
+        damaged = records.copy()
+        damaged[:, bit // 8] ^= 1 << bit % 8
+        assert not seal.holds(damaged, numbers, 1).any(), bit
+    assert not seal.holds(records, numbers[::-1].copy(), 1).any()
+    assert not seal.holds(records, numbers, 2).any()
+    assert not Seal(b"another", layout.size).holds(records, numbers, 1).any()
+    for weight in ("_start", "_number", "_view"):  # the chance of 2**-32 that a record of zeros has the checksum zero
+        setattr(seal, weight, np.uint64(0))
+    assert not seal.holds(np.zeros_like(records), numbers, 1).any()
