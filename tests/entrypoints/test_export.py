@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 from training import export, model_card, models, onnx_export
-from training.data.augmentation import fit
+from training.data.reference import fit
 
 CLASSES = ["apple", "pear", 'a\'; echo "plum"']
 
