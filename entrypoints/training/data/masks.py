@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +13,11 @@ from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
 from training.data.batches import Draw
-from training.data.decoding import as_pixels, decode, upright
+from training.data.decoding import as_pixels, decode
 from training.data.loaders import Data
+from training.data.mask_decoding import decode_mask
 from training.data.pairs import open_pairs
 from training.script_settings import SegmentationSettings
-
-MASK_MODES = ("L", "P", "1")
-"""Pillow's names for 8-bit grey, palette and black-and-white: one small whole number a pixel."""
-
-STRETCHED = ("L;2", "L;4")
-"""Grey of 2 or 4 bits, which Pillow stretches to 0…255, so that class 1 would become 85 or 17."""
 
 
 @dataclass(frozen=True)
@@ -161,18 +155,7 @@ def read_mask(encoded: bytes, file: str | Path, classes: int, ignore_index: int)
     Raises:
         ValueError: it is no image, holds no class numbers, or one that is neither below `classes` nor `ignore_index`.
     """
-    try:
-        with Image.open(io.BytesIO(encoded)) as opened:
-            stored = opened.tile[0][3] if opened.tile else ""
-            mode, mask = opened.mode, np.array(upright(opened, opened))
-    except Exception as error:  # as for images, see decoding.decode
-        raise ValueError(f"{file} cannot be read as a mask: {error or type(error).__name__}") from error
-    if mode not in MASK_MODES or stored in STRETCHED:
-        kind = f"grey of {stored[-1]} bits" if stored in STRETCHED else f"{mode} pixels"
-        raise ValueError(
-            f"{file} has {kind}: a mask holds one class number a pixel; save it as 8-bit grey, or with a palette"
-        )
-    mask = mask.astype(np.uint8)
+    mask = decode_mask(encoded, file)
     wrong = (mask >= classes) & (mask != ignore_index)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]

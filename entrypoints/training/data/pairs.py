@@ -12,7 +12,7 @@ from training.data.shards import ShardFiles
 from training.data.sources import has_shards, shard_reading
 from training.script_settings import TrainingSettings
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 
 
 class Pairs(Protocol):

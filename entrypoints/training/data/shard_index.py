@@ -201,7 +201,7 @@ def _scan(file: Path, classes: list[str] | None) -> tuple[list[int], list[int], 
 
 def _require_end(file: Path, opened: Any, end: int) -> None:
     """tarfile takes a tar that was cut between two members, or in the last of them, for a whole one."""
-    opened.seek(max(0, end - 512))
+    opened.seek(end)
     if opened.read(512) != bytes(512):
         raise ValueError(f"{file} is cut short: it lacks the zeros at a tar's end. Copy or make it again")
 
