@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class ShardCache:
         if not copy.exists() and not self._fetch(name):
             return self.root / name
         with contextlib.suppress(FileNotFoundError):  # removed since
-            os.utime(copy)  # of all copies, it is the last that was used
+            _touch(copy)
         return copy
 
     def _fetch(self, name: str) -> bool:
@@ -88,6 +89,7 @@ class ShardCache:
                     shutil.copyfileobj(source, target, PIECE)
                 if part.stat().st_size != self.sizes[name]:
                     raise OSError(f"it came with {part.stat().st_size} bytes instead of {self.sizes[name]}")
+                _touch(part)
                 os.replace(part, copy)
             except OSError as error:
                 part.unlink(missing_ok=True)
@@ -105,7 +107,7 @@ class ShardCache:
             file.unlink(missing_ok=True)
             total -= taken
 
-    def _copies(self) -> list[tuple[float, Path, int]]:
+    def _copies(self) -> list[tuple[int, Path, int]]:
         """When last used, where, and how large, also of those that are being made: they are as good as there.
 
         One that was being made when its process was killed is the first to be removed, as its time stands still.
@@ -115,7 +117,7 @@ class ShardCache:
             name = entry.name[1 : -len(".part")] if entry.name.endswith(".part") else entry.name
             with contextlib.suppress(FileNotFoundError):
                 if name in self.sizes:
-                    found.append((entry.stat().st_mtime, Path(entry.path), self.sizes[name]))
+                    found.append((entry.stat().st_mtime_ns, Path(entry.path), self.sizes[name]))
         return found
 
 
@@ -171,3 +173,9 @@ class ReadAhead:
                     return
             with contextlib.suppress(OSError):  # whoever reads the shard meets it too, and says so
                 self._cache.copy_of(name)
+
+
+def _touch(copy: Path) -> None:
+    """Make a copy the last of all that was used. The time that the system itself writes is the same for some milliseconds."""
+    now = time.time_ns()
+    os.utime(copy, ns=(now, now))
