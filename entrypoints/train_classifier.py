@@ -34,6 +34,7 @@ def main(settings: ClassifierSettings) -> None:
         torch.manual_seed(settings.seed)
         channels = settings.model_options.get("in_chans", 3)
         data = open_data(environment.channel("train"), environment.channel("validation"), settings, channels)
+        run.report.say_all(data.notes)
         model = models.build(settings.model, settings.model_options, len(data.classes), pretrained=settings.pretrained)
         parameters = models.parameter_count(model)
         run.report.say(f"model {settings.model}: {parameters:,} parameters, {len(data.classes)} classes")

@@ -46,6 +46,7 @@ def main(settings: DistillationSettings) -> None:
             channels,
             view_size=settings.view_size,
         )
+        run.report.say_all(data.notes)
         student = models.build(
             settings.student,
             settings.student_options,

@@ -36,6 +36,7 @@ def main(settings: SegmentationSettings) -> None:
         torch.manual_seed(settings.seed)
         channels = settings.model_options.get("in_chans", 3)
         data = open_data(environment.channel("train"), environment.channel("validation"), settings, channels)
+        run.report.say_all(data.notes)
         model = segmenter.build(
             settings.model,
             settings.model_options,

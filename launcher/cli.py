@@ -260,8 +260,24 @@ def _dollars(name: str, text: str) -> float:
 
 def prepare(options: argparse.Namespace) -> int:
     from launcher.prepare import prepare as make
+    from launcher.prepare import verify
 
-    print(make(options.source, options.target, size=options.size, validation_fraction=options.validation_fraction))
+    if options.verify:
+        print(verify(options.source, jobs=options.jobs))
+        return DONE
+    if options.target is None:
+        raise mistake("TARGET", "missing", "launcher prepare SOURCE TARGET, or launcher prepare --verify TARGET")
+    print(
+        make(
+            options.source,
+            options.target,
+            size=options.size,
+            validation_fraction=options.validation_fraction,
+            shard_size=options.shards,
+            jpeg_quality=options.jpeg_quality,
+            jobs=options.jobs,
+        )
+    )
     return DONE
 
 
@@ -369,13 +385,18 @@ def _parser() -> argparse.ArgumentParser:
     made = command("doctor", doctor, "what this machine is ready for, backend by backend")
     made.add_argument("--json", action="store_true", help="for machines")
 
-    made = command("prepare", prepare, "make a folder of labelled images, TARGET/train and TARGET/validation")
+    made = command("prepare", prepare, "make images ready for training, TARGET/train and TARGET/validation")
+    made.usage = (
+        "launcher prepare SOURCE TARGET [--size PIXELS] [--shards SIZE] [options]\n"
+        "       launcher prepare --verify TARGET [--jobs N]"
+    )
     made.add_argument(
         "source",
         metavar="SOURCE",
-        help="digits, fashion-mnist, shapes (with masks), a folder with idx files, or a folder with one subfolder a class",
+        help="digits, fashion-mnist, shapes (with masks), a folder with idx files, one with one subfolder a class, "
+        "or one with images/ and masks/",
     )
-    made.add_argument("target", metavar="TARGET", help="the folder to make; what is already in it is kept")
+    made.add_argument("target", nargs="?", metavar="TARGET", help="the folder to make; what is already in it is kept")
     made.add_argument("--size", type=int, metavar="PIXELS", help="scale images down to this shorter side")
     made.add_argument(
         "--validation-fraction",
@@ -383,5 +404,15 @@ def _parser() -> argparse.ArgumentParser:
         default=0.25,
         metavar="F",
         help="share of each class held out where the source has no split (default: 0.25)",
+    )
+    made.add_argument(
+        "--shards", metavar="SIZE", help="write tar shards of about that size, as in 100MB (default: a file an image)"
+    )
+    made.add_argument(
+        "--jpeg-quality", type=int, default=95, metavar="Q", help="of images that are scaled, 1 to 100 (default: 95)"
+    )
+    made.add_argument("--jobs", type=int, metavar="N", help="processes (default: the cores that it may use)")
+    made.add_argument(
+        "--verify", action="store_true", help="make nothing: read again what was made, and compare checksums"
     )
     return parser

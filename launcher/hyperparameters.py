@@ -74,7 +74,7 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
         ]
     usable = {name: value for name, value in hyperparameters.items() if name not in unusable}
     try:
-        with _imported(module_name, folders) as (module, settings_module):
+        with imported([module_name, "training.settings"], folders) as (module, settings_module):
             settings_class = getattr(module, class_name, None)
             if not dataclasses.is_dataclass(settings_class):
                 found = f"{script} takes {class_name} from {module_name}, which is no dataclass there"
@@ -240,17 +240,17 @@ def _heavy_import(module_name: str, folders: Sequence[Path], seen: frozenset[str
 
 
 @contextlib.contextmanager
-def _imported(module_name: str, folders: Sequence[Path]) -> Iterator[tuple[ModuleType, ModuleType]]:
-    """A settings module and `training.settings`, imported as the script would, and forgotten again; no bytecode is written."""
+def imported(module_names: Sequence[str], folders: Sequence[Path]) -> Iterator[list[ModuleType]]:
+    """Modules of a script, imported as it would from its folders, and forgotten again; no bytecode is written."""
     path, modules, bytecode = list(sys.path), dict(sys.modules), sys.dont_write_bytecode
-    roots = {module_name.split(".")[0], "training"}
+    roots = {name.split(".")[0] for name in module_names} | {"training"}
     for name in [name for name in sys.modules if name.split(".")[0] in roots]:
         del sys.modules[name]
     sys.path[:0] = [str(folder) for folder in folders]
     sys.dont_write_bytecode = True
     importlib.invalidate_caches()
     try:
-        yield importlib.import_module(module_name), importlib.import_module("training.settings")
+        yield [importlib.import_module(name) for name in module_names]
     finally:
         sys.path[:], sys.dont_write_bytecode = path, bytecode
         for name in set(sys.modules) - set(modules):

@@ -59,6 +59,17 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
     )
 
 
+def is_streamed(folder: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a channel's folder shows S3 as it is (FastFile), so that each read of a file goes there."""
+    channels = json.loads(environ.get("SM_INPUT_DATA_CONFIG", "{}"))
+    return any(
+        isinstance(how, dict)
+        and how.get("TrainingInputMode") == "FastFile"
+        and Path(environ.get(f"SM_CHANNEL_{name.upper()}", "")) == folder
+        for name, how in channels.items()
+    )
+
+
 def _checkpoint_dir(environ: Mapping[str, str]) -> Path | None:
     if "SM_CURRENT_HOST" not in environ:
         return Path("output/checkpoints")

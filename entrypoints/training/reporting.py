@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +25,11 @@ class Reporter:
         """One line for people."""
         if self._active:
             write_line(text)
+
+    def say_all(self, texts: Iterable[str]) -> None:
+        """A line each."""
+        for text in texts:
+            self.say(text)
 
     def metrics(
         self,

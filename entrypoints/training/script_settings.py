@@ -10,7 +10,7 @@ from training.settings import require
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 FREE_ON_RESUME = {
-    *("epochs", "max_steps", "batch_size_per_device", "zero", "num_workers", "process_group_minutes"),
+    *("epochs", "max_steps", "batch_size_per_device", "zero", "num_workers", "shard_cache_gb", "process_group_minutes"),
     *("compile", "compile_teacher", "channels_last", "static_graph", "gradient_compression"),
     *("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "export_onnx", "min_teacher_accuracy"),
 }
@@ -61,6 +61,10 @@ class TrainingSettings:
     """Seed of the initial weights, the order of images and their augmentation."""
     num_workers: int = 0
     """Worker processes that decode images, per training process. 0: the training process itself."""
+    shuffle_window_shards: int = 32
+    """Where the training images come in shards, those among which images are shuffled; more mix better, and take more disk."""
+    shard_cache_gb: float | None = None
+    """Where shards come by FastFile, disk for copies of them on each host, in 10^9 bytes. None: half of what is free."""
     log_every: int = 10
     """Steps between two metric lines."""
     evaluate_every: int = 1
@@ -101,6 +105,8 @@ class TrainingSettings:
             ("ema_decay", self.ema_decay is None or 0 < self.ema_decay < 1, "above 0 and below 1, or null"),
             ("seed", 0 <= self.seed < 2**32, "from 0 to 4294967295"),
             ("num_workers", self.num_workers >= 0, "0 or more"),
+            ("shuffle_window_shards", self.shuffle_window_shards >= 1, "at least 1"),
+            ("shard_cache_gb", self.shard_cache_gb is None or self.shard_cache_gb > 0, "above 0, or null"),
             ("log_every", self.log_every >= 1, "at least 1"),
             ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
             ("checkpoint_every", self.checkpoint_every is None or self.checkpoint_every >= 1, "at least 1, or null"),

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
-from training.data.batches import EvaluationBatches, TrainingBatches, share_of_batch, view_of, view_order
+from training.data.batches import EvaluationBatches, TrainingBatches, share_of_batch, view_of
 from training.data.loaders import Data, Loaders, held_out_loader, open_loaders
+from training.data.orders import FreeOrder
 from training.distributed import World
 from training.script_settings import TrainingSettings
 
@@ -84,7 +85,7 @@ def test_another_epoch_or_seed_is_another_order():
 
     assert len({order(seed, epoch) for seed in range(3) for epoch in range(1, 4)}) == 9
     assert order(0, 1) == order(0, 1)
-    assert view_order(8, 2**32 - 1, 1).tolist() == [3, 7, 1, 6, 0, 5, 4, 2], "numpy, or this code, shuffles otherwise"
+    assert FreeOrder(8).of_view(2**32 - 1, 1).tolist() == [3, 7, 1, 6, 0, 5, 4, 2], "numpy, or this code, shuffles otherwise"
 
 
 def test_the_numbers_of_an_epoch_are_those_that_all_ranks_draw():

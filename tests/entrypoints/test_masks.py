@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 from training.data.loaders import open_loaders
-from training.data.masks import MaskedFolder, Variation, open_data, pair_up, read_mask
+from training.data.masks import MaskedImages, Variation, open_data, read_mask
+from training.data.pairs import pair_up
 from training.distributed import World
 from training.failure import describe
 from training.script_settings import SegmentationSettings
@@ -22,6 +23,10 @@ ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 
 def settings(**values) -> SegmentationSettings:
     return SegmentationSettings(model="x", **{"classes": 4, "image_size": (32, 48), "global_batch_size": 4, **values})
+
+
+def read(file: Path, classes: int, ignore_index: int) -> Image.Image:
+    return read_mask(file.read_bytes(), file, classes, ignore_index)
 
 
 def write_pair(root: Path, stem: str, labels: np.ndarray, ending: str = ".png") -> None:
@@ -73,7 +78,7 @@ def test_a_folder_without_pairs_says_what_it_lacks(tmp_path, files, message):
 
 def test_a_mask_of_another_size_is_named_with_both_sizes(root):
     Image.new("L", (60, 39)).save(root / "masks/2.png")
-    folder = MaskedFolder(root, settings())
+    folder = MaskedImages(root, settings())
     with pytest.raises(ValueError, match="masks/2.png is 60 × 39 pixels, its image 2.png 60 × 56"):
         [folder[(1, number)] for number in range(6)]
 
@@ -84,9 +89,9 @@ def test_a_class_that_is_out_of_range_is_named_with_its_place(root):
     Image.fromarray(labels).save(root / "masks/2.png")
     message = r"masks/2.png: class 4 at row 5, column 7 \(2 such pixels\).* 0 to 3, or 255 .* raise classes"
     with pytest.raises(ValueError, match=message):
-        read_mask(root / "masks/2.png", 4, 255)
-    assert read_mask(root / "masks/2.png", 5, 255).getpixel((7, 5)) == 4
-    assert read_mask(root / "masks/2.png", 4, 4).getpixel((7, 5)) == 4, "it is what is ignored"
+        read(root / "masks/2.png", 4, 255)
+    assert read(root / "masks/2.png", 5, 255).getpixel((7, 5)) == 4
+    assert read(root / "masks/2.png", 4, 4).getpixel((7, 5)) == 4, "it is what is ignored"
 
 
 def test_masks_of_8_bits_a_palette_or_black_and_white_hold_the_same_classes(tmp_path):
@@ -96,7 +101,7 @@ def test_masks_of_8_bits_a_palette_or_black_and_white_hold_the_same_classes(tmp_
     palette.putpalette([200, 10, 10, 10, 200, 10])
     for name, image in (("grey", grey), ("palette", palette), ("bits", Image.fromarray(labels * 255).convert("1"))):
         image.save(tmp_path / f"{name}.png")
-        assert np.array_equal(np.array(read_mask(tmp_path / f"{name}.png", 2, 255)), labels), name
+        assert np.array_equal(np.array(read(tmp_path / f"{name}.png", 2, 255)), labels), name
 
 
 def grey_png_of_4_bits(file: Path) -> None:
@@ -125,12 +130,12 @@ def test_pixels_that_are_no_class_numbers_are_refused(tmp_path):
     }
     for name, message in cases.items():
         with pytest.raises(ValueError, match=f"{name}.png.*{message}"):
-            read_mask(tmp_path / f"{name}.png", 256, 255)
+            read(tmp_path / f"{name}.png", 256, 255)
 
 
 def test_an_image_that_cannot_be_read_is_named(root):
     (root / "images/left/1.png").write_bytes((root / "images/left/1.png").read_bytes()[:60])
-    folder = MaskedFolder(root, settings())
+    folder = MaskedImages(root, settings())
     with pytest.raises(ValueError, match="images/left/1.png cannot be read as an image"):
         [folder[(1, number)] for number in range(6)]
 
@@ -149,7 +154,7 @@ def test_a_bad_mask_is_the_first_thing_that_the_failure_file_says(root, workers)
 
 
 def test_training_masks_go_with_their_images_and_held_out_masks_stay_as_they_are(root):
-    folder = MaskedFolder(root, settings(), variation=Variation((32, 48), 0.7, 2.0, True))
+    folder = MaskedImages(root, settings(), variation=Variation((32, 48), 0.7, 2.0, True))
     seen = set()
     for epoch in range(20):
         for number in range(6):
@@ -162,8 +167,8 @@ def test_training_masks_go_with_their_images_and_held_out_masks_stay_as_they_are
             assert agree[inside].float().mean() > 0.9, "only the seams between classes may differ"
             seen.add((inside.all().item(), mask[0, 0].item()))
     assert len(seen) > 4
-    held_out = MaskedFolder(root, settings())
-    for number, (_, file) in enumerate(held_out.pairs):
+    held_out = MaskedImages(root, settings())
+    for number, (_, file) in enumerate(pair_up(root)):
         image, mask = held_out[(0, number)]
         assert tuple(image.shape) == (3, 32, 48)
         assert np.array_equal(mask.numpy(), np.array(Image.open(file)))
@@ -207,8 +212,8 @@ def test_a_crop_beyond_the_image_sees_all_of_it():
 
 
 def test_what_is_drawn_depends_on_seed_epoch_and_image_alone(root):
-    def folder(seed: int) -> MaskedFolder:
-        return MaskedFolder(root, settings(seed=seed), variation=Variation((32, 32), 0.5, 2.0, True))
+    def folder(seed: int) -> MaskedImages:
+        return MaskedImages(root, settings(seed=seed), variation=Variation((32, 32), 0.5, 2.0, True))
 
     image, mask = folder(1)[(1, 4)]
     random.random(), torch.rand(3)
@@ -243,14 +248,14 @@ def test_image_and_mask_are_each_turned_as_their_file_says(root):
     """A photo lies on its side in its file, its mask was drawn as a viewer shows it."""
     image, mask = (Image.open(root / kind / "left/1.png") for kind in ("images", "masks"))
     image.load(), mask.load()
-    upright = MaskedFolder(root, settings())[(0, 3)]
+    upright = MaskedImages(root, settings())[(0, 3)]
     exif = Image.Exif()
     exif[0x0112] = 8  # a viewer turns it a quarter to the left
     image.transpose(Image.Transpose.ROTATE_270).save(root / "images/left/1.png", exif=exif)
-    found = MaskedFolder(root, settings())[(0, 3)]
+    found = MaskedImages(root, settings())[(0, 3)]
     assert torch.equal(found[0], upright[0]) and torch.equal(found[1], upright[1])
     mask.transpose(Image.Transpose.ROTATE_270).save(root / "masks/left/1.png", exif=exif)
-    assert torch.equal(MaskedFolder(root, settings())[(0, 3)][1], upright[1])
+    assert torch.equal(MaskedImages(root, settings())[(0, 3)][1], upright[1])
     mask.transpose(Image.Transpose.ROTATE_270).save(root / "masks/left/1.png")
     with pytest.raises(ValueError, match="1.png is 48 × 60 pixels, its image 1.png 60 × 48, upright as EXIF says"):
-        MaskedFolder(root, settings())[(0, 3)]
+        MaskedImages(root, settings())[(0, 3)]

@@ -17,6 +17,7 @@ from training.data.batches import TrainingBatches
 from training.data.decoding import as_pixels
 from training.data.folders import LabelledFolder
 from training.data.mixing import Mixing, blend, partners, paste
+from training.data.orders import FreeOrder
 from training.data.reference import fit, vary
 from training.data.views import TrainingViews, collate_views
 from training.distributed import World
@@ -258,14 +259,14 @@ def test_shares_are_beta_distributed(alpha):
 
 @pytest.mark.parametrize("images", [1, 2, 10, 11])
 def test_partners_come_in_pairs_that_change_from_view_to_view(images):
-    found = [partners(images, 3, view) for view in range(1, 30)]
+    found = [partners(FreeOrder(images), 3, view) for view in range(1, 30)]
     for partner in found:
         alone = [number for number in range(images) if partner[partner[number]] != number]
         assert len(alone) == (images % 2 if images > 1 else 0)
         assert all(partner[number] != number for number in range(images)) or images == 1
     if images > 2:
         assert len({partner[0] for partner in found}) > images / 2
-        assert not np.array_equal(partners(images, 4, 1), found[0])
+        assert not np.array_equal(partners(FreeOrder(images), 4, 1), found[0])
 
 
 def test_an_image_is_mixed_with_the_very_view_that_its_partner_would_be(root):
@@ -279,7 +280,7 @@ def test_an_image_is_mixed_with_the_very_view_that_its_partner_would_be(root):
         if item.own_share == 1.0:
             assert torch.equal(item.image, own.image)
             continue
-        partner = plain[(2, int(partners(11, 1, 2)[number]))]
+        partner = plain[(2, int(partners(FreeOrder(11), 1, 2)[number]))]
         assert item.other_label == partner.label
         assert np.array_equal(item.image.numpy(), blend(own.image.numpy(), partner.image.numpy(), item.own_share)[0])
         happened += 1

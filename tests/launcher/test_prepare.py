@@ -10,18 +10,21 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import launcher
-from launcher.prepare import FASHION_CLASSES, prepare
+from launcher.prepare import folders, prepare, verify
+from launcher.prepare.entry_rules import entry_rules
+from launcher.prepare.sources import FASHION_CLASSES
 
 
 def tree(folder) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "prepared.json"
+        if path.is_file() and path.name not in ("prepared.json", "broken.txt")
     }
 
 
@@ -157,10 +160,101 @@ def test_the_same_folder_named_otherwise_is_the_same_source(tmp_path, monkeypatc
     assert "0 written now, 4 were there" in prepare("./in", "out")
 
 
-def test_sixteen_bit_images_are_named_not_clipped(tmp_path):
-    write_images(tmp_path / "in", "a/1.png", "a/2.png")
-    Image.new("I;16", (9, 9), 40000).save(tmp_path / "in/a/deep.png")
-    assert "more than 8 bits" in prepare(str(tmp_path / "in"), tmp_path / "out")
+def nasty_images(folder) -> list[str]:
+    """What cameras, scanners and drawing programs write, 60 × 40 pixels each; the names of those that can be read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    noise = Image.effect_noise((60, 40), 60)
+    colours = Image.merge("RGB", [noise, noise.rotate(180), noise.transpose(Image.Transpose.FLIP_LEFT_RIGHT)])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    colours.save(folder / "upright.jpg", quality=90)
+    colours.save(folder / "rotated.jpg", quality=90, exif=exif)
+    colours.convert("CMYK").save(folder / "print.jpg", quality=90)
+    noise.save(folder / "grey.jpg", quality=90)
+    clear = colours.convert("RGBA")
+    clear.putalpha(noise)
+    clear.save(folder / "clear.png")
+    clear.save(folder / "clear.webp", lossless=True)
+    Image.fromarray(np.asarray(noise).astype(np.uint16) * 257).save(folder / "deep.png")
+    colours.quantize(8).save(folder / "palette.png")
+    colours.save(folder / "old.bmp")
+    colours.save(folder / "scan.tif")
+    names = sorted(os.listdir(folder))
+    (folder / "empty.jpg").touch()
+    (folder / "text.png").write_text("no image")
+    (folder / "cut.jpg").write_bytes((folder / "upright.jpg").read_bytes()[:700])
+    return names
+
+
+def as_decoded(file, channels: int) -> Image.Image:
+    return entry_rules().decoding.decode(file.read_bytes(), file, channels)
+
+
+def test_what_is_prepared_looks_as_the_entry_scripts_see_the_original(tmp_path):
+    """Transparent, deep, CMYK and rotated images: untouched where they fit, else scaled after the same rules."""
+    names = nasty_images(tmp_path / "in/train/a")
+    nasty_images(tmp_path / "in/validation/a")
+    for size, target in ((None, tmp_path / "whole"), (20, tmp_path / "small")):
+        words = prepare(str(tmp_path / "in"), target, size=size)
+        assert "10 training and 10 validation images" in words and "6 images could not be read" in words
+        listed = [line.split("\t")[0].rsplit("/", 1)[1] for line in (target / "broken.txt").read_text().splitlines()]
+        assert sorted(listed) == sorted(["cut.jpg", "empty.jpg", "text.png"] * 2)
+    for name in names:
+        original, ending = tmp_path / "in/train/a" / name, name.rsplit(".", 1)[1]
+        kept = name if ending in ("jpg", "png", "webp") else f"{name}.png"
+        whole, small = (tmp_path / target / "train/a" / kept for target in ("whole", "small"))
+        if kept == name:
+            assert whole.read_bytes() == original.read_bytes(), "nothing had to be done to it"
+        seen = as_decoded(original, 3)
+        assert as_decoded(whole, 3).tobytes() == seen.tobytes(), name
+        expected = seen.resize(
+            (20, 30) if name == "rotated.jpg" else (30, 20), Image.Resampling.BILINEAR, reducing_gap=3.0
+        )
+        found = as_decoded(small, 3)
+        assert found.size == expected.size and Image.open(small).getexif().get(0x0112, 1) == 1
+        error = np.asarray(found, np.float64) - np.asarray(expected, np.float64)
+        assert abs(error).mean() < {"jpg": 4, "webp": 8}.get(ending, 0.6), name  # it is noise, hard to compress
+        assert (Image.open(small).mode == "L") == (name in ("grey.jpg", "deep.png"))
+
+
+def test_images_with_masks_are_scaled_together_and_no_class_is_made_up(tmp_path):
+    for number in range(4):
+        mask = np.zeros((40, 60), np.uint8)
+        mask[10:, 7 + number :] = 3
+        for kind, array in (("images", mask * 60), ("masks", mask)):
+            (tmp_path / "in" / kind).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(array).save(tmp_path / "in" / kind / f"{number}.png")
+    Image.new("L", (9, 9)).save(tmp_path / "in/images/alone.png")
+    Image.new("L", (60, 40)).save(tmp_path / "in/images/other.png")
+    Image.new("L", (60, 39)).save(tmp_path / "in/masks/other.png")
+    words = prepare(str(tmp_path / "in"), tmp_path / "out", size=20)
+    assert "masks/alone.png cannot be read" in words and "the mask has 60 × 39 pixels" in words
+    files = tree(tmp_path / "out")
+    assert len(files) == 8
+    for name in files:
+        image = Image.open(tmp_path / "out" / name)
+        assert image.size == (30, 20)
+        if "/masks/" in name:
+            assert set(image.tobytes()) == {0, 3} and name.replace("masks", "images") in files
+    assert "4 images decoded" not in verify(tmp_path / "out") and "8 images decoded" in verify(tmp_path / "out")
+
+
+def test_verification_names_what_was_damaged(tmp_path):
+    prepare("digits", tmp_path)
+    assert "1797 images decoded" in verify(tmp_path)
+    files = sorted(path for path in tmp_path.rglob("*.png"))
+    files[3].write_bytes(files[3].read_bytes()[:60])
+    with pytest.raises(launcher.UserError, match=rf"{files[3]} cannot be read"):
+        verify(tmp_path)
+    with pytest.raises(launcher.UserError, match="no folder that launcher prepare made"):
+        verify(tmp_path / "train")
+
+
+def test_many_processes_make_what_one_makes(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "AT_ONCE", 50)
+    for jobs in (1, 3):
+        prepare("digits", tmp_path / str(jobs), jobs=jobs)
+    assert tree(tmp_path / "1") == tree(tmp_path / "3")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +263,7 @@ def test_sixteen_bit_images_are_named_not_clipped(tmp_path):
         (("digts", {}), "did you mean digits?"),
         (("/nowhere", {}), "no such folder"),
         (("digits", {"size": 2, "validation_fraction": 2}), "2 mistakes"),
+        (("digits", {"shard_size": "100 M", "jpeg_quality": 0, "jobs": 0}), "3 mistakes"),
     ],
 )
 def test_a_wrong_source_or_option_is_answered(tmp_path, arguments, expected):
@@ -188,7 +283,7 @@ def test_an_empty_folder_and_a_file_as_target_are_refused(tmp_path):
 
 def test_shapes_come_with_masks_and_are_drawn_the_same_again(tmp_path):
     words = prepare("shapes", tmp_path / "one")
-    assert "300 training and 100 validation images with a mask each, of 4 classes; 800 written now" in words
+    assert "300 training and 100 validation images with a mask each; 400 written now" in words
     prepare("shapes", tmp_path / "two")
     files = tree(tmp_path / "one")
     assert files == tree(tmp_path / "two") and len(set(files.values())) == 800, "no two of them are alike"
@@ -202,7 +297,7 @@ def test_shapes_come_with_masks_and_are_drawn_the_same_again(tmp_path):
         if kind == "masks":
             labels |= set(image.tobytes())
     assert labels == {0, 1, 2, 3, 255}
-    assert "0 written now, 800 were there" in prepare("shapes", tmp_path / "one")
+    assert "0 written now, 400 were there" in prepare("shapes", tmp_path / "one")
 
 
 def test_shapes_are_drawn_at_the_size_asked_for(tmp_path):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from training.data.orders import FreeOrder, Order
 from training.distributed import World
 
 Draw = tuple[int, int]
 """(view, image number): what a sampler yields, so that a worker process knows the view too."""
+
+Announce = Callable[[np.ndarray], Callable[[int], None]]
+"""Tells a source what will be read of it; see TrainingBatches."""
 
 
 class LabelledBatch(NamedTuple):
@@ -35,14 +39,6 @@ class LabelledBatch(NamedTuple):
 def view_of(epoch: int, views: int | None) -> int:
     """The view that an epoch draws of each image, from 1 on; with `views` they come round again."""
     return epoch if views is None else (epoch - 1) % views + 1
-
-
-def view_order(images: int, seed: int, view: int) -> np.ndarray:
-    """All image numbers, int64 (images,), shuffled: the first of them are drawn, and two neighbours are partners in mixing.
-
-    numpy promises that RandomState's numbers never change (NEP 19); torch.randperm promises nothing between versions.
-    """
-    return np.random.RandomState([seed, view]).permutation(images)
 
 
 def share_of_batch(global_batch_size: int, world: World) -> int:
@@ -69,6 +65,9 @@ class TrainingBatches(Sampler[list[Draw]]):
     Args:
         accumulation: micro-batches an optimizer step.
         views: how many views of each image there are. None: a new one every epoch.
+        order: how images are shuffled. None: all of them among each other.
+        announce: called when an epoch begins, with the images that this rank will draw, int64 (images,), in their order; what
+            it gives is called with how many of them were asked for until then, whenever a batch is. So a source can read ahead.
 
     Raises:
         ValueError: a batch does not divide, or there are too few images for one.
@@ -83,6 +82,8 @@ class TrainingBatches(Sampler[list[Draw]]):
         *,
         accumulation: int = 1,
         views: int | None = None,
+        order: Order | None = None,
+        announce: Announce | None = None,
     ):
         share = share_of_batch(global_batch_size, world)
         if share % accumulation:
@@ -94,6 +95,7 @@ class TrainingBatches(Sampler[list[Draw]]):
             raise ValueError(f"{images} training images make no batch of global_batch_size {global_batch_size}: {cure}")
         self.images, self.global_batch_size, self.world, self.seed = images, global_batch_size, world, seed
         self.accumulation, self.views = accumulation, views
+        self._order, self._announce = order or FreeOrder(images), announce
         self.epoch, self._first_step = 1, 0
 
     def __len__(self) -> int:
@@ -108,16 +110,22 @@ class TrainingBatches(Sampler[list[Draw]]):
     def numbers(self, epoch: int) -> np.ndarray:
         """The images that all ranks together draw in an epoch, int64 (steps × global_batch_size,), in their order."""
         view = view_of(epoch, self.views)
-        drawn = view_order(self.images, self.seed, view)[: len(self) * self.global_batch_size]
-        pairs = np.random.RandomState([self.seed, view, epoch]).permutation(-(-len(drawn) // 2))
-        places = (2 * pairs[:, None] + [0, 1]).ravel()
-        return drawn[places[places < len(drawn)]]
+        return self._order.of_epoch(self.seed, view, epoch, len(self), self.global_batch_size).ravel()
 
     def __iter__(self) -> Iterator[list[Draw]]:
         view = view_of(self.epoch, self.views)
         steps = self.numbers(self.epoch).reshape(len(self), self.world.size, self.accumulation, -1)
         batches = steps[self._first_step :, self.world.rank].reshape(-1, steps.shape[-1])
-        return ([(view, number) for number in batch.tolist()] for batch in batches)
+        asked_for = self._announce(batches.ravel()) if self._announce else None
+        return _draws(view, batches, asked_for)
+
+
+def _draws(view: int, batches: np.ndarray, asked_for: Callable[[int], None] | None) -> Iterator[list[Draw]]:
+    """A view of the images of each batch, int64 (batches, images)."""
+    for count, batch in enumerate(batches, start=1):
+        if asked_for is not None:
+            asked_for(count * len(batch))
+        yield [(view, number) for number in batch.tolist()]
 
 
 class EvaluationBatches(Sampler[list[Draw]]):

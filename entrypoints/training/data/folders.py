@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from training.data.decoding import read_file
+from training.data.orders import FreeOrder
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -33,6 +34,7 @@ class LabelledFolder:
         # One array, because worker processes that only read a list of a million strings come to own a copy each: reading
         # counts references, which writes to the pages that they share (https://github.com/pytorch/pytorch/issues/13246).
         self._files = np.array([os.fsencode(file) for files in found.values() for file in files])
+        self.order, self.notes = FreeOrder(len(self._files)), []
 
     def __len__(self) -> int:
         return len(self._files)
@@ -58,6 +60,9 @@ class LabelledFolder:
         for file in self._files:
             found.update(b"%b\0%d\0" % (file, os.stat(os.path.join(root, file)).st_size))
         return found.hexdigest()
+
+    def announce(self) -> None:
+        """Nothing wants to be told what an epoch draws."""
 
 
 def find_images(root: Path) -> dict[str, list[str]]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from training.data.batches import Draw, EvaluationBatches, TrainingBatches, nearest_divisors, share_of_batch
+from training.data.batches import (
+    Announce,
+    Draw,
+    EvaluationBatches,
+    TrainingBatches,
+    nearest_divisors,
+    share_of_batch,
+)
+from training.data.orders import Order
 from training.distributed import World
 from training.script_settings import TrainingSettings
 
@@ -27,6 +35,12 @@ class Data:
     collate_training: Collate
     """Gives a NamedTuple of tensors."""
     collate_held_out: Collate = default_collate
+    order: Order | None = None
+    """How training images are shuffled. None: all of them among each other."""
+    announce: Announce | None = None
+    """What wants to be told which training images an epoch draws; see TrainingBatches."""
+    notes: Sequence[str] = ()
+    """What was chosen in opening the data, and why: for the log."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,8 @@ def open_loaders(
         settings.seed,
         accumulation=share // batch_size_per_device,
         views=views,
+        order=data.order,
+        announce=data.announce,
     )
     return Loaders(
         _loader(data.training, batches, data.collate_training, settings.num_workers, world, keep_workers=True),

@@ -1,4 +1,4 @@
-"""Images with a mask each, `<root>/images/…/<name>.jpg` and `<root>/masks/…/<name>.png`: what a pixel shows is its class."""
+"""Images with a mask each: what a pixel shows is its class. Both are varied together."""
 
 from __future__ import annotations
 
@@ -13,17 +13,11 @@ from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
 from training.data.batches import Draw
-from training.data.decoding import as_pixels, decode, read_file, upright
+from training.data.decoding import as_pixels, decode
 from training.data.loaders import Data
+from training.data.mask_decoding import decode_mask
+from training.data.pairs import open_pairs
 from training.script_settings import SegmentationSettings
-
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
-
-MASK_MODES = ("L", "P", "1")
-"""Pillow's names for 8-bit grey, palette and black-and-white: one small whole number a pixel."""
-
-STRETCHED = ("L;2", "L;4")
-"""Grey of 2 or 4 bits, which Pillow stretches to 0…255, so that class 1 would become 85 or 17."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +72,8 @@ class MaskedBatch(NamedTuple):
     """uint8 (batch, height, width), class numbers, or `ignore_index`."""
 
 
-class MaskedFolder(Dataset):
-    """Images of a folder, each with its mask.
+class MaskedImages(Dataset):
+    """Images of a channel, each with its mask.
 
     Indexed by (view, number); gives a uint8 image (channels, height, width) and its uint8 mask: varied and (height, width)
     with a variation, else as the file has it. What is drawn for an image depends on the seed, the view and its number alone.
@@ -88,7 +82,7 @@ class MaskedFolder(Dataset):
     def __init__(
         self, root: Path, settings: SegmentationSettings, channels: int = 3, variation: Variation | None = None
     ):
-        self.pairs = pair_up(root)
+        self.pairs = open_pairs(root, settings)
         self.settings, self.channels, self.variation = settings, channels, variation
 
     def __len__(self) -> int:
@@ -97,12 +91,12 @@ class MaskedFolder(Dataset):
     def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
         view, number = draw
         settings = self.settings
-        image_file, mask_file = self.pairs[number]
-        image = decode(read_file(image_file), image_file, self.channels)
-        mask = read_mask(mask_file, settings.classes, settings.ignore_index)
+        file, mask_file = self.pairs.name(number), self.pairs.mask_name(number)
+        image = decode(self.pairs.image(number), file, self.channels)
+        mask = read_mask(self.pairs.mask(number), mask_file, settings.classes, settings.ignore_index)
         if image.size != mask.size:
             raise ValueError(
-                f"{mask_file} is {mask.width} × {mask.height} pixels, its image {image_file.name} {image.width} × "
+                f"{mask_file} is {mask.width} × {mask.height} pixels, its image {Path(file).name} {image.width} × "
                 f"{image.height}, upright as EXIF says: a mask has a pixel for each of its image's"
             )
         if self.variation is None:
@@ -124,12 +118,19 @@ def open_data(train: Path, validation: Path, settings: SegmentationSettings, cha
     """
     crop_size = settings.crop_size or settings.image_size
     variation = Variation(crop_size, settings.min_scale, settings.max_scale, settings.horizontal_flip)
+    training, held_out = (
+        MaskedImages(train, settings, channels, variation),
+        MaskedImages(validation, settings, channels),
+    )
     return Data(
         [str(number) for number in range(settings.classes)],
-        MaskedFolder(train, settings, channels, variation),
-        MaskedFolder(validation, settings, channels),
+        training,
+        held_out,
         collate_masked,
         stack_images,
+        order=training.pairs.order,
+        announce=training.pairs.announce(),
+        notes=training.pairs.notes + held_out.pairs.notes,
     )
 
 
@@ -144,50 +145,17 @@ def stack_images(items: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.
     return torch.stack(images), list(masks)
 
 
-def pair_up(root: Path) -> list[tuple[Path, Path]]:
-    """The (image, mask) files of a folder, sorted; masks without an image are left alone.
-
-    Raises:
-        ValueError: there are no images, one lacks its mask, or two share one.
-    """
-    images = _by_stem(root / "images", IMAGE_ENDINGS)
-    if not images:
-        raise ValueError(
-            f"{root}: no images. They belong into {root / 'images'} ({', '.join(IMAGE_ENDINGS)}), and their masks into "
-            f"{root / 'masks'}, with the same names but .png"
-        )
-    masks = _by_stem(root / "masks", (".png",))
-    several = [files for files in images.values() if len(files) > 1]
-    if several:
-        first, second = several[0][:2]
-        raise ValueError(f"{first} and {second.name} would share one mask: rename one of them")
-    lacking = [stem for stem in images if stem not in masks]
-    if lacking:
-        raise ValueError(
-            f"{len(lacking)} of {len(images)} images have no mask: {images[lacking[0]][0]} needs "
-            f"{root / 'masks' / lacking[0]}.png"
-        )
-    return [(files[0], masks[stem][0]) for stem, files in sorted(images.items())]
-
-
-def read_mask(file: Path, classes: int, ignore_index: int) -> Image.Image:
+def read_mask(encoded: bytes, file: str | Path, classes: int, ignore_index: int) -> Image.Image:
     """A mask of 8 bits a pixel.
 
+    Args:
+        encoded: a whole mask file.
+        file: where it lies, for messages.
+
     Raises:
-        ValueError: the file is no image, holds no class numbers, or one that is neither below `classes` nor `ignore_index`.
+        ValueError: it is no image, holds no class numbers, or one that is neither below `classes` nor `ignore_index`.
     """
-    try:
-        with Image.open(file) as opened:
-            stored = opened.tile[0][3] if opened.tile else ""
-            mode, mask = opened.mode, np.array(upright(opened, opened))
-    except Exception as error:  # as for images, see decoding.decode
-        raise ValueError(f"{file} cannot be read as a mask: {error or type(error).__name__}") from error
-    if mode not in MASK_MODES or stored in STRETCHED:
-        kind = f"grey of {stored[-1]} bits" if stored in STRETCHED else f"{mode} pixels"
-        raise ValueError(
-            f"{file} has {kind}: a mask holds one class number a pixel; save it as 8-bit grey, or with a palette"
-        )
-    mask = mask.astype(np.uint8)
+    mask = decode_mask(encoded, file)
     wrong = (mask >= classes) & (mask != ignore_index)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
@@ -196,13 +164,3 @@ def read_mask(file: Path, classes: int, ignore_index: int) -> Image.Image:
             f"{classes} they are 0 to {classes - 1}, or {ignore_index} to be ignored: correct the mask, or raise classes"
         )
     return Image.fromarray(mask)
-
-
-def _by_stem(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
-    """Files below a folder by their path without its ending; hidden ones are left out."""
-    found: dict[str, list[Path]] = {}
-    for file in sorted(folder.rglob("*")):
-        inside = file.relative_to(folder)
-        if file.suffix.lower() in endings and not any(part.startswith(".") for part in inside.parts) and file.is_file():
-            found.setdefault(inside.as_posix()[: -len(file.suffix)], []).append(file)
-    return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training.data.batches import view_order
+from training.data.orders import Order
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def paste(own: np.ndarray, other: np.ndarray, share: float, chance: random.Rando
 
 
 @functools.lru_cache(maxsize=2)  # where one epoch ends and the next begins, a worker draws from two views
-def partners(images: int, seed: int, view: int) -> np.ndarray:
+def partners(order: Order, seed: int, view: int) -> np.ndarray:
     """With whom each image is mixed in a view: in pairs, and where one is left over, it takes the first.
 
     Neighbours in the view's order are partners, so that they come in the same batch, and each is decoded only once.
@@ -71,10 +71,10 @@ def partners(images: int, seed: int, view: int) -> np.ndarray:
     Returns:
         int32 (images,), read-only.
     """
-    order = view_order(images, seed, view)
-    found = np.empty(images, np.int32)
-    found[order] = np.roll(order, -1)
-    second = order[1::2]
-    found[second] = order[0 : 2 * len(second) : 2]
+    numbers = order.of_view(seed, view)
+    found = np.empty(len(numbers), np.int32)
+    found[numbers] = np.roll(numbers, -1)
+    second = numbers[1::2]
+    found[second] = numbers[0 : 2 * len(second) : 2]
     found.flags.writeable = False
     return found

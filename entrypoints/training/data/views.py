@@ -131,7 +131,7 @@ class TrainingViews(Dataset):
         other_label, share = label, 1.0
         chance = random.Random(f"{self.seed}/{view}/{number}/mixing")
         if self.mixing.happens(chance):
-            partner = int(partners(len(self), self.seed, view)[number])
+            partner = int(partners(self.source.order, self.seed, view)[number])
             pixels, share = self.mixing(pixels, varied(view, partner), chance)
             other_label = int(self.source.labels[partner])
         return LabelledView(torch.from_numpy(pixels), label, other_label, share, number, view)
@@ -149,7 +149,7 @@ def open_data(
     """The images of the channels `train` and `validation`.
 
     Args:
-        train, validation: folders with one subfolder a class, the same classes in both.
+        train, validation: folders with one subfolder a class, or with shards; the same classes in both.
         channels: 1 for grey, 3 for colour.
         view_size: height and width of training images where a teacher wants more pixels than `image_size`, which
             `max_shift_pixels` still refers to.
@@ -166,7 +166,10 @@ def open_data(
         settings.random_erasing,
     )
     mixing = Mixing(settings.mixup, settings.cutmix, settings.mix_probability)
-    training, held_out = open_source(train, settings.images_per_class), open_source(validation)
+    training, held_out = (
+        open_source(train, settings, settings.images_per_class),
+        open_source(validation, settings),
+    )
     if training.classes != held_out.classes:
         raise ValueError(_different(training, held_out))
     return Data(
@@ -174,6 +177,9 @@ def open_data(
         TrainingViews(training, size, augmentation, mixing, settings.seed, channels=channels),
         HeldOutImages(held_out, settings.image_size, channels),
         collate_views,
+        order=training.order,
+        announce=training.announce(),
+        notes=training.notes + held_out.notes,
     )
 
 

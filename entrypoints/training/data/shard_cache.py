@@ -1,0 +1,181 @@
+"""Whole shards copied from a slow place, such as S3 through a FastFile channel, to this host's disk ahead of use, and removed again."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+PIECE = 8 << 20
+"""Bytes that are read at once: FastFile fetches ahead where a file is read in sequence."""
+
+NO_COPY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOENT)
+"""What a disk without room says; and the last, where another process that needed room removed what was being copied."""
+
+
+def host_folder(*identity: object) -> Path:
+    """A folder of this user on this host's own disk (TMPDIR, or /tmp), the same for all processes that give the same identity."""
+    name = hashlib.sha256("\0".join(map(str, identity)).encode(errors="surrogateescape")).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / f"vision-shards-{os.getuid()}" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """While this process alone, of all on this host, holds a lock; a process that dies lets it go."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class ShardCache:
+    """Copies of shards that all processes of a host share; whoever needs a shard first copies it, the others wait for it.
+
+    Copies that were not used for longest are removed where a new one would exceed the limit. A process that has one open goes
+    on reading it all the same; one that comes too late copies it again. So whatever is removed, nothing wrong is read.
+
+    Args:
+        root: the slow folder.
+        sizes: bytes of each shard, by file name.
+        limit: bytes of all copies. None: half of what these copies take and what is free on that disk.
+    """
+
+    def __init__(self, root: Path, sizes: dict[str, int], limit: int | None = None):
+        self.root, self.sizes = root, sizes
+        self.folder = host_folder("copies", root.absolute(), *sizes.items())
+        free = shutil.disk_usage(self.folder).free + sum(size for _, _, size in self._copies())
+        self.limit = free // 2 if limit is None else limit
+
+    def copy_of(self, name: str) -> Path:
+        """A shard's copy; the shard itself where the disk has no room for one.
+
+        Raises:
+            OSError: the shard cannot be read.
+        """
+        copy = self.folder / name
+        if not copy.exists() and not self._fetch(name):
+            return self.root / name
+        with contextlib.suppress(FileNotFoundError):  # removed since
+            _touch(copy)
+        return copy
+
+    def _fetch(self, name: str) -> bool:
+        """Copy a shard; whether there is a copy now."""
+        copy, part = self.folder / name, self.folder / f".{name}.part"
+        if self.sizes[name] > self.limit:
+            return False
+        with locked(self.folder / f".{name}.lock"):
+            if copy.exists():
+                return True
+            with locked(self.folder / ".room.lock"):
+                self._make_room(self.sizes[name])
+                part.touch()
+            try:
+                with open(self.root / name, "rb", buffering=0) as source, open(part, "wb") as target:
+                    shutil.copyfileobj(source, target, PIECE)
+                if part.stat().st_size != self.sizes[name]:
+                    raise OSError(f"it came with {part.stat().st_size} bytes instead of {self.sizes[name]}")
+                _touch(part)
+                os.replace(part, copy)
+            except OSError as error:
+                part.unlink(missing_ok=True)
+                if error.errno in NO_COPY:
+                    return False
+                raise
+        return True
+
+    def _make_room(self, size: int) -> None:
+        copies = self._copies()
+        total = sum(size for _, _, size in copies)
+        for _, file, taken in sorted(copies):
+            if total + size <= self.limit:
+                return
+            file.unlink(missing_ok=True)
+            total -= taken
+
+    def _copies(self) -> list[tuple[int, Path, int]]:
+        """When last used, where, and how large, also of those that are being made: they are as good as there.
+
+        One that was being made when its process was killed is the first to be removed, as its time stands still.
+        """
+        found = []
+        for entry in os.scandir(self.folder):
+            name = entry.name[1 : -len(".part")] if entry.name.endswith(".part") else entry.name
+            with contextlib.suppress(FileNotFoundError):
+                if name in self.sizes:
+                    found.append((entry.stat().st_mtime_ns, Path(entry.path), self.sizes[name]))
+        return found
+
+
+class ReadAhead:
+    """Copies the shards that an epoch will read, in their order, by a thread of this process.
+
+    It goes so far ahead as half of the cache allows: the other half is for the shards that are read now.
+
+    Args:
+        names: the shards' file names.
+        shard_of_image: int, (images,): which shard each image lies in.
+    """
+
+    def __init__(self, cache: ShardCache, names: list[str], shard_of_image: np.ndarray):
+        self._cache, self._names, self._shard_of_image = cache, names, shard_of_image
+        self._changed = threading.Condition()
+        self._epoch = self._asked_for = 0
+
+    def __call__(self, numbers: np.ndarray) -> Callable[[int], None]:
+        """Begin with the images of an epoch, int64 (images,) in their order; an earlier epoch is left.
+
+        Returns:
+            What is to be called with how many of them were asked for until then.
+        """
+        shards, firsts = np.unique(self._shard_of_image[numbers], return_index=True)
+        in_order = np.argsort(firsts)
+        with self._changed:
+            self._epoch, self._asked_for = self._epoch + 1, 0
+            epoch = self._epoch
+            self._changed.notify_all()
+        plan = [(int(first), self._names[shard]) for first, shard in zip(firsts[in_order], shards[in_order])]
+        threading.Thread(target=self._copy, args=(plan, epoch), daemon=True, name="shards ahead").start()
+
+        def asked_for(count: int) -> None:
+            with self._changed:
+                if epoch == self._epoch:
+                    self._asked_for = count
+                    self._changed.notify_all()
+
+        return asked_for
+
+    def _copy(self, plan: list[tuple[int, str]], epoch: int) -> None:
+        sizes = self._cache.sizes
+        for place, (_, name) in enumerate(plan):
+
+            def is_due(place: int = place) -> bool:
+                ahead = sum(sizes[other] for first, other in plan[: place + 1] if first >= self._asked_for)
+                return epoch != self._epoch or plan[place][0] <= self._asked_for or ahead <= self._cache.limit // 2
+
+            with self._changed:
+                self._changed.wait_for(is_due)
+                if epoch != self._epoch:
+                    return
+            with contextlib.suppress(OSError):  # whoever reads the shard meets it too, and says so
+                self._cache.copy_of(name)
+
+
+def _touch(copy: Path) -> None:
+    """Make a copy the last of all that was used. The time that the system itself writes is the same for some milliseconds."""
+    now = time.time_ns()
+    os.utime(copy, ns=(now, now))

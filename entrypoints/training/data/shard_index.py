@@ -1,0 +1,254 @@
+"""What lies where in tar shards of the WebDataset convention, `<key>.jpg` beside `<key>.cls`: read from an index file, or from the tars.
+
+Standard library and numpy only: `launcher prepare` writes the same index.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+INDEX = "index.npz"
+
+FORMAT = 1
+"""Of the index; one of another format is refused."""
+
+CLASSES = ("classes.txt", "classes.json")
+
+IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")
+LABEL_KINDS = ("cls", "json")
+MASK_KIND = "mask.png"
+
+SCANS = 16
+"""Shards whose headers are read at the same time: on a file system over a network, most of the time is waiting."""
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Where each image lies; images are numbered through the shards in their order."""
+
+    shards: np.ndarray
+    """Bytes (shards,): file names, sorted."""
+    sizes: np.ndarray
+    """int64 (shards,): bytes of each file."""
+    checksums: np.ndarray
+    """Bytes (shards,): SHA-256 in hexadecimal; empty where it is not known."""
+    counts: np.ndarray
+    """int64 (shards,): images in each."""
+    offsets: np.ndarray
+    """int64 (images,): where an image begins in its shard; the 512 bytes before are its tar header."""
+    lengths: np.ndarray
+    """int64 (images,): bytes of each image."""
+    labels: np.ndarray = field(default_factory=_none)
+    """int64 (images,): class numbers. Empty: the images have masks."""
+    mask_offsets: np.ndarray = field(default_factory=_none)
+    """int64 (images,): as `offsets`. Empty: the images have classes."""
+    mask_lengths: np.ndarray = field(default_factory=_none)
+    """int64 (images,)."""
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def names(self) -> list[str]:
+        """The shards' file names."""
+        return [os.fsdecode(name) for name in self.shards]
+
+    def shard_of_image(self) -> np.ndarray:
+        """int64 (images,): which shard each image lies in."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def only(self, numbers: np.ndarray) -> ShardIndex:
+        """The index of some of the images, given by ascending numbers."""
+        counts = np.bincount(self.shard_of_image()[numbers], minlength=len(self.counts))
+        parts = {
+            name: getattr(self, name)[numbers]
+            for name in ("offsets", "lengths", "labels", "mask_offsets", "mask_lengths")
+            if len(getattr(self, name))
+        }
+        return replace(self, counts=counts, **parts)
+
+
+def find_shards(root: Path) -> dict[str, int]:
+    """The *.tar files of a folder, sorted by name, each with its size in bytes. Hidden ones are left out."""
+    found = [entry for entry in os.scandir(root) if entry.name.endswith(".tar") and not entry.name.startswith(".")]
+    return {entry.name: entry.stat().st_size for entry in sorted(found, key=lambda entry: entry.name)}
+
+
+def write_index(file: Path, index: ShardIndex) -> None:
+    """Write an index; an interruption leaves no part of one under its name."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
+    with open(temporary, "wb") as opened:
+        np.savez(opened, format=FORMAT, **{part.name: getattr(index, part.name) for part in fields(index)})
+    os.replace(temporary, file)
+
+
+def read_index(file: Path) -> ShardIndex:
+    """An index that `write_index` wrote.
+
+    Raises:
+        ValueError: the file is none, or of another format; the message names it and the cure.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as opened:
+            values = {name: opened[name] for name in opened.files}
+        found = int(values.pop("format"))
+        if found == FORMAT:
+            return ShardIndex(**values)
+        problem = f"it is of format {found}, not {FORMAT}"
+    except Exception as error:  # zipfile's, numpy's and zlib's errors, KeyError, TypeError
+        problem = str(error) or type(error).__name__
+    raise ValueError(
+        f"{file} cannot be read as an index of shards: {problem}. Remove it, and a new one is made from the shards at the start"
+    )
+
+
+def read_classes(root: Path) -> list[str] | None:
+    """The names of the classes beside the shards: classes.txt, one a line, or classes.json, a list. None: there is neither.
+
+    Raises:
+        ValueError: the file holds no such list.
+    """
+    file = next((root / name for name in CLASSES if (root / name).is_file()), None)
+    if file is None:
+        return None
+    try:
+        text = file.read_text(encoding="utf-8")
+        names = text.splitlines() if file.suffix == ".txt" else json.loads(text)
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError too
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{file}: a list of the classes' names, by their numbers, belongs there, with no empty one")
+    return names
+
+
+def scan_shards(root: Path, shards: dict[str, int], classes: list[str] | None) -> ShardIndex:
+    """The index of shards by their tar headers; no image is read.
+
+    Raises:
+        ValueError: a shard is broken, or a sample lacks its label; the message names them.
+    """
+    with ThreadPoolExecutor(SCANS) as pool:
+        scanned = list(pool.map(lambda name: _scan(root / name, classes), shards))
+    columns = [np.concatenate([np.array(one[part], np.int64) for one in scanned]) for part in range(5)]
+    offsets, lengths, labels, mask_offsets, mask_lengths = columns
+    counts = np.array([len(one[0]) for one in scanned], np.int64)
+    if len(labels) and len(mask_offsets):
+        name = next(name for name, one in zip(shards, scanned) if one[3])
+        raise ValueError(f"{root / name} has masks (*.{MASK_KIND}), other shards have labels: keep them in two folders")
+    return ShardIndex(
+        shards=np.array([os.fsencode(name) for name in shards]),
+        sizes=np.array(list(shards.values()), np.int64),
+        checksums=np.array([b""] * len(shards)),
+        counts=counts,
+        offsets=offsets,
+        lengths=lengths,
+        labels=labels,
+        mask_offsets=mask_offsets,
+        mask_lengths=mask_lengths,
+    )
+
+
+def key_and_kind(member: str) -> tuple[str, str]:
+    """A member's key, which is its path up to the first dot of its file name, and what follows, in lower case.
+
+    The convention: https://github.com/webdataset/webdataset#the-webdataset-format
+    """
+    folder, slash, name = member.rpartition("/")
+    key, _, kind = name.partition(".")
+    return folder + slash + key, kind.lower()
+
+
+def _scan(file: Path, classes: list[str] | None) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
+    """Offset and length of each image; the labels; offset and length of each mask."""
+    columns: tuple[list[int], ...] = ([], [], [], [], [])
+    sample: dict[str, tarfile.TarInfo] = {}
+    current = None
+    try:
+        with open(file, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
+
+            def close() -> None:
+                if sample:
+                    _add(columns, file, current, sample, opened.fileno(), classes)
+                sample.clear()
+
+            for member in tar:
+                key, kind = key_and_kind(member.name)
+                tar.members = []  # else it keeps all of them in memory
+                if not member.isreg() or key.rpartition("/")[2] == "":
+                    continue
+                if key != current:
+                    close()
+                    current = key
+                sample[kind] = member
+            close()
+            _require_end(file, opened, tar.offset)
+    except (OSError, tarfile.TarError, EOFError) as error:
+        raise ValueError(f"{file} is no whole tar: {error or type(error).__name__}. Copy or make it again") from error
+    return columns
+
+
+def _require_end(file: Path, opened: Any, end: int) -> None:
+    """tarfile takes a tar that was cut between two members, or in the last of them, for a whole one."""
+    opened.seek(end)
+    if opened.read(512) != bytes(512):
+        raise ValueError(f"{file} is cut short: it lacks the zeros at a tar's end. Copy or make it again")
+
+
+def _add(
+    columns: tuple[list[int], ...],
+    file: Path,
+    key: str,
+    sample: dict[str, tarfile.TarInfo],
+    descriptor: int,
+    classes: list[str] | None,
+) -> None:
+    """Append a sample, by its members' kinds, to what is known of a shard."""
+    image = next((sample[kind] for kind in IMAGE_KINDS if kind in sample), None)
+    if image is None:
+        if MASK_KIND in sample or any(kind in sample for kind in LABEL_KINDS):
+            raise ValueError(
+                f"{file}: {key} has no image, only {', '.join(sample)}. Images are {', '.join('.' + kind for kind in IMAGE_KINDS)}"
+            )
+        return  # something else that lies in the shard, such as a readme
+    if MASK_KIND in sample:
+        columns[3].append(sample[MASK_KIND].offset_data)
+        columns[4].append(sample[MASK_KIND].size)
+    else:
+        label = next(((kind, sample[kind]) for kind in LABEL_KINDS if kind in sample), None)
+        if label is None:
+            raise ValueError(
+                f"{file}: {key} has no label: {key}.cls with a class number, {key}.json with a label, or {key}.{MASK_KIND}"
+            )
+        kind, member = label
+        columns[2].append(_label(file, key, kind, os.pread(descriptor, member.size, member.offset_data), classes))
+    columns[0].append(image.offset_data)
+    columns[1].append(image.size)
+
+
+def _label(file: Path, key: str, kind: str, text: bytes, classes: list[str] | None) -> int:
+    """A class number, from a .cls or .json member."""
+    try:
+        value = json.loads(text)
+        if isinstance(value, dict):
+            value = value["label"]
+    except (ValueError, KeyError):  # a class's name, in .cls without quotes
+        value = text.decode("utf-8", "replace").strip() if kind == "cls" else None
+    if isinstance(value, str) and classes and value in classes:
+        return classes.index(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    valid = f"a class number, or a name of {' or '.join(CLASSES)} beside the shards"
+    shape = ' as {"label": …}' if kind == "json" else ""
+    raise ValueError(f"{file}: {key}.{kind} holds {text[:60]!r}, not {valid}{shape}")

@@ -1,0 +1,61 @@
+"""Images as files, one each: TARGET/train/<class>/<name>, or TARGET/train/images/<name> and TARGET/train/masks/<name>.png."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+from launcher.prepare.processes import Advance, spread
+from launcher.prepare.samples import Encoding, Sample, encode
+
+AT_ONCE = 2000
+"""Images that a process takes at once; fewer are not worth another process."""
+
+
+def write(
+    samples: list[Sample], target: Path, encoding: Encoding, jobs: int, advance: Advance
+) -> tuple[int, dict[str, str]]:
+    """Write those that are not there yet.
+
+    Returns:
+        How many files were written, and by source why those are broken that are.
+    """
+    existing = {file.relative_to(target).as_posix() for file in target.rglob("*") if file.is_file()}
+    missing = [sample for sample in samples if not existing.issuperset(paths(sample))]
+    advance(len(samples) - len(missing))
+    chunks = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
+    written, broken = 0, {}
+    for count, problems in spread(partial(_write_all, target, encoding), chunks, jobs, advance):
+        written, broken = written + count, broken | problems
+    return written, broken
+
+
+def paths(sample: Sample) -> list[str]:
+    """Where a sample's files lie below the target."""
+    if sample.label is not None:
+        return [f"{sample.split}/{sample.label}/{sample.stem}{sample.ending}"]
+    return [f"{sample.split}/images/{sample.stem}{sample.ending}", f"{sample.split}/masks/{sample.stem}.png"]
+
+
+def _write_all(target: Path, encoding: Encoding, samples: list[Sample], advance: Advance) -> tuple[int, dict[str, str]]:
+    written, broken = 0, {}
+    for sample in samples:
+        try:
+            files = encode(sample, encoding)
+        except ValueError as error:
+            broken[sample.source] = str(error)
+        else:
+            for path, data in zip(paths(sample), files):
+                _write(data, target / path)
+            written += 1
+        advance(1)
+    return written, broken
+
+
+def _write(data: bytes, file: Path) -> None:
+    """Write a file so that an interruption leaves no part of one under its name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.part")  # an ending that no reader of images takes
+    temporary.write_bytes(data)
+    os.replace(temporary, file)

@@ -1,0 +1,84 @@
+"""Work spread over processes that end with this one, however it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+Advance = Callable[[int], None]
+"""Told of every so many images that are done."""
+
+_done = None
+"""In a worker process: the count of images done, which it shares with the others."""
+
+
+def available_cores() -> int:
+    """Cores that this process may use: by its affinity, and by a container's quota (cgroup v2)."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(int(quota) / int(period)))) if quota != "max" else cores
+    except (OSError, ValueError):
+        return cores
+
+
+def spread(
+    work: Callable[[Task, Advance], Result], tasks: Sequence[Task], jobs: int, advance: Advance
+) -> Iterator[Result]:
+    """The result of each task, in the order in which they are done.
+
+    Args:
+        work: of a module, so that it can travel.
+        jobs: processes; with one, or a single task, this process itself.
+        advance: told here of what the work tells.
+    """
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
+        yield from (work(task, advance) for task in tasks)
+        return
+    context = multiprocessing.get_context("fork")  # a script that calls this need not be importable
+    done, told = context.Value("q", 0), 0
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(done,))
+    try:
+        waiting = {pool.submit(_work, work, task) for task in tasks}
+        while waiting:
+            finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+            advance(done.value - told)
+            told = done.value
+            yield from (future.result() for future in finished)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - others:
+            child.kill()  # what it was writing has no name yet
+        raise
+    pool.shutdown()
+
+
+def _begin(done) -> None:
+    global _done
+    _done = done
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the others
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _work(work: Callable[[Task, Advance], Result], task: Task) -> Result:
+    def advance(count: int) -> None:
+        with _done.get_lock():
+            _done.value += count
+
+    return work(task, advance)

@@ -1,0 +1,123 @@
+"""One image to prepare, with its class or its mask: what it is made of, and the bytes that it becomes."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from launcher.prepare.entry_rules import entry_rules
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+KEPT = (".jpg", ".jpeg", ".png", ".webp")
+"""Endings of files that stay of their kind; others become PNG."""
+
+GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
+"""Pillow's names for pixels without colour, which stay so."""
+
+
+class Sample(NamedTuple):
+    """One image to write. It can travel to another process."""
+
+    split: str
+    """train or validation."""
+    label: str | None
+    """Its class. None: it has a mask."""
+    stem: str
+    """Its name, unique in its class, without ending."""
+    source: str
+    """For messages; the path of a file."""
+    image: Callable[[], Image] | None = None
+    """Draws it. None: it is the file `source`."""
+    mask: Callable[[], Image] | str | None = None
+    """Draws its mask, or the path of the mask's file."""
+
+    @property
+    def ending(self) -> str:
+        """Of the file that the image becomes."""
+        ending = os.path.splitext(self.source)[1].lower() if self.image is None else ".png"
+        return ending if ending in KEPT else ".png"
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What is done to images."""
+
+    size: int | None = None
+    """Scale images down so that the shorter side has so many pixels; smaller ones stay as they are. None: all stay."""
+    jpeg_quality: int = 95
+    """Of JPEG and WebP files that are scaled."""
+
+
+def encode(sample: Sample, encoding: Encoding) -> tuple[bytes, bytes | None]:
+    """The files that a sample's image and mask become: untouched bytes where nothing has to be done to them.
+
+    Raises:
+        ValueError: one cannot be decoded by the entry scripts' own rules, or the mask is not of the image's size.
+    """
+    image, untouched = _opened(sample)
+    mask, mask_file = _opened_mask(sample)
+    if mask is not None and mask.size != image.size:
+        raise ValueError(
+            f"the mask has {mask.width} × {mask.height} pixels, its image {image.width} × {image.height}, upright as EXIF says"
+        )
+    size = _scaled_size(image.size, encoding.size)
+    if size == image.size:
+        return untouched or _encoded(image, sample.ending, encoding), mask_file or _encoded_mask(mask)
+    image = image.resize(size, resample=2, reducing_gap=3.0)  # bilinear, after halving where that loses nothing
+    mask = mask.resize(size, resample=0) if mask is not None else None  # nearest: no class between two others
+    return _encoded(image, sample.ending, encoding), _encoded_mask(mask)
+
+
+def _opened(sample: Sample) -> tuple[Image, bytes | None]:
+    """A sample's pixels; and its file, where that can be kept as it is."""
+    if sample.image is not None:
+        return sample.image(), None
+    from PIL import Image
+
+    decoding = entry_rules().decoding
+    data = decoding.read_file(sample.source)
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            channels = 1 if opened.mode in GREY else 3
+    except Exception:  # decode says what is wrong
+        channels = 3
+    kept = os.path.splitext(sample.source)[1].lower() in KEPT
+    return decoding.decode(data, sample.source, channels), data if kept else None
+
+
+def _opened_mask(sample: Sample) -> tuple[Image | None, bytes | None]:
+    if sample.mask is None:
+        return None, None
+    if callable(sample.mask):
+        return sample.mask(), None
+    from PIL import Image
+
+    rules = entry_rules()
+    data = rules.decoding.read_file(sample.mask)
+    return Image.fromarray(rules.mask_decoding.decode_mask(data, sample.mask)), data
+
+
+def _scaled_size(size: tuple[int, int], shorter: int | None) -> tuple[int, int]:
+    if shorter is None or min(size) <= shorter:
+        return size
+    scale = shorter / min(size)
+    return max(shorter, round(size[0] * scale)), max(shorter, round(size[1] * scale))
+
+
+def _encoded(image: Image, ending: str, encoding: Encoding) -> bytes:
+    options = {
+        ".png": {"format": "PNG"},
+        ".webp": {"format": "WEBP", "quality": encoding.jpeg_quality},
+    }
+    file = io.BytesIO()
+    image.save(file, **options.get(ending, {"format": "JPEG", "quality": encoding.jpeg_quality, "subsampling": 0}))
+    return file.getvalue()
+
+
+def _encoded_mask(mask: Image | None) -> bytes | None:
+    return None if mask is None else _encoded(mask, ".png", Encoding())

@@ -1,0 +1,230 @@
+"""Images in tar shards of the WebDataset convention, TARGET/train/train-00000.tar …, with an index and the classes beside them.
+
+What a shard holds is settled before the first is written, so that shards are made in any order, by any number of processes, and an
+interrupted preparation goes on with those that are missing. Each is read again when it is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import random
+import re
+import tarfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from launcher.findings import mistake
+from launcher.prepare.entry_rules import entry_rules
+from launcher.prepare.processes import Advance, spread
+from launcher.prepare.samples import Encoding, Sample, encode
+from launcher.records import write_json
+
+RECORDS = ".shards"
+"""In the target: what each finished shard holds. They are kept, so that a shard that is lost can be made again."""
+
+TRIED = 64
+"""Images of a split that are encoded to learn how large they become."""
+
+HEADERS = 2 * 512
+"""Bytes of the tar headers of an image and its class or mask."""
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """What one shard is to hold."""
+
+    split: str
+    name: str
+    first: int
+    """The number of its first image."""
+    samples: list[Sample]
+
+
+def write(
+    samples: list[Sample], target: Path, encoding: Encoding, size: float, jobs: int, advance: Advance
+) -> tuple[int, dict[str, str]]:
+    """Write those shards that are not there yet, then the indices.
+
+    Args:
+        size: bytes of a shard, about.
+
+    Returns:
+        How many images were written, and by source why those are broken that are.
+    """
+    classes = sorted({sample.label for sample in samples if sample.label is not None})
+    (target / RECORDS).mkdir(exist_ok=True)
+    shards = _plan(samples, target, encoding, size)
+    missing = [shard for shard in shards if not _is_there(target, shard)]
+    advance(len(samples) - sum(len(shard.samples) for shard in missing))
+    for split in {shard.split for shard in shards}:
+        (target / split).mkdir(exist_ok=True)
+    written = sum(spread(partial(_write_shard, target, encoding, classes), missing, jobs, advance))
+    broken: dict[str, str] = {}
+    for split in ("train", "validation"):
+        own = [shard for shard in shards if shard.split == split]
+        if own:
+            for left_over in (target / split).glob(".*.part"):  # by one that was killed
+                left_over.unlink(missing_ok=True)
+            broken |= _write_index(target, split, own, classes)
+    return written, broken
+
+
+def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) -> list[_Shard]:
+    """Which images make which shard: shuffled, so that each shard is a fair sample of its split; settled once for a target."""
+    file, listed = target / RECORDS / "plan.json", hashlib.sha256()
+    for sample in samples:
+        listed.update(f"{sample.split}\0{sample.label}\0{sample.stem}\0".encode(errors="surrogateescape"))
+    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if before and before["samples"] != listed.hexdigest():
+        raise mistake(
+            "SOURCE",
+            f"it holds other images than when {target} was begun",
+            f"name another folder, or remove it first: rm -r {target}",
+        )
+    shards, images_of_shard = [], before.get("images of a shard", {})
+    for split in ("train", "validation"):
+        own = [sample for sample in samples if sample.split == split]
+        random.Random(f"shards/{split}").shuffle(own)
+        if own and split not in images_of_shard:
+            images_of_shard[split] = _images_of_shard(own, encoding, size)
+        for number, first in enumerate(range(0, len(own), images_of_shard.get(split, 1))):
+            inside = own[first : first + images_of_shard[split]]
+            shards.append(_Shard(split, f"{split}-{number:05d}.tar", first, inside))
+    write_json(file, {"samples": listed.hexdigest(), "images of a shard": images_of_shard})
+    return shards
+
+
+def _images_of_shard(samples: list[Sample], encoding: Encoding, size: float) -> int:
+    """How many images make a shard of about `size` bytes, by what some of them become; shards of a split are equally large."""
+    sizes = []
+    for sample in samples[:TRIED]:
+        try:
+            files = encode(sample, encoding)
+        except ValueError:
+            continue
+        sizes.append(HEADERS + sum(-(-len(data) // 512) * 512 for data in (files[0], files[1] or b"0")))
+    if not sizes:
+        return len(samples)
+    shards = math.ceil(len(samples) * sum(sizes) / len(sizes) / size)
+    return math.ceil(len(samples) / shards)
+
+
+def _is_there(target: Path, shard: _Shard) -> bool:
+    file, record = target / shard.split / shard.name, _record(target, shard)
+    return file.is_file() and record.is_file() and json.loads(record.read_text())["size"] == file.stat().st_size
+
+
+def _record(target: Path, shard: _Shard) -> Path:
+    return target / RECORDS / f"{shard.name}.json"
+
+
+def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _Shard, advance: Advance) -> int:
+    """Write a shard, read it again, and write down what it holds.
+
+    Returns:
+        How many images it holds.
+    """
+    file = target / shard.split / shard.name
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
+    columns: dict[str, list[int]] = {"offsets": [], "lengths": [], "labels": [], "mask_offsets": [], "mask_lengths": []}
+    broken: dict[str, str] = {}
+    with open(temporary, "wb") as opened:
+        hashed = _Hashed(opened)
+        with tarfile.TarFile(temporary, "w", fileobj=hashed, format=tarfile.USTAR_FORMAT) as tar:
+            for number, sample in enumerate(shard.samples, start=shard.first):
+                try:
+                    image, mask = encode(sample, encoding)
+                except ValueError as error:
+                    broken[sample.source] = str(error)
+                else:
+                    key = _key(number, sample)
+                    columns["offsets"].append(_add(tar, key + sample.ending, image))
+                    columns["lengths"].append(len(image))
+                    if mask is None:
+                        label = classes.index(sample.label)
+                        columns["labels"].append(label)
+                        _add(tar, f"{key}.cls", str(label).encode())
+                    else:
+                        columns["mask_offsets"].append(_add(tar, f"{key}.mask.png", mask))
+                        columns["mask_lengths"].append(len(mask))
+                advance(1)
+    size, checksum = temporary.stat().st_size, hashed.sha256.hexdigest()
+    _read_again(temporary, size, checksum, columns)
+    record = {"size": size, "sha256": checksum, **columns, "broken": broken}
+    write_json(_record(target, shard), record)
+    os.replace(temporary, file)
+    return len(columns["offsets"])
+
+
+class _Hashed:
+    """A file that is written in sequence, and the checksum of what was meant to be written."""
+
+    def __init__(self, file):
+        self.sha256, self._file = hashlib.sha256(), file
+        self.tell = file.tell
+
+    def write(self, data: bytes) -> int:
+        self.sha256.update(data)
+        return self._file.write(data)
+
+
+def _key(number: int, sample: Sample) -> str:
+    """A key that is unique in its split, sorts as the images come, and shows where an image came from."""
+    said = f"{sample.label or ''}-{sample.stem}"
+    return f"{number:08d}-{re.sub(r'[^A-Za-z0-9_]+', '-', said).strip('-')[:60]}"
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
+    """Append a member; where its data begins."""
+    member = tarfile.TarInfo(name)  # of no date and no owner: the same images make the same shard
+    member.size, member.mode = len(data), 0o644
+    begins = tar.offset + 512
+    tar.addfile(member, io.BytesIO(data))
+    tar.members = []  # else it keeps them all
+    return begins
+
+
+def _read_again(file: Path, size: int, checksum: str, columns: dict[str, list[int]]) -> None:
+    """Check that a shard on the disk is what was meant, and that what reads shards finds every image where the index will say."""
+    with open(file, "rb") as opened:
+        on_disk = (
+            hashlib.file_digest(opened, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(opened)
+        )
+    index = entry_rules().shard_index.scan_shards(file.parent, {file.name: size}, None)
+    if on_disk != checksum or any(getattr(index, name).tolist() != values for name, values in columns.items()):
+        raise OSError(f"{file} does not hold what was written into it: the disk, or its memory, is broken")
+
+
+def _sha256(opened) -> str:
+    found = hashlib.sha256()
+    while piece := opened.read(1 << 20):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _write_index(target: Path, split: str, shards: list[_Shard], classes: list[str]) -> dict[str, str]:
+    """Write a split's index and classes from its shards' records; what is broken, by source."""
+    import numpy as np
+
+    rules, folder = entry_rules().shard_index, target / split
+    records = [json.loads(_record(target, shard).read_text(encoding="utf-8")) for shard in shards]
+    columns = {
+        name: np.array([value for record in records for value in record[name]], np.int64)
+        for name in ("offsets", "lengths", "labels", "mask_offsets", "mask_lengths")
+    }
+    index = rules.ShardIndex(
+        shards=np.array([shard.name.encode() for shard in shards]),
+        sizes=np.array([record["size"] for record in records], np.int64),
+        checksums=np.array([record["sha256"].encode() for record in records]),
+        counts=np.array([len(record["offsets"]) for record in records], np.int64),
+        **columns,
+    )
+    rules.write_index(folder / rules.INDEX, index)
+    if classes:
+        (folder / rules.CLASSES[0]).write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+    return {name: why for record in records for name, why in record["broken"].items()}

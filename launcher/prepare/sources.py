@@ -1,0 +1,238 @@
+"""What there is to prepare: scikit-learn's digits, drawn shapes, idx files, or folders of images, with classes or masks."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import importlib.util
+import os
+import random
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher import shapes
+from launcher.findings import UserError, did_you_mean, mistake
+from launcher.prepare.samples import KEPT, Sample
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+
+FASHION_CLASSES = (
+    "t-shirt_top",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle_boot",
+)
+"""https://github.com/zalandoresearch/fashion-mnist#labels"""
+
+FASHION_FOLDERS = (
+    Path("/usr/share/datasets/fashion-mnist"),
+    Path("/usr/share/fashion-mnist"),
+    Path("/usr/share/dataset-fashion-mnist"),
+)
+"""Where Debian's package dataset-fashion-mnist puts the idx files."""
+
+IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "validation": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+def find_samples(source: str, size: int | None, validation_fraction: float) -> list[Sample]:
+    """What a source holds, in a fixed order.
+
+    Raises:
+        UserError: there is no such source, a package that it needs, or nothing in it.
+    """
+    try:
+        samples = list(_samples(source, size, validation_fraction))
+    except (EOFError, struct.error, IndexError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise mistake("SOURCE", f"{source}: broken idx files ({error})", "fetch them again") from None
+    if not samples:
+        raise mistake(
+            "SOURCE",
+            f"{source} holds no images",
+            "name a folder with one subfolder a class, or with images/ and masks/",
+            valid=", ".join(IMAGE_ENDINGS),
+        )
+    return samples
+
+
+def _samples(source: str, size: int | None, validation_fraction: float) -> Iterable[Sample]:
+    if source == "digits":
+        return _digits(validation_fraction)
+    folder = Path(source)
+    if source == "shapes" and not folder.is_dir():
+        return _shapes(size or shapes.SIZE, validation_fraction)
+    if source == "fashion-mnist" and not folder.is_dir():
+        folder = next((place for place in FASHION_FOLDERS if place.is_dir()), None) or _no_fashion()
+    if not folder.is_dir():
+        cure = did_you_mean(source, ["digits", "fashion-mnist", "shapes"], "check the path")
+        raise mistake("SOURCE", f"{source}: no such folder", cure, valid="digits, fashion-mnist, shapes, or a folder")
+    if _idx_file(folder, IDX_FILES["train"][0]) is not None:
+        return (sample for split, names in IDX_FILES.items() for sample in _idx(folder, split, *names))
+    return _image_folder(folder, validation_fraction)
+
+
+def _no_fashion() -> Path:
+    raise mistake(
+        "SOURCE",
+        "fashion-mnist is not on this machine",
+        "apt-get install dataset-fashion-mnist, or name the folder that holds its idx files",
+        valid=", ".join(str(place) for place in FASHION_FOLDERS),
+    )
+
+
+def _digits(validation_fraction: float) -> Iterator[Sample]:
+    """scikit-learn's 1,797 handwritten digits, 8 × 8, values 0…16 (https://scikit-learn.org/stable/datasets/toy_dataset.html)."""
+    if importlib.util.find_spec("sklearn") is None:
+        raise mistake(
+            "SOURCE",
+            "digits come with scikit-learn, which is not installed",
+            "make, or pip install -e '.[local]', in this kit's folder",
+        )
+    _, labels = _all_digits()
+    names = [(str(label), f"{number:04d}.png") for number, label in enumerate(labels)]
+    held_out = _held_out(names, validation_fraction)
+    for number, name in enumerate(names):
+        split = "validation" if name in held_out else "train"
+        yield Sample(split, name[0], f"{number:04d}", f"digit {number}", functools.partial(_digit, number))
+
+
+@functools.cache
+def _all_digits() -> tuple:
+    """Pixels, uint8 (images, 8, 8), and labels."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return (digits.images * (255 / 16)).round().astype("uint8"), digits.target
+
+
+def _digit(number: int) -> Image:
+    from PIL import Image
+
+    return Image.fromarray(_all_digits()[0][number])
+
+
+def _shapes(size: int, validation_fraction: float) -> Iterator[Sample]:
+    """Drawn images, and for each its mask."""
+    names = [("shapes", f"{number:04d}.png") for number in range(shapes.IMAGES)]
+    held_out = _held_out(names, validation_fraction)
+    for number, name in enumerate(names):
+        split = "validation" if name in held_out else "train"
+        image, mask = (functools.partial(_shape, number, size, part) for part in range(2))
+        yield Sample(split, None, f"{number:04d}", f"shapes {number}", image, mask)
+
+
+def _shape(number: int, size: int, part: int) -> Image:
+    return shapes.draw(number, size)[part]
+
+
+def _idx(folder: Path, split: str, images_name: str, labels_name: str) -> Iterator[Sample]:
+    """Images and labels in MNIST's idx format (http://yann.lecun.com/exdb/mnist/), gzipped or not."""
+    (count, _, _), _ = _read_idx(folder, images_name)
+    (label_count,), numbers = _read_idx(folder, labels_name)
+    if count != label_count:
+        raise mistake(
+            "SOURCE", f"{folder}: {count} images and {label_count} labels in {split}", "fetch the files again"
+        )
+    classes = FASHION_CLASSES if "fashion" in folder.as_posix() else [str(digit) for digit in range(256)]
+    for number in range(count):
+        image = functools.partial(_idx_image, folder, images_name, number)
+        yield Sample(split, classes[numbers[number]], f"{number:05d}", f"{images_name} {number}", image)
+
+
+def _idx_image(folder: Path, name: str, number: int) -> Image:
+    from PIL import Image
+
+    (_, height, width), pixels = _read_idx(folder, name)
+    area = height * width
+    return Image.frombytes("L", (width, height), pixels[number * area : (number + 1) * area])
+
+
+@functools.lru_cache(maxsize=4)
+def _read_idx(folder: Path, name: str) -> tuple[tuple[int, ...], bytes]:
+    """An idx file's shape and its bytes."""
+    file = _idx_file(folder, name)
+    if file is None:
+        raise mistake("SOURCE", f"{folder} lacks {name}(.gz)", "name a folder that holds all four idx files")
+    with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
+        data = stream.read()
+    zero, kind, dimensions = struct.unpack(">HBB", data[:4])
+    shape = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
+    body = data[4 + 4 * dimensions :]
+    expected = 1
+    for length in shape:
+        expected *= length
+    if zero or kind != 0x08 or len(body) != expected:
+        raise mistake("SOURCE", f"{file} is no idx file of bytes, or is cut short", "fetch it again")
+    return shape, body
+
+
+def _idx_file(folder: Path, name: str) -> Path | None:
+    return next((file for file in (folder / name, folder / f"{name}.gz") if file.is_file()), None)
+
+
+def _image_folder(folder: Path, validation_fraction: float) -> Iterator[Sample]:
+    """A folder with one subfolder a class, or with images/ and masks/; with or without a split above."""
+    held_out_name = next((name for name in ("validation", "val", "test") if (folder / name).is_dir()), None)
+    if (folder / "train").is_dir() and held_out_name:
+        for split, part in (("train", folder / "train"), ("validation", folder / held_out_name)):
+            masked = _has_masks(part)
+            for name in _named_files(part, masked):
+                yield _from_file(split, part, name, masked)
+        return
+    masked = _has_masks(folder)
+    names = list(_named_files(folder, masked))
+    held_out = _held_out(names, validation_fraction)
+    for name in names:
+        yield _from_file("validation" if name in held_out else "train", folder, name, masked)
+
+
+def _has_masks(folder: Path) -> bool:
+    return {path.name for path in folder.iterdir() if path.is_dir()} == {"images", "masks"}
+
+
+def _named_files(folder: Path, masked: bool) -> Iterator[tuple[str, str]]:
+    """(class, path below the class's folder) of every image, sorted; those with masks are all of one class, `images`."""
+    for class_folder in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if class_folder.name == "masks" and masked:
+            continue
+        for file in sorted(class_folder.rglob("*")):
+            if file.suffix.lower() in IMAGE_ENDINGS and file.is_file():
+                yield class_folder.name, file.relative_to(class_folder).as_posix()
+
+
+def _from_file(split: str, folder: Path, name: tuple[str, str], masked: bool) -> Sample:
+    label, path = name
+    # x.bmp becomes x.bmp.png, beside x.png
+    without, ending = os.path.splitext(path)
+    stem = without if ending.lower() in KEPT else path
+    stem = stem.replace("_", "__").replace("/", "_")  # a/b.jpg and a_b.jpg stay two
+    if masked:
+        return Sample(split, None, stem, str(folder / label / path), mask=str(folder / "masks" / f"{without}.png"))
+    return Sample(split, label, stem, str(folder / label / path))
+
+
+def _held_out(names: Iterable[tuple[str, str]], fraction: float) -> set[tuple[str, str]]:
+    """The share of each class that is held out: the same for the same names, and at least one image on either side where there are two."""
+    by_class: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        by_class.setdefault(name[0], []).append(name)
+    held_out: set[tuple[str, str]] = set()
+    for label, members in sorted(by_class.items()):
+        shuffled = random.Random(label).sample(sorted(members), len(members))
+        held_out.update(shuffled[: min(max(round(len(members) * fraction), 1), len(members) - 1)])
+    return held_out

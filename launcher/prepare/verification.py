@@ -1,0 +1,95 @@
+"""A prepared folder read again: every image decoded, every shard compared with its checksum."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from launcher.findings import Finding, UserError, mistake
+from launcher.prepare.entry_rules import entry_rules
+from launcher.prepare.processes import Advance, available_cores, spread
+
+AT_ONCE = 500
+"""Files that a process takes at once."""
+
+IMAGES = (".jpg", ".jpeg", ".png", ".webp")
+
+
+def verify(target: str | Path, *, jobs: int | None = None) -> str:
+    """Read again all that `prepare` wrote.
+
+    Returns:
+        What was found, in words.
+
+    Raises:
+        UserError: something is missing, was changed or cannot be decoded; it names up to ten of them.
+    """
+    from tqdm import tqdm
+
+    target, rules = Path(target), entry_rules().shard_index
+    if not (target / "prepared.json").is_file():
+        raise mistake("TARGET", f"{target} is no folder that launcher prepare made", "name the one that holds train/")
+    shards, files, problems = [], [], []
+    for split in (target / name for name in ("train", "validation") if (target / name).is_dir()):
+        if not rules.find_shards(split):
+            files += sorted(file for file in split.rglob("*") if file.suffix.lower() in IMAGES)
+        elif not (split / rules.INDEX).is_file():
+            problems.append(f"{split / rules.INDEX} is missing")
+        else:
+            index = rules.read_index(split / rules.INDEX)
+            shards += [(split, name) for name in index.names]
+            problems += [
+                f"{split / name} is not in {rules.INDEX}"
+                for name in rules.find_shards(split)
+                if name not in index.names
+            ]
+    chunks = [files[first : first + AT_ONCE] for first in range(0, len(files), AT_ONCE)]
+    seen = 0
+    with tqdm(desc=f"verifying {target}", unit="image", disable=None) as bar:
+        jobs = jobs or available_cores()
+        for tasks, work in ((shards, _verify_shard), (chunks, _verify_files)):
+            for count, found in spread(work, tasks, jobs, bar.update):
+                seen, problems = seen + count, problems + found
+    if problems:
+        cure = "remove what is named and call launcher prepare again: it makes what is missing"
+        findings = [Finding(key="TARGET", found=problem, cure=cure) for problem in problems[:10]]
+        more = f", of which ten are shown of {len(problems)}" if len(problems) > 10 else ""
+        raise UserError(findings, f"{target}{more}")
+    return f"{target}: {seen} images decoded" + (f", {len(shards)} shards with the right checksum" if shards else "")
+
+
+def _verify_shard(task: tuple[Path, str], advance: Advance) -> tuple[int, list[str]]:
+    folder, name = task
+    rules, file = entry_rules(), folder / name
+    index = rules.shard_index.read_index(folder / rules.shard_index.INDEX)
+    shard = index.names.index(name)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        return 0, [f"{file} cannot be read: {error.strerror}"]
+    if hashlib.sha256(data).hexdigest().encode() != index.checksums[shard]:
+        return 0, [
+            f"{file} has changed since it was written ({len(data):,} bytes, {index.sizes[shard]:,} were written)"
+        ]
+    problems, first = [], int(index.counts[:shard].sum())
+    for number in range(first, first + int(index.counts[shard])):
+        begins, length = int(index.offsets[number]), int(index.lengths[number])
+        problems += _problem(data[begins : begins + length], f"{file}, image {number}")
+        advance(1)
+    return int(index.counts[shard]), problems
+
+
+def _verify_files(files: list[Path], advance: Advance) -> tuple[int, list[str]]:
+    problems = []
+    for file in files:
+        problems += _problem(file.read_bytes(), file)
+        advance(1)
+    return len(files), problems
+
+
+def _problem(encoded: bytes, file: str | Path) -> list[str]:
+    try:
+        entry_rules().decoding.decode(encoded, file, 3)
+    except ValueError as error:
+        return [str(error)]
+    return []
