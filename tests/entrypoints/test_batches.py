@@ -85,7 +85,9 @@ def test_another_epoch_or_seed_is_another_order():
 
     assert len({order(seed, epoch) for seed in range(3) for epoch in range(1, 4)}) == 9
     assert order(0, 1) == order(0, 1)
-    assert FreeOrder(8).of_view(2**32 - 1, 1).tolist() == [3, 7, 1, 6, 0, 5, 4, 2], "numpy, or this code, shuffles otherwise"
+    assert FreeOrder(8).of_view(2**32 - 1, 1).tolist() == [3, 7, 1, 6, 0, 5, 4, 2], (
+        "numpy, or this code, shuffles otherwise"
+    )
 
 
 def test_the_numbers_of_an_epoch_are_those_that_all_ranks_draw():

@@ -452,10 +452,9 @@ def test_reading_ahead_stops_with_its_epoch_and_never_passes_half_of_the_limit(t
     fetched, arrived = [], threading.Semaphore(0)
 
     class Watched(ShardCache):
-        def copy_of(self, name: str) -> Path:
+        def make_ready(self, name: str) -> None:
             fetched.append(name)
             arrived.release()
-            return cache.copy_of(name)
 
     watched = Watched(root, sizes, cache.limit)
     ahead = ReadAhead(watched, list(sizes), np.repeat(np.arange(10), 2))

@@ -45,8 +45,8 @@ def locked(file: Path) -> Iterator[None]:
 class ShardCache:
     """Copies of shards that all processes of a host share; whoever needs a shard first copies it, the others wait for it.
 
-    Copies that were not used for longest are removed where a new one would exceed the limit. A process that has one open goes
-    on reading it all the same; one that comes too late copies it again. So whatever is removed, nothing wrong is read.
+    Where a new copy would exceed the limit, those are removed first that were made, or announced, first. A process that has one
+    open goes on reading it all the same; one that comes too late copies it again. So whatever is removed, nothing wrong is read.
 
     Args:
         root: the slow folder.
@@ -67,11 +67,14 @@ class ShardCache:
             OSError: the shard cannot be read.
         """
         copy = self.folder / name
-        if not copy.exists() and not self._fetch(name):
-            return self.root / name
-        with contextlib.suppress(FileNotFoundError):  # removed since
-            _touch(copy)
-        return copy
+        return copy if copy.exists() or self._fetch(name) else self.root / name
+
+    def make_ready(self, name: str) -> None:
+        """Copy a shard that will be read soon, and make it the last of all to be removed."""
+        copy = self.copy_of(name)
+        if copy.parent == self.folder:
+            with contextlib.suppress(FileNotFoundError):  # removed since
+                _touch(copy)
 
     def _fetch(self, name: str) -> bool:
         """Copy a shard; whether there is a copy now."""
@@ -108,7 +111,7 @@ class ShardCache:
             total -= taken
 
     def _copies(self) -> list[tuple[int, Path, int]]:
-        """When last used, where, and how large, also of those that are being made: they are as good as there.
+        """When made or announced, where, and how large, also of those that are being made: they are as good as there.
 
         One that was being made when its process was killed is the first to be removed, as its time stands still.
         """
@@ -142,13 +145,14 @@ class ReadAhead:
         Returns:
             What is to be called with how many of them were asked for until then.
         """
-        shards, firsts = np.unique(self._shard_of_image[numbers], return_index=True)
-        in_order = np.argsort(firsts)
+        drawn = self._shard_of_image[numbers]
+        shards, firsts = np.unique(drawn, return_index=True)
+        lasts = len(drawn) - 1 - np.unique(drawn[::-1], return_index=True)[1]
         with self._changed:
             self._epoch, self._asked_for = self._epoch + 1, 0
             epoch = self._epoch
             self._changed.notify_all()
-        plan = [(int(first), self._names[shard]) for first, shard in zip(firsts[in_order], shards[in_order])]
+        plan = sorted(zip(firsts.tolist(), lasts.tolist(), (self._names[shard] for shard in shards)))
         threading.Thread(target=self._copy, args=(plan, epoch), daemon=True, name="shards ahead").start()
 
         def asked_for(count: int) -> None:
@@ -159,23 +163,26 @@ class ReadAhead:
 
         return asked_for
 
-    def _copy(self, plan: list[tuple[int, str]], epoch: int) -> None:
+    def _copy(self, plan: list[tuple[int, int, str]], epoch: int) -> None:
+        """Copy shards, given as (place of the first image, place of the last, name)."""
         sizes = self._cache.sizes
-        for place, (_, name) in enumerate(plan):
+        for place, (_, last, name) in enumerate(plan):
 
             def is_due(place: int = place) -> bool:
-                ahead = sum(sizes[other] for first, other in plan[: place + 1] if first >= self._asked_for)
+                ahead = sum(sizes[other] for first, _, other in plan[: place + 1] if first >= self._asked_for)
                 return epoch != self._epoch or plan[place][0] <= self._asked_for or ahead <= self._cache.limit // 2
 
             with self._changed:
                 self._changed.wait_for(is_due)
                 if epoch != self._epoch:
                     return
+                if last < self._asked_for:  # others were faster
+                    continue
             with contextlib.suppress(OSError):  # whoever reads the shard meets it too, and says so
-                self._cache.copy_of(name)
+                self._cache.make_ready(name)
 
 
 def _touch(copy: Path) -> None:
-    """Make a copy the last of all that was used. The time that the system itself writes is the same for some milliseconds."""
+    """Make a copy the newest of all. The time that the system itself writes is the same for some milliseconds."""
     now = time.time_ns()
     os.utime(copy, ns=(now, now))
