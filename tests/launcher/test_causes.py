@@ -242,6 +242,7 @@ FROM_THE_LOG = [
     ("shared memory", "num_workers", "algo-1:94:200 [0] misc/shmutils.cc:72 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-XjZ3qJ (size 5767520), error: No space left on device (28)"),
     ("disk is full", "compute.volume_gb", "OSError: [Errno 28] No space left on device: '/opt/ml/checkpoints/last.pt'"),
     ("no module timm", "requirements.txt", "ModuleNotFoundError: No module named 'timm'"),
+    ("no module timm", "requirements.txt", ": No module named 'timm'"),
     ("no module torch.distributed.fsdp2", "requirements.txt", "ModuleNotFoundError: No module named 'torch.distributed.fsdp2'"),
     ("libGL.so.1", "opencv-python-headless", "ImportError: libGL.so.1: cannot open shared object file: No such file or directory"),
     ("waited in vain", "its log tells why", WATCHDOG[0]),

@@ -252,7 +252,7 @@ def test_no_new_option_by_accident():
     assert options == {
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
-        "--kills", "--hosts-after", "--seed",
+        "--kills", "--hosts-after", "--seed", "--shards", "--jobs", "--jpeg-quality", "--verify",
     }  # fmt: skip
     readme = (Path(ROOT) / "README.md").read_text()
     assert all(option in readme for option in options - {"--help"})
