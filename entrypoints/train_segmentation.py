@@ -51,7 +51,7 @@ def main(settings: SegmentationSettings) -> None:
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         size = memory.choose_batch_size(now, without, settings, world, run.report)
-        loaders = open_loaders(data, settings, world, batch_size_per_device=size)
+        loaders = open_loaders(data, settings, world, batch_size_per_device=size, say=run.report.say)
         task = Segmentation(state.trained, settings.ignore_index, world, run.timeline)
         measure = partial(
             evaluate_pixels,

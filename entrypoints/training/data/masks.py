@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from training.data.batches import Draw
 from training.data.decoding import as_pixels, decode
-from training.data.loaders import Data
+from training.data.loaders import Data, collate_items
 from training.data.mask_decoding import decode_mask
 from training.data.pairs import open_pairs
 from training.script_settings import SegmentationSettings
@@ -134,15 +134,17 @@ def open_data(train: Path, validation: Path, settings: SegmentationSettings, cha
     )
 
 
-def collate_masked(items: list[tuple[torch.Tensor, torch.Tensor]]) -> MaskedBatch:
-    """One batch of several varied images and masks."""
-    return MaskedBatch(*default_collate(items))
+def collate_masked(items: list[tuple[torch.Tensor, torch.Tensor]], images: torch.Tensor | None = None) -> MaskedBatch:
+    """One batch of several varied images and masks; the images may lie together already."""
+    return MaskedBatch(*collate_items(items, images))
 
 
-def stack_images(items: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def stack_images(
+    items: list[tuple[torch.Tensor, torch.Tensor]], images: torch.Tensor | None = None
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """A batch of images (batch, channels, height, width), and the list of their masks, which may differ in size."""
-    images, masks = zip(*items)
-    return torch.stack(images), list(masks)
+    stacked, masks = zip(*items)
+    return torch.stack(stacked) if images is None else images, list(masks)
 
 
 def read_mask(encoded: bytes, file: str | Path, classes: int, ignore_index: int) -> Image.Image:
