@@ -373,7 +373,7 @@ def test_streamed_shards_are_copied_ahead_in_order_and_removed_behind(tmp_path, 
         original(source, target, piece)
 
     monkeypatch.setattr(shard_cache.shutil, "copyfileobj", copied)
-    chosen = settings(shuffle_window_shards=2, shard_cache_gb=6 * size / 1e9)
+    chosen = settings(shuffle_window_shards=2, shard_cache_gb=6 * size / 1e9, num_workers=0)  # auto reads some to measure
     data = open_data(root, root, chosen, 1)
     assert any("streamed (FastFile): shards are copied ahead" in note for note in data.notes)
     loaders = open_loaders(data, chosen, world(), batch_size_per_device=8)

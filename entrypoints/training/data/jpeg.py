@@ -107,11 +107,13 @@ def opencv() -> ModuleType | None:
 
 @functools.cache
 def find_decoder() -> tuple[Decoder, str]:
-    """The fastest decoder that is installed, and its name: simplejpeg, else OpenCV; both are libjpeg-turbo, which frees the GIL."""
+    """The fastest decoder that is installed, and its name: simplejpeg, OpenCV or Pillow; all are libjpeg-turbo, which frees the GIL."""
     try:
         import simplejpeg
     except ImportError:
-        return _by_opencv, "OpenCV (simplejpeg is not installed)"
+        if opencv() is not None:
+            return _by_opencv, "OpenCV (simplejpeg is not installed)"
+        return _by_pillow, "Pillow (neither simplejpeg nor OpenCV is installed)"
 
     def by_simplejpeg(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.ndarray | None:
         height, width = -(-header.height // part), -(-header.width // part)
@@ -134,3 +136,12 @@ def _by_opencv(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.
     flags = (8 * part if part > 1 else 0) + (0 if grey else 1) + cv2.IMREAD_IGNORE_ORIENTATION
     pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     return pixels if grey or pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
+
+
+def _by_pillow(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.ndarray | None:
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            image.draft("L" if grey else "RGB", (max(header.width // part, 1), max(header.height // part, 1)))
+            return np.array(image.convert("L" if grey else "RGB"))
+    except Exception:  # as all that Pillow finds wrong, for which decoding.decode has the words
+        return None
