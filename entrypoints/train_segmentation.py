@@ -35,7 +35,13 @@ def main(settings: SegmentationSettings) -> None:
         run = open_run(settings, environment, world)
         torch.manual_seed(settings.seed)
         channels = settings.model_options.get("in_chans", 3)
-        data = open_data(environment.channel("train"), environment.channel("validation"), settings, channels)
+        data = open_data(
+            environment.channel("train"),
+            environment.channel("validation"),
+            settings,
+            channels,
+            output=environment.output_data_dir,
+        )
         run.report.say_all(data.notes)
         model = segmenter.build(
             settings.model,

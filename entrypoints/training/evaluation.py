@@ -102,12 +102,12 @@ def evaluate_pixels(
         validation_miou and validation_pixel_accuracy in 0…1, validation_loss in nats, the same on every rank.
 
     Raises:
-        ValueError: no pixel of any mask is labelled.
+        ValueError: no pixel of any mask is labelled, or none can be read.
     """
     confusion = torch.zeros(classes, classes, dtype=torch.int64, device=world.device)
     loss = torch.zeros(1, dtype=torch.float64, device=world.device)
     with _evaluating(model):
-        for images, masks in loader:
+        for images, masks in (batch for batch in loader if batch is not None):
             with autocast():
                 batch = model(images.to(world.device, non_blocking=True))
             for logits, mask in zip(batch.float(), masks):
@@ -121,7 +121,7 @@ def evaluate_pixels(
     pixels = confusion.sum().item()
     if pixels == 0:
         raise ValueError(
-            f"every pixel of the validation masks is ignored ({ignore_index}): there is nothing to measure"
+            f"every pixel of the validation masks that can be read is ignored ({ignore_index}): there is nothing to measure"
         )
     return {
         "validation_miou": mean_iou(confusion, ignore_index),

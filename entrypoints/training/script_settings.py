@@ -61,6 +61,12 @@ class TrainingSettings:
     """Mirror half of the training images."""
     seed: int = 0
     """Seed of the initial weights, the order of images and their augmentation."""
+    preprocessing: Literal["cpu", "cpu_reference", "dali"] = "cpu"
+    """How training images become pixels: cpu, the fast way; cpu_reference, Pillow alone; dali, NVIDIA DALI, on a GPU where there
+    is one. Held-out images always go the reference's way."""
+    on_broken_image: Literal["skip", "fail"] = "skip"
+    """What happens where a file is no image, or a damaged one. skip: the next readable image is trained on in its place, an
+    evaluation leaves it out, and broken_images.txt among the output names it. fail: the run ends, and names it."""
     num_workers: int | Literal["auto"] = "auto"
     """Workers that decode images, per training process. 0: the training process itself. auto: from the cores that it may use and
     from what an image costs. Which images make a batch, and their pixels, never depend on it."""
@@ -88,7 +94,9 @@ class TrainingSettings:
     @property
     def worker_kind(self) -> WorkerKind:
         """What decodes images: worker_type, or what suits the preprocessing."""
-        return "processes" if self.worker_type == "auto" else self.worker_type
+        if self.worker_type != "auto":
+            return self.worker_type
+        return "threads" if self.preprocessing == "cpu" else "processes"
 
     def channels(self) -> list[str]:
         """The data channels that the script reads; the launcher refuses a job that lacks one."""
@@ -136,17 +144,11 @@ class LabelledImageSettings(TrainingSettings):
     """Train on no more than the first so many images of each class, by file name. None: on all."""
     image_size: int = 224
     """Height and width in pixels of what the models see."""
-    preprocessing: Literal["cpu", "cpu_reference", "dali"] = "cpu"
-    """How training images become pixels: cpu, the fast way; cpu_reference, Pillow alone; dali, NVIDIA DALI, on a GPU where there
-    is one. Held-out images always go the reference's way."""
     augmentation_load: int = 0
     """Rounds of mirroring, turning upside down (half of the times each) and rotating by up to 5 degrees, before anything else."""
     compose_augmentation: bool = False
     """Turns, crop, scaling, rotation, shift and mirroring as one warp, with preprocessing cpu: many rounds then cost as much as
     one, and what a round turns out of the image is not lost when the next one turns it back."""
-    on_broken_image: Literal["skip", "fail"] = "skip"
-    """What happens where a file is no image, or a damaged one. skip: the next readable image is trained on in its place, an
-    evaluation leaves it out, and broken_images.txt among the output names it. fail: the run ends, and names it."""
     min_crop_area: float = 1.0
     """Smallest share of the image that a random crop keeps; 1: no random crop."""
     max_shift_pixels: int = 0
@@ -163,10 +165,6 @@ class LabelledImageSettings(TrainingSettings):
     """Share of the images of which a random box is replaced by noise (https://arxiv.org/abs/1708.04896)."""
     export_onnx: bool = False
     """Also write model.onnx, checked against PyTorch; needs the packages onnx and onnxruntime."""
-
-    @property
-    def worker_kind(self) -> WorkerKind:
-        return "threads" if self.worker_type == "auto" and self.preprocessing == "cpu" else super().worker_kind
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         return super().conditions() + [

@@ -116,7 +116,10 @@ def test_every_condition_refuses_what_it_says(settings_class, name, value):
 
 def test_every_condition_has_a_case_above():
     common = {name for name, *_ in TrainingSettings().conditions()}
-    assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {"teacher_cache", "compose_augmentation"}
+    assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {
+        "teacher_cache",
+        "compose_augmentation",
+    }
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION
     )

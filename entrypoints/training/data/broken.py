@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from training.data.decoding import BrokenImage
 from training.reporting import write_line
 
 LISTING = "broken_images.txt"
 """Among a host's output: what is wrong with which image, a line each."""
+
+
+IN_A_ROW = 1000
+"""So many broken images after each other, in the order of their numbers, end a run whatever the settings say: the folder is gone."""
+
+Read = TypeVar("Read")
 
 
 class BrokenImages:
@@ -50,3 +58,34 @@ class BrokenImages:
                 return False
             file.write(line + "\n")
         return True
+
+
+class StandIns:
+    """In place of a broken image comes the next readable one, in the order of their numbers.
+
+    Args:
+        count: how many images there are.
+        name: where an image lies, for messages.
+    """
+
+    def __init__(self, broken: BrokenImages, count: int, name: Callable[[int], str]):
+        self._broken, self._count, self._name = broken, count, name
+        self._numbers: set[int] = set()
+
+    def first(self, number: int, read: Callable[[int], Read]) -> tuple[int, Read]:
+        """The first number from this one on whose image can be read, and what reading it gives.
+
+        Raises:
+            BrokenImage: what `read` raises, where the run is to fail; or IN_A_ROW images after each other are broken.
+        """
+        problem, tried = None, min(self._count, IN_A_ROW)
+        for candidate in ((number + step) % self._count for step in range(tried)):
+            if candidate in self._numbers:
+                continue
+            try:
+                return candidate, read(candidate)
+            except BrokenImage as error:
+                self._broken.handle(error)
+                self._numbers.add(candidate)
+                problem = error
+        raise BrokenImage(f"{tried:,} images in a row cannot be read, from {self._name(number)} on") from problem

@@ -60,6 +60,23 @@ class FastPreprocessor:
             variation = augmentation.draw(image.size, chance)
         return self._vary(np.array(image), JpegHeader(*image.size, channels, 1), 1, size, variation)
 
+    def whole(self, encoded: bytes, file: str, channels: int) -> np.ndarray:
+        """Uint8 (height, width) for one channel, (height, width, 3) for three, of an image file, upright.
+
+        Raises:
+            BrokenImage: it cannot be decoded; the message names the file.
+        """
+        header = read_header(encoded)
+        if header is not None and header.orientation == 1:
+            pixels = find_decoder()[0](encoded, header, 1, channels == 1)
+            if pixels is not None:
+                return pixels
+        return np.array(decode(encoded, file, channels))
+
+    def scaled(self, pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """Uint8 (channels, *size) of such pixels, bilinear, antialiased."""
+        return resize(pixels, size)
+
     def _part(self, header: JpegHeader, size: int, variation: Variation) -> int:
         """How many times smaller to decode: the crop keeps at least a view's pixels, and repeated rotations see all there are."""
         if variation.turns and not self.compose:

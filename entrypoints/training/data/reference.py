@@ -40,6 +40,18 @@ class ReferencePreprocessor:
         image = decode(encoded, file, channels)
         return as_pixels(vary(image, size, augmentation.draw(image.size, chance)))
 
+    def whole(self, encoded: bytes, file: str, channels: int) -> np.ndarray:
+        """Uint8 (height, width) for one channel, (height, width, 3) for three, of an image file, upright.
+
+        Raises:
+            BrokenImage: it cannot be decoded; the message names the file.
+        """
+        return np.array(decode(encoded, file, channels))
+
+    def scaled(self, pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """Uint8 (channels, *size) of such pixels, bilinear, antialiased."""
+        return as_pixels(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR))
+
 
 def vary(image: Image.Image, size: int, variation: Variation) -> Image.Image:
     """An image in mode L or RGB as a variation of `size` × `size` pixels."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,37 +14,15 @@ from torch.utils.data import Dataset
 
 from training.data.augmentation import VIEWS_VERSION, Augmentation
 from training.data.batches import Draw, LabelledBatch
-from training.data.broken import BrokenImages
+from training.data.broken import BrokenImages, StandIns
 from training.data.decoding import BrokenImage
-from training.data.fast import FastPreprocessor
 from training.data.loaders import Data, collate_items
 from training.data.mixing import Mixing, partners
+from training.data.preprocessing import Preprocessor, open_preprocessor
 from training.data.reference import ReferencePreprocessor
 from training.data.sources import Source, open_source
 from training.data.threads import Once
 from training.script_settings import LabelledImageSettings
-
-IN_A_ROW = 1000
-"""So many broken images after each other, in the order of their numbers, end a run whatever the settings say: the folder is gone."""
-
-
-class Preprocessor(Protocol):
-    """A way from an image file to pixels."""
-
-    name: str
-    """What its pixels depend on, beside what is asked for."""
-
-    def about(self) -> str:
-        """What does the work, for people."""
-
-    def varied(
-        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, chance: random.Random
-    ) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `chance` for its size.
-
-        Raises:
-            BrokenImage: it cannot be decoded; the message names the file.
-        """
 
 
 class HeldOutImages(Dataset):
@@ -109,8 +87,8 @@ class TrainingViews(Dataset):
         broken: BrokenImages,
     ):
         self.source, self.size, self.augmentation, self.mixing, self.seed = source, size, augmentation, mixing, seed
-        self.channels, self.preprocessor, self.broken = channels, preprocessor, broken
-        self._broken_numbers: set[int] = set()
+        self.channels, self.preprocessor = channels, preprocessor
+        self._stand_ins = StandIns(broken, len(source), source.name)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -148,19 +126,7 @@ class TrainingViews(Dataset):
 
     def _readable(self, view: int, number: int, varied: Callable[[int, int], np.ndarray]) -> tuple[int, np.ndarray]:
         """The first number from this one on whose image can be read, and its pixels."""
-        problem = None
-        for candidate in ((number + step) % len(self) for step in range(min(len(self), IN_A_ROW))):
-            if candidate in self._broken_numbers:
-                continue
-            try:
-                return candidate, varied(view, candidate)
-            except BrokenImage as error:
-                self.broken.handle(error)
-                self._broken_numbers.add(candidate)
-                problem = error
-        raise BrokenImage(
-            f"{min(len(self), IN_A_ROW):,} images in a row cannot be read, from {self.source.name(number)} on"
-        ) from problem
+        return self._stand_ins.first(number, lambda candidate: varied(view, candidate))
 
     def _varied(self, view: int, number: int) -> np.ndarray:
         chance = random.Random(f"{self.seed}/{view}/{number}")
@@ -224,7 +190,7 @@ def open_data(
     )
     if training.classes != held_out.classes:
         raise ValueError(_different(training, held_out))
-    preprocessor = open_preprocessor(settings)
+    preprocessor = open_preprocessor(settings.preprocessing, compose=settings.compose_augmentation)
     broken = BrokenImages(settings.on_broken_image == "fail", output)
     return Data(
         training.classes,
@@ -244,13 +210,6 @@ def open_data(
         announce=training.announce(),
         notes=(preprocessor.about(), *training.notes, *held_out.notes),
     )
-
-
-def open_preprocessor(settings: LabelledImageSettings) -> Preprocessor:
-    """The way from an image file to pixels that the settings name."""
-    if settings.preprocessing == "cpu_reference":
-        return ReferencePreprocessor()
-    return FastPreprocessor(settings.compose_augmentation)
 
 
 def _different(training: Source, held_out: Source) -> str:
