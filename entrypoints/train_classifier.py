@@ -33,7 +33,13 @@ def main(settings: ClassifierSettings) -> None:
         require_packages(settings)
         torch.manual_seed(settings.seed)
         channels = settings.model_options.get("in_chans", 3)
-        data = open_data(environment.channel("train"), environment.channel("validation"), settings, channels)
+        data = open_data(
+            environment.channel("train"),
+            environment.channel("validation"),
+            settings,
+            channels,
+            output=environment.output_data_dir,
+        )
         run.report.say_all(data.notes)
         model = models.build(settings.model, settings.model_options, len(data.classes), pretrained=settings.pretrained)
         parameters = models.parameter_count(model)
@@ -43,7 +49,7 @@ def main(settings: ClassifierSettings) -> None:
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         size = memory.choose_batch_size(now, without, settings, world, run.report)
-        loaders = open_loaders(data, settings, world, batch_size_per_device=size)
+        loaders = open_loaders(data, settings, world, batch_size_per_device=size, say=run.report.say)
         task = Classification(state.trained, settings.label_smoothing, run.timeline)
         measure = partial(evaluate, loader=loaders.validation, world=world, autocast=state.precision.autocast)
 

@@ -45,6 +45,7 @@ def main(settings: DistillationSettings) -> None:
             settings,
             channels,
             view_size=settings.view_size,
+            output=environment.output_data_dir,
         )
         run.report.say_all(data.notes)
         student = models.build(
@@ -75,13 +76,15 @@ def main(settings: DistillationSettings) -> None:
             now, without = with_teacher(now, without, teacher, settings, memory.example(data, world.device))
         size = memory.choose_batch_size(now, without, settings, world, run.report)
         views = settings.teacher_cache.views if settings.teacher_cache else None
-        loaders = open_loaders(data, settings, world, batch_size_per_device=size, views=views)
+        loaders = open_loaders(data, settings, world, batch_size_per_device=size, views=views, say=say)
 
         cache = teacher_logits = taught = None
         if teacher is not None:
             held_out = data.held_out.resized(settings.view_size or settings.image_size)
             teacher_logits = []
-            metrics = evaluate(teacher, held_out_loader(held_out, size, settings, world), world, keep=teacher_logits)
+            metrics = evaluate(
+                teacher, held_out_loader(held_out, size, loaders.workers, world), world, keep=teacher_logits
+            )
             accuracy = metrics["validation_accuracy"]
             say(
                 f"teacher {teacher.name}: {teacher.parameters:,} parameters in {settings.teacher_number_format}, frozen, "

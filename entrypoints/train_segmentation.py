@@ -35,7 +35,13 @@ def main(settings: SegmentationSettings) -> None:
         run = open_run(settings, environment, world)
         torch.manual_seed(settings.seed)
         channels = settings.model_options.get("in_chans", 3)
-        data = open_data(environment.channel("train"), environment.channel("validation"), settings, channels)
+        data = open_data(
+            environment.channel("train"),
+            environment.channel("validation"),
+            settings,
+            channels,
+            output=environment.output_data_dir,
+        )
         run.report.say_all(data.notes)
         model = segmenter.build(
             settings.model,
@@ -51,7 +57,7 @@ def main(settings: SegmentationSettings) -> None:
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         size = memory.choose_batch_size(now, without, settings, world, run.report)
-        loaders = open_loaders(data, settings, world, batch_size_per_device=size)
+        loaders = open_loaders(data, settings, world, batch_size_per_device=size, say=run.report.say)
         task = Segmentation(state.trained, settings.ignore_index, world, run.timeline)
         measure = partial(
             evaluate_pixels,

@@ -142,4 +142,5 @@ def open_cache(
         top_k=kept.top_k,
         precision=kept.precision,
         world=world,
+        stand_in=data.training.stand_in,
     )

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader
 
+from training.data.loaders import Batches
 from training.distributed import World
 from training.losses import temperature_kl
 
@@ -24,7 +24,7 @@ Autocast = Callable[[], AbstractContextManager]
 @torch.no_grad()
 def evaluate(
     model: Callable[[torch.Tensor], torch.Tensor],
-    loader: DataLoader,
+    loader: Batches,
     world: World,
     *,
     autocast: Autocast = contextlib.nullcontext,
@@ -36,7 +36,7 @@ def evaluate(
     Args:
         model: takes uint8 images (batch, channels, height, width), gives logits (batch, classes). Not a DDP wrapper:
             ranks may have different numbers of batches. An nn.Module comes back in the mode that it had.
-        loader: this rank's share, in the same order every time.
+        loader: this rank's share, in the same order every time; a batch of which no image can be read is None.
         teacher_logits: what the teacher's evaluation left in its `keep`.
         keep: a list that is given the logits of every batch, fp16, on the CPU, each image's largest at 0: fp16 is finest there.
 
@@ -47,11 +47,14 @@ def evaluate(
         class is among the student's first 5, as big_vision's `agree`
         (https://github.com/google-research/big_vision, evaluators/proj/distill/distance.py); and teacher_kl, the mean
         KL(teacher ‖ student) at temperature 1 in nats.
+
+    Raises:
+        ValueError: there are no images, because none could be read.
     """
     sums = torch.zeros(6, dtype=torch.float64, device=world.device)  # nothing waits for the device before the end
     images = ranked = 0
     with _evaluating(model):
-        for number, (pixels, labels) in enumerate(loader):
+        for number, (pixels, labels) in enumerate(batch for batch in loader if batch is not None):
             pixels, labels = (values.to(world.device, non_blocking=True) for values in (pixels, labels))
             with autocast():
                 logits = model(pixels)
@@ -69,6 +72,8 @@ def evaluate(
                 keep.append((logits - logits.amax(1, keepdim=True)).half().cpu())
     counted = torch.tensor([images, ranked], dtype=torch.float64, device=world.device)
     *totals, images, ranked = world.total(torch.cat([sums, counted])).tolist()
+    if not images:
+        raise ValueError("not one of the validation images can be read: the log and broken_images.txt name them")
     names = ("validation_accuracy", "validation_top5_accuracy", "validation_loss")
     if teacher_logits is not None:
         names += ("teacher_top1_agreement", "teacher_top5_agreement", "teacher_kl")
@@ -78,7 +83,7 @@ def evaluate(
 @torch.no_grad()
 def evaluate_pixels(
     model: nn.Module,
-    loader: DataLoader,
+    loader: Batches,
     world: World,
     *,
     classes: int,
@@ -97,12 +102,12 @@ def evaluate_pixels(
         validation_miou and validation_pixel_accuracy in 0…1, validation_loss in nats, the same on every rank.
 
     Raises:
-        ValueError: no pixel of any mask is labelled.
+        ValueError: no pixel of any mask is labelled, or none can be read.
     """
     confusion = torch.zeros(classes, classes, dtype=torch.int64, device=world.device)
     loss = torch.zeros(1, dtype=torch.float64, device=world.device)
     with _evaluating(model):
-        for images, masks in loader:
+        for images, masks in (batch for batch in loader if batch is not None):
             with autocast():
                 batch = model(images.to(world.device, non_blocking=True))
             for logits, mask in zip(batch.float(), masks):
@@ -116,7 +121,7 @@ def evaluate_pixels(
     pixels = confusion.sum().item()
     if pixels == 0:
         raise ValueError(
-            f"every pixel of the validation masks is ignored ({ignore_index}): there is nothing to measure"
+            f"every pixel of the validation masks that can be read is ignored ({ignore_index}): there is nothing to measure"
         )
     return {
         "validation_miou": mean_iou(confusion, ignore_index),

@@ -137,4 +137,6 @@ def _memory() -> str:
 def _message(error: Exception) -> str:
     """What an exception says; one from a DataLoader's worker says it at the end of the traceback that it has for a message."""
     text = str(error)
-    return text.rpartition(f"\n{type(error).__name__}: ")[2].strip() if "\nOriginal Traceback" in text else text
+    if "\nOriginal Traceback" not in text:
+        return text
+    return re.split(rf"\n(?:\w+\.)*{type(error).__name__}: ", text)[-1].strip()

@@ -14,6 +14,7 @@ from torch import nn
 from training import failure
 from training.checkpoints import Checkpoints, reseed, restore_rng, rng_state
 from training.data.batches import TrainingBatches
+from training.data.broken import LISTING
 from training.data.loaders import Loaders
 from training.data_parallel import synchronise
 from training.distributed import World
@@ -80,6 +81,8 @@ class Run:
 def open_run(settings: TrainingSettings, environment: Environment, world: World) -> Run:
     """What a script needs from its first line on; from here SIGTERM is heard."""
     report = Reporter(environment.output_data_dir, active=world.is_first)
+    if world.is_first_on_host:
+        (environment.output_data_dir / LISTING).unlink(missing_ok=True)  # an earlier run's, in a plain shell
     report.say(str(world))
     checkpoints = Checkpoints(
         environment.checkpoint_dir,

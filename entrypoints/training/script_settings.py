@@ -8,9 +8,11 @@ from typing import Any, Literal
 from training.settings import require
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+WorkerKind = Literal["threads", "processes"]
 
 FREE_ON_RESUME = {
-    *("epochs", "max_steps", "batch_size_per_device", "zero", "num_workers", "shard_cache_gb", "process_group_minutes"),
+    *("epochs", "max_steps", "batch_size_per_device", "zero", "process_group_minutes"),
+    *("num_workers", "worker_type", "shard_cache_gb", "on_broken_image"),
     *("compile", "compile_teacher", "channels_last", "static_graph", "gradient_compression"),
     *("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "export_onnx", "min_teacher_accuracy"),
 }
@@ -59,8 +61,18 @@ class TrainingSettings:
     """Mirror half of the training images."""
     seed: int = 0
     """Seed of the initial weights, the order of images and their augmentation."""
-    num_workers: int = 0
-    """Worker processes that decode images, per training process. 0: the training process itself."""
+    preprocessing: Literal["cpu", "cpu_reference", "dali"] = "cpu"
+    """How training images become pixels: cpu, the fast way; cpu_reference, Pillow alone; dali, NVIDIA DALI, on a GPU where there
+    is one. Held-out images always go the reference's way."""
+    on_broken_image: Literal["skip", "fail"] = "skip"
+    """What happens where a file is no image, or a damaged one. skip: the next readable image is trained on in its place, an
+    evaluation leaves it out, and broken_images.txt among the output names it. fail: the run ends, and names it."""
+    num_workers: int | Literal["auto"] = "auto"
+    """Workers that decode images, per training process. 0: the training process itself. auto: from the cores that it may use and
+    from what an image costs. Which images make a batch, and their pixels, never depend on it."""
+    worker_type: Literal["auto", "threads", "processes"] = "auto"
+    """Threads share the training process; processes cost more for an image, and are there for what holds Python's lock.
+    auto: threads with preprocessing cpu, else processes."""
     shuffle_window_shards: int = 32
     """Where the training images come in shards, those among which images are shuffled; more mix better, and take more disk."""
     shard_cache_gb: float | None = None
@@ -78,6 +90,13 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         require(*self.conditions())
+
+    @property
+    def worker_kind(self) -> WorkerKind:
+        """What decodes images: worker_type, or what suits the preprocessing."""
+        if self.worker_type != "auto":
+            return self.worker_type
+        return "threads" if self.preprocessing == "cpu" else "processes"
 
     def channels(self) -> list[str]:
         """The data channels that the script reads; the launcher refuses a job that lacks one."""
@@ -104,7 +123,7 @@ class TrainingSettings:
             ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, "above 0, or null"),
             ("ema_decay", self.ema_decay is None or 0 < self.ema_decay < 1, "above 0 and below 1, or null"),
             ("seed", 0 <= self.seed < 2**32, "from 0 to 4294967295"),
-            ("num_workers", self.num_workers >= 0, "0 or more"),
+            ("num_workers", self.num_workers == "auto" or self.num_workers >= 0, "0 or more, or auto"),
             ("shuffle_window_shards", self.shuffle_window_shards >= 1, "at least 1"),
             ("shard_cache_gb", self.shard_cache_gb is None or self.shard_cache_gb > 0, "above 0, or null"),
             ("log_every", self.log_every >= 1, "at least 1"),
@@ -125,6 +144,11 @@ class LabelledImageSettings(TrainingSettings):
     """Train on no more than the first so many images of each class, by file name. None: on all."""
     image_size: int = 224
     """Height and width in pixels of what the models see."""
+    augmentation_load: int = 0
+    """Rounds of mirroring, turning upside down (half of the times each) and rotating by up to 5 degrees, before anything else."""
+    compose_augmentation: bool = False
+    """Turns, crop, scaling, rotation, shift and mirroring as one warp, with preprocessing cpu: many rounds then cost as much as
+    one, and what a round turns out of the image is not lost when the next one turns it back."""
     min_crop_area: float = 1.0
     """Smallest share of the image that a random crop keeps; 1: no random crop."""
     max_shift_pixels: int = 0
@@ -147,6 +171,12 @@ class LabelledImageSettings(TrainingSettings):
             ("label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1"),
             ("images_per_class", self.images_per_class is None or self.images_per_class >= 1, "at least 1, or null"),
             ("image_size", self.image_size >= 8, "at least 8"),
+            ("augmentation_load", self.augmentation_load >= 0, "0 or more"),
+            (
+                "compose_augmentation",
+                not self.compose_augmentation or self.preprocessing == "cpu",
+                "false, or with preprocessing cpu",
+            ),
             ("min_crop_area", 0 < self.min_crop_area <= 1, "above 0 and at most 1"),
             ("max_shift_pixels", 0 <= self.max_shift_pixels < self.image_size, "from 0 to below image_size"),
             ("max_rotation_degrees", 0 <= self.max_rotation_degrees <= 180, "from 0 to 180"),

@@ -35,6 +35,9 @@ MANIFEST = "manifest.json"
 SCANNED = 1 << 24
 """Bytes of records that are checked at once when an epoch begins."""
 
+TRIED = 1000
+"""Where no more records than these are missing, the images are read, because records that broken images lack are not missing."""
+
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 """What file systems say that take no writing, or none in the middle of a file, as mounted S3 buckets do not."""
 
@@ -48,9 +51,17 @@ class TeacherCache:
     """
 
     def __init__(
-        self, where: Path, identity: Mapping[str, Any], layout: RecordLayout, images: int, views: int, world: World
+        self,
+        where: Path,
+        identity: Mapping[str, Any],
+        layout: RecordLayout,
+        images: int,
+        views: int,
+        world: World,
+        stand_in: Callable[[int], int],
     ):
         self.where, self.layout, self.images, self.views, self.world = where, layout, images, views, world
+        self._stand_in = stand_in
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self._seal = Seal(bytes.fromhex(self.key), layout.size)
         self._file: ViewFile | None = None
@@ -72,6 +83,7 @@ class TeacherCache:
         top_k: int | None,
         precision: Precision,
         world: World,
+        stand_in: Callable[[int], int] = int,
     ) -> TeacherCache:
         """The cache in a folder, or a new one there. A collective.
 
@@ -80,6 +92,7 @@ class TeacherCache:
             parts: what the logits depend on, by name, as hashes or names: "teacher weights", "transform", "data", "dtype".
             images: training images.
             views: reproducible variations of each image.
+            stand_in: the image that comes where one is drawn: itself, or another where it is broken.
             top_k: logits kept of each image. None, or as many as there are classes: all.
 
         Raises:
@@ -95,7 +108,7 @@ class TeacherCache:
             "top_k": layout.top_k,
             "precision": precision,
         }
-        cache, problem = cls(where, identity, layout, images, views, world), None
+        cache, problem = cls(where, identity, layout, images, views, world, stand_in), None
         try:
             cache._set_up(identity)
         except (ValueError, OSError) as error:
@@ -138,7 +151,10 @@ class TeacherCache:
         assert 1 <= view <= self.views, f"view {view} of {self.views}"
         self.close()
         self._view, self._file = view, ViewFile(self._path(view), self.images, self.layout.size, self.writable)
-        self.complete = self.world.all(self._holds_all(np.sort(np.asarray(numbers, dtype=np.int64))))
+        missing = self._missing(np.sort(np.asarray(numbers, dtype=np.int64)))
+        if 0 < len(missing) <= TRIED:  # a broken image has no record of its own
+            missing = self._missing(np.unique([self._stand_in(number) for number in missing.tolist()]))
+        self.complete = self.world.all(not len(missing))
         return self.complete
 
     def logits(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -229,11 +245,15 @@ class TeacherCache:
                 "smaller teacher_cache.top_k or fewer views, another teacher_cache.where, or a larger compute.volume_gb"
             )
 
-    def _holds_all(self, numbers: np.ndarray) -> bool:
-        """Whether every image's record is there; numbers in rising order, in which disks read fastest."""
-        step = max(1, SCANNED // self.layout.size)
-        parts = (numbers[first : first + step] for first in range(0, len(numbers), step))
-        return all(self._seal.holds(self._file.read(part), part, self._view).all() for part in parts)
+    def _missing(self, numbers: np.ndarray) -> np.ndarray:
+        """The images without a record, or some more than TRIED of them; numbers in rising order, in which disks read fastest."""
+        step, missing = max(1, SCANNED // self.layout.size), []
+        for first in range(0, len(numbers), step):
+            part = numbers[first : first + step]
+            missing.append(part[~self._seal.holds(self._file.read(part), part, self._view)])
+            if sum(map(len, missing)) > TRIED:
+                break
+        return np.concatenate(missing) if missing else numbers
 
     def _of_all_ranks(self, records: np.ndarray, numbers: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The new records of all ranks and their images' numbers. A collective."""

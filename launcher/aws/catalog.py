@@ -84,6 +84,8 @@ class Packages:
     """Names to import that every PyTorch training image from 2.0 on has."""
     pins: Mapping[str, str]
     """Packages that this kit's scripts need beyond that, and the version to install."""
+    imported_as: Mapping[str, str]
+    """The module of a package where that has another name."""
     on_request: Mapping[str, Mapping[str, str]]
     """By hyperparameter: packages that this kit's scripts need where it is true."""
 
@@ -247,6 +249,7 @@ def packages() -> Packages:
     return Packages(
         modules=frozenset(facts["modules"]),
         pins=MappingProxyType(facts["pins"]),
+        imported_as=MappingProxyType(facts["imported_as"]),
         on_request=MappingProxyType(facts["on_request"]),
     )
 

@@ -44,7 +44,10 @@ def lacking(job: Job, files: list[TravelFile]) -> list[str]:
 def _needed(job: Job, files: list[TravelFile]) -> dict[str, str]:
     """What the script imports beyond what AWS's images hold, and its version, by name."""
     packages = catalog.packages()
-    needed = {name: packages.pins[name] for name in set(packages.pins) & imported_modules(job.script, files)}
+    imported = imported_modules(job.script, files)
+    needed = {
+        name: version for name, version in packages.pins.items() if packages.imported_as.get(name, name) in imported
+    }
     if job.source is None:  # of this kit's own scripts
         for setting, versions in packages.on_request.items():
             needed |= versions if job.hyperparameters.get(setting) is True else {}

@@ -317,13 +317,13 @@ def test_pins_are_those_of_the_constraints_file():
         line.split("==") for line in (ROOT / ".ci/constraints.txt").read_text().splitlines() if "==" in line
     )
     pins = catalog.packages().pins
-    assert set(pins) == {"timm", "safetensors"}
+    assert set(pins) == {"timm", "safetensors", "simplejpeg", "opencv-python-headless"}
     assert dict(pins) == {name: constraints[name] for name in pins}
 
 
 def test_images_hold_the_modules_that_entry_scripts_import():
     assert {"torch", "torchvision", "numpy", "PIL", "yaml", "psutil", "boto3", "sklearn"} <= catalog.packages().modules
-    assert not {"timm", "safetensors"} & catalog.packages().modules
+    assert not {"timm", "safetensors", "simplejpeg", "cv2"} & catalog.packages().modules
 
 
 def test_intervals_and_ends_are_there():

@@ -158,6 +158,8 @@ def test_the_local_image_has_the_pinned_versions(local_image):
         "torchvision",
         "timm",
         "safetensors",
+        "simplejpeg",
+        "opencv-python-headless",
         "pillow",
         "psutil",
         "numpy",

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, default_collate
 from training.data.batches import EvaluationBatches, TrainingBatches, share_of_batch, view_of
 from training.data.loaders import Data, Loaders, held_out_loader, open_loaders
 from training.data.orders import FreeOrder
+from training.data.workers import Workers
 from training.distributed import World
 from training.script_settings import TrainingSettings
 
@@ -206,5 +207,5 @@ def test_every_held_out_image_comes_exactly_once(images, size, ranks):
 
 
 def test_a_held_out_loader_of_its_own_takes_any_batch_size():
-    loader = held_out_loader(Numbers(10), 4, TrainingSettings(), world())
+    loader = held_out_loader(Numbers(10), 4, Workers("processes", 0), world())
     assert [len(numbers) for _, numbers in loader] == [4, 4, 2]

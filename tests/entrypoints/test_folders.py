@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from training.data.broken import BrokenImages
 from training.data.decoding import decode, read_file
 from training.data.folders import LabelledFolder, find_images
 from training.data.loaders import open_loaders
@@ -127,7 +128,7 @@ def test_rows_and_columns_and_colours_stay_what_they_are(tmp_path):
     image.putpixel((3, 5), (10, 20, 30))
     image.save(tmp_path / "a/0.png")
     for channels, colour in ((1, [18]), (3, [10, 20, 30])):
-        pixels, _ = HeldOutImages(LabelledFolder(tmp_path), 16, channels)[(0, 0)]
+        pixels, _ = HeldOutImages(LabelledFolder(tmp_path), 16, channels, BrokenImages(fail=True))[(0, 0)]
         assert pixels[:, 5, 3].tolist() == colour and np.count_nonzero(pixels.numpy()) == channels
 
 
@@ -142,7 +143,7 @@ def test_images_are_turned_upright_for_training_and_validation_alike(tmp_path, o
     wanted = Image.open(file).convert("RGB") if ending == "tif" else ImageOps.exif_transpose(Image.open(file))
     assert np.array_equal(read(file, 3), wanted)
     assert read(file, 3).size == ((48, 32) if orientation < 5 else (32, 48))
-    opened = open_data(tmp_path, tmp_path, settings(), 3)
+    opened = open_data(tmp_path, tmp_path, settings(preprocessing="cpu_reference"), 3)
     assert torch.equal(opened.training[(1, 0)].image, opened.held_out[(0, 0)][0])
 
 
@@ -226,15 +227,15 @@ def test_a_damaged_image_is_named(tmp_path, name):
         read(tmp_path / name, 3)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_image_is_the_first_thing_that_the_failure_file_says(images, workers):
+@pytest.mark.parametrize(("workers", "kind"), [(0, "auto"), (1, "processes"), (2, "threads")])
+def test_a_damaged_image_is_the_first_thing_that_the_failure_file_says(images, workers, kind):
     (images / "train/b/2.jpg").write_bytes((images / "train/b/2.jpg").read_bytes()[:300])
-    opened = data(images)
-    loaders = open_loaders(opened, settings(num_workers=workers), ALONE, batch_size_per_device=4)
+    opened = data(images, on_broken_image="fail")
+    loaders = open_loaders(opened, settings(num_workers=workers, worker_type=kind), ALONE, batch_size_per_device=4)
     loaders.train_batches.start(1)
     with pytest.raises(ValueError) as failure:
         list(loaders.train)
-    assert describe(failure.value, "0").startswith(f"rank 0: ValueError: {images}/train/b/2.jpg cannot be read as an image")  # fmt: skip
+    assert describe(failure.value, "0").startswith(f"rank 0: BrokenImage: {images}/train/b/2.jpg cannot be read as an image")  # fmt: skip
 
 
 # -- what is trained on ------------------------------------------------------------------------------------------------

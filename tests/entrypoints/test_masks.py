@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_sample_image
+from training.data.broken import BrokenImages
+from training.data.decoding import BrokenImage
 from training.data.loaders import open_loaders
 from training.data.masks import MaskedImages, Variation, open_data, read_mask
 from training.data.pairs import pair_up
+from training.data.reference import ReferencePreprocessor
 from training.distributed import World
 from training.failure import describe
 from training.script_settings import SegmentationSettings
@@ -23,6 +27,21 @@ ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 
 def settings(**values) -> SegmentationSettings:
     return SegmentationSettings(model="x", **{"classes": 4, "image_size": (32, 48), "global_batch_size": 4, **values})
+
+
+def masked(root: Path, chosen: SegmentationSettings, **options) -> MaskedImages:
+    return MaskedImages(root, chosen, broken=BrokenImages(fail=True), **options)
+
+
+def varied(variation: Variation, image: Image.Image, mask: Image.Image, size: tuple[int, int], chance: random.Random):
+    """A colour image (height, width, 3) and its mask (height, width) as a variation cuts them."""
+    cut = variation.draw(image.size[::-1], size, chance)
+    part = ReferencePreprocessor().scaled(np.array(image.crop(cut.box)), cut.size)
+    labels = np.array(mask.crop(cut.box).resize(cut.size[::-1], Image.Resampling.NEAREST))
+    return (
+        cut.on_canvas(part, variation.crop_size, 0).transpose(1, 2, 0),
+        cut.on_canvas(labels, variation.crop_size, 255),
+    )
 
 
 def read(file: Path, classes: int, ignore_index: int) -> Image.Image:
@@ -78,7 +97,7 @@ def test_a_folder_without_pairs_says_what_it_lacks(tmp_path, files, message):
 
 def test_a_mask_of_another_size_is_named_with_both_sizes(root):
     Image.new("L", (60, 39)).save(root / "masks/2.png")
-    folder = MaskedImages(root, settings())
+    folder = masked(root, settings())
     with pytest.raises(ValueError, match="masks/2.png is 60 × 39 pixels, its image 2.png 60 × 56"):
         [folder[(1, number)] for number in range(6)]
 
@@ -90,8 +109,8 @@ def test_a_class_that_is_out_of_range_is_named_with_its_place(root):
     message = r"masks/2.png: class 4 at row 5, column 7 \(2 such pixels\).* 0 to 3, or 255 .* raise classes"
     with pytest.raises(ValueError, match=message):
         read(root / "masks/2.png", 4, 255)
-    assert read(root / "masks/2.png", 5, 255).getpixel((7, 5)) == 4
-    assert read(root / "masks/2.png", 4, 4).getpixel((7, 5)) == 4, "it is what is ignored"
+    assert read(root / "masks/2.png", 5, 255)[5, 7] == 4
+    assert read(root / "masks/2.png", 4, 4)[5, 7] == 4, "it is what is ignored"
 
 
 def test_masks_of_8_bits_a_palette_or_black_and_white_hold_the_same_classes(tmp_path):
@@ -101,7 +120,7 @@ def test_masks_of_8_bits_a_palette_or_black_and_white_hold_the_same_classes(tmp_
     palette.putpalette([200, 10, 10, 10, 200, 10])
     for name, image in (("grey", grey), ("palette", palette), ("bits", Image.fromarray(labels * 255).convert("1"))):
         image.save(tmp_path / f"{name}.png")
-        assert np.array_equal(np.array(read(tmp_path / f"{name}.png", 2, 255)), labels), name
+        assert np.array_equal(read(tmp_path / f"{name}.png", 2, 255), labels), name
 
 
 def grey_png_of_4_bits(file: Path) -> None:
@@ -135,7 +154,7 @@ def test_pixels_that_are_no_class_numbers_are_refused(tmp_path):
 
 def test_an_image_that_cannot_be_read_is_named(root):
     (root / "images/left/1.png").write_bytes((root / "images/left/1.png").read_bytes()[:60])
-    folder = MaskedImages(root, settings())
+    folder = masked(root, settings())
     with pytest.raises(ValueError, match="images/left/1.png cannot be read as an image"):
         [folder[(1, number)] for number in range(6)]
 
@@ -154,7 +173,7 @@ def test_a_bad_mask_is_the_first_thing_that_the_failure_file_says(root, workers)
 
 
 def test_training_masks_go_with_their_images_and_held_out_masks_stay_as_they_are(root):
-    folder = MaskedImages(root, settings(), variation=Variation((32, 48), 0.7, 2.0, True))
+    folder = masked(root, settings(), variation=Variation((32, 48), 0.7, 2.0, True))
     seen = set()
     for epoch in range(20):
         for number in range(6):
@@ -167,7 +186,7 @@ def test_training_masks_go_with_their_images_and_held_out_masks_stay_as_they_are
             assert agree[inside].float().mean() > 0.9, "only the seams between classes may differ"
             seen.add((inside.all().item(), mask[0, 0].item()))
     assert len(seen) > 4
-    held_out = MaskedImages(root, settings())
+    held_out = masked(root, settings())
     for number, (_, file) in enumerate(pair_up(root)):
         image, mask = held_out[(0, number)]
         assert tuple(image.shape) == (3, 32, 48)
@@ -180,7 +199,7 @@ def test_scaling_makes_up_no_class_between_two_others():
     seen = set()
     for number in range(20):
         vary = Variation((32, 48), 0.5, 2.0, False)
-        seen |= set(np.unique(np.array(vary(image, mask, (50, 60), 255, random.Random(number))[1])).tolist())
+        seen |= set(np.unique(varied(vary, image, mask, (50, 60), random.Random(number))[1]).tolist())
     assert seen == {0, 3, 255}
 
 
@@ -190,14 +209,14 @@ def test_a_crop_is_a_part_pixel_by_pixel_and_a_flip_mirrors_both(root):
     mask = Image.fromarray((labels % 256).astype(np.uint8))
     places, mirrored = set(), set()
     for number in range(50):
-        cut, cut_mask = Variation((32, 48), 1, 1, True)(image, mask, (64, 96), 255, random.Random(number))
-        values = np.array(cut).astype(int)
+        cut, cut_mask = varied(Variation((32, 48), 1, 1, True), image, mask, (64, 96), random.Random(number))
+        values = cut.astype(int)
         values = values[..., 0] * 256 + values[..., 1]
         step = values[0, 1] - values[0, 0]
         first = values[0, 0] if step == 1 else values[0, -1]
         top, left = divmod(int(first), 96)
         assert np.array_equal(values[:, ::step], labels[top : top + 32, left : left + 48])
-        assert np.array_equal(np.array(cut_mask), values % 256)
+        assert np.array_equal(cut_mask, values % 256)
         places.add((top, left))
         mirrored.add(step)
     assert len(places) > 30 and mirrored == {1, -1}
@@ -206,14 +225,14 @@ def test_a_crop_is_a_part_pixel_by_pixel_and_a_flip_mirrors_both(root):
 def test_a_crop_beyond_the_image_sees_all_of_it():
     image, mask = Image.new("RGB", (20, 10), (9, 9, 9)), Image.new("L", (20, 10), 1)
     for number in range(20):
-        cut, cut_mask = Variation((64, 64), 0.5, 0.5, False)(image, mask, (40, 80), 255, random.Random(number))
-        assert np.count_nonzero(np.array(cut_mask) == 1) == 20 * 40
-        assert np.array_equal(np.array(cut)[..., 0] == 9, np.array(cut_mask) == 1)
+        cut, cut_mask = varied(Variation((64, 64), 0.5, 0.5, False), image, mask, (40, 80), random.Random(number))
+        assert np.count_nonzero(cut_mask == 1) == 20 * 40
+        assert np.array_equal(cut[..., 0] == 9, cut_mask == 1)
 
 
 def test_what_is_drawn_depends_on_seed_epoch_and_image_alone(root):
     def folder(seed: int) -> MaskedImages:
-        return MaskedImages(root, settings(seed=seed), variation=Variation((32, 32), 0.5, 2.0, True))
+        return masked(root, settings(seed=seed), variation=Variation((32, 32), 0.5, 2.0, True))
 
     image, mask = folder(1)[(1, 4)]
     random.random(), torch.rand(3)
@@ -248,14 +267,56 @@ def test_image_and_mask_are_each_turned_as_their_file_says(root):
     """A photo lies on its side in its file, its mask was drawn as a viewer shows it."""
     image, mask = (Image.open(root / kind / "left/1.png") for kind in ("images", "masks"))
     image.load(), mask.load()
-    upright = MaskedImages(root, settings())[(0, 3)]
+    upright = masked(root, settings())[(0, 3)]
     exif = Image.Exif()
     exif[0x0112] = 8  # a viewer turns it a quarter to the left
     image.transpose(Image.Transpose.ROTATE_270).save(root / "images/left/1.png", exif=exif)
-    found = MaskedImages(root, settings())[(0, 3)]
+    found = masked(root, settings())[(0, 3)]
     assert torch.equal(found[0], upright[0]) and torch.equal(found[1], upright[1])
     mask.transpose(Image.Transpose.ROTATE_270).save(root / "masks/left/1.png", exif=exif)
-    assert torch.equal(MaskedImages(root, settings())[(0, 3)][1], upright[1])
+    assert torch.equal(masked(root, settings())[(0, 3)][1], upright[1])
     mask.transpose(Image.Transpose.ROTATE_270).save(root / "masks/left/1.png")
     with pytest.raises(ValueError, match="1.png is 48 × 60 pixels, its image 1.png 60 × 48, upright as EXIF says"):
-        MaskedImages(root, settings())[(0, 3)]
+        masked(root, settings())[(0, 3)]
+
+
+def test_a_photograph_and_its_mask_are_cut_alike_by_both_ways_of_preprocessing(tmp_path):
+    (tmp_path / "images").mkdir(), (tmp_path / "masks").mkdir()
+    photograph = Image.fromarray(load_sample_image("china.jpg"))
+    photograph.save(tmp_path / "images/a.jpg", quality=95)
+    brightness = np.array(Image.open(tmp_path / "images/a.jpg").convert("L"))
+    Image.fromarray((brightness > 128).astype(np.uint8)).save(tmp_path / "masks/a.png")
+    vary = Variation((192, 256), 0.8, 1.2, True)
+    size = {"image_size": (320, 480)}
+    fast, reference = (
+        masked(tmp_path, settings(preprocessing=name, **size), variation=vary) for name in ("cpu", "cpu_reference")
+    )
+    assert fast.preprocessor.name == "cpu" and reference.preprocessor.name == "cpu_reference"
+    for view in range(10):
+        (pixels, mask), (expected, expected_mask) = fast[(view, 0)], reference[(view, 0)]
+        assert torch.equal(mask, expected_mask), "masks are the same to the bit"
+        error = (pixels.double() - expected.double()).square().mean()
+        assert 10 * torch.log10(255**2 / error) > 43, "PSNR in dB"
+        bright = pixels.double().mean(0) > 128
+        assert (bright == (mask == 1)).double().mean() > 0.8, "the mask lies on what it labels"
+    assert masked(tmp_path, settings(**size)).preprocessor.name == "cpu_reference", "held-out images"
+
+
+@pytest.mark.parametrize("damaged", ["images", "masks"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_image_or_mask_is_left_out_and_named_once(root, tmp_path, capfd, damaged, workers):
+    file = root / damaged / "left/1.png"
+    file.write_bytes(file.read_bytes()[:60])
+    chosen = settings(num_workers=workers, global_batch_size=2)
+    data = open_data(root, root, chosen, 3, output=tmp_path / "output")
+    loaders = open_loaders(data, chosen, ALONE, batch_size_per_device=2)
+    loaders.train_batches.start(1)
+    images = torch.cat([images for images, _ in loaders.train])
+    assert len(images) == 6, "the next one comes in its place"
+    assert sum(len(images) for images, _ in loaders.validation) == 5, "held out, it does not count"
+    listing = (tmp_path / "output/broken_images.txt").read_text().splitlines()
+    assert len(listing) == 1 and str(file) in listing[0]
+    assert capfd.readouterr().out.count("skipped a broken image") == 1
+    failing = open_data(root, root, settings(on_broken_image="fail"), 3)
+    with pytest.raises(BrokenImage, match="left/1.png cannot be read as"):
+        [failing.training[(1, number)] for number in range(6)]

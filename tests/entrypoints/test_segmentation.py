@@ -98,7 +98,7 @@ def test_evaluation_counts_pixels_by_hand_in_the_masks_own_size():
 
 def test_masks_without_a_label_cannot_be_measured():
     batch = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [torch.full((4, 4), 255)])
-    with pytest.raises(ValueError, match="every pixel of the validation masks is ignored"):
+    with pytest.raises(ValueError, match="every pixel of the validation masks that can be read is ignored"):
         evaluate_pixels(Brightness(), [batch], ALONE, classes=3, ignore_index=255)
 
 

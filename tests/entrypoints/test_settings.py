@@ -97,7 +97,7 @@ WRONG = {
     "seed": -1, "num_workers": -1, "log_every": 0, "evaluate_every": 0, "temperature": 0, "hard_label_weight": -0.1, "teacher_options": {"a": 1},
     "batch_size_per_device": 0, "ema_decay": 1, "checkpoint_every": 0, "keep_checkpoints": 0, "process_group_minutes": 0, "mixup": -1, "cutmix": -1,
     "mix_probability": 1.1, "random_erasing": -0.1, "teacher_loss_weight": -1, "teacher_pretrained": True, "min_teacher_accuracy": 1.1,
-    "dkd_alpha": -1, "dkd_beta": -1, "dist_beta": -1, "dist_gamma": -1, "view_size": 7,
+    "dkd_alpha": -1, "dkd_beta": -1, "dist_beta": -1, "dist_gamma": -1, "view_size": 7, "augmentation_load": -1,
 }  # fmt: skip
 
 WRONG_SEGMENTATION = {
@@ -116,7 +116,10 @@ def test_every_condition_refuses_what_it_says(settings_class, name, value):
 
 def test_every_condition_has_a_case_above():
     common = {name for name, *_ in TrainingSettings().conditions()}
-    assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {"teacher_cache"}
+    assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {
+        "teacher_cache",
+        "compose_augmentation",
+    }
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION
     )

@@ -12,6 +12,7 @@ import signal
 import tarfile
 import threading
 from collections import Counter
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ import pytest
 import torch
 from PIL import Image
 from training.data import shard_cache, shards
+from training.data.broken import BrokenImages
 from training.data.loaders import open_loaders
 from training.data.masks import MaskedImages
 from training.data.shard_cache import ReadAhead, ShardCache
@@ -179,16 +181,17 @@ def test_masks_are_read_from_shards_as_from_folders(tmp_path):
         members[f"{number}.png"] = (tmp_path / f"folder/images/{number}.png").read_bytes()
         members[f"{number}.mask.png"] = (tmp_path / f"folder/masks/{number}.png").read_bytes()
     write_shard(tmp_path / "shards/a.tar", members)
-    folder, opened = (MaskedImages(tmp_path / kind, chosen) for kind in ("folder", "shards"))
+    skipping = BrokenImages(fail=False)
+    folder, opened = (MaskedImages(tmp_path / kind, chosen, broken=skipping) for kind in ("folder", "shards"))
     for number in range(5):
         for one, other in zip(folder[(0, number)], opened[(0, number)]):
             assert torch.equal(one, other)
     with pytest.raises(ValueError, match="2.mask.png: class 3 at row 2"):
-        MaskedImages(tmp_path / "shards", SegmentationSettings(model="x", classes=3, image_size=(32, 32)))[(0, 2)]
+        MaskedImages(tmp_path / "shards", replace(chosen, classes=3), broken=skipping)[(0, 2)]
     with pytest.raises(ValueError, match="hold masks, not labels: train_segmentation.py"):
         LabelledShards(tmp_path / "shards")
     with pytest.raises(ValueError, match="hold labels, not masks"):
-        MaskedImages(write_channel(tmp_path / "train", 3), chosen)
+        MaskedImages(write_channel(tmp_path / "train", 3), chosen, broken=skipping)
 
 
 # -- the index ---------------------------------------------------------------------------------------------------------
@@ -373,7 +376,9 @@ def test_streamed_shards_are_copied_ahead_in_order_and_removed_behind(tmp_path, 
         original(source, target, piece)
 
     monkeypatch.setattr(shard_cache.shutil, "copyfileobj", copied)
-    chosen = settings(shuffle_window_shards=2, shard_cache_gb=6 * size / 1e9)
+    chosen = settings(
+        shuffle_window_shards=2, shard_cache_gb=6 * size / 1e9, num_workers=0
+    )  # auto reads some to measure
     data = open_data(root, root, chosen, 1)
     assert any("streamed (FastFile): shards are copied ahead" in note for note in data.notes)
     loaders = open_loaders(data, chosen, world(), batch_size_per_device=8)

@@ -11,6 +11,11 @@ from PIL import Image
 ORIENTATION = 0x0112
 """The EXIF tag of how a camera was held (CIPA DC-008, section 4.6.4)."""
 
+
+class BrokenImage(ValueError):
+    """A file that cannot be read as an image; the message names it."""
+
+
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -27,13 +32,13 @@ def read_file(file: str | Path) -> bytes:
     """An image file as it is.
 
     Raises:
-        ValueError: it cannot be read; the message names it.
+        BrokenImage: it cannot be read; the message names it.
     """
     try:
         with open(file, "rb") as opened:
             return opened.read()
     except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise BrokenImage(f"{file} cannot be read: {error.strerror or error}") from error
 
 
 def decode(encoded: bytes, file: str | Path, channels: int) -> Image.Image:
@@ -46,14 +51,15 @@ def decode(encoded: bytes, file: str | Path, channels: int) -> Image.Image:
         file: where it lies, for messages.
 
     Raises:
-        ValueError: it is no image, is damaged or has pixels of more than 16 bits; the message names it.
+        BrokenImage: it is no image, is damaged, has more than Pillow's 179 million pixels, or pixels of more than 16 bits; the
+            message names it.
     """
     try:
         with Image.open(io.BytesIO(encoded)) as opened:
             opened.load()
             return upright(opened, _flat(_eight_bits(opened)).convert("L" if channels == 1 else "RGB"))
     except Exception as error:  # a damaged file makes Pillow raise OSError, SyntaxError, TypeError, struct.error …
-        raise ValueError(f"{file} cannot be read as an image: {error or type(error).__name__}") from error
+        raise BrokenImage(f"{file} cannot be read as an image: {error or type(error).__name__}") from error
 
 
 def upright(opened: Image.Image, image: Image.Image) -> Image.Image:

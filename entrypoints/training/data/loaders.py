@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,22 @@ from training.data.batches import (
     share_of_batch,
 )
 from training.data.orders import Order
+from training.data.threads import ThreadedLoader
+from training.data.workers import Workers, choose
 from training.distributed import World
 from training.script_settings import TrainingSettings
 
-Collate = Callable[[list], Any]
-"""Makes one batch of a dataset's items."""
+Collate = Callable[..., Any]
+"""Makes one batch of a dataset's items, and of their images, uint8 (batch, channels, height, width), where these lie together already."""
+
+Batches = DataLoader | ThreadedLoader
+
+
+def collate_items(items: list[tuple], images: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """A batch of tuples that begin with an image."""
+    if images is None:
+        return default_collate(items)
+    return [images, *default_collate([tuple(item[1:]) for item in items])]
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,7 @@ class Data:
     held_out: Dataset
     collate_training: Collate
     """Gives a NamedTuple of tensors."""
-    collate_held_out: Collate = default_collate
+    collate_held_out: Collate = collate_items
     order: Order | None = None
     """How training images are shuffled. None: all of them among each other."""
     announce: Announce | None = None
@@ -47,20 +59,28 @@ class Data:
 class Loaders:
     """This rank's batches."""
 
-    train: DataLoader
+    train: Batches
     """Micro-batches of the epoch that `train_batches` was started with."""
     train_batches: TrainingBatches
-    validation: DataLoader
+    validation: Batches
+    workers: Workers
 
 
 def open_loaders(
-    data: Data, settings: TrainingSettings, world: World, *, batch_size_per_device: int, views: int | None = None
+    data: Data,
+    settings: TrainingSettings,
+    world: World,
+    *,
+    batch_size_per_device: int,
+    views: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Loaders:
     """Loaders over a run's data.
 
     Args:
         batch_size_per_device: images that a process passes through the model at once.
         views: how many views of each training image there are. None: a new one every epoch.
+        say: told how many workers make the batches, and why.
 
     Raises:
         ValueError: a batch does not divide, or there are too few images for one.
@@ -82,34 +102,52 @@ def open_loaders(
         order=data.order,
         announce=data.announce,
     )
+    workers = choose(settings, world, data.training)
+    say(workers.about)
     return Loaders(
-        _loader(data.training, batches, data.collate_training, settings.num_workers, world, keep_workers=True),
+        _loader(data.training, batches, data.collate_training, workers, world, keep_workers=True),
         batches,
-        held_out_loader(data.held_out, batch_size_per_device, settings, world, data.collate_held_out),
+        held_out_loader(data.held_out, batch_size_per_device, workers, world, data.collate_held_out),
+        workers,
     )
 
 
 def held_out_loader(
-    dataset: Dataset, batch_size: int, settings: TrainingSettings, world: World, collate: Collate = default_collate
-) -> DataLoader:
-    """This rank's share of held-out images, each exactly once over all ranks.
+    dataset: Dataset, batch_size: int, workers: Workers, world: World, collate: Collate = collate_items
+) -> Batches:
+    """This rank's share of held-out images, each exactly once over all ranks; None in place of a batch that is left out.
 
-    Its worker processes live for one evaluation each: kept, they would double those of training, idle most of the time.
+    Its workers live for one evaluation each: kept, they would double those of training, idle most of the time.
     """
     batches = EvaluationBatches(len(dataset), batch_size, world)
-    return _loader(dataset, batches, collate, settings.num_workers, world, keep_workers=False)
+    return _loader(dataset, batches, collate, workers, world, keep_workers=False)
 
 
 def _loader(
-    dataset: Dataset, batches: Sampler[list[Draw]], collate: Collate, workers: int, world: World, *, keep_workers: bool
-) -> DataLoader:
+    dataset: Dataset,
+    batches: Sampler[list[Draw]],
+    collate: Collate,
+    workers: Workers,
+    world: World,
+    *,
+    keep_workers: bool,
+) -> Batches:
+    pin_memory = world.device.type == "cuda"
+    if workers.kind == "threads" and workers.count:
+        return ThreadedLoader(dataset, batches, collate, workers.count, pin_memory=pin_memory)
     return DataLoader(
         dataset,
         batch_sampler=batches,
-        collate_fn=collate,
-        num_workers=workers,
-        persistent_workers=keep_workers and workers > 0,
-        pin_memory=world.device.type == "cuda",
+        collate_fn=functools.partial(_collate_present, collate),
+        num_workers=workers.count,
+        persistent_workers=keep_workers and workers.count > 0,
+        pin_memory=pin_memory,
         # without one, each new iterator takes a global random number, and a resumed run would have other dropout
         generator=torch.Generator(),
     )
+
+
+def _collate_present(collate: Collate, items: list) -> Any:
+    """A batch of the items that are not left out; None where there are none."""
+    items = [item for item in items if item is not None]
+    return collate(items) if items else None

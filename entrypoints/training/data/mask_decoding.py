@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from training.data.decoding import upright
+from training.data.decoding import BrokenImage, upright
 
 MASK_MODES = ("L", "P", "1")
 """Pillow's names for 8-bit grey, palette and black-and-white: one small whole number a pixel."""
@@ -25,14 +25,15 @@ def decode_mask(encoded: bytes, file: str | Path) -> np.ndarray:
         file: where it lies, for messages.
 
     Raises:
-        ValueError: it is no image, or its pixels are no class numbers; the message names it.
+        BrokenImage: it is no image; the message names it.
+        ValueError: its pixels are no class numbers, likewise.
     """
     try:
         with Image.open(io.BytesIO(encoded)) as opened:
             stored = opened.tile[0][3] if opened.tile else ""
             mode, mask = opened.mode, np.array(upright(opened, opened))
     except Exception as error:  # as for images, see decoding.decode
-        raise ValueError(f"{file} cannot be read as a mask: {error or type(error).__name__}") from error
+        raise BrokenImage(f"{file} cannot be read as a mask: {error or type(error).__name__}") from error
     if mode not in MASK_MODES or stored in STRETCHED:
         kind = f"grey of {stored[-1]} bits" if stored in STRETCHED else f"{mode} pixels"
         raise ValueError(

@@ -10,14 +10,40 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from training.data.batches import Draw
-from training.data.decoding import as_pixels, decode
-from training.data.loaders import Data
+from training.data.broken import BrokenImages, StandIns
+from training.data.decoding import BrokenImage
+from training.data.loaders import Data, collate_items
 from training.data.mask_decoding import decode_mask
 from training.data.pairs import open_pairs
+from training.data.preprocessing import open_preprocessor
 from training.script_settings import SegmentationSettings
+
+
+class Cut(NamedTuple):
+    """Which part of an image a training step sees, and where on its canvas."""
+
+    box: tuple[int, int, int, int]
+    """left, top, right, bottom in pixels of the image, upright."""
+    size: tuple[int, int]
+    """Height and width to which that part is scaled."""
+    place: tuple[int, int]
+    """Row and column of the canvas at which it begins; what is around it is black, and ignored in the mask."""
+    mirrored: bool
+
+    def on_canvas(self, part: np.ndarray, canvas: tuple[int, int], beyond: int) -> np.ndarray:
+        """The scaled part (…, *size) on a canvas of that height and width (…, *canvas) filled with `beyond`, mirrored or not."""
+        part = part[..., ::-1] if self.mirrored else part
+        (high, wide), (top, left) = self.size, self.place
+        if self.mirrored:
+            left = canvas[1] - left - wide
+        if self.size == canvas:
+            return np.ascontiguousarray(part)
+        whole = np.full((*part.shape[:-2], *canvas), beyond, np.uint8)
+        whole[..., top : top + high, left : left + wide] = part
+        return whole
 
 
 @dataclass(frozen=True)
@@ -25,42 +51,30 @@ class Variation:
     """How a training image and its mask are varied together."""
 
     crop_size: tuple[int, int]
+    """Height and width of what comes out."""
     min_scale: float
     max_scale: float
     horizontal_flip: bool
 
-    def __call__(
-        self, image: Image.Image, mask: Image.Image, size: tuple[int, int], ignore_index: int, chance: random.Random
-    ) -> tuple[Image.Image, Image.Image]:
-        """Scaled to `size` (height, width) times a random factor, cut at a random place, mirrored or not.
+    def draw(self, image_size: tuple[int, int], size: tuple[int, int], chance: random.Random) -> Cut:
+        """An image scaled to `size` (height, width) times a random factor, cut at a random place, mirrored or not.
 
-        What the crop has beyond the image is black, and ignored in the mask.
+        Args:
+            image_size: its height and width; the box is of whole pixels, so that the image and its mask are cut alike.
         """
         scale = chance.uniform(self.min_scale, self.max_scale)
-        height, width = (max(1, round(side * scale)) for side in size)
-        high, wide = self.crop_size
-        top = chance.randint(min(0, height - high), max(0, height - high))
-        left = chance.randint(min(0, width - wide), max(0, width - wide))
-        seen = (max(left, 0), max(top, 0), min(left + wide, width), min(top + high, height))  # of the scaled image
-        across, down = image.width / width, image.height / height
-        box = (
-            seen[0] * across,
-            seen[1] * down,
-            seen[2] * across,
-            seen[3] * down,
-        )  # the same part of the image as it is
-
-        def cut(whole: Image.Image, resampling: Image.Resampling, beyond: int) -> Image.Image:
-            part = whole.resize((seen[2] - seen[0], seen[3] - seen[1]), resampling, box=box)
-            canvas = Image.new(whole.mode, (wide, high), (beyond,) * len(whole.getbands()))
-            canvas.paste(part, (seen[0] - left, seen[1] - top))
-            return canvas
-
-        image = cut(image, Image.Resampling.BILINEAR, 0)
-        mask = cut(mask, Image.Resampling.NEAREST, ignore_index)
-        if self.horizontal_flip and chance.random() < 0.5:
-            image, mask = (one.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for one in (image, mask))
-        return image, mask
+        sides, begins, places = [], [], []
+        for whole, target, canvas in zip(image_size, size, self.crop_size):
+            length = max(1, round(target * scale))
+            first = chance.randint(min(0, length - canvas), max(0, length - canvas))
+            seen = max(first, 0), min(first + canvas, length)  # of the scaled image
+            begin = min(round(seen[0] * whole / length), whole - 1)
+            begins.append((begin, max(round(seen[1] * whole / length), begin + 1)))
+            sides.append(seen[1] - seen[0])
+            places.append(seen[0] - first)
+        (top, bottom), (left, right) = begins
+        mirrored = self.horizontal_flip and chance.random() < 0.5
+        return Cut((left, top, right, bottom), tuple(sides), tuple(places), mirrored)
 
 
 class MaskedBatch(NamedTuple):
@@ -77,51 +91,79 @@ class MaskedImages(Dataset):
 
     Indexed by (view, number); gives a uint8 image (channels, height, width) and its uint8 mask: varied and (height, width)
     with a variation, else as the file has it. What is drawn for an image depends on the seed, the view and its number alone.
+    In place of a broken image, or one with a broken mask, the next readable one comes where there is a variation, else None.
     """
 
     def __init__(
-        self, root: Path, settings: SegmentationSettings, channels: int = 3, variation: Variation | None = None
+        self,
+        root: Path,
+        settings: SegmentationSettings,
+        channels: int = 3,
+        variation: Variation | None = None,
+        *,
+        broken: BrokenImages,
     ):
         self.pairs = open_pairs(root, settings)
         self.settings, self.channels, self.variation = settings, channels, variation
+        self.preprocessor = open_preprocessor(settings.preprocessing if variation is not None else "cpu_reference")
+        self._broken, self._stand_ins = broken, StandIns(broken, len(self.pairs), self.pairs.name)
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, torch.Tensor] | None:
         view, number = draw
-        settings = self.settings
+        if self.variation is not None:
+            return self._stand_ins.first(number, lambda candidate: self._varied(view, candidate))[1]
+        try:
+            pixels, mask = self._whole(number)
+        except BrokenImage as error:
+            self._broken.handle(error)
+            return None
+        return torch.from_numpy(self.preprocessor.scaled(pixels, self.settings.image_size)), torch.from_numpy(mask)
+
+    def _varied(self, view: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        settings, canvas = self.settings, self.variation.crop_size
+        pixels, mask = self._whole(number)
+        chance = random.Random(f"{settings.seed}/{view}/{number}")
+        cut = self.variation.draw(mask.shape, settings.image_size, chance)
+        left, top, right, bottom = cut.box
+        image = self.preprocessor.scaled(pixels[top:bottom, left:right], cut.size)
+        labels = Image.fromarray(mask[top:bottom, left:right]).resize(cut.size[::-1], Image.Resampling.NEAREST)
+        image = cut.on_canvas(image, canvas, 0)
+        return torch.from_numpy(image), torch.from_numpy(cut.on_canvas(np.array(labels), canvas, settings.ignore_index))
+
+    def _whole(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """An image and its mask as the files have them, upright: uint8 (height, width[, 3]) and (height, width)."""
         file, mask_file = self.pairs.name(number), self.pairs.mask_name(number)
-        image = decode(self.pairs.image(number), file, self.channels)
-        mask = read_mask(self.pairs.mask(number), mask_file, settings.classes, settings.ignore_index)
-        if image.size != mask.size:
+        pixels = self.preprocessor.whole(self.pairs.image(number), file, self.channels)
+        mask = read_mask(self.pairs.mask(number), mask_file, self.settings.classes, self.settings.ignore_index)
+        if pixels.shape[:2] != mask.shape:
+            (high, wide), (mask_high, mask_wide) = pixels.shape[:2], mask.shape
             raise ValueError(
-                f"{mask_file} is {mask.width} × {mask.height} pixels, its image {Path(file).name} {image.width} × "
-                f"{image.height}, upright as EXIF says: a mask has a pixel for each of its image's"
+                f"{mask_file} is {mask_wide} × {mask_high} pixels, its image {Path(file).name} {wide} × {high}, upright as EXIF "
+                "says: a mask has a pixel for each of its image's"
             )
-        if self.variation is None:
-            image = image.resize(settings.image_size[::-1], Image.Resampling.BILINEAR)
-        else:
-            chance = random.Random(f"{settings.seed}/{view}/{number}")
-            image, mask = self.variation(image, mask, settings.image_size, settings.ignore_index, chance)
-        return torch.from_numpy(as_pixels(image)), torch.from_numpy(np.array(mask))
+        return pixels, mask
 
 
-def open_data(train: Path, validation: Path, settings: SegmentationSettings, channels: int) -> Data:
+def open_data(
+    train: Path, validation: Path, settings: SegmentationSettings, channels: int, *, output: Path | None = None
+) -> Data:
     """The images of the channels `train` and `validation`, whose masks there stay in their own sizes.
 
     Args:
         channels: 1 for grey, 3 for colour.
+        output: this host's folder, for the list of broken images. None: they are only named in the log.
 
     Raises:
         ValueError: there are no images, or one lacks its mask.
     """
     crop_size = settings.crop_size or settings.image_size
     variation = Variation(crop_size, settings.min_scale, settings.max_scale, settings.horizontal_flip)
-    training, held_out = (
-        MaskedImages(train, settings, channels, variation),
-        MaskedImages(validation, settings, channels),
-    )
+    broken = BrokenImages(settings.on_broken_image == "fail", output)
+    training = MaskedImages(train, settings, channels, variation, broken=broken)
+    held_out = MaskedImages(validation, settings, channels, broken=broken)
     return Data(
         [str(number) for number in range(settings.classes)],
         training,
@@ -130,30 +172,33 @@ def open_data(train: Path, validation: Path, settings: SegmentationSettings, cha
         stack_images,
         order=training.pairs.order,
         announce=training.pairs.announce(),
-        notes=training.pairs.notes + held_out.pairs.notes,
+        notes=(training.preprocessor.about(), *training.pairs.notes, *held_out.pairs.notes),
     )
 
 
-def collate_masked(items: list[tuple[torch.Tensor, torch.Tensor]]) -> MaskedBatch:
-    """One batch of several varied images and masks."""
-    return MaskedBatch(*default_collate(items))
+def collate_masked(items: list[tuple[torch.Tensor, torch.Tensor]], images: torch.Tensor | None = None) -> MaskedBatch:
+    """One batch of several varied images and masks; the images may lie together already."""
+    return MaskedBatch(*collate_items(items, images))
 
 
-def stack_images(items: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def stack_images(
+    items: list[tuple[torch.Tensor, torch.Tensor]], images: torch.Tensor | None = None
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """A batch of images (batch, channels, height, width), and the list of their masks, which may differ in size."""
-    images, masks = zip(*items)
-    return torch.stack(images), list(masks)
+    stacked, masks = zip(*items)
+    return torch.stack(stacked) if images is None else images, list(masks)
 
 
-def read_mask(encoded: bytes, file: str | Path, classes: int, ignore_index: int) -> Image.Image:
-    """A mask of 8 bits a pixel.
+def read_mask(encoded: bytes, file: str | Path, classes: int, ignore_index: int) -> np.ndarray:
+    """A mask, uint8 (height, width).
 
     Args:
         encoded: a whole mask file.
         file: where it lies, for messages.
 
     Raises:
-        ValueError: it is no image, holds no class numbers, or one that is neither below `classes` nor `ignore_index`.
+        BrokenImage: it cannot be read as an image.
+        ValueError: it holds no class numbers, or one that is neither below `classes` nor `ignore_index`.
     """
     mask = decode_mask(encoded, file)
     wrong = (mask >= classes) & (mask != ignore_index)
@@ -163,4 +208,4 @@ def read_mask(encoded: bytes, file: str | Path, classes: int, ignore_index: int)
             f"{file}: class {mask[row, column]} at row {row}, column {column} ({wrong.sum()} such pixels). With classes: "
             f"{classes} they are 0 to {classes - 1}, or {ignore_index} to be ignored: correct the mask, or raise classes"
         )
-    return Image.fromarray(mask)
+    return mask

@@ -9,6 +9,7 @@ from PIL import Image
 
 from training.data.augmentation import Augmentation, Variation
 from training.data.decoding import as_pixels, decode
+from training.data.geometry import fitted
 
 
 class ReferencePreprocessor:
@@ -16,11 +17,15 @@ class ReferencePreprocessor:
 
     name = "cpu_reference"
 
+    def about(self) -> str:
+        """What decodes and what resizes, for people."""
+        return f"preprocessing {self.name}: images decoded, resized and rotated by Pillow"
+
     def held_out(self, encoded: bytes, file: str, size: int, channels: int) -> np.ndarray:
         """Uint8 (channels, size, size) of an image file's middle square.
 
         Raises:
-            ValueError: it cannot be decoded; the message names the file.
+            BrokenImage: it cannot be decoded; the message names the file.
         """
         return as_pixels(fit(decode(encoded, file, channels), size))
 
@@ -30,10 +35,22 @@ class ReferencePreprocessor:
         """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `chance` for its size.
 
         Raises:
-            ValueError: it cannot be decoded; the message names the file.
+            BrokenImage: it cannot be decoded; the message names the file.
         """
         image = decode(encoded, file, channels)
         return as_pixels(vary(image, size, augmentation.draw(image.size, chance)))
+
+    def whole(self, encoded: bytes, file: str, channels: int) -> np.ndarray:
+        """Uint8 (height, width) for one channel, (height, width, 3) for three, of an image file, upright.
+
+        Raises:
+            BrokenImage: it cannot be decoded; the message names the file.
+        """
+        return np.array(decode(encoded, file, channels))
+
+    def scaled(self, pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """Uint8 (channels, *size) of such pixels, bilinear, antialiased."""
+        return as_pixels(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR))
 
 
 def vary(image: Image.Image, size: int, variation: Variation) -> Image.Image:
@@ -56,8 +73,7 @@ def fit(image: Image.Image, size: int) -> Image.Image:
 
     It rounds as torchvision's Resize and CenterCrop do, so that timm's transform gives an exported model the same pixels.
     """
-    short = min(image.size)
-    scaled = tuple(size if side == short else int(size * side / short) for side in image.size)
+    scaled = fitted(*image.size, size)
     image = image.resize(scaled, Image.Resampling.BILINEAR)
     left, top = (round((side - size) / 2) for side in scaled)
     return image.crop((left, top, left + size, top + size))

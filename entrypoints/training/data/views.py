@@ -2,63 +2,56 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from training.data.augmentation import VIEWS_VERSION, Augmentation
 from training.data.batches import Draw, LabelledBatch
-from training.data.loaders import Data
+from training.data.broken import BrokenImages, StandIns
+from training.data.decoding import BrokenImage
+from training.data.loaders import Data, collate_items
 from training.data.mixing import Mixing, partners
+from training.data.preprocessing import Preprocessor, open_preprocessor
 from training.data.reference import ReferencePreprocessor
 from training.data.sources import Source, open_source
+from training.data.threads import Once
 from training.script_settings import LabelledImageSettings
-
-
-class Preprocessor(Protocol):
-    """A way from an image file to pixels."""
-
-    name: str
-
-    def held_out(self, encoded: bytes, file: str, size: int, channels: int) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file's middle square; a ValueError names a file that is no image."""
-
-    def varied(
-        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, chance: random.Random
-    ) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `chance` for its size."""
 
 
 class HeldOutImages(Dataset):
     """Images as they are, scaled to `size` and cut to the middle square.
 
-    Indexed by (0, number); gives uint8 pixels (channels, size, size) and the class number. They are always preprocessed the
-    reference way, so that an accuracy does not depend on how the training images were.
+    Indexed by (0, number); gives uint8 pixels (channels, size, size) and the class number, or None for a broken image. They are
+    always preprocessed the reference way, so that an accuracy does not depend on how the training images were.
     """
 
-    def __init__(self, source: Source, size: int, channels: int = 3):
-        self.source, self.size, self.channels = source, size, channels
+    def __init__(self, source: Source, size: int, channels: int, broken: BrokenImages):
+        self.source, self.size, self.channels, self.broken = source, size, channels, broken
         self._preprocessor = ReferencePreprocessor()
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, int] | None:
         _, number = draw
         source = self.source
-        pixels = self._preprocessor.held_out(source.encoded(number), source.name(number), self.size, self.channels)
+        try:
+            pixels = self._preprocessor.held_out(source.encoded(number), source.name(number), self.size, self.channels)
+        except BrokenImage as error:
+            self.broken.handle(error)
+            return None
         return torch.from_numpy(pixels), int(source.labels[number])
 
     def resized(self, size: int) -> HeldOutImages:
         """The same images at another size, such as a teacher's."""
-        return HeldOutImages(self.source, size, self.channels)
+        return HeldOutImages(self.source, size, self.channels, self.broken)
 
 
 class LabelledView(NamedTuple):
@@ -77,6 +70,8 @@ class TrainingViews(Dataset):
 
     What is drawn depends on the seed, the view and the number alone, never on the process, the batch or the order. An image is
     varied first and mixed then, as in DeiT; so it is erased before it is mixed. Its partner is varied as in its own view.
+
+    In place of a broken image the next readable one comes, under its own number and just as if itself had been asked for.
     """
 
     def __init__(
@@ -88,21 +83,27 @@ class TrainingViews(Dataset):
         seed: int = 0,
         *,
         channels: int = 3,
-        preprocessor: Preprocessor | None = None,
+        preprocessor: Preprocessor,
+        broken: BrokenImages,
     ):
         self.source, self.size, self.augmentation, self.mixing, self.seed = source, size, augmentation, mixing, seed
-        self.channels, self.preprocessor = channels, preprocessor or ReferencePreprocessor()
+        self.channels, self.preprocessor = channels, preprocessor
+        self._stand_ins = StandIns(broken, len(source), source.name)
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, draw: Draw) -> LabelledView:
-        return self.__getitems__([draw])[0]
+        return self.begin_batch()(draw)
 
     def __getitems__(self, draws: list[Draw]) -> list[LabelledView]:
-        """The items of a batch, for which DataLoader asks at once: an image and its partner there are decoded once, not twice."""
-        varied = functools.cache(self._varied)
-        return [self._view(view, number, varied) for view, number in draws]
+        """The items of a batch, for which DataLoader asks at once."""
+        return [*map(self.begin_batch(), draws)]
+
+    def begin_batch(self) -> Callable[[Draw], LabelledView]:
+        """Gives the items of one batch, to several threads too: an image and its partner there are decoded once, not twice."""
+        varied = Once(self._varied)
+        return lambda draw: self._view(*draw, varied)
 
     def view_description(self) -> dict[str, Any]:
         """All that the pixels of (view, number) depend on beside the images themselves (`Source.digest`), JSON-ready.
@@ -119,6 +120,14 @@ class TrainingViews(Dataset):
             "mixing": asdict(self.mixing),
         }
 
+    def stand_in(self, number: int) -> int:
+        """The image that comes where this one is asked for: itself, or where it is broken the next readable one."""
+        return self._readable(1, number, self._varied)[0]
+
+    def _readable(self, view: int, number: int, varied: Callable[[int, int], np.ndarray]) -> tuple[int, np.ndarray]:
+        """The first number from this one on whose image can be read, and its pixels."""
+        return self._stand_ins.first(number, lambda candidate: varied(view, candidate))
+
     def _varied(self, view: int, number: int) -> np.ndarray:
         chance = random.Random(f"{self.seed}/{view}/{number}")
         encoded, file = self.source.encoded(number), self.source.name(number)
@@ -127,24 +136,31 @@ class TrainingViews(Dataset):
         return pixels
 
     def _view(self, view: int, number: int, varied: Callable[[int, int], np.ndarray]) -> LabelledView:
-        pixels, label = varied(view, number), int(self.source.labels[number])
+        number, pixels = self._readable(view, number, varied)
+        label = int(self.source.labels[number])
         other_label, share = label, 1.0
         chance = random.Random(f"{self.seed}/{view}/{number}/mixing")
         if self.mixing.happens(chance):
-            partner = int(partners(self.source.order, self.seed, view)[number])
-            pixels, share = self.mixing(pixels, varied(view, partner), chance)
+            partner, other = self._readable(view, int(partners(self.source.order, self.seed, view)[number]), varied)
+            pixels, share = self.mixing(pixels, other, chance)
             other_label = int(self.source.labels[partner])
         return LabelledView(torch.from_numpy(pixels), label, other_label, share, number, view)
 
 
-def collate_views(views: list[LabelledView]) -> LabelledBatch:
-    """One batch of several items."""
-    batch = LabelledBatch(*default_collate(views))
+def collate_views(views: list[LabelledView], images: torch.Tensor | None = None) -> LabelledBatch:
+    """One batch of several items, whose images may lie together already."""
+    batch = LabelledBatch(*collate_items(views, images))
     return batch._replace(own_share=batch.own_share.float())
 
 
 def open_data(
-    train: Path, validation: Path, settings: LabelledImageSettings, channels: int, *, view_size: int | None = None
+    train: Path,
+    validation: Path,
+    settings: LabelledImageSettings,
+    channels: int,
+    *,
+    view_size: int | None = None,
+    output: Path | None = None,
 ) -> Data:
     """The images of the channels `train` and `validation`.
 
@@ -153,6 +169,7 @@ def open_data(
         channels: 1 for grey, 3 for colour.
         view_size: height and width of training images where a teacher wants more pixels than `image_size`, which
             `max_shift_pixels` still refers to.
+        output: this host's folder, for the list of broken images. None: they are only named in the log.
 
     Raises:
         ValueError: there is no class, one has no images, or the classes differ.
@@ -164,6 +181,7 @@ def open_data(
         round(settings.max_shift_pixels * size / settings.image_size),
         settings.max_rotation_degrees,
         settings.random_erasing,
+        settings.augmentation_load,
     )
     mixing = Mixing(settings.mixup, settings.cutmix, settings.mix_probability)
     training, held_out = (
@@ -172,14 +190,25 @@ def open_data(
     )
     if training.classes != held_out.classes:
         raise ValueError(_different(training, held_out))
+    preprocessor = open_preprocessor(settings.preprocessing, compose=settings.compose_augmentation)
+    broken = BrokenImages(settings.on_broken_image == "fail", output)
     return Data(
         training.classes,
-        TrainingViews(training, size, augmentation, mixing, settings.seed, channels=channels),
-        HeldOutImages(held_out, settings.image_size, channels),
+        TrainingViews(
+            training,
+            size,
+            augmentation,
+            mixing,
+            settings.seed,
+            channels=channels,
+            preprocessor=preprocessor,
+            broken=broken,
+        ),
+        HeldOutImages(held_out, settings.image_size, channels, broken),
         collate_views,
         order=training.order,
         announce=training.announce(),
-        notes=training.notes + held_out.notes,
+        notes=(preprocessor.about(), *training.notes, *held_out.notes),
     )
 
 

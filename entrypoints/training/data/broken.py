@@ -1,0 +1,91 @@
+"""Images that cannot be read: a run goes on without them and names each once, or ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from training.data.decoding import BrokenImage
+from training.reporting import write_line
+
+LISTING = "broken_images.txt"
+"""Among a host's output: what is wrong with which image, a line each."""
+
+
+IN_A_ROW = 1000
+"""So many broken images after each other, in the order of their numbers, end a run whatever the settings say: the folder is gone."""
+
+Read = TypeVar("Read")
+
+
+class BrokenImages:
+    """What a run does about broken images. Each is named once a host, whichever of its processes and workers meet it.
+
+    Args:
+        fail: end the run at the first one.
+        output: the folder of this host that gets the listing. None: each process names them, and no file does.
+    """
+
+    def __init__(self, fail: bool, output: Path | None = None):
+        self.fail, self.listing = fail, output / LISTING if output is not None else None
+        self._told: set[str] = set()
+
+    def handle(self, error: BrokenImage) -> None:
+        """Name an image, so that the run can go on without it.
+
+        Raises:
+            BrokenImage: the same, where the run is to fail.
+        """
+        if self.fail:
+            raise error
+        line = " ".join(str(error).split())
+        if line not in self._told and self._is_first(line):
+            write_line(f"skipped a broken image: {line}")
+        self._told.add(line)
+
+    def _is_first(self, line: str) -> bool:
+        """Whether nobody on this host has listed it, who then does."""
+        if self.listing is None:
+            return True
+        self.listing.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.listing, "a+", encoding="utf-8", errors="surrogateescape") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0, os.SEEK_SET)
+            if line in file.read().splitlines():
+                return False
+            file.write(line + "\n")
+        return True
+
+
+class StandIns:
+    """In place of a broken image comes the next readable one, in the order of their numbers.
+
+    Args:
+        count: how many images there are.
+        name: where an image lies, for messages.
+    """
+
+    def __init__(self, broken: BrokenImages, count: int, name: Callable[[int], str]):
+        self._broken, self._count, self._name = broken, count, name
+        self._numbers: set[int] = set()
+
+    def first(self, number: int, read: Callable[[int], Read]) -> tuple[int, Read]:
+        """The first number from this one on whose image can be read, and what reading it gives.
+
+        Raises:
+            BrokenImage: what `read` raises, where the run is to fail; or IN_A_ROW images after each other are broken.
+        """
+        problem, tried = None, min(self._count, IN_A_ROW)
+        for candidate in ((number + step) % self._count for step in range(tried)):
+            if candidate in self._numbers:
+                continue
+            try:
+                return candidate, read(candidate)
+            except BrokenImage as error:
+                self._broken.handle(error)
+                self._numbers.add(candidate)
+                problem = error
+        raise BrokenImage(f"{tried:,} images in a row cannot be read, from {self._name(number)} on") from problem

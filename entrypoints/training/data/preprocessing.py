@@ -1,0 +1,51 @@
+"""Ways from an image file to pixels, and which one a run takes."""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+import numpy as np
+
+from training.data.augmentation import Augmentation
+from training.data.fast import FastPreprocessor
+from training.data.reference import ReferencePreprocessor
+
+
+class Preprocessor(Protocol):
+    """A way from an image file to pixels."""
+
+    name: str
+    """What its pixels depend on, beside what is asked for."""
+
+    def about(self) -> str:
+        """What does the work, for people."""
+
+    def varied(
+        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, chance: random.Random
+    ) -> np.ndarray:
+        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `chance` for its size.
+
+        Raises:
+            BrokenImage: it cannot be decoded; the message names the file.
+        """
+
+    def whole(self, encoded: bytes, file: str, channels: int) -> np.ndarray:
+        """Uint8 (height, width) for one channel, (height, width, 3) for three, of an image file, upright.
+
+        Raises:
+            BrokenImage: it cannot be decoded; the message names the file.
+        """
+
+    def scaled(self, pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """Uint8 (channels, *size) of such pixels, bilinear, antialiased."""
+
+
+def open_preprocessor(name: str, *, compose: bool = False) -> Preprocessor:
+    """The way of that name.
+
+    Args:
+        name: as the setting `preprocessing`.
+        compose: as the setting `compose_augmentation`.
+    """
+    return ReferencePreprocessor() if name == "cpu_reference" else FastPreprocessor(compose)

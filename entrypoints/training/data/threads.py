@@ -1,0 +1,124 @@
+"""A loader whose workers are threads, for decoders free Python's lock: they put each image into its place in its batch."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, Sampler
+
+from training.data.batches import Draw
+
+AHEAD = 2
+"""Batches that are made while one is used."""
+
+PARTS = 4
+"""Into so many parts for each thread a batch is divided: one slow image then keeps few others waiting."""
+
+
+class ThreadedLoader:
+    """The batches of a sampler, in its order, made by threads that live as long as an iteration.
+
+    Args:
+        dataset: indexed by a Draw, gives a tuple that begins with a uint8 image (channels, height, width) of one shape for all; or
+            None for one that is left out. Where it has `begin_batch`, that gives what is asked instead for one batch, a
+            function from a Draw to such a tuple, by several threads at once.
+        collate: makes a batch of such tuples and of their images together, uint8 (batch, channels, height, width).
+        pin_memory: whether these lie where a GPU fetches them by itself.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_sampler: Sampler[list[Draw]],
+        collate: Callable[[list, torch.Tensor], Any],
+        threads: int,
+        *,
+        pin_memory: bool = False,
+    ):
+        self.dataset, self.batch_sampler, self.collate = dataset, batch_sampler, collate
+        self.threads, self.pin_memory = threads, pin_memory
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches(iter(self.batch_sampler))  # which epoch it is, is settled here, as in a DataLoader
+
+    def _batches(self, batches: Iterator[list[Draw]]) -> Iterator[Any]:
+        Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="data worker")
+        try:
+            waiting = deque(_Batch(self, draws, pool) for draws in itertools.islice(batches, AHEAD))
+            while waiting:
+                batch = waiting.popleft()
+                waiting.extend(_Batch(self, draws, pool) for draws in itertools.islice(batches, 1))
+                yield batch.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Batch:
+    """One batch in the making."""
+
+    def __init__(self, loader: ThreadedLoader, draws: list[Draw], pool: ThreadPoolExecutor):
+        self._loader, self._draws = loader, draws
+        begin = getattr(loader.dataset, "begin_batch", None)
+        self._item = begin() if begin is not None else loader.dataset.__getitem__
+        self._lock, self._images = threading.Lock(), None
+        self._items: list[Any] = [None] * len(draws)
+        step = max(1, len(draws) // (loader.threads * PARTS))
+        places = [range(first, min(first + step, len(draws))) for first in range(0, len(draws), step)]
+        self._parts: list[Future] = [pool.submit(self._make, part) for part in places]
+
+    def result(self) -> Any:
+        """The batch when it is whole; None where every image is left out. What failed in a thread is raised here."""
+        for part in self._parts:
+            part.result()
+        there = [place for place, item in enumerate(self._items) if item is not None]
+        if not there:
+            return None
+        images = self._images if len(there) == len(self._items) else self._images[there]
+        return self._loader.collate([self._items[place] for place in there], images)
+
+    def _make(self, places: range) -> None:
+        for place in places:
+            item = self._item(self._draws[place])
+            if item is not None:
+                np.copyto(self._buffer(item[0])[place].numpy(), item[0].numpy())
+                self._items[place] = item
+
+    def _buffer(self, image: torch.Tensor) -> torch.Tensor:
+        """Where the batch's images go, from the first on that shows how large they are."""
+        with self._lock:
+            if self._images is None:
+                shape = (len(self._draws), *image.shape)
+                self._images = torch.empty(shape, dtype=image.dtype, pin_memory=self._loader.pin_memory)
+        return self._images
+
+
+class Once:
+    """A function that is called once for each of its arguments, whichever thread asks first; the others wait for what it gives."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function, self._lock = function, threading.Lock()
+        self._results: dict[tuple, Future] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        with self._lock:
+            result, first = self._results.get(arguments), False
+            if result is None:
+                result, first = self._results.setdefault(arguments, Future()), True
+        if first:
+            try:
+                result.set_result(self._function(*arguments))
+            except BaseException as error:
+                result.set_exception(error)
+        return result.result()

@@ -1,0 +1,114 @@
+"""How many workers decode images beside a training process, and why so many."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torch.utils.data import Dataset
+
+from training.distributed import World
+from training.script_settings import TrainingSettings, WorkerKind
+
+TINY = 0.3
+"""Milliseconds an image below which auto takes no workers: it is mostly Python then, which threads cannot run beside training, and
+to hand an image from one process to another takes as long."""
+
+MOST = 16
+"""Workers of one process that auto takes at most: more threads than that wait for Python's lock, and more readers for a shared disk."""
+
+MEASURED = 6
+"""Images whose cost is measured; the first is for what is loaded with it."""
+
+
+class Workers(NamedTuple):
+    """What decodes the images of one training process."""
+
+    kind: WorkerKind
+    count: int
+    """0: the training process itself."""
+    about: str = ""
+    """How many there are, and why, for people."""
+
+
+def choose(
+    settings: TrainingSettings, world: World, images: Dataset, environ: Mapping[str, str] = os.environ
+) -> Workers:
+    """As many workers as the settings say; with auto as many as there are cores for, where an image is worth one.
+
+    Args:
+        images: the training images, indexed by a Draw.
+    """
+    kind, asked = settings.worker_kind, settings.num_workers
+    processes = int(environ.get("LOCAL_WORLD_SIZE") or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
+    cores = usable_cores()
+    share = cores / processes
+    where = f"{cores:g} core{'s' if cores != 1 else ''} for {processes} process{'es' if processes > 1 else ''}"
+    if asked != "auto":
+        about = f"data workers: {_counted(kind, asked)}, as num_workers says ({where})"
+        if asked > max(share, 1):
+            about += (
+                f". WARNING: these are more than the cores: they take them from each other and from the training process, so that "
+                f"the CPU is at 100 % and the GPU waits for data; set num_workers to auto, or to {max(int(share), 1)} or less"
+            )
+        return Workers(kind, asked, about)
+    cost = milliseconds_an_image(images)
+    if cost < TINY:
+        why = f"an image costs {cost:.2f} ms, too little to hand over"
+        return Workers(kind, 0, f"data workers: {_counted(kind, 0)} (auto: {why})")
+    count = min(MOST, max(int(share) - 1, 1 if world.device.type == "cuda" else 0))
+    why = f"{where}, one of them for training itself; an image costs {cost:.2f} ms"
+    return Workers(kind, count, f"data workers: {_counted(kind, count)} (auto: {why})")
+
+
+def milliseconds_an_image(images: Dataset) -> float:
+    """What it takes to read, decode and vary one training image: the least of a few, because other programs only add to it."""
+    times = []
+    for number in range(min(MEASURED, len(images))):  # neighbours: others might lie in shards that are not needed yet
+        started = time.perf_counter()
+        images[1, number]
+        times.append((time.perf_counter() - started) * 1000)
+    return min(times[1:] or times)
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: those it is bound to, or fewer where a container's quota gives it less time than that."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([bound, *cgroup_quotas()])
+
+
+def cgroup_quotas(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[float]:
+    """The cores that each control group above this process lets it have, where one limits them.
+
+    Version 2: cpu.max (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1: cpu.cfs_quota_us and cpu.cfs_period_us
+    (https://docs.kernel.org/scheduler/sched-bwc.html). In a container the own path may not be there: its mount begins with the own.
+    """
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            base = root / controllers if controllers else root
+            folder = base / path.lstrip("/")
+            for group in (folder, *folder.parents):
+                with contextlib.suppress(OSError, ValueError):
+                    if controllers:
+                        quota, period = (
+                            int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
+                        )
+                    else:
+                        quota, period = (int(number) for number in (group / "cpu.max").read_text().split())
+                    if quota > 0:
+                        yield quota / period
+                if group == base:
+                    break
+
+
+def _counted(kind: WorkerKind, count: int) -> str:
+    if count == 0:
+        return "none, the training process itself"
+    return f"{count} {kind}" if count > 1 else f"1 {kind.removesuffix('es') if kind == 'processes' else 'thread'}"
