@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from training.data.augmentation import Augmentation
+from training.data.dali import DaliPreprocessor
 from training.data.fast import FastPreprocessor
 from training.data.reference import ReferencePreprocessor
 
@@ -48,4 +50,5 @@ def open_preprocessor(name: str, *, compose: bool = False) -> Preprocessor:
         name: as the setting `preprocessing`.
         compose: as the setting `compose_augmentation`.
     """
-    return ReferencePreprocessor() if name == "cpu_reference" else FastPreprocessor(compose)
+    ways = {"cpu": partial(FastPreprocessor, compose), "cpu_reference": ReferencePreprocessor, "dali": DaliPreprocessor}
+    return ways[name]()
