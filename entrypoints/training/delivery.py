@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from training import export, model_card, onnx_export
-from training.data import dali
 from training.data.loaders import Data
 from training.loop import Outcome
 from training.models import Normalized
@@ -16,13 +15,11 @@ from training.script_settings import LabelledImageSettings, TrainingSettings
 
 
 def require_packages(settings: LabelledImageSettings) -> None:
-    """Find out before training whether all can be done that is asked for.
+    """Find out before training whether all can be left that is asked for.
 
     Raises:
         ValueError: a package is missing; the message says which.
     """
-    if settings.preprocessing == "dali":
-        dali.require_package()
     if settings.export_onnx:
         onnx_export.require_packages()
 

@@ -22,11 +22,13 @@ QUEUED = 2
 JPEG_END = b"\xff\xd9"
 """The marker that a whole JPEG ends with (ITU-T T.81, table B.1)."""
 
-NO_TURNS = np.empty((0, 2, 3), np.float32)
-NO_WARP = np.eye(2, 3, dtype=np.float32)
-
 OTHER_PIXELS = (b"tRNS", b"eXIf", b"Raw profile type", b"tiff:Orientation")
 """What in a PNG stands for transparency, and in any file for an orientation in a place where DALI does not look for it."""
+
+
+NO_TURNS = np.empty((0, 2, 3), np.float32)
+NO_WARP = np.eye(2, 3, dtype=np.float32)
+NOWHERE = np.zeros(2, np.int32)
 
 
 class Operations(NamedTuple):
@@ -52,13 +54,13 @@ class Prepared(NamedTuple):
     """int32 (4,): top, left, height and width of the upright image's part that is decoded: what `roi` needs, and a margin."""
     roi: np.ndarray
     """float32 (4,): top, left, bottom, right of what is scaled, from the part's corner; mirrored where left > right."""
-    turns: np.ndarray
+    turns: np.ndarray = NO_TURNS
     """float32 (load, 2, 3), a matrix for each turn."""
-    warp: np.ndarray
+    warp: np.ndarray = NO_WARP
     """float32 (2, 3), the matrix of rotation, shift and mirroring of what was scaled."""
-    scaled: np.ndarray
-    """int32 (2,): height and width that `roi` is scaled to."""
-    corner: np.ndarray
+    scaled: np.ndarray = NOWHERE
+    """float32 (2,): height and width that `roi` is scaled to."""
+    corner: np.ndarray = NOWHERE
     """int32 (2,): top and left of the canvas in what was scaled; negative where there is black before it."""
 
 
@@ -71,56 +73,45 @@ def prepare(encoded: bytes, size: tuple[int, int], variation: Variation, operati
     """
     width, height = size
     view = operations.size[0]
-    box = variation.box or geometry.middle_box(width, height, view)
-    back = geometry.rotation(variation.degrees, view, view, variation.shift)
-    turns = [geometry.turned(turn, width, height)[:2] for turn in variation.turns]
-    return prepare_box(
-        encoded,
-        size,
-        box,
-        operations.size,
-        mirrored=variation.mirrored and not operations.warped,
-        turns=np.array(turns, np.float32).reshape(-1, 2, 3),
-        warp=np.float32((back @ geometry.mirror(view) if variation.mirrored else back)[:2]),
-    )
-
-
-def prepare_box(
-    encoded: bytes,
-    size: tuple[int, int],
-    box: tuple[float, float, float, float],
-    scaled: tuple[int, int],
-    *,
-    mirrored: bool,
-    corner: tuple[int, int] = (0, 0),
-    turns: np.ndarray = NO_TURNS,
-    warp: np.ndarray = NO_WARP,
-) -> Prepared:
-    """A box of an image, scaled.
-
-    Args:
-        size: width and height of the upright image.
-        box: left, top, right, bottom.
-        scaled: height and width that it gets.
-        mirrored: as it is scaled.
-        corner, turns, warp: as in Prepared.
-    """
-    width, height = size
-    left, top, right, bottom = box
+    left, top, right, bottom = variation.box or geometry.middle_box(width, height, view)
     part = (0, 0, height, width)
-    if not len(turns):
-        part = _with_margin((top, left, bottom, right), (height, width), scaled)
+    if not variation.turns:
+        part = _with_margin((top, left, bottom, right), (height, width), view)
     y, x = part[:2]
-    if mirrored:
+    if variation.mirrored and not operations.warped:
         left, right = right, left
+    turns = [geometry.turned(turn, width, height)[:2] for turn in variation.turns]
+    warp = geometry.rotation(variation.degrees, view, view, variation.shift)
+    if variation.mirrored:
+        warp = warp @ geometry.mirror(view)
     return Prepared(
         np.frombuffer(encoded, np.uint8),
         np.array(part, np.int32),
         np.array((top - y, left - x, bottom - y, right - x), np.float32),
-        turns,
-        warp,
-        np.array(scaled, np.int32),
-        np.array(corner, np.int32),
+        np.array(turns, np.float32).reshape(-1, 2, 3),
+        warp[:2].astype(np.float32),
+    )
+
+
+def prepare_part(
+    encoded: bytes, box: tuple[int, int, int, int], scaled: tuple[int, int], begin: tuple[int, int], *, mirrored: bool
+) -> Prepared:
+    """A part of an image, scaled by itself, and laid on the canvas.
+
+    Args:
+        encoded: a file that DALI decodes.
+        box: left, top, right, bottom in pixels of the upright image.
+        scaled: height and width that it gets.
+        begin: row and column of the canvas at which it begins.
+    """
+    left, top, right, bottom = box
+    high, wide = bottom - top, right - left
+    return Prepared(
+        np.frombuffer(encoded, np.uint8),
+        np.array((top, left, high, wide), np.int32),
+        np.array((0, wide, high, 0) if mirrored else (0, 0, high, wide), np.float32),
+        scaled=np.array(scaled, np.float32),
+        corner=-np.array(begin, np.int32),
     )
 
 
@@ -129,7 +120,7 @@ def example(operations: Operations) -> Prepared:
     file = io.BytesIO()
     Image.new("RGB", (16, 16)).save(file, "JPEG")
     turns = np.repeat(NO_WARP[None], operations.load, axis=0)
-    return prepare_box(file.getvalue(), (16, 16), (0, 0, 16, 16), operations.size, mirrored=False, turns=turns)
+    return prepare_part(file.getvalue(), (0, 0, 16, 16), operations.size, (0, 0), mirrored=False)._replace(turns=turns)
 
 
 def upright_size(encoded: bytes) -> tuple[int, int] | None:
@@ -237,20 +228,20 @@ def inputs(images: list[Prepared], operations: Operations) -> dict[str, Any]:
     return {"encoded": [image.encoded for image in images], **contiguous}
 
 
-def _with_margin(box: tuple[float, ...], size: tuple[int, int], scaled: tuple[int, int]) -> tuple[int, int, int, int]:
+def _with_margin(box: tuple[float, ...], size: tuple[int, int], view: int) -> tuple[int, int, int, int]:
     """The part of an image that scaling a box of it looks at: the filter reaches over the box's edges, as Pillow's does.
 
     Args:
         box: top, left, bottom, right.
         size: height and width of the image.
-        scaled: height and width that the box gets.
+        view: height and width that the box gets.
 
     Returns:
         top, left, height, width in pixels.
     """
     first, sides = [], []
-    for start, end, side, after in zip(box[:2], box[2:], size, scaled):
-        reach = max(1.0, (end - start) / after) + 1  # a triangle of that half width, and a pixel for the rounding
+    for start, end, side in zip(box[:2], box[2:], size):
+        reach = max(1.0, (end - start) / view) + 1  # a triangle of that half width, and a pixel for the rounding
         low, high = max(0, math.floor(start - reach)), min(side, math.ceil(end + reach))
         first.append(low)
         sides.append(high - low)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from training.data.augmentation import Augmentation
-from training.data.dali import DaliPreprocessor
+from training.data.dali import DaliPreprocessor, require_package
 from training.data.fast import FastPreprocessor
 from training.data.reference import ReferencePreprocessor
 
@@ -49,6 +48,11 @@ def open_preprocessor(name: str, *, compose: bool = False) -> Preprocessor:
     Args:
         name: as the setting `preprocessing`.
         compose: as the setting `compose_augmentation`.
+
+    Raises:
+        ValueError: it needs a package that is missing; the message says how to get it.
     """
-    ways = {"cpu": partial(FastPreprocessor, compose), "cpu_reference": ReferencePreprocessor, "dali": DaliPreprocessor}
-    return ways[name]()
+    if name == "dali":
+        require_package()
+        return DaliPreprocessor()
+    return ReferencePreprocessor() if name == "cpu_reference" else FastPreprocessor(compose)

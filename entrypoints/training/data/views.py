@@ -25,7 +25,6 @@ from training.data.sources import Source, open_source
 from training.data.threads import Once
 from training.script_settings import LabelledImageSettings
 
-
 Made = TypeVar("Made")
 
 
