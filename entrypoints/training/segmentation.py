@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from training.data.batches import TrainingBatches
-from training.data.masks import MaskedBatch
+from training.data.batches import MaskedBatch, TrainingBatches
 from training.distributed import World
 from training.losses import pixel_cross_entropy
 from training.timeline import Timeline

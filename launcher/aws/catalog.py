@@ -254,6 +254,17 @@ def packages() -> Packages:
     )
 
 
+def dali_packages(framework_version: str, cuda: str | None = None) -> Mapping[str, str] | None:
+    """What `preprocessing: dali` needs beyond an image, as package -> version; None where there is no DALI for its CUDA.
+
+    Args:
+        cuda: as ImageFacts has it.
+    """
+    facts = _catalog()["packages"]["dali"]
+    known = facts["cuda"].get(".".join(framework_version.split(".")[:2]), max(facts["by_cuda"]))
+    return facts["by_cuda"].get(int(cuda[2:4]) if cuda else known)
+
+
 def closed_service(key: str) -> ClosedService:
     """The end of `debugger`, `profiler` or `sdk_v2`."""
     return ClosedService(**_catalog()["closed_services"][key])

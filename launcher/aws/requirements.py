@@ -51,7 +51,18 @@ def _needed(job: Job, files: list[TravelFile]) -> dict[str, str]:
     if job.source is None:  # of this kit's own scripts
         for setting, versions in packages.on_request.items():
             needed |= versions if job.hyperparameters.get(setting) is True else {}
+        if job.hyperparameters.get("preprocessing") == "dali":
+            needed |= dali_packages(job) or {}
     return dict(sorted(needed.items()))
+
+
+def dali_packages(job: Job) -> Mapping[str, str] | None:
+    """What `preprocessing: dali` needs in the job's image, where it is AWS's; None where there is no DALI for it."""
+    image = job.image
+    about = catalog.image_facts(image.uri) if image is not None and image.uri is not None else None
+    if about is not None:
+        return catalog.dali_packages(about.framework_version, about.cuda)
+    return catalog.dali_packages(image.framework_version) if image is not None and image.framework_version else None
 
 
 def imported_modules(script: str, files: list[TravelFile]) -> set[str]:

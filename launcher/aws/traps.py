@@ -8,6 +8,7 @@ from datetime import date
 from functools import partial
 
 from launcher.aws import catalog, cluster, limits, prices, request
+from launcher.aws.requirements import dali_packages
 from launcher.findings import Finding, did_you_mean
 from launcher.job import Job
 
@@ -32,7 +33,12 @@ def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Finding]:
         requirements: whether a requirements.txt travels, which the container installs from the network.
     """
     findings = [*_missing(job), *cluster.check(job, kit_script=kit_script), *limits.check(job)]
-    findings += [*_image(job, kit_script), *_inputs(job, kit_script), *_network(job, requirements)]
+    findings += [
+        *_image(job, kit_script),
+        *_preprocessing(job, kit_script),
+        *_inputs(job, kit_script),
+        *_network(job, requirements),
+    ]
     findings += [*_spot_and_checkpoints(job, kit_script), *_profiling(job), *_debugger(job, kit_script)]
     return findings
 
@@ -117,6 +123,34 @@ def _image(job: Job, kit_script: bool) -> Iterator[Finding]:
             found=f"PyTorch {about.framework_version} with {about.python or 'an unknown Python'}",
             valid="PyTorch 2.0 or newer with Python 3.10 or newer, for this kit's scripts",
             cure='write image: {framework_version: "2.0.1", python: py310}, or a newer one',
+        )
+
+
+def _preprocessing(job: Job, kit_script: bool) -> Iterator[Finding]:
+    if not kit_script or job.hyperparameters.get("preprocessing") != "dali" or job.image is None:
+        return
+    key, machine = "hyperparameters.preprocessing", catalog.instance(request.first_instance_type(job))
+    about = catalog.image_facts(job.image.uri) if job.image.uri is not None else None
+    if job.image.uri is not None and about is None:
+        yield Finding(
+            key=key,
+            level="not checked",
+            found="dali: whether the image holds NVIDIA's package",
+            cure="pip install nvidia-dali-cuda120 in it, or nvidia-dali-cuda130 for CUDA 13",
+        )
+    elif dali_packages(job) is None:
+        version = about.framework_version if about is not None else job.image.framework_version
+        yield Finding(
+            key=key,
+            found=f"dali with PyTorch {version}, whose image has CUDA 11: DALI for that ended with version 1.50",
+            valid="dali with PyTorch 2.1 or newer; cpu",
+            cure='write image: {framework_version: "2.8.0", python: py312}, or preprocessing: cpu',
+        )
+    if machine is not None and not machine.gpus:
+        yield warning(
+            key=key,
+            found=f"dali on {machine.name}, which has no GPU: its operators then take more of the CPU than preprocessing: cpu does",
+            cure="write preprocessing: cpu, or take an instance type with a GPU",
         )
 
 

@@ -88,6 +88,15 @@ def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
                 cure=f"nothing to do; or to run in that one: docker pull it, docker tag {given} aws:local, and image.uri=aws:local",
             )
         )
+    if process.wants_dali(job) and image(job) == IMAGE:
+        findings.append(
+            Finding(
+                key="hyperparameters.preprocessing",
+                found=f"dali in {IMAGE}, which does not hold NVIDIA's package",
+                valid="cpu, cpu_reference; dali in an image that holds it",
+                cure="write preprocessing: cpu, run it --on process, or name an image of your own with nvidia-dali-cuda130 in it",
+            )
+        )
     sharded = [name for name, item in job.inputs.items() if item.sharded]
     if sharded:
         found = f"{', '.join(sharded)}: every host sees all of it here"

@@ -78,6 +78,15 @@ def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
             )
         )
     findings += check_cluster(job, processes_per_host(job), local_hosts.gpu_count())
+    if wants_dali(job) and not _is_installed("nvidia.dali"):
+        findings.append(
+            Finding(
+                key="hyperparameters.preprocessing",
+                found="dali, and NVIDIA's package is not installed",
+                valid="cpu, cpu_reference; dali with the package",
+                cure="pip install -e '.[dali]' in this kit's folder, or write preprocessing: cpu",
+            )
+        )
     if (source / REQUIREMENTS).is_file():
         findings.append(
             Finding(
@@ -91,6 +100,19 @@ def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
         findings.append(smddp_is_torchrun())
     findings += check_inputs(job)
     return findings
+
+
+def wants_dali(job: Job) -> bool:
+    """Whether one of this kit's scripts is to preprocess with NVIDIA DALI."""
+    return job.source is None and job.hyperparameters.get("preprocessing") == "dali"
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module can be imported; no parent of it need be there."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def check_cluster(job: Job, processes: int, gpus: int) -> list[Finding]:

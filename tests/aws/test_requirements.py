@@ -59,6 +59,25 @@ def test_what_a_setting_asks_for_travels_with_it_alone():
     assert travels(None, "train_kd.py", export_onnx=False) == dict(catalog.packages().pins)
 
 
+@pytest.mark.parametrize(
+    ("image", "package"),
+    [
+        ({"framework_version": "2.1.0", "python": "py310"}, "nvidia-dali-cuda120"),
+        ({"framework_version": "2.8", "python": "py312"}, "nvidia-dali-cuda120"),
+        (BY_ADDRESS, "nvidia-dali-cuda130"),
+        ({"uri": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sagemaker"}, "nvidia-dali-cuda120"),
+        ({"uri": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cpu-amzn2023-sagemaker"}, "nvidia-dali-cuda130"),
+        (AWS_IMAGE, None),
+    ],
+)  # fmt: skip
+def test_dali_travels_as_the_images_cuda_needs_it(image, package):
+    brought = travels(None, "train_classifier.py", image, preprocessing="dali")
+    assert set(brought) - set(catalog.packages().pins) == ({package} if package else set())
+    constraints = (Path(__file__).parents[2] / ".ci/constraints.txt").read_text()
+    assert package is None or f"nvidia-dali-cuda130=={brought[package]}\n" in constraints, "the version that is tested"
+    assert "dali" not in str(travels(None, "train_classifier.py", image, preprocessing="cpu"))
+
+
 def test_an_image_of_the_users_own_is_left_as_it_is():
     assert travels(None, "train_kd.py", OWN_IMAGE) == {}
 

@@ -30,6 +30,7 @@ GROUPS = [
 GROUPED = {"instance_groups": GROUPS, "training_groups": ["gpus"]}
 KIT = {"source": None, "script": "train_classifier.py", "hyperparameters": {"model": "resnet18"}}
 """One of this kit's own scripts instead of the user's."""
+DALI = {"model": "resnet18", "preprocessing": "dali"}
 
 S3 = "s3://amzn-s3-demo-bucket/"
 GOOD = {
@@ -111,6 +112,8 @@ ERRORS = [
     ({"image": {"uri": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine:1"}}, "image.uri", "an image in eu-west-1", "after a copy there"),
     ({"image": {"uri": f"{US_WEST_2}/pytorch-training:2.3.0-gpu-py311-cu121-ubuntu20.04-ec2"}}, "image.uri", "for EC2", "ends in -sagemaker"),
     ({**KIT, "image": {"framework_version": "1.13.1", "python": "py39"}}, "image", "PyTorch 1.13.1 with py39", "2.0.1"),
+    ({**KIT, "hyperparameters": DALI}, "hyperparameters.preprocessing", "dali with PyTorch 2.0.1, whose image has CUDA 11", "2.8.0"),
+    ({**KIT, "hyperparameters": DALI, "image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.0-gpu-py310-cu118-ubuntu20.04-sagemaker"}}, "hyperparameters.preprocessing", "dali with PyTorch 2.0.0", "preprocessing: cpu"),
     # -- data
     ({**KIT, "inputs.train.mode": "Pipe"}, "inputs.train.mode", "this kit's scripts read files", "FastFile"),
     ({"inputs.train": {"s3": f"{S3}m.json", "data_type": "AugmentedManifestFile", "attributes": ["source-ref"]}}, "inputs.train.data_type", "without Pipe mode", "add them"),
@@ -160,6 +163,7 @@ ERRORS = [
 ]  # fmt: skip
 
 WARNINGS = [
+    ({**KIT, "hyperparameters": DALI, "distribution": "torchrun", "compute.instance_type": CPU, "image": {"framework_version": "2.8.0", "python": "py312"}}, "hyperparameters.preprocessing", "dali on ml.m5.xlarge, which has no GPU", "preprocessing: cpu"),
     ({"compute.volume_gb": 500}, "compute.volume_gb", "8000 GB of its own", "remove volume_gb"),
     ({"compute.max_hours": 121.0}, "compute.max_hours", "a quota of 120 h a job", "ask AWS for a higher quota"),
     ({"compute.spot": True, "compute.max_hours": 0.5}, "compute.spot", "spot without checkpoints, for up to 1 h", "add checkpoints:"),
@@ -182,6 +186,7 @@ WARNINGS = [
 NOT_CHECKED = [
     ({"image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "image", "mine:1: not one of AWS's images", "container toolkit"),
     ({"image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "distribution", "whether the image holds SageMaker's data parallel library", "import smdistributed.dataparallel"),
+    ({**KIT, "hyperparameters": DALI, "image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "hyperparameters.preprocessing", "whether the image holds NVIDIA's package", "pip install nvidia-dali-cuda120"),
     ({}, "hyperparameters", "train.py declares no settings class", "dataclass"),
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from training.data.broken import BrokenImages
 from training.data.decoding import as_pixels
 from training.data.fast import FastPreprocessor
 from training.data.folders import LabelledFolder
-from training.data.mixing import Mixing, blend, partners, paste
+from training.data.mixing import Mixing, blend, draw_paste, partners
 from training.data.orders import FreeOrder
 from training.data.reference import ReferencePreprocessor, fit, vary
 from training.data.views import TrainingViews, collate_views
@@ -194,6 +194,12 @@ def test_as_many_images_are_erased_as_asked_for():
 # -- mixing ------------------------------------------------------------------------------------------------------------
 
 BLACK, WHITE = (np.full((3, 20, 30), value, np.uint8) for value in (0, 255))
+
+
+def paste(own: np.ndarray, other: np.ndarray, share: float, chance: random.Random) -> tuple[np.ndarray, float]:
+    drawn, mixed = draw_paste(own.shape[1:], share, chance), own.copy()
+    mixed[:, drawn.rows, drawn.columns] = other[:, drawn.rows, drawn.columns]
+    return mixed, drawn.own_share
 
 
 def shares(mixing: Mixing, count: int = 2000) -> tuple[list[float], Counter]:

@@ -35,6 +35,21 @@ class Variation(NamedTuple):
     mirrored: bool = False
 
 
+class Erasing(NamedTuple):
+    """A box of a varied image that becomes noise."""
+
+    top: int
+    left: int
+    noise: np.ndarray
+    """uint8 (channels, height, width) of the box."""
+
+    @property
+    def place(self) -> tuple[slice, slice, slice]:
+        """The box, as an index of an image (channels, height, width)."""
+        _, high, wide = self.noise.shape
+        return slice(None), slice(self.top, self.top + high), slice(self.left, self.left + wide)
+
+
 @dataclass(frozen=True)
 class Augmentation:
     """How training images are varied. All zero or one: not at all."""
@@ -60,10 +75,16 @@ class Augmentation:
             degrees = chance.uniform(-self.max_rotation_degrees, self.max_rotation_degrees)
         return Variation(turns, box, degrees, shift, self.horizontal_flip and chance.random() < 0.5)
 
+    def draw_erasing(self, shape: tuple[int, int, int], chance: random.Random) -> Erasing | None:
+        """What of some images is erased, of that (channels, height, width); `chance` drew the image's variation before."""
+        erased = self.random_erasing and chance.random() < self.random_erasing
+        return draw_erasing(shape, chance) if erased else None
+
     def erase(self, pixels: np.ndarray, chance: random.Random) -> None:
-        """Erase a box of some images, in place; `chance` is the generator that drew the image's variation."""
-        if self.random_erasing and chance.random() < self.random_erasing:
-            erase(pixels, chance)
+        """Erase what `draw_erasing` draws of uint8 (channels, height, width), in place."""
+        erasing = self.draw_erasing(pixels.shape, chance)
+        if erasing is not None:
+            pixels[erasing.place] = erasing.noise
 
 
 def random_box(image_size: tuple[int, int], min_area: float, chance: random.Random) -> tuple[int, int, int, int]:
@@ -84,23 +105,30 @@ def random_box(image_size: tuple[int, int], min_area: float, chance: random.Rand
     return left, top, left + wide, top + high
 
 
-def erase(pixels: np.ndarray, chance: random.Random) -> None:
-    """Random erasing (https://arxiv.org/abs/1708.04896, algorithm 1): noise in a box of 2 % to a third of the area; in place.
+def draw_erasing(shape: tuple[int, int, int], chance: random.Random) -> Erasing | None:
+    """Random erasing (https://arxiv.org/abs/1708.04896, algorithm 1): noise in a box of 2 % to a third of the area.
 
     The aspect is 0.3 to 1 / 0.3 and every pixel's noise its own, as in timm; where ten draws do not fit nothing is erased.
 
     Args:
-        pixels: uint8 (channels, height, width).
+        shape: channels, height, width of the image.
     """
-    channels, height, width = pixels.shape
+    channels, height, width = shape
     for _ in range(10):
         area = width * height * chance.uniform(0.02, 1 / 3)
         wide, high = _sides(area, chance.uniform(math.log(0.3), math.log(1 / 0.3)))
         if 0 < wide < width and 0 < high < height:
             left, top = chance.randint(0, width - wide), chance.randint(0, height - high)
             noise = np.frombuffer(chance.randbytes(channels * high * wide), np.uint8)
-            pixels[:, top : top + high, left : left + wide] = noise.reshape(channels, high, wide)
-            return
+            return Erasing(top, left, noise.reshape(channels, high, wide))
+    return None
+
+
+def erase(pixels: np.ndarray, chance: random.Random) -> None:
+    """Erase what `draw_erasing` draws of uint8 (channels, height, width), in place."""
+    erasing = draw_erasing(pixels.shape, chance)
+    if erasing is not None:
+        pixels[erasing.place] = erasing.noise
 
 
 def _sides(area: float, log_aspect: float) -> tuple[int, int]:

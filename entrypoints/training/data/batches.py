@@ -36,6 +36,15 @@ class LabelledBatch(NamedTuple):
     """int64 (batch,), which view of each."""
 
 
+class MaskedBatch(NamedTuple):
+    """Training images, each with its mask."""
+
+    images: torch.Tensor
+    """uint8 (batch, channels, height, width)."""
+    masks: torch.Tensor
+    """uint8 (batch, height, width), class numbers, or `ignore_index`."""
+
+
 def view_of(epoch: int, views: int | None) -> int:
     """The view that an epoch draws of each image, from 1 on; with `views` they come round again."""
     return epoch if views is None else (epoch - 1) % views + 1

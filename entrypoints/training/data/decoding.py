@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 ORIENTATION = 0x0112
 """The EXIF tag of how a camera was held (CIPA DC-008, section 4.6.4)."""
@@ -59,7 +59,14 @@ def decode(encoded: bytes, file: str | Path, channels: int) -> Image.Image:
             opened.load()
             return upright(opened, _flat(_eight_bits(opened)).convert("L" if channels == 1 else "RGB"))
     except Exception as error:  # a damaged file makes Pillow raise OSError, SyntaxError, TypeError, struct.error …
-        raise BrokenImage(f"{file} cannot be read as an image: {error or type(error).__name__}") from error
+        raise BrokenImage(f"{file} cannot be read as an image: {what_is_wrong(error)}") from error
+
+
+def what_is_wrong(error: Exception) -> str:
+    """What Pillow says of a file, the same in every process: without the place in memory where it found what is no image."""
+    if isinstance(error, UnidentifiedImageError):
+        return "it is in none of the formats that Pillow knows"
+    return str(error) or type(error).__name__
 
 
 def upright(opened: Image.Image, image: Image.Image) -> Image.Image:

@@ -18,16 +18,17 @@ from training.data.batches import (
     nearest_divisors,
     share_of_batch,
 )
+from training.data.dali import DaliBatches, Recipe
 from training.data.orders import Order
 from training.data.threads import ThreadedLoader
-from training.data.workers import Workers, choose
+from training.data.workers import Workers, choose, choose_threads
 from training.distributed import World
 from training.script_settings import TrainingSettings
 
 Collate = Callable[..., Any]
 """Makes one batch of a dataset's items, and of their images, uint8 (batch, channels, height, width), where these lie together already."""
 
-Batches = DataLoader | ThreadedLoader
+Batches = DataLoader | ThreadedLoader | DaliBatches
 
 
 def collate_items(items: list[tuple], images: torch.Tensor | None = None) -> list[torch.Tensor]:
@@ -53,6 +54,8 @@ class Data:
     """What wants to be told which training images an epoch draws; see TrainingBatches."""
     notes: Sequence[str] = ()
     """What was chosen in opening the data, and why: for the log."""
+    recipe: Recipe | None = None
+    """How DALI makes the training batches. None: workers do."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,15 @@ def open_loaders(
         announce=data.announce,
     )
     workers = choose(settings, world, data.training)
-    say(workers.about)
+    if data.recipe is None:
+        say(workers.about)
+        train = _loader(data.training, batches, data.collate_training, workers, world, keep_workers=True)
+    else:
+        train = DaliBatches(data.recipe, batches, world, choose_threads(settings))
+        say(train.about())
+        say(f"evaluation: {workers.about}")
     return Loaders(
-        _loader(data.training, batches, data.collate_training, workers, world, keep_workers=True),
+        train,
         batches,
         held_out_loader(data.held_out, batch_size_per_device, workers, world, data.collate_held_out),
         workers,

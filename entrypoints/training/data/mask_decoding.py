@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from training.data.decoding import BrokenImage, upright
+from training.data.decoding import BrokenImage, upright, what_is_wrong
 
 MASK_MODES = ("L", "P", "1")
 """Pillow's names for 8-bit grey, palette and black-and-white: one small whole number a pixel."""
@@ -33,7 +33,7 @@ def decode_mask(encoded: bytes, file: str | Path) -> np.ndarray:
             stored = opened.tile[0][3] if opened.tile else ""
             mode, mask = opened.mode, np.array(upright(opened, opened))
     except Exception as error:  # as for images, see decoding.decode
-        raise BrokenImage(f"{file} cannot be read as a mask: {error or type(error).__name__}") from error
+        raise BrokenImage(f"{file} cannot be read as a mask: {what_is_wrong(error)}") from error
     if mode not in MASK_MODES or stored in STRETCHED:
         kind = f"grey of {stored[-1]} bits" if stored in STRETCHED else f"{mode} pixels"
         raise ValueError(

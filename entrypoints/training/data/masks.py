@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from training.data.batches import Draw
+from training.data.batches import Draw, MaskedBatch
 from training.data.broken import BrokenImages, StandIns
+from training.data.dali_pairs import PairsByDali
 from training.data.decoding import BrokenImage
 from training.data.loaders import Data, collate_items
 from training.data.mask_decoding import decode_mask
 from training.data.pairs import open_pairs
 from training.data.preprocessing import open_preprocessor
 from training.script_settings import SegmentationSettings
+
+Made = TypeVar("Made")
 
 
 class Cut(NamedTuple):
@@ -33,12 +37,15 @@ class Cut(NamedTuple):
     """Row and column of the canvas at which it begins; what is around it is black, and ignored in the mask."""
     mirrored: bool
 
+    def begin(self, canvas: tuple[int, int]) -> tuple[int, int]:
+        """Row and column at which the scaled part, mirrored or not, begins on a canvas of that height and width."""
+        top, left = self.place
+        return (top, canvas[1] - left - self.size[1]) if self.mirrored else (top, left)
+
     def on_canvas(self, part: np.ndarray, canvas: tuple[int, int], beyond: int) -> np.ndarray:
         """The scaled part (…, *size) on a canvas of that height and width (…, *canvas) filled with `beyond`, mirrored or not."""
         part = part[..., ::-1] if self.mirrored else part
-        (high, wide), (top, left) = self.size, self.place
-        if self.mirrored:
-            left = canvas[1] - left - wide
+        (high, wide), (top, left) = self.size, self.begin(canvas)
         if self.size == canvas:
             return np.ascontiguousarray(part)
         whole = np.full((*part.shape[:-2], *canvas), beyond, np.uint8)
@@ -77,15 +84,6 @@ class Variation:
         return Cut((left, top, right, bottom), tuple(sides), tuple(places), mirrored)
 
 
-class MaskedBatch(NamedTuple):
-    """Training images, each with its mask."""
-
-    images: torch.Tensor
-    """uint8 (batch, channels, height, width)."""
-    masks: torch.Tensor
-    """uint8 (batch, height, width), class numbers, or `ignore_index`."""
-
-
 class MaskedImages(Dataset):
     """Images of a channel, each with its mask.
 
@@ -114,7 +112,7 @@ class MaskedImages(Dataset):
     def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, torch.Tensor] | None:
         view, number = draw
         if self.variation is not None:
-            return self._stand_ins.first(number, lambda candidate: self._varied(view, candidate))[1]
+            return self.readable(view, number, self._varied)
         try:
             pixels, mask = self._whole(number)
         except BrokenImage as error:
@@ -122,29 +120,47 @@ class MaskedImages(Dataset):
             return None
         return torch.from_numpy(self.preprocessor.scaled(pixels, self.settings.image_size)), torch.from_numpy(mask)
 
-    def _varied(self, view: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        settings, canvas = self.settings, self.variation.crop_size
-        pixels, mask = self._whole(number)
+    def readable(self, view: int, number: int, make: Callable[[int, int], Made]) -> Made:
+        """What is made of the first image from this number on that can be read, as its mask can."""
+        return self._stand_ins.first(number, lambda candidate: make(view, candidate))[1]
+
+    def cut(self, view: int, number: int, mask: np.ndarray) -> tuple[Cut, np.ndarray]:
+        """What a view shows of an image whose whole mask is given, and the mask of that, uint8 (*crop_size)."""
+        settings = self.settings
         chance = random.Random(f"{settings.seed}/{view}/{number}")
         cut = self.variation.draw(mask.shape, settings.image_size, chance)
         left, top, right, bottom = cut.box
-        image = self.preprocessor.scaled(pixels[top:bottom, left:right], cut.size)
         labels = Image.fromarray(mask[top:bottom, left:right]).resize(cut.size[::-1], Image.Resampling.NEAREST)
-        image = cut.on_canvas(image, canvas, 0)
-        return torch.from_numpy(image), torch.from_numpy(cut.on_canvas(np.array(labels), canvas, settings.ignore_index))
+        return cut, cut.on_canvas(np.array(labels), self.variation.crop_size, settings.ignore_index)
+
+    def mask(self, number: int, image_size: tuple[int, int]) -> np.ndarray:
+        """The mask of an image of that height and width, upright, as the file has it: uint8 (height, width).
+
+        Raises:
+            BrokenImage: it cannot be read.
+            ValueError: it is of another size, or its pixels are no class numbers.
+        """
+        file, settings = self.pairs.mask_name(number), self.settings
+        mask = read_mask(self.pairs.mask(number), file, settings.classes, settings.ignore_index)
+        if image_size != mask.shape:
+            (high, wide), (mask_high, mask_wide) = image_size, mask.shape
+            raise ValueError(
+                f"{file} is {mask_wide} × {mask_high} pixels, its image {Path(self.pairs.name(number)).name} {wide} × {high}, "
+                "upright as EXIF says: a mask has a pixel for each of its image's"
+            )
+        return mask
+
+    def _varied(self, view: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pixels, mask = self._whole(number)
+        cut, labels = self.cut(view, number, mask)
+        left, top, right, bottom = cut.box
+        image = self.preprocessor.scaled(pixels[top:bottom, left:right], cut.size)
+        return torch.from_numpy(cut.on_canvas(image, self.variation.crop_size, 0)), torch.from_numpy(labels)
 
     def _whole(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """An image and its mask as the files have them, upright: uint8 (height, width[, 3]) and (height, width)."""
-        file, mask_file = self.pairs.name(number), self.pairs.mask_name(number)
-        pixels = self.preprocessor.whole(self.pairs.image(number), file, self.channels)
-        mask = read_mask(self.pairs.mask(number), mask_file, self.settings.classes, self.settings.ignore_index)
-        if pixels.shape[:2] != mask.shape:
-            (high, wide), (mask_high, mask_wide) = pixels.shape[:2], mask.shape
-            raise ValueError(
-                f"{mask_file} is {mask_wide} × {mask_high} pixels, its image {Path(file).name} {wide} × {high}, upright as EXIF "
-                "says: a mask has a pixel for each of its image's"
-            )
-        return pixels, mask
+        pixels = self.preprocessor.whole(self.pairs.image(number), self.pairs.name(number), self.channels)
+        return pixels, self.mask(number, pixels.shape[:2])
 
 
 def open_data(
@@ -173,6 +189,7 @@ def open_data(
         order=training.pairs.order,
         announce=training.pairs.announce(),
         notes=(training.preprocessor.about(), *training.pairs.notes, *held_out.pairs.notes),
+        recipe=PairsByDali(training) if settings.preprocessing == "dali" else None,
     )
 
 

@@ -5,10 +5,23 @@ from __future__ import annotations
 import functools
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from training.data.orders import Order
+
+
+class Mix(NamedTuple):
+    """What is drawn for one mixed image: it is either blended, and its box is empty, or pasted on, and its weight 256."""
+
+    weight: int
+    """Its own part of every pixel, in 256ths."""
+    rows: slice
+    columns: slice
+    """The box that the other image fills."""
+    own_share: float
+    """In 0…1."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +39,23 @@ class Mixing:
         """Whether an image is mixed."""
         return (self.mixup > 0 or self.cutmix > 0) and chance.random() < self.probability
 
+    def draw(self, size: tuple[int, int], chance: random.Random) -> Mix:
+        """How an image of that height and width is mixed."""
+        if self.mixup > 0 and (self.cutmix == 0 or chance.random() < 0.5):
+            weight = round(chance.betavariate(self.mixup, self.mixup) * 256)
+            return Mix(weight, slice(0), slice(0), weight / 256)
+        return draw_paste(size, chance.betavariate(self.cutmix, self.cutmix), chance)
+
     def __call__(self, own: np.ndarray, other: np.ndarray, chance: random.Random) -> tuple[np.ndarray, float]:
         """Mix two images, uint8 (channels, height, width).
 
         Returns:
             The mixed pixels, a new array, and the own image's share of them in 0…1.
         """
-        if self.mixup > 0 and (self.cutmix == 0 or chance.random() < 0.5):
-            return blend(own, other, chance.betavariate(self.mixup, self.mixup))
-        return paste(own, other, chance.betavariate(self.cutmix, self.cutmix), chance)
+        mix = self.draw(own.shape[1:], chance)
+        mixed = blend(own, other, mix.own_share)[0] if mix.weight < 256 else own.copy()
+        mixed[:, mix.rows, mix.columns] = other[:, mix.rows, mix.columns]
+        return mixed, mix.own_share
 
 
 def blend(own: np.ndarray, other: np.ndarray, share: float) -> tuple[np.ndarray, float]:
@@ -50,16 +71,18 @@ def blend(own: np.ndarray, other: np.ndarray, share: float) -> tuple[np.ndarray,
     return mixed.astype(np.uint8), weight / 256
 
 
-def paste(own: np.ndarray, other: np.ndarray, share: float, chance: random.Random) -> tuple[np.ndarray, float]:
-    """Cutmix: a box of the other image, of 1 - `share` of the area around a random pixel, cut off at the image's edges."""
-    _, height, width = own.shape
-    high, wide = (int(side * (1 - share) ** 0.5) for side in (height, width))
+def draw_paste(size: tuple[int, int], share: float, chance: random.Random) -> Mix:
+    """Cutmix: a box of 1 - `share` of the area around a random pixel, cut off at the image's edges.
+
+    Args:
+        size: height and width.
+    """
+    height, width = size
+    high, wide = (int(side * (1 - share) ** 0.5) for side in size)
     top, left = chance.randrange(height) - high // 2, chance.randrange(width) - wide // 2
-    rows, columns = slice(max(top, 0), top + high), slice(max(left, 0), left + wide)
-    mixed = own.copy()
-    mixed[:, rows, columns] = other[:, rows, columns]
-    pasted = mixed[0, rows, columns].size  # what is cut off at the edges does not count
-    return mixed, 1 - pasted / (height * width)
+    rows, columns = slice(max(top, 0), min(top + high, height)), slice(max(left, 0), min(left + wide, width))
+    pasted = (rows.stop - rows.start) * (columns.stop - columns.start)  # what is cut off at the edges does not count
+    return Mix(256, rows, columns, 1 - pasted / (height * width))
 
 
 @functools.lru_cache(maxsize=2)  # where one epoch ends and the next begins, a worker draws from two views

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from training.data.augmentation import Augmentation
+from training.data.dali import DaliPreprocessor, require_package
 from training.data.fast import FastPreprocessor
 from training.data.reference import ReferencePreprocessor
 
@@ -47,5 +48,11 @@ def open_preprocessor(name: str, *, compose: bool = False) -> Preprocessor:
     Args:
         name: as the setting `preprocessing`.
         compose: as the setting `compose_augmentation`.
+
+    Raises:
+        ValueError: it needs a package that is missing; the message says how to get it.
     """
+    if name == "dali":
+        require_package()
+        return DaliPreprocessor()
     return ReferencePreprocessor() if name == "cpu_reference" else FastPreprocessor(compose)

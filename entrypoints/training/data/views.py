@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from training.data.augmentation import VIEWS_VERSION, Augmentation
 from training.data.batches import Draw, LabelledBatch
 from training.data.broken import BrokenImages, StandIns
+from training.data.dali_views import ViewsByDali
 from training.data.decoding import BrokenImage
 from training.data.loaders import Data, collate_items
 from training.data.mixing import Mixing, partners
@@ -23,6 +24,8 @@ from training.data.reference import ReferencePreprocessor
 from training.data.sources import Source, open_source
 from training.data.threads import Once
 from training.script_settings import LabelledImageSettings
+
+Made = TypeVar("Made")
 
 
 class HeldOutImages(Dataset):
@@ -120,28 +123,40 @@ class TrainingViews(Dataset):
             "mixing": asdict(self.mixing),
         }
 
+    def chance(self, view: int, number: int) -> random.Random:
+        """What decides how an image is varied, first, and erased, then."""
+        return random.Random(f"{self.seed}/{view}/{number}")
+
+    def partner(self, view: int, number: int) -> tuple[int, random.Random] | None:
+        """With which image one is mixed, and what decides how. None: it is not."""
+        chance = random.Random(f"{self.seed}/{view}/{number}/mixing")
+        return (
+            (int(partners(self.source.order, self.seed, view)[number]), chance) if self.mixing.happens(chance) else None
+        )
+
     def stand_in(self, number: int) -> int:
         """The image that comes where this one is asked for: itself, or where it is broken the next readable one."""
-        return self._readable(1, number, self._varied)[0]
+        return self.readable(1, number, self._varied)[0]
 
-    def _readable(self, view: int, number: int, varied: Callable[[int, int], np.ndarray]) -> tuple[int, np.ndarray]:
-        """The first number from this one on whose image can be read, and its pixels."""
-        return self._stand_ins.first(number, lambda candidate: varied(view, candidate))
+    def readable(self, view: int, number: int, make: Callable[[int, int], Made]) -> tuple[int, Made]:
+        """The first number from this one on whose image can be read, and what is made of it."""
+        return self._stand_ins.first(number, lambda candidate: make(view, candidate))
 
     def _varied(self, view: int, number: int) -> np.ndarray:
-        chance = random.Random(f"{self.seed}/{view}/{number}")
+        chance = self.chance(view, number)
         encoded, file = self.source.encoded(number), self.source.name(number)
         pixels = self.preprocessor.varied(encoded, file, self.size, self.channels, self.augmentation, chance)
         self.augmentation.erase(pixels, chance)
         return pixels
 
     def _view(self, view: int, number: int, varied: Callable[[int, int], np.ndarray]) -> LabelledView:
-        number, pixels = self._readable(view, number, varied)
+        number, pixels = self.readable(view, number, varied)
         label = int(self.source.labels[number])
         other_label, share = label, 1.0
-        chance = random.Random(f"{self.seed}/{view}/{number}/mixing")
-        if self.mixing.happens(chance):
-            partner, other = self._readable(view, int(partners(self.source.order, self.seed, view)[number]), varied)
+        mixed = self.partner(view, number)
+        if mixed is not None:
+            partner, chance = mixed
+            partner, other = self.readable(view, partner, varied)
             pixels, share = self.mixing(pixels, other, chance)
             other_label = int(self.source.labels[partner])
         return LabelledView(torch.from_numpy(pixels), label, other_label, share, number, view)
@@ -192,23 +207,18 @@ def open_data(
         raise ValueError(_different(training, held_out))
     preprocessor = open_preprocessor(settings.preprocessing, compose=settings.compose_augmentation)
     broken = BrokenImages(settings.on_broken_image == "fail", output)
+    views = TrainingViews(
+        training, size, augmentation, mixing, settings.seed, channels=channels, preprocessor=preprocessor, broken=broken
+    )
     return Data(
         training.classes,
-        TrainingViews(
-            training,
-            size,
-            augmentation,
-            mixing,
-            settings.seed,
-            channels=channels,
-            preprocessor=preprocessor,
-            broken=broken,
-        ),
+        views,
         HeldOutImages(held_out, settings.image_size, channels, broken),
         collate_views,
         order=training.order,
         announce=training.announce(),
         notes=(preprocessor.about(), *training.notes, *held_out.notes),
+        recipe=ViewsByDali(views) if settings.preprocessing == "dali" else None,
     )
 
 

@@ -44,18 +44,9 @@ def choose(
         images: the training images, indexed by a Draw.
     """
     kind, asked = settings.worker_kind, settings.num_workers
-    processes = int(environ.get("LOCAL_WORLD_SIZE") or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
-    cores = usable_cores()
-    share = cores / processes
-    where = f"{cores:g} core{'s' if cores != 1 else ''} for {processes} process{'es' if processes > 1 else ''}"
+    share, where = cores_a_process(environ)
     if asked != "auto":
-        about = f"data workers: {_counted(kind, asked)}, as num_workers says ({where})"
-        if asked > max(share, 1):
-            about += (
-                f". WARNING: these are more than the cores: they take them from each other and from the training process, so that "
-                f"the CPU is at 100 % and the GPU waits for data; set num_workers to auto, or to {max(int(share), 1)} or less"
-            )
-        return Workers(kind, asked, about)
+        return Workers(kind, asked, f"data workers: {_counted(kind, asked)}, {_as_asked(asked, share, where)}")
     cost = milliseconds_an_image(images)
     if cost < TINY:
         why = f"an image costs {cost:.2f} ms, too little to hand over"
@@ -63,6 +54,36 @@ def choose(
     count = min(MOST, max(int(share) - 1, 1 if world.device.type == "cuda" else 0))
     why = f"{where}, one of them for training itself; an image costs {cost:.2f} ms"
     return Workers(kind, count, f"data workers: {_counted(kind, count)} (auto: {why})")
+
+
+def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.environ) -> Workers:
+    """Threads of DALI, which needs one at least: as many as the settings say; with auto as many as there are cores for."""
+    asked = settings.num_workers
+    share, where = cores_a_process(environ)
+    if asked != "auto":
+        count = max(1, asked)
+        return Workers("threads", count, f"{_counted('threads', count)}, {_as_asked(asked, share, where)}")
+    count = max(1, int(share) - 1)
+    why = f"{where}{', one of them for training itself' if share >= 2 else ''}"
+    return Workers("threads", count, f"{_counted('threads', count)} (auto: {why})")
+
+
+def cores_a_process(environ: Mapping[str, str]) -> tuple[float, str]:
+    """Cores that each training process of this host may use, and how that is reckoned, for people."""
+    processes = int(environ.get("LOCAL_WORLD_SIZE") or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
+    cores = usable_cores()
+    where = f"{cores:g} core{'s' if cores != 1 else ''} for {processes} process{'es' if processes > 1 else ''}"
+    return cores / processes, where
+
+
+def _as_asked(asked: int, share: float, where: str) -> str:
+    about = f"as num_workers says ({where})"
+    if asked <= max(share, 1):
+        return about
+    return (
+        f"{about}. WARNING: these are more than the cores: they take them from each other and from the training process, so that "
+        f"the CPU is at 100 % and the GPU waits for data; set num_workers to auto, or to {max(int(share), 1)} or less"
+    )
 
 
 def milliseconds_an_image(images: Dataset) -> float:

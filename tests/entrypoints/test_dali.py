@@ -1,0 +1,439 @@
+"""NVIDIA DALI on the CPU: the batches of the reference path, up to the rounding of its pixels."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from training.data import dali, dali_graph, workers
+from training.data.augmentation import Augmentation, Turn, Variation
+from training.data.batches import LabelledBatch, TrainingBatches
+from training.data.broken import LISTING, BrokenImages
+from training.data.dali import DaliBatches, DaliPreprocessor
+from training.data.dali_graph import Operations
+from training.data.dali_views import ViewsByDali, mixed
+from training.data.decoding import BrokenImage, as_pixels, decode
+from training.data.folders import LabelledFolder
+from training.data.mixing import Mixing
+from training.data.reference import vary
+from training.data.views import TrainingViews, collate_views, open_data
+from training.data.workers import Workers
+from training.distributed import World
+from training.script_settings import ClassifierSettings
+
+import launcher
+from launcher.backends import process
+from launcher.prepare import prepare
+
+ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
+ONE_THREAD = Workers("threads", 1)
+STRONG = Augmentation(0.2, True, 3, 15.0, 0.5, load=1)
+BOTH = Mixing(0.8, 1.0, 0.75)
+UPRIGHT = {1: None, 3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
+"""How a camera's picture lies in its file, by EXIF orientation."""
+
+
+def photograph(number: int, size: tuple[int, int] | None = None) -> Image.Image:
+    """china.jpg or flower.jpg of scikit-learn."""
+    image = Image.fromarray(load_sample_images().images[number % 2])
+    return image if size is None else image.resize(size, Image.Resampling.LANCZOS)
+
+
+def jpeg(image: Image.Image, orientation: int = 1, **options) -> bytes:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    lying = image if UPRIGHT[orientation] is None else image.transpose(UPRIGHT[orientation])
+    lying.save(file, "JPEG", **{"quality": 92, "exif": exif, **options})
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """Eleven photographs in two classes: JPEGs of four orientations, wide and high, a grey one and a PNG."""
+    root = tmp_path_factory.mktemp("photographs")
+    for number in range(11):
+        folder = root / "ab"[number % 2]
+        folder.mkdir(exist_ok=True)
+        image = photograph(number, (160 + 16 * number, 150 + 5 * number) if number % 3 else (90, 130))
+        if number == 4:
+            image.save(folder / f"{number:02}.png")
+        else:
+            image = image.convert("L") if number == 7 else image
+            (folder / f"{number:02}.jpg").write_bytes(jpeg(image, [1, 3, 6, 8][number % 4]))
+    return root
+
+
+def views(root: Path, augmentation: Augmentation = STRONG, mixing: Mixing = BOTH, size: int = 64, channels: int = 3, broken: BrokenImages | None = None) -> TrainingViews:  # fmt: skip
+    how = {"channels": channels, "preprocessor": DaliPreprocessor(), "broken": broken or BrokenImages(fail=True)}
+    return TrainingViews(LabelledFolder(root), size, augmentation, mixing, 1, **how)
+
+
+def batches(world: World = ALONE, size: int = 6, accumulation: int = 1) -> TrainingBatches:
+    return TrainingBatches(11, size, world, 1, accumulation=accumulation, views=2)
+
+
+def epoch(asked: TrainingViews, sampler: TrainingBatches, number: int = 1, first_step: int = 0) -> list[LabelledBatch]:
+    sampler.start(number, first_step)
+    return list(DaliBatches(ViewsByDali(asked), sampler, ALONE, ONE_THREAD))
+
+
+def reference(asked: TrainingViews, sampler: TrainingBatches, number: int = 1, first_step: int = 0) -> list[LabelledBatch]:  # fmt: skip
+    sampler.start(number, first_step)
+    return [collate_views(asked.__getitems__(draws)) for draws in sampler]
+
+
+def fidelity(one: np.ndarray, other: np.ndarray) -> float:
+    """Peak signal to noise, in dB."""
+    return 10 * np.log10(255**2 / max(1e-9, np.square(one.astype(float) - other).mean()))
+
+
+def made(
+    encoded: bytes, variation: Variation, augmentation: Augmentation, view: int = 96, channels: int = 3
+) -> np.ndarray:
+    """One view by DALI, uint8 (channels, view, view)."""
+    size = dali_graph.upright_size(encoded)
+    warped = bool(augmentation.max_shift_pixels or augmentation.max_rotation_degrees)
+    operations = Operations((view, view), channels, augmentation.load, warped)
+    graph = dali_graph.build(operations, images=1, threads=1, device_id=None)
+    prepared = dali_graph.prepare(encoded, size, variation, operations)
+    for _ in range(dali_graph.QUEUED):
+        for name, values in dali_graph.inputs([prepared], operations).items():
+            graph.feed_input(name, values)
+    graph.schedule_run()
+    return np.array(graph.share_outputs()[0].as_array())[0]
+
+
+# -- pixels ------------------------------------------------------------------------------------------------------------
+
+TURNED, BOX = Turn(True, True, 4.2), (200, 120, 460, 330)
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize(
+    ("augmentation", "variation", "least"),
+    [
+        (Augmentation(), Variation(), 55),
+        (Augmentation(0.5), Variation(box=BOX), 55),
+        (Augmentation(0.5), Variation(box=(0, 0, 427, 427)), 55),
+        (Augmentation(0.5), Variation(box=(400, 300, 427, 320)), 55),
+        (Augmentation(horizontal_flip=True), Variation(mirrored=True), 55),
+        (Augmentation(max_shift_pixels=9), Variation(shift=(7, -4)), 55),
+        (Augmentation(max_rotation_degrees=20), Variation(degrees=-17.0), 48),
+        (Augmentation(0.5, True, 9, 20), Variation((), BOX, 11.0, (-5, 6), True), 48),
+        (Augmentation(0.5, load=1), Variation((TURNED,), BOX), 50),
+        (Augmentation(0.5, True, 9, 20, load=2), Variation((TURNED, Turn(False, True, -5.0)), BOX, 11.0, (-5, 6), True), 44),
+    ],
+    ids=["fit", "crop", "crop to the edge", "enlarged", "mirrored", "shifted", "rotated", "all of the view", "turned", "all"],
+)  # fmt: skip
+def test_every_operation_gives_pillows_pixels(orientation, augmentation, variation, least):
+    """But for a rim of a pixel around what a rotation brings in: DALI blends it with the black, Pillow does not."""
+    encoded = jpeg(photograph(0), orientation)
+    wanted = as_pixels(vary(decode(encoded, "photograph", 3), 96, variation))
+    pixels = made(encoded, variation, augmentation)
+    assert pixels.dtype == np.uint8 and pixels.shape == (3, 96, 96)
+    white = made(jpeg(Image.new("RGB", (640, 427), "white"), orientation), variation, augmentation)
+    inside = (white == 0) | (white == 255)
+
+    assert fidelity(pixels[inside], wanted[inside]) > least and inside.mean() > 0.93
+
+
+def test_pillow_loses_half_a_level_with_each_rotation_and_dali_does_not():
+    """The bilinear rotation of Pillow cuts off where DALI rounds; so a load of 12 darkens the reference by some levels."""
+    encoded, turns = jpeg(photograph(0)), tuple(Turn(False, False, 3.0 * (-1) ** number) for number in range(12))
+    variation = Variation(turns, BOX)
+    pixels = made(encoded, variation, Augmentation(0.5, load=12)).astype(float)
+    difference = pixels - as_pixels(vary(decode(encoded, "photograph", 3), 96, variation))
+    assert 4.5 < difference.mean() < 6.5 and difference.std() < 2
+
+
+@pytest.mark.parametrize("grey", [False, True])
+def test_one_channel_is_pillows_grey(grey):
+    image = photograph(1).convert("L") if grey else photograph(1)
+    encoded, variation = jpeg(image), Variation(box=BOX)
+    wanted = as_pixels(vary(decode(encoded, "photograph", 1), 96, variation))
+    assert fidelity(made(encoded, variation, Augmentation(0.5), channels=1), wanted) > 50
+
+
+@pytest.mark.parametrize("size", [(640, 427), (427, 640), (64, 64), (50, 31), (7, 300)])
+def test_without_a_crop_the_middle_square_is_shown(size):
+    encoded = jpeg(photograph(1, size), quality=100, subsampling=0)
+    wanted = as_pixels(vary(decode(encoded, "photograph", 3), 64, Variation()))
+    assert fidelity(made(encoded, Variation(), Augmentation(), 64), wanted) > 50
+
+
+# -- which pixels, and what goes with them -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mixing", "augmentation"),
+    [(Mixing(), STRONG), (Mixing(mixup=0.8), Augmentation(0.3, True)), (Mixing(cutmix=1.0), Augmentation(0.3)), (BOTH, STRONG)],
+    ids=["varied", "mixup", "cutmix", "all"],
+)  # fmt: skip
+@pytest.mark.parametrize(("size", "accumulation"), [(6, 1), (10, 2)], ids=["even", "odd"])
+def test_batches_are_those_of_the_reference_path(root, mixing, augmentation, size, accumulation):
+    """Odd batches cut pairs of mixed images apart; then the partner is decoded too."""
+    asked, sampler = views(root, augmentation, mixing), batches(size=size, accumulation=accumulation)
+    for number in (1, 2):
+        found, wanted = epoch(asked, sampler, number), reference(asked, sampler, number)
+        assert len(found) == len(wanted) == accumulation
+        for one, other in zip(found, wanted, strict=True):
+            for name in ("labels", "other_labels", "own_share", "numbers", "views"):
+                assert torch.equal(getattr(one, name), getattr(other, name)), name
+                assert getattr(one, name).dtype == getattr(other, name).dtype, name
+            assert one.images.dtype == torch.uint8 and one.images.shape == other.images.shape
+            assert one.images.is_contiguous()
+            for image, expected in zip(one.images.numpy(), other.images.numpy(), strict=True):
+                assert np.median(np.abs(image.astype(int) - expected)) <= 1 and fidelity(image, expected) > 22
+
+
+def test_what_is_erased_and_mixed_is_the_same_to_the_bit():
+    """The arithmetic of the device against that of the reference path, on the same pixels."""
+    pixels = np.random.RandomState(0).randint(0, 256, (40, 3, 17, 23), np.uint8)
+    partners = [(place + 1) % 40 for place in range(40)]
+    drawn = [BOTH.draw((17, 23), random.Random(place)) if place % 4 else None for place in range(30)]
+    found = mixed(torch.from_numpy(pixels), [*range(30)], partners[:30], drawn).numpy()
+    kinds = set()
+    for place, mix in enumerate(drawn):
+        wanted, share = pixels[place], 1.0
+        if mix is not None:
+            wanted, share = BOTH(pixels[place], pixels[partners[place]], random.Random(place))
+            kinds.add(mix.weight < 256)
+            assert mix.own_share == share
+        assert np.array_equal(found[place], wanted)
+    assert kinds == {True, False}
+
+
+def test_an_erased_box_is_the_reference_paths_noise_to_the_bit(root):
+    always = Augmentation(random_erasing=1.0)
+    asked = views(root, always, Mixing())
+    (batch,) = epoch(asked, batches())
+    for image, view, number in zip(batch.images.numpy(), batch.views.tolist(), batch.numbers.tolist(), strict=True):
+        chance = asked.chance(view, number)
+        always.draw((1, 1), chance)
+        drawn = always.draw_erasing((3, 64, 64), chance)
+        assert np.array_equal(image[drawn.place], drawn.noise)
+
+
+def test_an_epoch_can_be_begun_in_the_middle_and_broken_off(root):
+    asked, sampler = views(root), batches(size=2)
+    whole = epoch(asked, sampler)
+    rest = epoch(asked, sampler, first_step=3)
+    assert len(whole) == 5 and len(rest) == 2
+    loader = DaliBatches(ViewsByDali(asked), sampler, ALONE, ONE_THREAD)
+    sampler.start(1)
+    first = iter(loader)
+    again = [next(first), next(first)]
+    sampler.start(1, 2)
+    again += list(loader)  # the first iterator is given up, with batches in flight
+    for found in (whole[3:] + rest[:0], whole[:5]):
+        for one, other in zip(found, rest if len(found) == 2 else again, strict=True):
+            assert torch.equal(one.images, other.images) and torch.equal(one.numbers, other.numbers)
+    assert list(first) == []
+
+
+def test_two_ranks_share_the_batches_of_one(root):
+    asked = views(root)
+    (whole,) = epoch(asked, batches(size=6))
+    halves = [epoch(asked, batches(World(rank, 2, rank, torch.device("cpu"), "none", "test"), 6)) for rank in (0, 1)]
+    for name in LabelledBatch._fields:
+        assert torch.equal(torch.cat([getattr(batch, name) for (batch,) in halves]), getattr(whole, name)), name
+
+
+# -- files that DALI would show otherwise, or not at all -------------------------------------------------------------------
+
+
+def png(image: Image.Image, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG", **options)
+    return file.getvalue()
+
+
+def other(image: Image.Image, kind: str) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+SMALL = photograph(0, (80, 60))
+
+ODD_FILES = {
+    "cmyk.jpg": jpeg(SMALL.convert("CMYK")),
+    "palette.png": png(SMALL.convert("P")),
+    "transparent.png": png(SMALL.convert("RGBA")),
+    "colour-key.png": png(SMALL, transparency=SMALL.getpixel((5, 5))),
+    "deep.png": png(Image.fromarray(np.asarray(SMALL.convert("L")).astype(np.uint16) << 8)),
+    "oriented.png": png(SMALL, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"),
+    "picture.webp": other(SMALL, "WEBP"),
+    "picture.tif": other(SMALL, "TIFF"),
+    "picture.bmp": other(SMALL, "BMP"),
+    "trailing.jpg": jpeg(SMALL) + bytes(100),
+}
+
+
+def odd_folder(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name[0] / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name[0] / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_files_of_every_kind_show_what_they_show_on_the_reference_path(tmp_path, channels):
+    source = odd_folder(tmp_path, ODD_FILES)
+    asked = views(source, Augmentation(0.5), Mixing(), 48, channels)
+    sampler = TrainingBatches(len(ODD_FILES), len(ODD_FILES), ALONE, 1)
+    (found,), (wanted,) = epoch(asked, sampler), reference(asked, sampler)
+    for image, expected, number in zip(
+        found.images.numpy(), wanted.images.numpy(), found.numbers.tolist(), strict=True
+    ):
+        assert fidelity(image, expected) > 50, asked.source.name(number)
+
+
+def damaged_png() -> bytes:
+    """Its header tells nothing of it."""
+    file = png(SMALL)
+    return file[: len(file) // 2] + bytes([file[len(file) // 2] ^ 255]) + file[len(file) // 2 + 1 :]
+
+
+BROKEN = {
+    "0.jpg": b"",
+    "1.jpg": b"no image",
+    "3.jpg": jpeg(SMALL)[:900],
+    "4.png": damaged_png(),
+}
+SOUND = {f"{number}.jpg": jpeg(photograph(number, (90, 70 + number))) for number in (2, 5, 6, 7, 9)}
+CUT_BUT_ENDED = {"8.jpg": jpeg(SMALL)[:-400] + dali_graph.JPEG_END}
+"""libjpeg shows what there is, and grey."""
+
+
+@pytest.mark.parametrize("size", [2, 5, 10])
+def test_what_comes_in_place_of_broken_images_is_what_the_reference_path_brings(tmp_path, size):
+    folder = odd_folder(tmp_path / "images", BROKEN | SOUND | CUT_BUT_ENDED)
+    listings, seen = [], []
+    for name, take in (("dali", epoch), ("reference", reference)):
+        asked = views(
+            folder, Augmentation(0.5, True, random_erasing=0.5), BOTH, 48, broken=BrokenImages(False, tmp_path / name)
+        )
+        sampler = TrainingBatches(10, size, ALONE, 1)
+        seen.append([batch for number in (1, 2) for batch in take(asked, sampler, number)])
+        listings.append((tmp_path / name / LISTING).read_text().splitlines())
+    assert len(seen[0]) == len(seen[1]) == 2 * (10 // size)
+    for found, wanted in zip(*seen, strict=True):
+        for name in ("labels", "other_labels", "own_share", "numbers", "views"):
+            assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+        for image, expected in zip(found.images.numpy(), wanted.images.numpy(), strict=True):
+            assert fidelity(image, expected) > 38
+    assert sorted(listings[0]) == sorted(listings[1]) and len(listings[0]) == len(BROKEN)
+    for name in BROKEN:
+        assert sum(f"/{name} cannot be read as an image" in line for line in listings[0]) == 1
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_where_broken_images_are_to_end_a_run_the_first_does_and_is_named(tmp_path, name):
+    asked = views(odd_folder(tmp_path, {**SOUND, name: BROKEN[name]}), Augmentation(0.5), Mixing(), 48)
+    with pytest.raises(BrokenImage, match=f"/{name} cannot be read as an image"):
+        epoch(asked, TrainingBatches(6, 3, ALONE, 1))
+
+
+def test_an_image_that_only_pillow_decodes_does_not_end_an_epoch(root, monkeypatch):
+    """DALI stops on a file that seems good; the batches before and after it, in flight with it, stay as they are."""
+    asked, sampler = views(root, Augmentation(0.3, True), Mixing()), batches(size=2)
+    wanted = epoch(asked, sampler)
+    victim, original = int(wanted[1].numbers[0]), dali_graph.prepare
+
+    def spoilt(encoded, *rest, **options):
+        prepared = original(encoded, *rest, **options)
+        file = asked.source.encoded(victim)
+        return prepared._replace(encoded=np.frombuffer(damaged_png(), np.uint8)) if encoded == file else prepared
+
+    monkeypatch.setattr(dali.dali_graph, "prepare", spoilt)
+    found = epoch(asked, sampler)
+    assert len(found) == 5
+    for one, expected in zip(found, wanted, strict=True):
+        assert torch.equal(one.images, expected.images) and torch.equal(one.numbers, expected.numbers)
+
+
+def test_a_file_that_is_gone_is_broken_too(tmp_path):
+    asked = views(odd_folder(tmp_path, SOUND), Augmentation(), Mixing(), 48, broken=BrokenImages(fail=False))
+    (tmp_path / "5" / "5.jpg").unlink()
+    (batch,) = epoch(asked, TrainingBatches(5, 5, ALONE, 1))
+    assert sorted(batch.numbers.tolist()) == [0, 2, 2, 3, 4]
+    one, other = (place for place, number in enumerate(batch.numbers.tolist()) if number == 2)
+    assert torch.equal(batch.images[one], batch.images[other])
+    asked = TrainingViews(asked.source, 48, Augmentation(), Mixing(), 1, preprocessor=DaliPreprocessor(), broken=BrokenImages(fail=True))  # fmt: skip
+    with pytest.raises(BrokenImage, match="5.jpg cannot be read"):
+        epoch(asked, TrainingBatches(5, 5, ALONE, 1))
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_two_ranks_learn_from_dalis_batches(tmp_path):
+    prepare("digits", tmp_path / "digits")
+    run = launcher.run(launcher.plan(launcher.from_values({
+        "name": "dali", "script": "train_classifier.py", "distribution": "torchrun", "compute": {"processes_per_host": 2},
+        "inputs": {name: {"folder": str(tmp_path / "digits" / name)} for name in ("train", "validation")},
+        "hyperparameters": {"model": "resnet10t", "model_options": {"in_chans": 1}, "image_size": 16, "epochs": 1,
+                            "global_batch_size": 32, "learning_rate": 0.003, "max_shift_pixels": 1, "min_crop_area": 0.8,
+                            "mixup": 0.2, "preprocessing": "dali", "num_workers": 1},
+    })))  # fmt: skip
+    assert run.wait(120) == "Completed", "\n".join(line for _, line in run.logs())
+    assert run.result()["world_size"] == 2 and run.result()["validation_accuracy"] > 0.3
+
+
+def test_without_the_package_the_script_says_what_to_install(root, monkeypatch):
+    chosen = ClassifierSettings(model="x", preprocessing="dali")
+    assert open_data(root, root, chosen, 3).recipe is not None
+    original = dali.importlib.util.find_spec
+    monkeypatch.setattr(
+        dali.importlib.util, "find_spec", lambda name: None if name == "nvidia.dali" else original(name)
+    )
+    with pytest.raises(
+        ValueError, match="preprocessing: dali needs NVIDIA's package: pip install nvidia-dali-cuda1[23]0"
+    ):
+        open_data(root, root, chosen, 3)
+    assert open_data(root, root, replace(chosen, preprocessing="cpu"), 3).recipe is None
+
+
+def test_without_the_package_the_launcher_says_so_first(monkeypatch):
+    job = launcher.from_values({
+        "name": "dali", "script": "train_classifier.py", "inputs": {name: {"folder": "."} for name in ("train", "validation")},
+        "hyperparameters": {"model": "resnet10t", "preprocessing": "dali"},
+    })  # fmt: skip
+    assert not [finding for finding in launcher.plan(job).findings if "preprocessing" in finding.key]
+    find = process.importlib.util.find_spec
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None if name == "nvidia.dali" else find(name))
+    [finding] = [finding for finding in launcher.plan(job).errors if "preprocessing" in finding.key]
+    assert "not installed" in finding.found and "[dali]" in finding.cure
+    [finding] = [finding for finding in launcher.plan(job, on="docker").errors if "preprocessing" in finding.key]
+    assert "vision-launcher-local, which does not hold" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("asked", "processes", "threads", "told"),
+    [
+        ("auto", 1, 7, r"7 threads \(auto: 8 cores for 1 process, one of them for training itself\)"),
+        ("auto", 8, 1, r"1 thread \(auto: 8 cores for 8 processes\)"),
+        (0, 1, 1, r"1 thread, as num_workers says \(8 cores for 1 process\)$"),
+        (
+            3,
+            4,
+            3,
+            r"3 threads, as num_workers says \(8 cores for 4 processes\). WARNING: these are more than the cores",
+        ),
+    ],
+)
+def test_dalis_threads_are_those_of_the_cores_or_as_asked(monkeypatch, asked, processes, threads, told):
+    monkeypatch.setattr(workers, "usable_cores", lambda: 8)
+    chosen = workers.choose_threads(
+        ClassifierSettings(model="x", preprocessing="dali", num_workers=asked), {"LOCAL_WORLD_SIZE": str(processes)}
+    )
+    assert chosen.count == threads and re.match(told, chosen.about)
