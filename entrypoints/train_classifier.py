@@ -6,14 +6,17 @@
     On many devices:  the same behind `torchrun --nproc_per_node 8`
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
-from training import distributed, memory, models, reporting
+from training import distributed, memory, models, probes, reporting
 from training.classification import Classification
-from training.data.loaders import open_loaders
+from training.data.loaders import Data, Loaders, open_loaders
 from training.data.views import open_data
 from training.delivery import deliver, require_packages
+from training.distributed import World
 from training.environment import read_environment
 from training.evaluation import evaluate
 from training.failure import failure_file
@@ -21,6 +24,7 @@ from training.loop import open_run, total_steps, train
 from training.script_settings import ClassifierSettings
 from training.settings import read_settings
 from training.state import prepare
+from training.usage import hardware
 
 
 def main(settings: ClassifierSettings) -> None:
@@ -33,13 +37,14 @@ def main(settings: ClassifierSettings) -> None:
         require_packages(settings)
         torch.manual_seed(settings.seed)
         channels = settings.model_options.get("in_chans", 3)
-        data = open_data(
+        opened = partial(
+            open_data,
             environment.channel("train"),
             environment.channel("validation"),
-            settings,
-            channels,
+            channels=channels,
             output=environment.output_data_dir,
         )
+        data = opened(settings)
         run.report.say_all(data.notes)
         model = models.build(settings.model, settings.model_options, len(data.classes), pretrained=settings.pretrained)
         parameters = models.parameter_count(model)
@@ -50,6 +55,14 @@ def main(settings: ClassifierSettings) -> None:
         now, without = memory.measure(state, settings, data)
         size = memory.choose_batch_size(now, without, settings, world, run.report)
         loaders = open_loaders(data, settings, world, batch_size_per_device=size, say=run.report.say)
+        probed = {}
+        if settings.probe_input_images:
+            probed = probe_input(loaders, opened, settings, world, size)
+        if settings.repeat_batch:
+            run.report.say(
+                "repeat_batch: every step gets the first batch again, so this measures the model and teaches it nothing"
+            )
+            loaders = replace(loaders, train=probes.RepeatedBatch(loaders.train))
         task = Classification(state.trained, settings.label_smoothing, run.timeline)
         measure = partial(evaluate, loader=loaders.validation, world=world, autocast=state.precision.autocast)
 
@@ -67,7 +80,22 @@ def main(settings: ClassifierSettings) -> None:
                 options=settings.model_options,
                 image_size=settings.image_size,
             )
-        run.report.result(summary)
+        measured = {"training_images": len(data.training), "hardware": hardware(world.device), **probed}
+        run.report.result({**summary, **measured})
+
+
+def probe_input(
+    loaders: Loaders,
+    opened: Callable[[ClassifierSettings], Data],
+    settings: ClassifierSettings,
+    world: World,
+    size: int,
+) -> dict[str, float]:
+    """How fast the input side is alone, at its own image size if it has one."""
+    if settings.probe_image_size is not None:
+        settings = replace(settings, image_size=settings.probe_image_size)
+        loaders = open_loaders(opened(settings), settings, world, batch_size_per_device=size)
+    return probes.input_alone(loaders, settings.probe_input_images, world)
 
 
 if __name__ == "__main__":

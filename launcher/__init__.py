@@ -10,6 +10,7 @@ run.wait()
 print(run.result())
 """
 
+from launcher import study
 from launcher.findings import Finding, UserError
 from launcher.job import Job
 from launcher.loading import from_values, load
@@ -34,5 +35,6 @@ __all__ = [
     "resume",
     "run",
     "runs",
+    "study",
     "upload",
 ]

@@ -19,6 +19,7 @@ from launcher.findings import UserError, mistake
 from launcher.following import follow
 from launcher.planning import plan_config
 from launcher.records import OVER
+from launcher.study import command as study_command
 
 DONE, RUN_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
@@ -382,6 +383,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--kills", type=int, default=3, metavar="N", help="how many (default: 3)")
     made.add_argument("--hosts-after", type=int, metavar="N", help="every other run has N hosts")
     made.add_argument("--seed", type=int, default=0, metavar="S", help="of the moments and hosts (default: 0)")
+    study_command.add_arguments(command("study", None, "many runs, one question and its answer"), add_job)
     made = command("doctor", doctor, "what this machine is ready for, backend by backend")
     made.add_argument("--json", action="store_true", help="for machines")
 
@@ -393,7 +395,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "source",
         metavar="SOURCE",
-        help="digits, fashion-mnist, shapes (with masks), a folder with idx files, one with one subfolder a class, "
+        help="digits, fashion-mnist, photos, shapes (with masks), a folder with idx files, one with one subfolder a class, "
         "or one with images/ and masks/",
     )
     made.add_argument("target", nargs="?", metavar="TARGET", help="the folder to make; what is already in it is kept")

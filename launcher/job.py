@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 Distribution = Literal["smddp", "torchrun", "none"]
+Way = Literal["cpu_reference", "cpu", "cpu_composed", "dali"]
+"""A way of preprocessing: the setting of that name, and cpu_composed is cpu with compose_augmentation."""
 Text = Annotated[str, StringConstraints(min_length=1)]
 S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", max_length=1024)]
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
@@ -252,6 +254,30 @@ class Debugger(Part):
     )
 
 
+class StudySection(Part):
+    """The trials of `launcher study`. A run leaves them aside."""
+
+    models: list[Text] = Field(
+        default_factory=list, description="a list of timm models' names", examples=["[resnet18, resnet50]"]
+    )
+    """Empty: the job's own model."""
+    loads: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=lambda: [1, 4, 8, 12],
+        min_length=1,
+        description="a list of whole numbers, 0 or more",
+        examples=["[1, 4, 8, 12]"],
+    )
+    """Augmentation load factors; these are the DALI post's."""
+    ways: list[Way] = Field(
+        default_factory=list,
+        description="cpu_reference, cpu, cpu_composed, dali",
+        examples=["[cpu_reference, dali]"],
+    )
+    """Ways of preprocessing; the first is what the others are compared with. Empty: all that the machine has."""
+    repeats: int = Field(3, ge=1, le=100, description="a whole number from 1 to 100", examples=[3])
+    """How often each trial is run, in turns with the others."""
+
+
 class Job(Part):
     """What one config file says."""
 
@@ -320,6 +346,7 @@ class Job(Part):
     )
     """What SageMaker reads from the log as metrics; null: the numbers of this kit's metric line."""
     tags: dict[str, str] = Field(default_factory=dict, description="texts by name", examples=["{team: vision}"])
+    study: StudySection | None = Field(None, description="a mapping", examples=["{models: [resnet18], loads: [1, 12]}"])
     hyperparameters: dict[str, Any] = Field(default_factory=dict, description="the script's settings")
     """The script's settings, checked against the class that it declares."""
     environment: dict[str, str] = Field(

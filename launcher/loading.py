@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import types
 import typing
@@ -123,6 +124,7 @@ def _without_mistakes(values: Mapping[str, Any]) -> Job | None:
         left = deepcopy(dict(values))
         for item in error.errors():
             at, path = left, [part for part in item["loc"] if part != "[key]"]
+            path = list(itertools.takewhile(lambda part: not isinstance(part, int), path))  # a list goes as a whole
             for part in path[:-1]:
                 at = at.get(part, {}) if isinstance(at, dict) else {}
             if path and isinstance(at, dict):
@@ -137,6 +139,8 @@ def _finding(config: config_file.Config, item: Mapping[str, Any]) -> Finding:
     """One pydantic error, with what would have been valid and a cure."""
     path = [str(part) for part in item["loc"] if part != "[key]"]
     key = ".".join(path) or config.source
+    while len(path) > 1 and path[-1].isdigit():  # what holds for an item of a list is told of the list
+        path.pop()
     parent, field = _field_at(path)
     example = field.examples[0] if field is not None and field.examples else None
     valid = (field.description or "") if field is not None else ""

@@ -167,7 +167,7 @@ def test_every_config_opens_with_what_it_does_and_what_to_expect(config):
 def with_data(tmp_path_factory) -> Path:
     """A folder with what the configs' smoke runs read."""
     place = tmp_path_factory.mktemp("with-data")
-    for source in ("digits", "shapes"):
+    for source in ("digits", "photos", "shapes"):
         prepare(source, place / "data" / source)
     return place
 

@@ -197,6 +197,18 @@ class ClassifierSettings(LabelledImageSettings):
     """Keyword arguments for timm.create_model, for example {img_size: 32, patch_size: 4, depth: 6}."""
     pretrained: bool = False
     """Start from timm's published weights; the training machine must reach the Hugging Face hub."""
+    probe_input_images: int = 0
+    """Before training, make batches of so many images and drop them, to tell how fast the input side is alone. 0: no."""
+    probe_image_size: int | None = None
+    """Height and width in pixels of the images that are made for that. None: image_size."""
+    repeat_batch: bool = False
+    """Every step gets the first batch again: how fast the model is alone. It learns nothing of use."""
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        return super().conditions() + [
+            ("probe_input_images", self.probe_input_images >= 0, "0 or more"),
+            ("probe_image_size", self.probe_image_size is None or self.probe_image_size >= 8, "at least 8, or null"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
+from training.usage import worker_cpu_seconds
+
 WARM_UP_STEPS = 5
 """Steps at the start that do not count for images/s: memory is allocated and libraries choose their kernels there."""
 
@@ -27,7 +29,8 @@ class Timeline:
         self._cuda = device.type == "cuda"
         self._seconds: dict[str, float] = defaultdict(float)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-        self._steps, self._since = 0, time.perf_counter()
+        self._steps, self._since, self._cpu_since = 0, time.perf_counter(), time.process_time()
+        self._worker_cpu = worker_cpu_seconds()
         self._counted_steps, self._counted_seconds, self._all_steps = 0, 0.0, 0
 
     @contextlib.contextmanager
@@ -46,26 +49,30 @@ class Timeline:
 
     def start(self) -> None:
         """A step begins now; what came before, such as an evaluation or a checkpoint, is not part of it."""
-        self._since = time.perf_counter()
+        self._since, self._cpu_since = time.perf_counter(), time.process_time()
 
     def step(self) -> None:
         """A step has ended, and the next begins."""
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), time.process_time()
         self._steps, self._all_steps = self._steps + 1, self._all_steps + 1
         self._seconds["step"] += now - self._since
+        self._seconds["cpu"] += cpu - self._cpu_since
         if self._all_steps > WARM_UP_STEPS:
             self._counted_steps, self._counted_seconds = (
                 self._counted_steps + 1,
                 self._counted_seconds + now - self._since,
             )
-        self._since = now
+        self._since, self._cpu_since = now, cpu
 
     def window(self) -> dict[str, float]:
-        """Mean seconds a step since the last call, of the whole `step` and of each phase. Waits for the device's last event."""
+        """Mean seconds a step since the last call, of the whole `step` and of each phase; and `cpu`, the CPU seconds of this
+        process and its workers, all threads together. Waits for the device's last event."""
         if self._events:
             self._events[-1][2].synchronize()
         for name, begin, end in self._events:
             self._seconds[name] += begin.elapsed_time(end) / 1000  # milliseconds
+        before, self._worker_cpu = self._worker_cpu, worker_cpu_seconds()
+        self._seconds["cpu"] += max(0.0, self._worker_cpu - before)  # less where a worker has ended
         means = {name: seconds / self._steps for name, seconds in self._seconds.items()}
         self._seconds.clear()
         self._events.clear()

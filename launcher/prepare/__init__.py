@@ -43,9 +43,9 @@ def prepare(
     EXIF says, on white where it is transparent, of 16 bits the upper 8.
 
     Args:
-        source: `digits` (scikit-learn's, 8 × 8 grey), `fashion-mnist` (Debian's package), `shapes` (drawn, with masks), a folder
-            with MNIST-style idx files, or a folder with one subfolder a class, or with images/ and masks/; the last two also
-            below train/ and validation/ (or val/ or test/).
+        source: `digits` (scikit-learn's, 8 × 8 grey), `fashion-mnist` (Debian's package), `photos` (JPEGs of 400 × 300 pixels, cut
+            from scikit-learn's two photographs), `shapes` (drawn, with masks), a folder with MNIST-style idx files, or a folder with
+            one subfolder a class, or with images/ and masks/; the last two also below train/ and validation/ (or val/ or test/).
         target: becomes target/train and target/validation.
         size: scale images down so that the shorter side has so many pixels; smaller ones stay as they are;
             `shapes` are drawn at that size.

@@ -38,8 +38,8 @@ class Sample(NamedTuple):
 
     @property
     def ending(self) -> str:
-        """Of the file that the image becomes."""
-        ending = os.path.splitext(self.source)[1].lower() if self.image is None else ".png"
+        """Of the file that the image becomes: its source's, where that has one which is kept."""
+        ending = os.path.splitext(self.source)[1].lower()
         return ending if ending in KEPT else ".png"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher import shapes
 from launcher.findings import UserError, did_you_mean, mistake
+from launcher.prepare import photos
 from launcher.prepare.samples import KEPT, Sample
 
 if TYPE_CHECKING:
@@ -74,13 +75,16 @@ def _samples(source: str, size: int | None, validation_fraction: float) -> Itera
     if source == "digits":
         return _digits(validation_fraction)
     folder = Path(source)
+    if source == "photos" and not folder.is_dir():
+        return _photos(validation_fraction)
     if source == "shapes" and not folder.is_dir():
         return _shapes(size or shapes.SIZE, validation_fraction)
     if source == "fashion-mnist" and not folder.is_dir():
         folder = next((place for place in FASHION_FOLDERS if place.is_dir()), None) or _no_fashion()
     if not folder.is_dir():
-        cure = did_you_mean(source, ["digits", "fashion-mnist", "shapes"], "check the path")
-        raise mistake("SOURCE", f"{source}: no such folder", cure, valid="digits, fashion-mnist, shapes, or a folder")
+        cure = did_you_mean(source, ["digits", "fashion-mnist", "photos", "shapes"], "check the path")
+        valid = "digits, fashion-mnist, photos, shapes, or a folder"
+        raise mistake("SOURCE", f"{source}: no such folder", cure, valid=valid)
     if _idx_file(folder, IDX_FILES["train"][0]) is not None:
         return (sample for split, names in IDX_FILES.items() for sample in _idx(folder, split, *names))
     return _image_folder(folder, validation_fraction)
@@ -97,12 +101,7 @@ def _no_fashion() -> Path:
 
 def _digits(validation_fraction: float) -> Iterator[Sample]:
     """scikit-learn's 1,797 handwritten digits, 8 × 8, values 0…16 (https://scikit-learn.org/stable/datasets/toy_dataset.html)."""
-    if importlib.util.find_spec("sklearn") is None:
-        raise mistake(
-            "SOURCE",
-            "digits come with scikit-learn, which is not installed",
-            "make, or pip install -e '.[local]', in this kit's folder",
-        )
+    _require_scikit_learn("digits")
     _, labels = _all_digits()
     names = [(str(label), f"{number:04d}.png") for number, label in enumerate(labels)]
     held_out = _held_out(names, validation_fraction)
@@ -124,6 +123,26 @@ def _digit(number: int) -> Image:
     from PIL import Image
 
     return Image.fromarray(_all_digits()[0][number])
+
+
+def _photos(validation_fraction: float) -> Iterator[Sample]:
+    """Parts of scikit-learn's two photographs."""
+    _require_scikit_learn("photos")
+    names = [(label, f"{number:04d}.jpg") for label in photos.CLASSES for number in range(photos.EACH)]
+    held_out = _held_out(names, validation_fraction)
+    for place, name in enumerate(names):
+        split, number = "validation" if name in held_out else "train", place % photos.EACH
+        drawn = functools.partial(photos.draw, name[0], number)
+        yield Sample(split, name[0], f"{number:04d}", f"{name[0]} {name[1]}", drawn)
+
+
+def _require_scikit_learn(what: str) -> None:
+    if importlib.util.find_spec("sklearn") is None:
+        raise mistake(
+            "SOURCE",
+            f"{what} come with scikit-learn, which is not installed",
+            "make, or pip install -e '.[local]', in this kit's folder",
+        )
 
 
 def _shapes(size: int, validation_fraction: float) -> Iterator[Sample]:

@@ -268,7 +268,8 @@ def test_a_timeline_leaves_out_the_first_steps_and_the_pauses(monkeypatch):
     timeline.step()  # 4: three seconds
     timeline.start()  # 5
     timeline.step()  # 6: one second
-    assert timeline.window() == {"backward": 0.5, "step": 2.0}
+    means = timeline.window()
+    assert means.pop("cpu") >= 0 and means == {"backward": 0.5, "step": 2.0}
     assert timeline.seconds_per_step() is None
     for _ in range(5):
         timeline.step()  # 7 … 11

@@ -106,6 +106,7 @@ WRONG_SEGMENTATION = {
 
 CASES = [(DistillationSettings, name, value) for name, value in WRONG.items()]
 CASES += [(SegmentationSettings, name, value) for name, value in WRONG_SEGMENTATION.items()]
+CASES += [(ClassifierSettings, "probe_input_images", -1), (ClassifierSettings, "probe_image_size", 4)]
 
 
 @pytest.mark.parametrize(("settings_class", "name", "value"), CASES)

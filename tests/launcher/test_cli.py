@@ -242,10 +242,10 @@ def test_help_tells_every_command():
 def test_no_new_option_by_accident():
     """The options are a promise: a change here is a change of the README too."""
     text = "".join(
-        typed(command, "--help").stdout
+        typed(*command.split(), "--help").stdout
         for command in (
             *("plan", "run", "replay", "attach", "runs", "show", "logs", "stop", "compare", "diff", "profile"),
-            *("emulate", "prepare", "resume", "drill"),
+            *("emulate", "prepare", "resume", "drill", "study preprocessing"),
         )
     )
     options = set(re.findall(r"--[a-z-]+", text))
@@ -253,6 +253,7 @@ def test_no_new_option_by_accident():
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
         "--kills", "--hosts-after", "--seed", "--shards", "--jobs", "--jpeg-quality", "--verify",
+        "--models", "--loads", "--ways", "--repeats", "--table",
     }  # fmt: skip
     readme = (Path(ROOT) / "README.md").read_text()
     assert all(option in readme for option in options - {"--help"})

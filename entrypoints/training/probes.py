@@ -1,0 +1,71 @@
+"""Half of a training step alone, as fast as it goes: the input side without the model, and the model without its input side.
+
+Which half a run waits for is a difference between speeds, not a share of its own time: a GPU computes while the host waits for data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from training.data.loaders import Loaders
+from training.distributed import World
+from training.timeline import WARM_UP_STEPS
+from training.usage import worker_cpu_seconds
+
+MOST_SECONDS = 8.0
+"""After which no more batches are made to measure a slow input side: it is known well enough then."""
+
+
+class RepeatedBatch:
+    """In a loader's place: its first batch, over and over."""
+
+    def __init__(self, loader: Iterable[Any]):
+        self._loader, self._first = loader, None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._first = next(iter(self._loader)) if self._first is None else self._first
+        return itertools.repeat(self._first)
+
+
+def input_alone(loaders: Loaders, images: int, world: World) -> dict[str, float]:
+    """Make micro-batches of so many images, or for MOST_SECONDS, and drop them; a few before them are not counted.
+
+    Returns:
+        input_images_per_second of this process, input_cpu_seconds_an_image (this process and its workers), and
+        input_start_seconds: from asking the loader to its first batch, so with the start of its workers.
+    """
+    asked, counted, made = time.perf_counter(), 0, _epochs(loaders)
+    next(made)
+    _settle(world)
+    first = time.perf_counter() - asked
+    for _ in range(WARM_UP_STEPS - 1):
+        next(made)
+    _settle(world)
+    began, cpu = time.perf_counter(), time.process_time() + worker_cpu_seconds()
+    while not counted or (counted < images and time.perf_counter() - began < MOST_SECONDS):
+        counted += len(next(made).images)
+    _settle(world)
+    seconds, cpu = time.perf_counter() - began, time.process_time() + worker_cpu_seconds() - cpu
+    return {
+        "input_images_per_second": counted / seconds,
+        "input_cpu_seconds_an_image": cpu / counted,
+        "input_start_seconds": first,
+    }
+
+
+def _epochs(loaders: Loaders) -> Iterator[Any]:
+    """The batches of one epoch after the other."""
+    for epoch in itertools.count(1):
+        loaders.train_batches.start(epoch)
+        yield from loaders.train
+
+
+def _settle(world: World) -> None:
+    """Wait for what the input side does on a GPU."""
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)

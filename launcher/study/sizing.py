@@ -1,0 +1,137 @@
+"""Which of SageMaker's instance types have the CPUs to feed their GPUs, on each way of preprocessing, and at which price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from launcher.aws import catalog, prices
+from launcher.job import Job
+
+TOO_OLD = ("ml.p2.",)
+"""Families on which no image with PyTorch 1.13 or later runs, as the catalog says; this kit's scripts need 2.0."""
+
+RESERVED = 1
+"""vCPUs a GPU that are left to the training process itself, which starts the GPU's kernels."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a model takes on one GPU."""
+
+    images_per_second: float
+    source: str
+    """`measured`, or `the post's`."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """An instance type beside a way of preprocessing."""
+
+    instance_type: str
+    gpu: str
+    vcpus_a_gpu: float
+    fed: float
+    """Images a second that its CPUs give each GPU."""
+    demand: Demand | None
+    usd_per_hour: float | None
+    gpus: int
+
+    @property
+    def share(self) -> float | None:
+        """Of the model's speed that the CPUs keep up; 1: it is fed."""
+        return None if self.demand is None else min(1.0, self.fed / self.demand.images_per_second)
+
+    @property
+    def usd_a_million(self) -> float | None:
+        """US dollars to train on a million images; None where the price or the demand is not known."""
+        if self.demand is None or self.usd_per_hour is None:
+            return None
+        rate = self.gpus * min(self.fed, self.demand.images_per_second)
+        return self.usd_per_hour / 3600 / rate * 1e6
+
+
+def fit(instance_type: str, core_rate: float, demands: Mapping[str, Demand], job: Job | None = None) -> Fit:
+    """One instance type with GPUs.
+
+    Args:
+        core_rate: images a second that a core gives. A core is one of the operating system's, as a vCPU is.
+        demands: by GPU, as the catalog names it.
+        job: whose region's prices are asked for; None: no price.
+    """
+    facts = catalog.instance(instance_type)
+    assert facts is not None and facts.gpus and facts.gpu is not None
+    each = facts.vcpus / facts.gpus
+    fed = max(each - RESERVED, 0) * core_rate
+    price = None if job is None else _price(job, instance_type)
+    return Fit(instance_type, facts.gpu, each, fed, demands.get(facts.gpu), price, facts.gpus)
+
+
+def instance_types() -> list[str]:
+    """Of each GPU the instance types with the fewest and with the most vCPUs a GPU, the smaller machine where two are alike; by
+    catalog order of the GPUs."""
+    by_gpu: dict[str, list[catalog.InstanceType]] = {}
+    for name in catalog.instance_types():
+        facts = catalog.instance(name)
+        if facts is not None and facts.gpu is not None and not name.startswith(TOO_OLD):
+            by_gpu.setdefault(facts.gpu, []).append(facts)
+    found = []
+    for types in by_gpu.values():
+        ordered = sorted(types, key=lambda facts: (facts.vcpus / facts.gpus, facts.gpus, facts.vcpus))
+        few, most = ordered[0], ordered[-1].vcpus / ordered[-1].gpus
+        many = next(facts for facts in ordered if facts.vcpus / facts.gpus == most)
+        found += list(dict.fromkeys([few.name, many.name]))
+    return found
+
+
+def demands_of(model: str, image_size: int, measured: float | None, gpu: str | None) -> dict[str, Demand]:
+    """What is known of a model's speed, by GPU: the post's for images of its size, and what was measured in its place.
+
+    Args:
+        measured: images a second of the model alone on one `gpu`, whose name is as CUDA tells it.
+    """
+    found: dict[str, Demand] = {}
+    if model in post()["models"] and image_size == post()["image_size"]:
+        found[post()["gpu"]] = Demand(post_rate(model), "the post's")
+    name = catalog_gpu(gpu) if gpu else None
+    if name is not None and measured is not None:
+        found[name] = Demand(measured, "measured")
+    return found
+
+
+def catalog_gpu(name: str) -> str | None:
+    """The catalog's name of a GPU that CUDA calls, for example, Tesla V100-SXM2-16GB; None for one of no instance type."""
+    words = name.replace("-", " ").split()
+    known = {facts.gpu for each in catalog.instance_types() if (facts := catalog.instance(each)) and facts.gpu}
+    fitting = [gpu for gpu in known if all(word in words for word in gpu.split())]
+    return max(fitting, key=len, default=None)
+
+
+def post_rate(model: str) -> float:
+    """Training images a second of the post's fastest trial: the model takes at least so many, because its epochs validate too."""
+    return post()["training_images"] / min(seconds for pair in post()["models"][model].values() for seconds in pair)
+
+
+@cache
+def post() -> Mapping[str, Any]:
+    """dali_post.yaml."""
+    import yaml  # here, so that whoever imports this module pays for it only when asking
+
+    return yaml.safe_load((Path(__file__).parent / "dali_post.yaml").read_text(encoding="utf-8"))
+
+
+def _price(job: Job, instance_type: str) -> float | None:
+    """US dollars an hour as this machine knows it: AWS's price list as last read, and the job's own price for its own type."""
+    own = instance_type == job.compute.instance_type
+    compute = job.compute.model_copy(
+        update={
+            "instance_type": instance_type,
+            "instance_count": 1,
+            "instance_groups": [],
+            "price_per_hour": job.compute.price_per_hour if own else None,
+        }
+    )
+    return prices.price(job.model_copy(update={"compute": compute})).per_hour

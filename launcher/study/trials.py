@@ -1,0 +1,233 @@
+"""The table of a study's trials: a CSV file with a line for each that is over, and what all of its lines have in common."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from launcher import records
+from launcher.findings import Finding, UserError, mistake
+from launcher.job import Job
+from launcher.package import TravelFile
+from launcher.planning import plan
+from launcher.running import Run, start
+
+ALIKE = ("code", "settings", "machine")
+"""What must be the same in all lines of a table: a checksum of the code that travels, the job's settings but those that the study
+varies, as JSON, and where the trials run."""
+
+PACKAGES = ("torch", "timm", "numpy", "pillow", "simplejpeg", "opencv-python-headless")
+"""Whose versions belong to a machine of ours."""
+
+Row = dict[str, str]
+
+
+class Table:
+    """A study's trials that are over, in a CSV file.
+
+    Args:
+        file: is made with its folder; an existing one is gone on with.
+        keys: the columns that say which trial a line is.
+        measured: the columns of what came out.
+        alike: the value of each of ALIKE now.
+        commit: of the code, for people.
+
+    Raises:
+        UserError: the file is no such table, or its trials were other in code, settings or machine.
+    """
+
+    def __init__(
+        self, file: Path, keys: Sequence[str], measured: Sequence[str], alike: Mapping[str, str], commit: str = ""
+    ):
+        self.file, self.keys, self.alike = file, tuple(keys), {**alike, "commit": commit}
+        self.columns = (*keys, *measured, "run", "finished", "commit", *ALIKE)
+        self.rows = self._read()
+
+    def find(self, key: Mapping[str, Any]) -> Row | None:
+        """The line of a trial; None where it is not over."""
+        wanted = {name: str(key[name]) for name in self.keys}
+        return next((row for row in self.rows if all(row[name] == wanted[name] for name in wanted)), None)
+
+    def add(self, key: Mapping[str, Any], measured: Mapping[str, Any], run: Run) -> None:
+        """Write a trial down; a reader sees the file with its line or without it. Not known is an empty field."""
+        values = {**key, **measured, **self.alike, "run": run.name, "finished": run.outcome().get("finished", "")}
+        self.rows.append({name: _text(values.get(name)) for name in self.columns})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        records.write_atomically(self.file, text.getvalue())
+
+    def _read(self) -> list[Row]:
+        if not self.file.exists():
+            return []
+        with open(self.file, newline="", encoding="utf-8", errors="replace") as stream:
+            reader = csv.DictReader(stream)
+            columns, rows = tuple(reader.fieldnames or ()), list(reader)
+        another = f"name another file by --table, or remove it: rm {self.file}"
+        if columns != self.columns or any(None in row.values() for row in rows):
+            raise mistake("--table", f"{self.file} is no table of this study", another)
+        found = []
+        for name in ALIKE:
+            for value in dict.fromkeys(row[name] for row in rows if row[name] != self.alike[name]):
+                commit = next(row["commit"] for row in rows if row[name] == value)
+                about = _difference(name, value, self.alike[name], commit, self.alike["commit"])
+                found.append(Finding(key="--table", found=f"{self.file} holds trials of {about}", cure=another))
+        if found:
+            raise UserError(found, "trials that are not alike cannot be compared")
+        return rows
+
+
+@contextmanager
+def held(file: Path) -> Iterator[None]:
+    """Keep a table for this process alone. Raises UserError where another has it."""
+    if file.is_dir() or file.suffix != ".csv":
+        raise mistake(
+            "--table",
+            f"{file} {'is a folder' if file.is_dir() else 'does not end in .csv'}",
+            "name a file",
+            valid="FILE.csv",
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file.with_name(f".{file.name}.lock"), "wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise mistake(
+                "--table", f"{file} is another study's that runs now", "wait for it, or name another"
+            ) from None
+        yield
+
+
+def try_once(job: Job, on: str, max_cost: float | None = None, say: Callable[[str], None] = lambda text: None) -> Run:
+    """Run a job to its end. Where this process is interrupted the run is stopped first.
+
+    Args:
+        say: takes a line while the run's far side cannot be asked, and where it is interrupted.
+    """
+    trouble, planned = "", plan(job, on=on)
+    with _later() as interrupted:
+        run = start(planned, max_cost=max_cost)
+    try:
+        if interrupted:
+            raise KeyboardInterrupt
+        while run.wait(1) not in records.OVER:
+            if run.trouble != trouble:
+                trouble = run.trouble
+                say(trouble or "AWS answers again")
+    except KeyboardInterrupt:
+        say("stopping the trial that runs: it stays out of the table, and the same command goes on with it")
+        run.stop("Ctrl-C in launcher study")
+        run.wait(150)
+        raise
+    return run
+
+
+@contextmanager
+def _later() -> Iterator[list[int]]:
+    """Notes what would interrupt this process, and lets it go on: half a start would leave a run that nobody stops."""
+    came: list[int] = []
+    ours = threading.current_thread() is threading.main_thread()  # no other thread is interrupted
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if ours}
+    noted = {number: given for number, given in before.items() if given is signal.default_int_handler}
+    for number in noted:
+        signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield came
+    finally:
+        for number, given in noted.items():
+            signal.signal(number, given)
+
+
+def code_checksum(files: Sequence[TravelFile]) -> str:
+    """Of the files that travel: their paths and what is in them."""
+    checksum = hashlib.sha256()
+    for file in files:
+        checksum.update(f"{file.path}\0{hashlib.sha256(file.read()).hexdigest()}\n".encode())
+    return checksum.hexdigest()[:16]
+
+
+def commit_of(source: Path) -> str:
+    """The commit around a folder, with a + where it has changes that are not committed; "" outside a repository."""
+    state, _ = records.git_state(source)
+    return (state["commit"][:12] + ("" if state["clean"] else "+")) if state.get("commit") else ""
+
+
+def settings_of(job: Job, varied: Sequence[str]) -> str:
+    """All of a job that its measurements depend on, less the hyperparameters that are varied; as JSON."""
+    parts = ("script", "distribution", "inputs", "environment")
+    values = {name: value for name, value in job.model_dump(exclude_none=True).items() if name in parts}
+    compute = ("instance_type", "instance_count", "instance_groups", "processes_per_host", "shm_gb")
+    values["compute"] = {name: value for name, value in job.compute.model_dump().items() if name in compute and value}
+    values["hyperparameters"] = {name: value for name, value in job.hyperparameters.items() if name not in varied}
+    if values.pop("environment", None):  # it may hold secrets, and a table is shown around
+        values["environment"] = hashlib.sha256(json.dumps(job.environment, sort_keys=True).encode()).hexdigest()[:16]
+    return json.dumps(values, sort_keys=True)
+
+
+def machine_of(job: Job, on: str) -> str:
+    """Where the trials run: for SageMaker the instance type and the image, otherwise this machine and the packages that compute."""
+    image = job.image.model_dump_json(exclude_none=True) if job.image is not None else "no image"
+    if on == "aws":
+        return f"{on}: {job.compute.instance_type}, {image}"
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0))
+    gpus = [line.partition(":")[2].strip() for file in Path("/proc/driver/nvidia/gpus").glob("*/information")
+            for line in _lines(file) if line.startswith("Model")]  # fmt: skip
+    parts = [f"{cores} cores of {names[0] if names else platform.machine()}", *(gpus or ["no GPU"])]
+    parts += [image] if on == "docker" else [f"{name} {_version(name)}" for name in PACKAGES]
+    return f"{on}: " + ", ".join(parts)
+
+
+def _lines(file: str | Path) -> list[str]:
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
+
+
+def _difference(name: str, before: str, now: str, commit_before: str, commit: str) -> str:
+    """What a table's lines and the trials to come do not share, in words."""
+    if name == "code":
+        return f"other code: commit {commit_before or 'unknown'}, now {commit or 'unknown'}"
+    if name == "machine":
+        return f"another machine: {before}; now {now}"
+    try:
+        one, other = _flat(json.loads(before)), _flat(json.loads(now))
+    except ValueError:
+        return "other settings, which cannot be read"
+    changed = [
+        f"{key} {one.get(key, 'not set')!r}, now {other.get(key, 'not set')!r}"
+        for key in sorted({**one, **other})
+        if one.get(key) != other.get(key)
+    ]
+    return "other settings: " + "; ".join(changed)
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {prefix.rstrip("."): values}
+    return {key: value for name, below in values.items() for key, value in _flat(below, f"{prefix}{name}.").items()}

@@ -1,0 +1,288 @@
+"""A study for real: tiny models trained on a few photographs, killed in between, gone on with, and its table guarded."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import launcher
+from launcher import cli
+from launcher.prepare import photos
+from launcher.study import preprocessing_study
+from launcher.study.model_names import timm_models, unknown
+from launcher.study.trials import Table, held
+from tests.conftest import wait_until
+
+TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
+MODEL = "vit_tiny_patch16_224"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with photographs and a config."""
+    folder = tmp_path_factory.mktemp("study")
+    for split, numbers in (("train", range(20)), ("validation", range(20, 22))):
+        for label in photos.CLASSES:
+            (folder / split / label).mkdir(parents=True)
+            for number in numbers:
+                photos.draw(label, number).save(folder / split / label / f"{number}.jpg", quality=95)
+    write_config(folder)
+    return folder
+
+
+def write_config(folder: Path) -> Path:
+    """A job for SageMaker, and what is smaller where there is no GPU."""
+    hyperparameters = {"model": MODEL, "model_options": TINY, "image_size": 32, "min_crop_area": 0.5, "num_workers": 0}
+    hyperparameters |= {"global_batch_size": 4, "max_steps": 8, "log_every": 1}
+    job = {
+        "name": "tiny",
+        "script": "train_classifier.py",
+        "inputs": {name: {"s3": f"s3://amzn-s3-demo-bucket/{name}/"} for name in ("train", "validation")},
+        "hyperparameters": hyperparameters,
+        "study": {"loads": [0, 2], "ways": ["cpu_reference", "cpu"], "repeats": 1},
+        "smoke": {
+            "inputs": {name: {"folder": str(folder / name)} for name in ("train", "validation")},
+            "hyperparameters": {"image_size": 16},
+        },
+    }
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(job))
+    return file
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """Also where there is one."""
+    monkeypatch.setattr(preprocessing_study, "gpu_count", lambda: 0)
+
+
+def lines(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(file.open())) if file.exists() else []
+
+
+@pytest.fixture(scope="module")
+def studied(place, tmp_path_factory):
+    """A study that was killed after two trials, then asked for again: what it said, and the runs that there were."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("LAUNCHER_RUNS", str(place / "runs"))
+    patch.setenv("CUDA_VISIBLE_DEVICES", "")
+    patch.setattr(preprocessing_study, "gpu_count", lambda: 0)
+    table = place / "trials.csv"
+    command = [
+        sys.executable,
+        "-m",
+        "launcher",
+        "study",
+        "preprocessing",
+        str(place / "config.yaml"),
+        "--table",
+        str(table),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+        told = [killed.stdout.readline() for _ in range(4)]
+        assert len(lines(table)) >= 2, told
+        with pytest.raises(launcher.UserError, match="another study's that runs now"):
+            launcher.study.preprocessing(place / "config.yaml", table=table, say=lambda line: None)
+        killed.kill()
+    before, said = lines(table), []
+    runs_before = {run.name for run in launcher.runs()}
+    found = launcher.study.preprocessing(place / "config.yaml", table=table, say=said.append)
+    yield found, before, said, {run.name for run in launcher.runs()} - runs_before
+    patch.undo()
+
+
+def test_after_a_kill_only_what_is_missing_runs(studied):
+    found, before, said, new_runs = studied
+    assert 2 <= len(before) < 5 and found.table[: len(before)] == before
+    assert len(found.table) == 5 and {line["run"] for line in found.table[len(before) :]} == new_runs
+    assert said[1] == f"5 trials, {len(before)} of them in {found.file}" and len(said) == 2 + 5 - len(before)
+    trials = [(line["part"], line["way"], line["load"]) for line in found.table]
+    ways = [("training", way, load) for load in ("0", "2") for way in ("cpu_reference", "cpu")]
+    assert trials == [("model", "", ""), *ways] and found.failed == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_study_that_is_stopped_stops_its_trial_and_says_how_to_go_on(place, tmp_path, monkeypatch, number):
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    command = [sys.executable, "-m", "launcher", "study", "preprocessing", str(place / "config.yaml"), "--ways", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+        wait_until(launcher.runs, 60, "a trial has begun")
+        stopped.send_signal(number)
+        told = stopped.stdout.read().splitlines()
+    assert told[-1].startswith("stopping the trial that runs: it stays out of the table, and the same command goes on")
+    assert stopped.returncode == 130 and [run.state for run in launcher.runs()] == ["Stopped"]
+
+
+def test_every_trial_tells_what_the_answer_needs(studied):
+    found, *_ = studied
+    for line in found.table:
+        assert float(line["epoch_seconds"]) == pytest.approx(40 / float(line["images_per_second"]))
+        assert 0 <= float(line["data_wait_share"]) <= 1 and float(line["cpu_share_p50"]) > 0
+        assert line["counted_steps"] == "3" and float(line["cores"]) > 0 and line["gpu"] == ""
+        assert bool(line["input_cpu_seconds_an_image"]) == (line["part"] == "training")
+    told = str(found)
+    for title in (
+        "seconds an epoch",
+        "what it waits for",
+        "what a core gives",
+        "which machines would feed it",
+        "verdict",
+    ):
+        assert f"{title}\n\n" in told, told
+    assert "There is no GPU" in told and len(found.cells) == 4 and all(cell.alone for cell in found.cells)
+    assert found.verdict.splitlines()[0].startswith(f"{MODEL}, load 0: ")
+    assert all(cell.core_rate > 0 for cell in found.cells)
+
+
+def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, place, capsys):
+    found, *_ = studied
+    assert cli.main(["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file)]) == 0
+    told = capsys.readouterr().out
+    small = f"no GPU here: the CPU paths are compared on smaller images, as the smoke section of {place / 'config.yaml'} says\n"
+    assert told.startswith(f"{small}5 trials, 5 of them in {found.file}\n\n{found}\n")
+    assert (
+        "images of 16 pixels" in told
+        and "input alone is that of images of 32 pixels, of which the model sees 16" in told
+    )
+    assert told.splitlines()[-2:] == [f"table   {found.file}", f"charts  {found.file.with_suffix('.svg')}"]
+    assert found.file.with_suffix(".svg").read_text().startswith("<svg ")
+    fewer = launcher.study.preprocessing(
+        place / "config.yaml", ["study.loads=[2]"], table=found.file, say=lambda line: None
+    )
+    assert [cell.load for cell in fewer.cells] == [2, 2], "a smaller grid is a part of the table"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("code", "0123456789abcdef", "trials of other code: commit "),
+        ("machine", "process: a Cray-1", "trials of another machine: process: a Cray-1; now process: "),
+        ("settings", '{"hyperparameters": {"max_steps": 9}}', "other settings: "),
+    ],
+)
+def test_a_table_of_other_trials_is_refused_in_words(studied, place, tmp_path, column, value, expected):
+    found, *_ = studied
+    rows = lines(found.file)
+    rows[3][column] = value
+    foreign = tmp_path / "foreign.csv"
+    with foreign.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    before = foreign.read_bytes()
+    with pytest.raises(launcher.UserError) as refused:
+        launcher.study.preprocessing(place / "config.yaml", table=foreign, say=lambda line: None)
+    assert expected in str(refused.value) and "name another file by --table" in str(refused.value)
+    if column == "settings":
+        assert "hyperparameters.max_steps 9, now 8" in str(refused.value)
+    assert foreign.read_bytes() == before
+
+
+def test_a_file_that_is_no_table_is_left_as_it_is(place, tmp_path):
+    file = tmp_path / "mine.csv"
+    for text in ("a,b\n1,2\n", "", "\x00\xff"):
+        file.write_text(text)
+        with pytest.raises(launcher.UserError, match="is no table of this study"):
+            launcher.study.preprocessing(place / "config.yaml", table=file, say=lambda line: None)
+        assert file.read_text() == text
+
+
+def test_a_table_is_a_csv_file(tmp_path):
+    """Its charts lie beside it, under its name with another ending."""
+    for file, expected in ((tmp_path, "is a folder"), (tmp_path / "t.svg", "does not end in .csv")):
+        with pytest.raises(launcher.UserError, match=expected), held(file):
+            pass
+
+
+def test_a_table_is_one_studys_at_a_time(tmp_path):
+    with held(tmp_path / "t.csv"), pytest.raises(launcher.UserError, match="runs now"), held(tmp_path / "t.csv"):
+        pass
+    with held(tmp_path / "t.csv"):
+        assert Table(tmp_path / "t.csv", ["a"], ["b"], dict.fromkeys(("code", "settings", "machine"), "")).rows == []
+
+
+def test_what_fails_is_told_kept_out_of_the_table_and_not_repeated_at_once(place, tmp_path, capsys):
+    config = str(write_config(tmp_path))
+    words = ["hyperparameters.model_options={embed_dim: 25}", "study.loads=[0,1]", "study.ways=[cpu]"]
+    words += [f"inputs.{name}.folder={place / name}" for name in ("train", "validation")]
+    assert cli.main(["study", "preprocessing", config, *words]) == 1
+    told = capsys.readouterr().out
+    assert "no trial has completed" in told and "vit_tiny_patch16_224, the model alone, repeat 1: Failed: " in told
+    assert (
+        "cannot be made with" in told and f"{MODEL}, cpu, load 1, repeat 1: left out, because it failed before" in told
+    )
+    assert not list(tmp_path.glob("**/studies/*.csv")) and len(launcher.runs()) == 1
+
+
+def test_all_mistakes_come_at_once_with_what_is_valid(place, capsys):
+    words = ["--ways", "cpu_refrence,cpu", "--loads=-1,4", "--models", "resnet19,resnet50", "--repeats", "0"]
+    assert cli.main(["study", "preprocessing", str(place / "config.yaml"), *words, "hyperparameters.epohcs=3"]) == 2
+    told = capsys.readouterr().err
+    for expected in (
+        *(
+            "study.ways.0: 'cpu_refrence' (text)",
+            "did you mean cpu_reference?",
+            "study.loads.0: -1",
+            "study.repeats: 0",
+        ),
+        *("timm has no model resnet19", "hyperparameters.epohcs", "did you mean epochs?"),
+    ):
+        assert expected in told, told
+    assert "resnet50" not in told.replace("did you mean resnet50", "")
+
+
+def test_another_script_has_nothing_to_compare(place, capsys):
+    assert cli.main(["study", "preprocessing", str(place / "config.yaml"), "script=train_kd.py"]) == 2
+    assert "train_kd.py has no ways of preprocessing to compare" in capsys.readouterr().err
+
+
+def test_the_price_of_all_trials_is_told_and_refused_before_the_first(place, capsys):
+    words = [
+        "compute.price_per_hour=4",
+        "compute.instance_type=ml.p3.2xlarge",
+        "compute.max_hours=0.5",
+        "region=us-west-2",
+    ]
+    words += ["role=arn:aws:iam::123456789012:role/SageMakerTraining", "output=s3://amzn-s3-demo-bucket/studies"]
+    words += ["image={framework_version: 2.6.0, python: py312}"]
+    command = ["study", "preprocessing", str(place / "config.yaml"), *words, "--on", "aws", "--max-cost", "9.5"]
+    assert cli.main(command) == 2
+    told = capsys.readouterr()
+    assert "5 trials: at most $10.00 in all; each at most $2.00" in told.out
+    assert "at most $10.00 in all" in told.err and "study.repeats" in told.err and launcher.runs() == []
+
+
+def test_timms_names_are_known_without_importing_it():
+    code = (
+        "import sys; from launcher.study.model_names import timm_models; names = timm_models(); "
+        "assert not {'timm', 'torch'} & set(sys.modules); import timm; assert set(timm.list_models()) <= names, 'some lack'; "
+        "assert all(map(timm.is_model, names)), 'some are none'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {"resnet18", "resnet50", "resnet152", "pvt_v2_b0"} < timm_models()
+    assert unknown("resnet19") and not unknown("resnet50.a1_in1k") and not unknown("hf-hub:someone/model")
+
+
+def test_the_launcher_is_imported_without_its_studies():
+    code = "import sys, launcher; assert not [name for name in sys.modules if name.startswith('launcher.study.')]"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'preprocesing'"):
+        launcher.study.preprocesing  # noqa: B018
+
+
+def test_only_this_machines_cpus_want_smaller_images(place, monkeypatch):
+    config = place / "config.yaml"
+    to_be_small = preprocessing_study._to_be_small
+    assert to_be_small(config, "process") and to_be_small(config, "docker") and not to_be_small(config, "aws")
+    monkeypatch.setattr(preprocessing_study, "gpu_count", lambda: 1)
+    assert not to_be_small(config, "process")
+    with pytest.raises(launcher.UserError, match="inputs.train: s3, which is there on SageMaker only"):
+        launcher.study.preprocessing(config, say=lambda line: None)
