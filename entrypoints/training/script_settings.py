@@ -14,7 +14,15 @@ FREE_ON_RESUME = {
     *("epochs", "max_steps", "batch_size_per_device", "zero", "process_group_minutes"),
     *("num_workers", "worker_type", "shard_cache_gb", "on_broken_image"),
     *("compile", "compile_teacher", "channels_last", "static_graph", "gradient_compression"),
-    *("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "export_onnx", "min_teacher_accuracy"),
+    *(
+        "log_every",
+        "evaluate_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "system_monitor",
+        "export_onnx",
+        "min_teacher_accuracy",
+    ),
 }
 """Settings that a run which goes on from a checkpoint may have changed: how long and how, not what it learns."""
 
@@ -85,6 +93,9 @@ class TrainingSettings:
     """Optimizer steps between two checkpoints. None: one at the end of each epoch. A stop is always followed by one."""
     keep_checkpoints: int = 2
     """The newest so many are kept."""
+    system_monitor: bool = True
+    """Sample each host's cores, memory, disks, network and GPUs while it trains, in SageMaker Debugger's format, every
+    profiling.system_interval_ms of the job or 500 ms, into profiler-output of its output folder."""
     process_group_minutes: float = 10.0
     """How long processes wait for each other, at the start and in every collective."""
 

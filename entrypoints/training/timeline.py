@@ -29,6 +29,9 @@ class Timeline:
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._steps, self._since = 0, time.perf_counter()
         self._counted_steps, self._counted_seconds, self._all_steps = 0, 0.0, 0
+        self._slowest = 0.0
+        self.steps, self.slowest_step = 0, 0.0
+        """Of the last window: its steps, and seconds of the longest one on the host's clock."""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -53,6 +56,7 @@ class Timeline:
         now = time.perf_counter()
         self._steps, self._all_steps = self._steps + 1, self._all_steps + 1
         self._seconds["step"] += now - self._since
+        self._slowest = max(self._slowest, now - self._since)
         if self._all_steps > WARM_UP_STEPS:
             self._counted_steps, self._counted_seconds = (
                 self._counted_steps + 1,
@@ -69,7 +73,8 @@ class Timeline:
         means = {name: seconds / self._steps for name, seconds in self._seconds.items()}
         self._seconds.clear()
         self._events.clear()
-        self._steps = 0
+        self.steps, self.slowest_step = self._steps, self._slowest
+        self._steps, self._slowest = 0, 0.0
         return means
 
     def seconds_per_step(self) -> float | None:
