@@ -22,6 +22,9 @@ NOT_NETWORK = ("lo", "docker", "br-", "veth", "virbr", "ifb", "tun", "tap")
 Key = tuple[str, str, str]
 """Type, Name, Dimension."""
 
+LIMITS_SECONDS = 10.0
+"""Between two looks at the cgroup's limits, which seldom change."""
+
 IDLE, IO_WAIT, COUNTED = 3, 4, 8
 """Of a core's times in /proc/stat, proc(5): user nice system idle iowait irq softirq steal; guest time is in user's already."""
 
@@ -47,6 +50,8 @@ class HostSamples:
         self._before: dict[str, float] = {}
         self._cores: dict[str, list[int]] = {}
         self._affinity = len(os.sched_getaffinity(0))
+        self._limits: tuple[float, int | None] = (self._affinity, None)
+        self._limits_until = float("-inf")
 
     def look(self, now: float) -> dict[Key, float]:
         """The values since the last call; of the first one nothing is of use but that it was made.
@@ -57,7 +62,9 @@ class HostSamples:
         seconds = now - self._before.get("now", now)
         self._before["now"] = now
         values = dict(self._core_values(seconds))
-        memory_limit = self._memory_limit()
+        if now >= self._limits_until:
+            self._limits, self._limits_until = (self._usable_cores(), self._memory_limit()), now + LIMITS_SECONDS
+        usable_cores, memory_limit = self._limits
         values |= self._memory_value(memory_limit)
         values |= self._rates("i/o", "", self._disk_counts(), seconds)
         values |= self._rates("network", "Algorithm", self._network_counts(), seconds)
@@ -65,7 +72,7 @@ class HostSamples:
         throttled = self._throttled_percent()
         if throttled is not None:
             values["cgroup", "CPUThrottledPercent", ""] = throttled
-        values["cgroup", "UsableCores", ""] = self._usable_cores()
+        values["cgroup", "UsableCores", ""] = usable_cores
         if memory_limit is not None:
             values["cgroup", "MemoryLimitBytes", ""] = memory_limit
         return values

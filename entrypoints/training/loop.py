@@ -17,6 +17,7 @@ from training.data.batches import TrainingBatches
 from training.data.broken import LISTING
 from training.data.loaders import Loaders
 from training.data_parallel import synchronise
+from training.debugger import register_hook
 from training.distributed import World
 from training.environment import Environment
 from training.memory import peak_memory
@@ -119,6 +120,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
     per_epoch, validation = len(loaders.train_batches), {}
     epochs = -(-steps // per_epoch)
     resumed_from = _resume(state, run)
+    register_hook(state.model, report.say)
 
     def evaluation_is_due() -> bool:
         epoch, rest = divmod(state.step, per_epoch)

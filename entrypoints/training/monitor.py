@@ -208,8 +208,12 @@ def sample_until_the_end(output: Path, node: str, interval: float, parent: int) 
             writer.write(time.time(), values)
         except OSError as error:
             errors.tell("not written", error)
-        slower = 2 ** (writer.written // FULL_RATE_BYTES)
-        due = max(due + interval * slower, time.monotonic())  # after a machine's sleep, go on from now
+        due = max(due + slowed(interval, writer.written), time.monotonic())  # after a machine's sleep, go on from now
+
+
+def slowed(interval: float, written: int) -> float:
+    """Seconds between two samples, after so many bytes: twice as many with each FULL_RATE_BYTES."""
+    return interval * 2 ** (written // FULL_RATE_BYTES)
 
 
 def main() -> None:

@@ -6,14 +6,14 @@ SageMaker's own files and those of this kit's monitor are read alike. Times are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from launcher import records
-from launcher.findings import mistake
+from launcher.findings import UserError, mistake
 from launcher.insight import system_files, timelines
 from launcher.records import RunFolder
 
@@ -139,9 +139,14 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
     plan, outcome, result = run.read(run.plan), run.read(run.outcome), run.result()
     places = [*sorted(run.path.glob("hosts/*/opt/ml/output/data")), run.path / "profiler-output"]
     system, lines = system_files.below(places), timelines.below(places)
-    elsewhere = None if system else _sagemakers_own(run)
+    elsewhere, trouble = (None if system else _sagemakers_own(run)), {}
     if elsewhere is not None:
-        system = system_files.in_s3(elsewhere)
+        try:
+            system = system_files.in_s3(elsewhere)
+        except UserError as error:
+            if not lines:
+                raise
+            trouble = {"system": error.findings[0].found}
     job = plan["job"]
     known = {
         "state": outcome.get("state"),
@@ -151,7 +156,8 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
         **{name: value for name, value in result.items() if name != "settings"},
     }
     settings = {**(job.get("hyperparameters") or {}), **(result.get("settings") or {})}
-    return _measurements(run.name, system, lines, max_bytes, known, settings)
+    found = _measurements(run.name, system, lines, max_bytes, known, settings)
+    return replace(found, not_measured={**found.not_measured, **trouble})
 
 
 def _sagemakers_own(run: RunFolder) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import re
@@ -75,23 +77,29 @@ def in_s3(prefix: str) -> list[SystemFile]:
         raise mistake(
             "source", "not installed: boto3, which reads S3", "make, or pip install -e '.[aws]', in this kit's folder"
         ) from None
-    bucket, _, key = prefix.removeprefix("s3://").partition("/")
-    try:
-        client = boto3.client("s3")
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
-        objects = [item for page in pages for item in page.get("Contents", ())]
-    except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-        raise mistake("source", f"{prefix}: {error}", "check the address, and that aws s3 ls can list it") from error
+    bucket, _, below_key = prefix.removeprefix("s3://").partition("/")
+
+    @contextlib.contextmanager
+    def told() -> Iterator[None]:
+        try:
+            yield
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            raise mistake("source", f"{prefix}: {error}", "check the address, and that `aws s3 ls` shows it") from error
+
+    def fetch(key: str) -> bytes:
+        with told():
+            return client.get_object(Bucket=bucket, Key=key)["Body"].read()
+
     found = []
-    for item in objects:
-        matching = NAME.search(item["Key"])
-        if matching:
-            found.append(SystemFile(int(matching[1]), matching[2], item["Size"], _fetcher(client, bucket, item["Key"])))
+    with told():
+        client = boto3.client("s3")
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below_key):
+            for item in page.get("Contents", ()):
+                matching = NAME.search(item["Key"])
+                if matching:
+                    load = functools.partial(fetch, item["Key"])
+                    found.append(SystemFile(int(matching[1]), matching[2], item["Size"], load))
     return sorted(found, key=lambda file: file[:2])
-
-
-def _fetcher(client: Any, bucket: str, key: str) -> Callable[[], bytes]:
-    return lambda: client.get_object(Bucket=bucket, Key=key)["Body"].read()
 
 
 def thin(files: list[SystemFile], max_bytes: int) -> tuple[list[SystemFile], str | None]:
@@ -109,7 +117,7 @@ def thin(files: list[SystemFile], max_bytes: int) -> tuple[list[SystemFile], str
     chosen = [file for file in files if file.minute in kept]
     part = sum(file.size for file in chosen)
     told = (
-        f"system metrics: {len(kept)} of {len(minutes)} minutes were read, every {each}th, the same of every host "
+        f"system metrics: {len(kept)} of {len(minutes)} minutes were read, one in {each}, the same of every host "
         f"({part / 1e9:.1f} of {total / 1e9:.1f} GB)"
     )
     return chosen, told

@@ -54,7 +54,7 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
     each = max(1, -(-total // max_bytes))
     ranks = Ranks()
     if each > 1:
-        ranks.thinned = f"steps: every {each}th logged window of every rank was read"
+        ranks.thinned = f"steps: one in {each} logged windows of every rank was read"
     for file in files:
         _read_one(file, each, ranks)
     ranks.steps.sort(key=lambda steps: steps["rank"])
