@@ -21,6 +21,7 @@ from training.debugger import register_hook
 from training.distributed import World
 from training.environment import Environment
 from training.memory import peak_memory
+from training.operators import OperatorWindow
 from training.reporting import Reporter
 from training.script_settings import TrainingSettings
 from training.state import TrainingState
@@ -79,6 +80,7 @@ class Run:
     checkpoints: Checkpoints
     timeline: Timeline
     record: TimelineRecord
+    operators: OperatorWindow
 
 
 def open_run(settings: TrainingSettings, environment: Environment, world: World) -> Run:
@@ -97,7 +99,8 @@ def open_run(settings: TrainingSettings, environment: Environment, world: World)
     if not checkpoints.enabled:
         report.say("no checkpoints: the job has no folder for them (in a config: checkpoints)")
     record = TimelineRecord(environment.output_data_dir, world, settings)
-    return Run(settings, world, report, StopSignal(world), checkpoints, Timeline(world.device), record)
+    operators = OperatorWindow(settings, world, environment.output_data_dir, report.say)
+    return Run(settings, world, report, StopSignal(world), checkpoints, Timeline(world.device), record, operators)
 
 
 def total_steps(settings: TrainingSettings, images: int) -> int:
@@ -138,6 +141,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
         batches = _on_device(iter(loaders.train), world, timeline)
         timeline.start()
         for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
+            run.operators.step()
             losses = _step(task, state, batches, loaders.train_batches.accumulation, settings, timeline)
             run.record.first_step(state.step)
             stopped = run.stop.agreed() and state.step < steps
@@ -156,6 +160,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
             validation = _evaluate(evaluate, state, place, run)
         if state.step != saved and (stopped or settings.checkpoint_every is None or state.step == steps):
             saved = _save(state, place, run, required=stopped)
+    run.operators.close()
     run.stop.finish()
     world.average_buffers(state.evaluated)  # as they are exported, also after a stop
     seconds = timeline.seconds_per_step()
@@ -250,7 +255,8 @@ def _record_steps(
     shown = {**seconds, "grad_sync": waited} if waited is not None else seconds
     window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
     speed = {"images_per_second": run.settings.global_batch_size / seconds["step"]}
-    run.record.steps(place[0], place[2], shown, {**window, **speed, **memory})
+    slowed = {"profiled": True} if run.operators.slowed() else {}
+    run.record.steps(place[0], place[2], shown, {**window, **speed, **memory, **slowed})
 
 
 def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) -> dict[str, float]:

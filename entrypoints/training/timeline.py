@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
+from training.annotate import annotate
+
 WARM_UP_STEPS = 5
 """Steps at the start that do not count for images/s: memory is allocated and libraries choose their kernels there."""
 
@@ -35,7 +37,11 @@ class Timeline:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts what happens inside as this phase. Phases do not nest."""
+        """Counts what happens inside as this phase, and names it to profilers. Phases do not nest."""
+        with annotate(name):
+            yield from self._timed(name)
+
+    def _timed(self, name: str) -> Iterator[None]:
         if self._cuda and name not in HOST_PHASES:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()

@@ -12,6 +12,9 @@ import numpy as np
 
 PATTERN = "timeline-*.jsonl"
 
+OPERATORS = "operators.json"
+"""Beside the timeline of a process whose steps torch.profiler recorded; the scripts' training/operators.py says what is in it."""
+
 NOT_PHASES = {"cpu": "cpu_seconds"}
 """What stands among a window's seconds and is no part of the step's time -> its name among the extra numbers."""
 
@@ -57,6 +60,11 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
         ranks.thinned = f"steps: one in {each} logged windows of every rank was read"
     for file in files:
         _read_one(file, each, ranks)
+    for recorded in sorted({file.with_name(OPERATORS) for file in files}):
+        if recorded.is_file():
+            ranks.facts["operators"] = json.loads(recorded.read_text(encoding="utf-8"))
+    if "operators" not in ranks.facts:
+        ranks.not_measured["operators"] = "no steps were recorded: hyperparameters.profile_steps was 0"
     ranks.steps.sort(key=lambda steps: steps["rank"])
     ranks.stalls.sort(key=lambda stall: (stall["began"], stall["rank"]))
     return ranks
@@ -77,7 +85,8 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
                     rank, node = event["rank"], event["node"]
                     _add_start(event, ranks)
                 elif kind == "steps":
-                    windows.append(event)
+                    if not event["extra"].get("profiled"):  # torch.profiler made these slower than the others
+                        windows.append(event)
                 elif kind == "first_step":
                     slowest = ranks.facts.get("seconds_to_first_step", 0.0)
                     ranks.facts["seconds_to_first_step"] = max(slowest, event["seconds"])
