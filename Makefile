@@ -1,9 +1,11 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
 # make test         set up .venv, then run the tests (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
 # make compat       the entry scripts' tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
+# make compat-smdebug   smdebug's own readers (.venv-smdebug, Python 3.10 or 3.11) open what our monitor wrote
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
+# make bench-insight    what the system monitor costs, and how fast its files are read
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
@@ -18,9 +20,10 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 TESTS := -m pytest -n $(WORKERS) --dist worksteal
 PYTEST := $(VENV)/bin/python $(TESTS)
 OLDEST := .venv-oldest
+SMDEBUG := .venv-smdebug
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat lint bench bench-kd bench-training drill image image-base image-training test-docker clean
+.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-insight drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -41,6 +44,9 @@ compat: $(OLDEST)/.installed $(INSTALLED)
 	$(OLDEST)/bin/python $(TESTS) tests/entrypoints
 	$(PYTEST) tests/entrypoints
 
+compat-smdebug: $(SMDEBUG)/.installed $(INSTALLED)
+	$(VENV)/bin/python tests/insight/smdebug_compat.py --python $(SMDEBUG)/bin/python
+
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 
@@ -53,6 +59,10 @@ bench-kd: $(INSTALLED)
 bench-training: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/benchmarks/requirements.txt
 	for script in training_speed loop_cost cache_cost scaling memory; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
+
+bench-insight: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/monitor_cost.py
+	$(VENV)/bin/python tests/benchmarks/reading.py --week
 
 drill: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -79,5 +89,9 @@ $(OLDEST)/.installed: pyproject.toml .ci/constraints-oldest.txt .ci/install
 	PYTHON=$(OLDEST_PYTHON) .ci/install $(OLDEST) oldest
 	touch $@
 
+$(SMDEBUG)/.installed: pyproject.toml .ci/constraints-smdebug.txt .ci/install
+	PYTHON=$(OLDEST_PYTHON) .ci/install $(SMDEBUG) smdebug
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(OLDEST) dist
+	rm -rf $(VENV) $(OLDEST) $(SMDEBUG) dist

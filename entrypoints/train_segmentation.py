@@ -20,6 +20,8 @@ from training.environment import read_environment
 from training.evaluation import evaluate_pixels
 from training.failure import failure_file
 from training.loop import open_run, total_steps, train
+from training.monitor import system_monitor
+from training.rendezvous import read_place
 from training.script_settings import SegmentationSettings
 from training.segmentation import Segmentation
 from training.settings import read_settings
@@ -30,6 +32,7 @@ def main(settings: SegmentationSettings) -> None:
     environment = read_environment()
     with (
         failure_file(environment.failure_file),
+        system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
         distributed.process_group(settings.process_group_minutes) as world,
     ):
         run = open_run(settings, environment, world)

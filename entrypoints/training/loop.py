@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -17,14 +17,17 @@ from training.data.batches import TrainingBatches
 from training.data.broken import LISTING
 from training.data.loaders import Loaders
 from training.data_parallel import synchronise
+from training.debugger import register_hook
 from training.distributed import World
 from training.environment import Environment
 from training.memory import peak_memory
+from training.operators import OperatorWindow
 from training.reporting import Reporter
 from training.script_settings import TrainingSettings
 from training.state import TrainingState
 from training.stopping import StopSignal
 from training.timeline import Timeline
+from training.timeline_record import TimelineRecord, grad_sync_seconds
 
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is the one that is lowered."""
@@ -76,6 +79,8 @@ class Run:
     stop: StopSignal
     checkpoints: Checkpoints
     timeline: Timeline
+    record: TimelineRecord
+    operators: OperatorWindow
 
 
 def open_run(settings: TrainingSettings, environment: Environment, world: World) -> Run:
@@ -93,7 +98,9 @@ def open_run(settings: TrainingSettings, environment: Environment, world: World)
     )
     if not checkpoints.enabled:
         report.say("no checkpoints: the job has no folder for them (in a config: checkpoints)")
-    return Run(settings, world, report, StopSignal(world), checkpoints, Timeline(world.device))
+    record = TimelineRecord(environment.output_data_dir, world, settings)
+    operators = OperatorWindow(settings, world, environment.output_data_dir, report.say)
+    return Run(settings, world, report, StopSignal(world), checkpoints, Timeline(world.device), record, operators)
 
 
 def total_steps(settings: TrainingSettings, images: int) -> int:
@@ -116,6 +123,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
     per_epoch, validation = len(loaders.train_batches), {}
     epochs = -(-steps // per_epoch)
     resumed_from = _resume(state, run)
+    register_hook(state.model, report.say)
 
     def evaluation_is_due() -> bool:
         epoch, rest = divmod(state.step, per_epoch)
@@ -133,7 +141,9 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
         batches = _on_device(iter(loaders.train), world, timeline)
         timeline.start()
         for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
+            run.operators.step()
             losses = _step(task, state, batches, loaders.train_batches.accumulation, settings, timeline)
+            run.record.first_step(state.step)
             stopped = run.stop.agreed() and state.step < steps
             place = (epoch, epochs, state.step, steps)
             if state.step % settings.log_every == 0 or state.step == steps or stopped:
@@ -150,6 +160,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
             validation = _evaluate(evaluate, state, place, run)
         if state.step != saved and (stopped or settings.checkpoint_every is None or state.step == steps):
             saved = _save(state, place, run, required=stopped)
+    run.operators.close()
     run.stop.finish()
     world.average_buffers(state.evaluated)  # as they are exported, also after a stop
     seconds = timeline.seconds_per_step()
@@ -225,14 +236,27 @@ def _report_step(losses: Losses, state: TrainingState, place: Place, run: Run) -
         )
     run.timeline.step()
     seconds = run.timeline.window()
+    memory = {"memory_gib": peak_memory(run.world.device) / 2**30}
+    _record_steps(seconds, memory, state, place, run)
     whole = seconds.pop("step")
     values |= {"learning_rate": state.learning_rate, "images/s": run.settings.global_batch_size / whole}
     if "teacher_forward" in seconds:
         values["teacher_share"] = seconds["teacher_forward"] / whole
     phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
     said = {name: phases.pop(name) for name in SAID_PHASES if name in phases}
-    memory = {"memory_gib": peak_memory(run.world.device) / 2**30}
     run.report.metrics(*place, {**values, **said, **memory}, phases)
+
+
+def _record_steps(
+    seconds: Mapping[str, float], memory: Mapping[str, float], state: TrainingState, place: Place, run: Run
+) -> None:
+    """This rank's own line of the window."""
+    waited = grad_sync_seconds(state.trained)
+    shown = {**seconds, "grad_sync": waited} if waited is not None else seconds
+    window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
+    speed = {"images_per_second": run.settings.global_batch_size / seconds["step"]}
+    slowed = {"profiled": True} if run.operators.slowed() else {}
+    run.record.steps(place[0], place[2], shown, {**window, **speed, **memory, **slowed})
 
 
 def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) -> dict[str, float]:
@@ -240,7 +264,9 @@ def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) 
     run.world.average_buffers(state.evaluated)
     metrics = evaluate(state.evaluated)
     state.evaluated_at = state.step
-    run.report.metrics(*place, {**metrics, "evaluate_s": time.perf_counter() - started})
+    seconds = time.perf_counter() - started
+    run.record.stall("evaluate", state.step, seconds)
+    run.report.metrics(*place, {**metrics, "evaluate_s": seconds})
     return metrics
 
 
@@ -251,7 +277,9 @@ def _save(state: TrainingState, place: Place, run: Run, *, required: bool = Fals
         buffers = {f"buffer {name}": buffer for name, buffer in state.own_buffers().items()}
         own = {**rng_state(run.world.device), **buffers}
         run.checkpoints.save(state.step, state.capture(), own, required=required)
-        run.report.metrics(*place, {"checkpoint_s": time.perf_counter() - started})
+        seconds = time.perf_counter() - started
+        run.record.stall("checkpoint", state.step, seconds)
+        run.report.metrics(*place, {"checkpoint_s": seconds})
     return state.step
 
 

@@ -14,7 +14,17 @@ FREE_ON_RESUME = {
     *("epochs", "max_steps", "batch_size_per_device", "zero", "process_group_minutes"),
     *("num_workers", "worker_type", "shard_cache_gb", "on_broken_image"),
     *("compile", "compile_teacher", "channels_last", "static_graph", "gradient_compression"),
-    *("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "export_onnx", "min_teacher_accuracy"),
+    *(
+        "log_every",
+        "evaluate_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "system_monitor",
+        "profile_steps",
+        "profile_after",
+        "export_onnx",
+        "min_teacher_accuracy",
+    ),
 }
 """Settings that a run which goes on from a checkpoint may have changed: how long and how, not what it learns."""
 
@@ -85,6 +95,14 @@ class TrainingSettings:
     """Optimizer steps between two checkpoints. None: one at the end of each epoch. A stop is always followed by one."""
     keep_checkpoints: int = 2
     """The newest so many are kept."""
+    system_monitor: bool = True
+    """Sample each host's cores, memory, disks, network and GPUs while it trains, in SageMaker Debugger's format, every
+    profiling.system_interval_ms of the job or 500 ms, into profiler-output of its output folder."""
+    profile_steps: int = 0
+    """Steps of the first process that torch.profiler records: operators.json lists operators and kernels by their time, and
+    trace.json.gz opens in Perfetto. They are slower than others. 0: none."""
+    profile_after: int = 10
+    """Steps that come before these, in which memory is allocated and libraries choose their kernels."""
     process_group_minutes: float = 10.0
     """How long processes wait for each other, at the start and in every collective."""
 
@@ -127,6 +145,8 @@ class TrainingSettings:
             ("shuffle_window_shards", self.shuffle_window_shards >= 1, "at least 1"),
             ("shard_cache_gb", self.shard_cache_gb is None or self.shard_cache_gb > 0, "above 0, or null"),
             ("log_every", self.log_every >= 1, "at least 1"),
+            ("profile_steps", 0 <= self.profile_steps <= 300, "from 0 to 300: a trace grows by megabytes a step"),
+            ("profile_after", self.profile_after >= 0, "0 or more"),
             ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
             ("checkpoint_every", self.checkpoint_every is None or self.checkpoint_every >= 1, "at least 1, or null"),
             ("keep_checkpoints", self.keep_checkpoints >= 1, "at least 1"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from training.annotate import annotate
 from training.usage import worker_cpu_seconds
 
 WARM_UP_STEPS = 5
@@ -32,10 +33,17 @@ class Timeline:
         self._steps, self._since, self._cpu_since = 0, time.perf_counter(), time.process_time()
         self._worker_cpu = worker_cpu_seconds()
         self._counted_steps, self._counted_seconds, self._all_steps = 0, 0.0, 0
+        self._slowest = 0.0
+        self.steps, self.slowest_step = 0, 0.0
+        """Of the last window: its steps, and seconds of the longest one on the host's clock."""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts what happens inside as this phase. Phases do not nest."""
+        """Counts what happens inside as this phase, and names it to profilers. Phases do not nest."""
+        with annotate(name):
+            yield from self._timed(name)
+
+    def _timed(self, name: str) -> Iterator[None]:
         if self._cuda and name not in HOST_PHASES:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -57,6 +65,7 @@ class Timeline:
         self._steps, self._all_steps = self._steps + 1, self._all_steps + 1
         self._seconds["step"] += now - self._since
         self._seconds["cpu"] += cpu - self._cpu_since
+        self._slowest = max(self._slowest, now - self._since)
         if self._all_steps > WARM_UP_STEPS:
             self._counted_steps, self._counted_seconds = (
                 self._counted_steps + 1,
@@ -76,7 +85,8 @@ class Timeline:
         means = {name: seconds / self._steps for name, seconds in self._seconds.items()}
         self._seconds.clear()
         self._events.clear()
-        self._steps = 0
+        self.steps, self.slowest_step = self._steps, self._slowest
+        self._steps, self._slowest = 0, 0.0
         return means
 
     def seconds_per_step(self) -> float | None:

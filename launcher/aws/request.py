@@ -78,7 +78,7 @@ def training_job(job: Job, run_name: str, channels: Mapping[str, str]) -> dict[s
         "OutputDataConfig": {"S3OutputPath": job.output},
         "ResourceConfig": _resources(compute),
         "StoppingCondition": {"MaxRuntimeInSeconds": seconds(compute.max_hours)},
-        "ProfilerConfig": _profiler_config(job),
+        "ProfilerConfig": profiler_config(job),
     }
     if not request["AlgorithmSpecification"]["MetricDefinitions"]:
         del request["AlgorithmSpecification"]["MetricDefinitions"]
@@ -301,8 +301,9 @@ def _resources(compute: Compute) -> dict[str, Any]:
     return made
 
 
-def _profiler_config(job: Job) -> dict[str, Any]:
-    """Switched off unless asked for: left out, SageMaker would profile, at a cost and with a service that is closing."""
+def profiler_config(job: Job) -> dict[str, Any]:
+    """SageMaker's system metrics, and its Profiler. Switched off unless asked for: left out, SageMaker would profile, at a cost
+    and with a service that is closing."""
     if job.profiling is None:
         return {"DisableProfiler": True}
     made: dict[str, Any] = {"S3OutputPath": job.profiling.output or job.output, "DisableProfiler": False}

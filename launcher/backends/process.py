@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import records
+from launcher.aws.request import profiler_config
 from launcher.backends import local_hosts
 from launcher.backends.base import HostPlan, Upload
 from launcher.findings import Finding, mistake
@@ -378,11 +379,14 @@ def config_files(plan: Plan, host: HostPlan, interface: str = "lo") -> dict[str,
         name: {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
         for name in plan.channels
     }
-    return {
-        "hyperparameters.json": json.dumps(plan.hyperparameters, indent=1),
-        "resourceconfig.json": json.dumps(resources, indent=1),
-        "inputdataconfig.json": json.dumps(channels, indent=1),
+    written: dict[str, Any] = {
+        "hyperparameters.json": plan.hyperparameters,
+        "resourceconfig.json": resources,
+        "inputdataconfig.json": channels,
     }
+    if plan.job.profiling is not None:
+        written["profilerconfig.json"] = profiler_config(plan.job)
+    return {name: json.dumps(value, indent=1) for name, value in written.items()}
 
 
 def shim_environment(plan: Plan, host: HostPlan, folder: records.RunFolder, outer: Mapping[str, str]) -> dict[str, str]:

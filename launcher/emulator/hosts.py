@@ -98,6 +98,9 @@ def write_tree(job: TrainingJob, host: Host, hosts: list[Host], hyperparameters:
         "resourceconfig.json": resource_config(host, hosts),
         "inputdataconfig.json": input_data_config(job, host),
     }
+    profiling = job.request.get("ProfilerConfig", {})
+    if not profiling.get("DisableProfiler"):
+        texts["profilerconfig.json"] = profiling
     for name, value in texts.items():
         (host.base / "input/config" / name).write_text(json.dumps(value), encoding="utf-8")
 

@@ -1,0 +1,78 @@
+"""The GPUs' utilisation and memory by NVIDIA's management library, which comes with the driver. Standard library only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from ctypes import byref, c_char_p, c_uint, c_ulonglong, c_void_p
+
+LIBRARY = "libnvidia-ml.so.1"
+"""The functions: https://docs.nvidia.com/deploy/nvml-api/"""
+
+SUCCESS, NOT_SUPPORTED = 0, 3
+
+HELD_BACK = 0x08 | 0x20 | 0x40 | 0x80
+"""nvmlClocksThrottleReason…: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown. The software power cap,
+under which a busy GPU always stands, is none of them."""
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = [("gpu", c_uint), ("memory", c_uint)]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong)]
+
+
+class Gpus:
+    """This host's GPUs: those that CUDA_VISIBLE_DEVICES shows, or all."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ):
+        """
+        Raises:
+            OSError: there is no driver, or it does not answer.
+        """
+        self._library = ctypes.CDLL(LIBRARY)
+        self._library.nvmlErrorString.restype = c_char_p
+        self._call("nvmlInit_v2")
+        count = c_uint()
+        self._call("nvmlDeviceGetCount_v2", byref(count))
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        names = [str(number) for number in range(count.value)] if visible is None else visible.split(",")
+        self._devices = [self._device(name.strip()) for name in names if name.strip()]
+
+    def look(self) -> dict[tuple[str, str, str], float]:
+        """Percent by (Type, Name, Dimension). What a GPU does not tell, as one that is cut into parts (MIG), is left out.
+
+        Raises:
+            OSError: the driver does not answer any more.
+        """
+        values: dict[tuple[str, str, str], float] = {}
+        for number, device in enumerate(self._devices):
+            name = f"gpu{number}"
+            used, memory, reasons = _Utilization(), _Memory(), c_ulonglong()
+            if self._call("nvmlDeviceGetUtilizationRates", device, byref(used)):
+                values["gpu", name, "GPUUtilization"] = used.gpu
+            if self._call("nvmlDeviceGetMemoryInfo", device, byref(memory)):
+                values["gpu", name, "GPUMemoryUtilization"] = 100 * memory.used / memory.total
+            if self._call("nvmlDeviceGetCurrentClocksThrottleReasons", device, byref(reasons)):
+                values["clocks", "ThrottledPercent", name] = 100.0 * bool(reasons.value & HELD_BACK)
+        return values
+
+    def _device(self, name: str) -> c_void_p:
+        """A GPU by its number, or by its UUID as CUDA_VISIBLE_DEVICES may say it."""
+        device = c_void_p()
+        if name.isdigit():
+            self._call("nvmlDeviceGetHandleByIndex_v2", c_uint(int(name)), byref(device))
+        else:
+            self._call("nvmlDeviceGetHandleByUUID", c_char_p(name.encode()), byref(device))
+        return device
+
+    def _call(self, function: str, *arguments) -> bool:
+        """Whether the library could; raises OSError with its own words where something else than that is wrong."""
+        status = getattr(self._library, function)(*arguments)
+        if status not in (SUCCESS, NOT_SUPPORTED):
+            words = self._library.nvmlErrorString(status)
+            raise OSError(f"{function}: {words.decode() if words else status}")
+        return status == SUCCESS

@@ -1,0 +1,267 @@
+"""What was measured of a run, as arrays, wherever it lies: a run's folder, a profiler-output folder, a prefix in S3.
+
+SageMaker's own files and those of this kit's monitor are read alike. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launcher import records
+from launcher.findings import UserError, mistake
+from launcher.insight import system_files, timelines
+from launcher.records import RunFolder
+
+MAX_BYTES = 2**30
+"""Of the files of system metrics, no more is read: about 9 million samples, half a minute, 400 MB of memory."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One number over time."""
+
+    times: np.ndarray
+    """(n,) Unix seconds, rising. Where a record was thinned, there are gaps between minutes."""
+    values: np.ndarray
+    """(n,)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The system metrics of one host. Percentages are of the time since the sample before."""
+
+    name: str
+    """algo-1 …"""
+    cores: Mapping[str, Series] = field(default_factory=dict)
+    """cpu0 … -> percent of time not idle. As SageMaker's agent counts, waiting for a disk is part of it: less `io_wait` it is
+    the time of computing."""
+    io_wait: Mapping[str, Series] = field(default_factory=dict)
+    """cpu0 … -> percent of time in which the core had nothing to do but wait for a disk."""
+    memory: Series | None = None
+    """Percent used, of the machine's memory or of the container's where that is less."""
+    gpus: Mapping[str, Series] = field(default_factory=dict)
+    """gpu0 … -> percent of time in which some kernel ran on it."""
+    gpu_memory: Mapping[str, Series] = field(default_factory=dict)
+    """gpu0 … -> percent used."""
+    disk: Mapping[str, Series] = field(default_factory=dict)
+    """read, write -> bytes a second of all disks."""
+    network: Mapping[str, Series] = field(default_factory=dict)
+    """receive, transmit -> bytes a second of the container."""
+    throttled: Series | None = None
+    """Percent of the periods of the cgroup's quota in which it held processes back."""
+    usable_cores: float | None = None
+    """By affinity and quota, the least over the record."""
+    memory_limit_bytes: int | None = None
+    """Of the container, where it has less than the machine."""
+    other: Mapping[tuple[str, str, str], Series] = field(default_factory=dict)
+    """(Type, Name, Dimension) -> everything else that was sampled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The logged windows of one rank's steps."""
+
+    rank: int
+    host: str
+    step: np.ndarray
+    """(n,) the window's last step."""
+    epoch: np.ndarray
+    """(n,)"""
+    ended: np.ndarray
+    """(n,) Unix seconds."""
+    seconds: Mapping[str, np.ndarray]
+    """Phase -> (n,) mean seconds a step; nan where a window has no such phase. `step` is the whole of it, `grad_sync` a part of
+    `backward`."""
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Name -> (n,): steps (of the window), slowest_step (seconds), images_per_second, memory_gib …"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A pause between steps."""
+
+    rank: int
+    host: str
+    kind: str
+    """checkpoint or evaluate."""
+    began: float
+    seconds: float
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """All that is known of where a run's time went."""
+
+    source: str
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    ranks: tuple[Steps, ...] = ()
+    stalls: tuple[Stall, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The script's settings, as it ran."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What else is known: result.json's values; world_size, device, device_name, backend, torch, threads, instance_type, and
+    seconds_to_first_step (of the slowest rank, from its process's start); of a run also state, hosts, and started_by."""
+    sampled: str | None = None
+    """How a long record was thinned; None: all of it was read."""
+    not_measured: Mapping[str, str] = field(default_factory=dict)
+    """Name -> why."""
+
+
+def read(source: str, *, max_bytes: int = MAX_BYTES) -> Measurements:
+    """All measurements of a source.
+
+    Args:
+        source: a run's or a job's name; a run's folder; any folder around a profiler-output folder, or it itself; an s3:// prefix
+            of one, as SageMaker's ProfilerConfig fills it.
+        max_bytes: of system metrics; where there are more, whole minutes are left out evenly, and `sampled` says so.
+
+    Raises:
+        UserError: there is no such thing, or it holds no measurements, or S3 does not answer.
+    """
+    if source.startswith("s3://"):
+        return _measurements(source, system_files.in_s3(source), [], max_bytes)
+    folder = Path(source)
+    if not folder.is_dir():
+        return _read_run(records.find(source), max_bytes)
+    if (folder / "plan.json").is_file():
+        return _read_run(RunFolder(folder.absolute()), max_bytes)
+    return _measurements(source, system_files.below([folder]), timelines.below([folder]), max_bytes)
+
+
+def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
+    """What a run's hosts left, and what its records say."""
+    plan, outcome, result = run.read(run.plan), run.read(run.outcome), run.result()
+    places = [*sorted(run.path.glob("hosts/*/opt/ml/output/data")), run.path / "profiler-output"]
+    system, lines = system_files.below(places), timelines.below(places)
+    elsewhere, trouble = (None if system else _sagemakers_own(run)), {}
+    if elsewhere is not None:
+        try:
+            system = system_files.in_s3(elsewhere)
+        except UserError as error:
+            if not lines:
+                raise
+            trouble = {"system": error.findings[0].found}
+    job = plan["job"]
+    known = {
+        "state": outcome.get("state"),
+        "started_by": plan["backend"],
+        "hosts": len(plan["hosts"]),
+        "instance_type": (job.get("compute") or {}).get("instance_type") if plan["backend"] == "aws" else None,
+        **{name: value for name, value in result.items() if name != "settings"},
+    }
+    settings = {**(job.get("hyperparameters") or {}), **(result.get("settings") or {})}
+    found = _measurements(run.name, system, lines, max_bytes, known, settings)
+    return replace(found, not_measured={**found.not_measured, **trouble})
+
+
+def _sagemakers_own(run: RunFolder) -> str | None:
+    """Where SageMaker's agent wrote the system metrics of a run, where the job asked for them."""
+    profiling = run.read(run.request).get("ProfilerConfig", {"DisableProfiler": True})
+    if profiling.get("DisableProfiler") or not profiling.get("S3OutputPath"):
+        return None
+    return f"{profiling['S3OutputPath'].rstrip('/')}/{run.name}/profiler-output"
+
+
+def _measurements(
+    source: str,
+    system: list[system_files.SystemFile],
+    lines: list[Path],
+    max_bytes: int,
+    known: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Measurements:
+    """Everything read and put together.
+
+    Args:
+        known, settings: what the run's records say already; the ranks' own word goes before it.
+    """
+    if not system and not lines:
+        raise mistake(
+            "source",
+            f"{source} holds no measurements",
+            "give a run (launcher runs lists them), a folder with profiler-output, or an s3:// prefix of one; "
+            "scripts of this kit measure unless system_monitor is false",
+        )
+    chosen, told = system_files.thin(system, max_bytes)
+    samples = system_files.read(chosen)
+    ranks = timelines.read(lines, max_bytes // 4)
+    told = [text for text in (told, ranks.thinned) if text]
+    hosts = {name: _host(name, series) for name, series in samples.series.items()}
+    facts = {name: value for name, value in {**(known or {}), **ranks.facts}.items() if value is not None}
+    if samples.unreadable + ranks.unreadable:
+        facts["unreadable_lines"] = samples.unreadable + ranks.unreadable
+    return Measurements(
+        source=source,
+        hosts=hosts,
+        ranks=tuple(Steps(**values) for values in ranks.steps),
+        stalls=tuple(Stall(**values) for values in ranks.stalls),
+        settings={**(settings or {}), **ranks.settings},
+        facts=facts,
+        sampled="; ".join(told) or None,
+        not_measured={**_missing(hosts, bool(lines)), **ranks.not_measured},
+    )
+
+
+def _host(name: str, series: Mapping[system_files.Key, tuple[np.ndarray, np.ndarray]]) -> Host:
+    """A host of its series by (Type, Name, Dimension)."""
+    left = {key: Series(*arrays) for key, arrays in series.items()}
+
+    def take(fits: Callable[[str, str, str], bool]) -> dict[str, Series]:
+        keys = sorted((key for key in left if fits(*key)), key=lambda key: (len(key[1]), key[1]))
+        return {key[1]: left.pop(key) for key in keys}
+
+    def one(found: dict[str, Series]) -> Series | None:
+        return next(iter(found.values()), None)
+
+    limits = one(take(lambda _, name, __: name == "MemoryLimitBytes"))
+    usable = one(take(lambda _, name, __: name == "UsableCores"))
+    disk = take(lambda kind, name, _: kind == "i/o" and name.endswith("ThroughputInBytesPerSecond"))
+    # SageMaker's "Platform" is its own agent's traffic, which brings the data
+    network = take(lambda kind, name, dimension: kind == "network" and dimension == "Algorithm")
+    return Host(
+        name=name,
+        cores=take(lambda _, __, dimension: dimension == "CPUUtilization"),
+        io_wait=take(lambda _, __, dimension: dimension == "I/OWaitPercentage"),
+        memory=one(take(lambda _, name, __: name == "MemoryUsedPercent")),
+        gpus=take(lambda _, __, dimension: dimension == "GPUUtilization"),
+        gpu_memory=take(lambda _, __, dimension: dimension == "GPUMemoryUtilization"),
+        disk={short: disk[long] for short, long in _DISK.items() if long in disk},
+        network={short: network[long] for short, long in _NETWORK.items() if long in network},
+        throttled=one(take(lambda _, name, __: name == "CPUThrottledPercent")),
+        usable_cores=float(usable.values.min()) if usable else None,
+        memory_limit_bytes=int(limits.values.min()) if limits else None,
+        other=left,
+    )
+
+
+_DISK = {"read": "ReadThroughputInBytesPerSecond", "write": "WriteThroughputInBytesPerSecond"}
+_NETWORK = {"receive": "ReceiveBytesPerSecond", "transmit": "TransmitBytesPerSecond"}
+
+
+def _missing(hosts: Mapping[str, Host], timelines_found: bool) -> dict[str, str]:
+    """What no host and no rank told, and why."""
+    missing = {}
+    if not hosts:
+        missing["system"] = (
+            "no files of system metrics: system_monitor was false, or the script is not one of this kit's"
+        )
+    else:
+        for name, why in (
+            ("gpus", "no host showed a GPU"),
+            ("memory", "the files hold none"),
+            ("disk", "the files hold none"),
+            ("network", "the files hold none"),
+            ("throttled", "the files hold no counters of a cgroup; SageMaker's own have none"),
+            ("usable_cores", "the files do not say; SageMaker's own never do. Every core counts"),
+        ):
+            if not any(getattr(host, name) for host in hosts.values()):
+                missing[name] = why
+    if not timelines_found:
+        missing["steps"] = f"no {timelines.PATTERN}: this kit's scripts alone write them"
+    return missing

@@ -1,0 +1,178 @@
+"""Files of system metrics in SageMaker Debugger's format: found on the disk or in S3, thinned where they are many, and parsed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from launcher.findings import mistake
+
+NAME = re.compile(r"(?:^|/)system/(?:.+/)?(\d{10})\.(algo-\d+)\.json$")
+"""The second at which a file's minute begins, and its host: what smdebug's readers ask for too."""
+
+Key = tuple[str, str, str]
+"""Type, Name, Dimension."""
+
+AT_ONCE = 16
+"""Objects that are fetched from S3 side by side; so many lie in memory at a time, of some MB each."""
+
+
+class SystemFile(NamedTuple):
+    """One host's samples of a minute."""
+
+    minute: int
+    """Unix seconds at its begin."""
+    host: str
+    size: int
+    """Bytes."""
+    load: Callable[[], bytes]
+
+
+@dataclass
+class Samples:
+    """What files held."""
+
+    series: dict[str, dict[Key, tuple[np.ndarray, np.ndarray]]] = field(default_factory=dict)
+    """Host -> (Type, Name, Dimension) -> times and values, by time."""
+    unreadable: int = 0
+    """Lines that are no sample, as the last one of a host that was cut off."""
+
+
+def below(places: Iterable[Path]) -> list[SystemFile]:
+    """All files of system metrics below some folders, in the order of time."""
+    found = []
+    for place in places:
+        # a profiler-output's parent is not seen from here, and `system` may be the place itself
+        for folder, _, names in os.walk(place.absolute()):
+            for name in names:
+                path = f"{folder}/{name}"
+                matching = NAME.search(path)
+                if matching:
+                    size = os.stat(path).st_size
+                    found.append(SystemFile(int(matching[1]), matching[2], size, Path(path).read_bytes))
+    return sorted(found, key=lambda file: file[:2])
+
+
+def in_s3(prefix: str) -> list[SystemFile]:
+    """All files of system metrics below a prefix, in the order of time.
+
+    Raises:
+        UserError: boto3 is not installed, or S3 does not answer.
+    """
+    try:
+        import boto3
+        import botocore.exceptions
+    except ModuleNotFoundError:
+        raise mistake(
+            "source", "not installed: boto3, which reads S3", "make, or pip install -e '.[aws]', in this kit's folder"
+        ) from None
+    bucket, _, below_key = prefix.removeprefix("s3://").partition("/")
+
+    @contextlib.contextmanager
+    def told() -> Iterator[None]:
+        try:
+            yield
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
+            raise mistake("source", f"{prefix}: {error}", "check the address, and that `aws s3 ls` shows it") from error
+
+    def fetch(key: str) -> bytes:
+        with told():
+            return client.get_object(Bucket=bucket, Key=key)["Body"].read()
+
+    found = []
+    with told():
+        client = boto3.client("s3")
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below_key):
+            for item in page.get("Contents", ()):
+                matching = NAME.search(item["Key"])
+                if matching:
+                    load = functools.partial(fetch, item["Key"])
+                    found.append(SystemFile(int(matching[1]), matching[2], item["Size"], load))
+    return sorted(found, key=lambda file: file[:2])
+
+
+def thin(files: list[SystemFile], max_bytes: int) -> tuple[list[SystemFile], str | None]:
+    """No more than about so many bytes of the files: the same minutes of every host, evenly over time, the last one among them.
+
+    Returns:
+        The files to read; and how they were chosen, None where all are taken.
+    """
+    total = sum(file.size for file in files)
+    if total <= max_bytes:
+        return files, None
+    minutes = sorted({file.minute for file in files})
+    each = -(-total // max_bytes)
+    kept = set(minutes[::each]) | {minutes[-1]}
+    chosen = [file for file in files if file.minute in kept]
+    part = sum(file.size for file in chosen)
+    told = (
+        f"system metrics: {len(kept)} of {len(minutes)} minutes were read, one in {each}, the same of every host "
+        f"({part / 1e9:.1f} of {total / 1e9:.1f} GB)"
+    )
+    return chosen, told
+
+
+def read(files: Iterable[SystemFile]) -> Samples:
+    """The samples of files. At any time a few of them and the numbers so far are in memory, 16 bytes a sample."""
+    samples = Samples()
+    numbers: dict[tuple[str, str, str, str], tuple[array, array]] = {}
+    for content in _contents(list(files)):
+        samples.unreadable += _add(content, numbers)
+    for (host, *key), (times, values) in sorted(numbers.items()):
+        when, what = np.frombuffer(times), np.frombuffer(values)
+        if (np.diff(when) < 0).any():  # the agent's threads, or a clock that was set
+            order = np.argsort(when, kind="stable")
+            when, what = when[order], what[order]
+        samples.series.setdefault(host, {})[tuple(key)] = when, what
+    return samples
+
+
+def _contents(files: list[SystemFile]) -> Iterator[bytes]:
+    """Each file's bytes, in order, some of them loaded ahead."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for first in range(0, len(files), AT_ONCE):
+            yield from pool.map(lambda file: file.load(), files[first : first + AT_ONCE])
+
+
+def _add(content: bytes, numbers: dict[tuple[str, str, str, str], tuple[array, array]]) -> int:
+    """Add a file's samples to the numbers by host and key; how many lines were none."""
+    unreadable = 0
+    for event in _events(content):
+        try:
+            key = (event["NodeId"], event["Type"], event["Name"], event["Dimension"])
+            when, value = event["Timestamp"] + 0.0, event["Value"] + 0.0  # which refuses what is no number
+        except (KeyError, TypeError):
+            unreadable += 1
+            continue
+        found = numbers.get(key)
+        if found is None:
+            found = numbers[key] = (array("d"), array("d"))
+        found[0].append(when)
+        found[1].append(value)
+    return unreadable
+
+
+def _events(content: bytes) -> list[Any]:
+    """A file's lines as JSON; None for one that is not."""
+    try:  # all lines as one array, which takes a third of the time
+        return json.loads(b"[" + content.strip().replace(b"\n", b",") + b"]")
+    except ValueError:
+        return [_event(line) for line in content.splitlines() if line.strip()]
+
+
+def _event(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

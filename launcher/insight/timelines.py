@@ -1,0 +1,126 @@
+"""The ranks' own records of their steps (timeline-<rank>.jsonl, as the scripts write them), parsed into arrays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PATTERN = "timeline-*.jsonl"
+
+OPERATORS = "operators.json"
+"""Beside the timeline of a process whose steps torch.profiler recorded; the scripts' training/operators.py says what is in it."""
+
+NOT_PHASES = {"cpu": "cpu_seconds"}
+"""What stands among a window's seconds and is no part of the step's time -> its name among the extra numbers."""
+
+OF_THE_PROCESS = ("world_size", "backend", "device", "device_name", "instance_type", "torch", "threads")
+"""What a rank's first line says that holds for all."""
+
+WINDOW = b'{"kind": "steps"'
+"""How the line of a logged window begins."""
+
+
+@dataclass
+class Ranks:
+    """What timelines held."""
+
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    """Arguments of measurements.Steps."""
+    stalls: list[dict[str, Any]] = field(default_factory=list)
+    """Arguments of measurements.Stall."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    not_measured: dict[str, str] = field(default_factory=dict)
+    thinned: str | None = None
+    """How long records were thinned."""
+    unreadable: int = 0
+    """Lines that are no JSON, as the last one of a rank that was killed."""
+
+
+def below(places: Iterable[Path]) -> list[Path]:
+    """All timelines below some folders."""
+    return sorted(file for place in places for file in place.rglob(PATTERN))
+
+
+def read(files: list[Path], max_bytes: int) -> Ranks:
+    """All ranks' records.
+
+    Args:
+        max_bytes: where the files are larger, every so many windows are left out.
+    """
+    total = sum(file.stat().st_size for file in files)
+    each = max(1, -(-total // max_bytes))
+    ranks = Ranks()
+    if each > 1:
+        ranks.thinned = f"steps: one in {each} logged windows of every rank was read"
+    for file in files:
+        _read_one(file, each, ranks)
+    for recorded in sorted({file.with_name(OPERATORS) for file in files}):
+        if recorded.is_file():
+            ranks.facts["operators"] = json.loads(recorded.read_text(encoding="utf-8"))
+    if "operators" not in ranks.facts:
+        ranks.not_measured["operators"] = "no steps were recorded: hyperparameters.profile_steps was 0"
+    ranks.steps.sort(key=lambda steps: steps["rank"])
+    ranks.stalls.sort(key=lambda stall: (stall["began"], stall["rank"]))
+    return ranks
+
+
+def _read_one(file: Path, each: int, ranks: Ranks) -> None:
+    rank, node, windows, seen = None, "", [], 0
+    with open(file, "rb") as lines:
+        for line in lines:
+            if line.startswith(WINDOW):
+                seen += 1
+                if seen % each:
+                    continue
+            try:
+                event = json.loads(line)
+                kind = event.pop("kind")
+                if kind == "start":
+                    rank, node = event["rank"], event["node"]
+                    _add_start(event, ranks)
+                elif kind == "steps":
+                    if not event["extra"].get("profiled"):  # torch.profiler made these slower than the others
+                        windows.append(event)
+                elif kind == "first_step":
+                    slowest = ranks.facts.get("seconds_to_first_step", 0.0)
+                    ranks.facts["seconds_to_first_step"] = max(slowest, event["seconds"])
+                else:
+                    ranks.stalls.append({"rank": rank, "host": node, "kind": kind, **event})
+            except (ValueError, KeyError, TypeError, AttributeError):
+                ranks.unreadable += 1
+    if rank is not None and windows:
+        ranks.steps.append(_arrays(rank, node, windows))
+
+
+def _add_start(event: dict[str, Any], ranks: Ranks) -> None:
+    ranks.settings |= event["settings"]
+    ranks.not_measured |= event["not_measured"]
+    ranks.facts |= {name: event[name] for name in OF_THE_PROCESS}
+
+
+def _arrays(rank: int, node: str, windows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One rank's windows as arrays."""
+    phases = {name: None for window in windows for name in window["seconds"]}
+    seconds = {name: _column(windows, "seconds", name) for name in phases}
+    extra = {said: seconds.pop(name) for name, said in NOT_PHASES.items() if name in seconds}
+    names = {name: None for window in windows for name in window["extra"]}
+    extra |= {name: _column(windows, "extra", name) for name in names}
+    return {
+        "rank": rank,
+        "host": node,
+        "step": np.array([window["step"] for window in windows], dtype=np.int64),
+        "epoch": np.array([window["epoch"] for window in windows], dtype=np.int64),
+        "ended": np.array([window["ended"] for window in windows]),
+        "seconds": seconds,
+        "extra": extra,
+    }
+
+
+def _column(windows: list[dict[str, Any]], part: str, name: str) -> np.ndarray:
+    return np.array([window[part].get(name, np.nan) for window in windows], dtype=np.float64)

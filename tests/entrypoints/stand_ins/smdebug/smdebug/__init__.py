@@ -1,0 +1,1 @@
+"""Stands for AWS's smdebug, which does not run beside today's packages."""

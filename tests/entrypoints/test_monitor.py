@@ -1,0 +1,329 @@
+"""The system monitor as a real process, on this machine's files, on made-up ones, and with a stand-in for NVIDIA's library."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from training import monitor
+from training.host_samples import HostSamples
+from training.monitor import FREE_BYTES, FULL_RATE_BYTES, Writer, interval_ms, node_name, slowed, system_monitor
+
+from tests.conftest import ROOT, wait_until
+
+
+@pytest.fixture
+def fast(tmp_path, monkeypatch) -> Path:
+    """A job that samples every 100 ms, as SageMaker would say it; the folder of its profilerconfig.json."""
+    config = tmp_path / "opt/input/config"
+    config.mkdir(parents=True)
+    (config / "profilerconfig.json").write_text(
+        json.dumps({"DisableProfiler": False, "ProfilingIntervalInMilliseconds": 100, "S3OutputPath": "s3://bucket"})
+    )
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "opt"))
+    return config
+
+
+def lines(folder: Path) -> list[str]:
+    return [line for file in sorted(folder.rglob("*.algo-*.json")) for line in file.read_text().splitlines(True)]
+
+
+def events(folder: Path) -> list[dict]:
+    """All complete samples."""
+    return [json.loads(line) for line in lines(folder) if line.endswith("\n")]
+
+
+def sampled(folder: Path, samples: int) -> list[dict]:
+    """Until so many samples lie in a folder."""
+
+    def times() -> int:
+        return len({event["Timestamp"] for event in events(folder)})
+
+    wait_until(lambda: times() >= samples, 30, f"{samples} samples in {folder}")
+    return events(folder)
+
+
+def monitors() -> list[psutil.Process]:
+    """Those that this process has started."""
+    return [child for child in psutil.Process().children() if "training.monitor" in child.cmdline()]
+
+
+def test_a_sample_has_every_core_memory_disk_and_network_in_debuggers_format(fast, tmp_path, capfd):
+    with system_monitor(tmp_path / "out", 0):
+        found = sampled(tmp_path / "out", 3)
+        process = monitors()[0]
+    assert not process.is_running() and not monitors()
+    file = next((tmp_path / "out").rglob("*.json")).relative_to(tmp_path / "out")
+    minute = int(found[0]["Timestamp"]) // 60 * 60
+    assert re.fullmatch(rf"profiler-output/system/incremental/\d{{10}}/{minute}\.algo-1\.json", str(file))
+    assert all([*event] == ["Type", "Name", "Dimension", "Value", "NodeId", "Timestamp"] for event in found)
+    cores = [line.split()[0] for line in Path("/proc/stat").read_text().splitlines() if re.match(r"cpu\d", line)]
+    keys = Counter((event["Type"], event["Name"], event["Dimension"]) for event in found)
+    assert {("cpu", core, dimension) for core in cores for dimension in ("CPUUtilization", "I/OWaitPercentage")} <= set(
+        keys
+    )
+    for name in ("IOPS", "ReadThroughputInBytesPerSecond", "WriteThroughputInBytesPerSecond"):
+        assert ("i/o", name, "") in keys
+    assert {("memory", "MemoryUsedPercent", ""), ("network", "ReceiveBytesPerSecond", "Algorithm")} <= set(keys)
+    assert len(set(keys.values())) == 1  # smdebug's heat map is as short as its shortest series
+    percents = [event["Value"] for event in found if event["Type"] in ("cpu", "memory", "pressure")]
+    assert all(0 <= value <= 100 for value in percents) and any(percents)
+    assert "system metrics every 100 ms (as profilerconfig.json says)" in capfd.readouterr().out
+
+
+def test_it_ends_when_its_parent_is_killed(fast, tmp_path):
+    code = f"""
+        import sys, time
+        sys.path.insert(0, {str(ROOT / "entrypoints")!r})
+        from pathlib import Path
+        from training.monitor import system_monitor
+        with system_monitor(Path({str(tmp_path / "out")!r}), 0):
+            time.sleep(120)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.DEVNULL)
+    sampled(tmp_path / "out", 1)
+    (child,) = psutil.Process(parent.pid).children()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 10, "the monitor's end")
+    complete = lines(tmp_path / "out")
+    assert all(json.loads(line) for line in complete[:-1])
+
+
+def test_what_it_cannot_write_is_said_once_and_harms_nobody(fast, tmp_path, capfd):
+    (tmp_path / "out").write_text("a file where the folder should be")
+    errors = []
+    with system_monitor(tmp_path / "out", 0):
+        process = monitors()[0]
+
+        def told() -> int:
+            errors.append(capfd.readouterr().err)
+            return "".join(errors).count("system monitor: not written")
+
+        wait_until(lambda: told() == 1, 10, "the error")
+        began = process.num_ctx_switches().voluntary
+        wait_until(lambda: process.num_ctx_switches().voluntary > began + 5, 10, "some more samples")
+        assert process.is_running() and told() == 1
+
+
+def test_one_process_a_host_samples_and_none_where_nobody_wants_it(fast, tmp_path):
+    for local_rank, wanted in ((1, True), (0, False)):
+        with system_monitor(tmp_path / "out", local_rank, wanted=wanted):
+            assert not monitors()
+
+
+@pytest.mark.parametrize(
+    ("text", "interval", "why"),
+    [
+        (None, 500, "SageMaker's own rate"),
+        ("{}", 500, "as profilerconfig.json says"),
+        ('{"ProfilingIntervalInMilliseconds": "1000"}', 1000, "as profilerconfig.json says"),
+        ('{"ProfilingIntervalInMilliseconds": 250}', 500, "250 in profilerconfig.json is none of 100, 200"),
+        ('{"ProfilingIntervalInMilliseconds": null}', 500, "could not be read"),
+        ("[]", 500, "could not be read"),
+        ("{", 500, "could not be read"),
+    ],
+)
+def test_the_interval_is_the_jobs_or_sagemakers_own(fast, tmp_path, text, interval, why):
+    if text is None:
+        (fast / "profilerconfig.json").unlink()
+    else:
+        (fast / "profilerconfig.json").write_text(text)
+    found, said = interval_ms({"SAGEMAKER_BASE_DIR": str(tmp_path / "opt")})
+    assert found == interval and why in said
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({}, "algo-1"),
+        ({"SM_CURRENT_HOST": "algo-12", "SM_HOSTS": '["algo-1", "algo-12"]'}, "algo-12"),
+        ({"SM_CURRENT_HOST": "127.0.0.2", "SM_HOSTS": '["127.0.0.1", "127.0.0.2"]'}, "algo-2"),
+        ({"SM_CURRENT_HOST": "elsewhere", "SM_HOSTS": '["127.0.0.1"]'}, "algo-1"),
+    ],
+)
+def test_a_host_is_named_as_debuggers_readers_want_it(environ, name):
+    assert node_name(environ) == name
+
+
+def test_a_months_samples_of_a_large_host_stay_within_bounds():
+    sample, seconds, written, count = 25_000, 0.0, 0, 0
+    while seconds < 28 * 24 * 3600:
+        seconds, written, count = seconds + slowed(0.5, written), written + sample, count + 1
+    assert written < 11 * FULL_RATE_BYTES and slowed(0.5, FULL_RATE_BYTES - 1) == 0.5
+
+
+def test_nothing_is_written_on_a_disk_that_is_nearly_full(tmp_path, monkeypatch):
+    free = [FREE_BYTES // 2]
+    monkeypatch.setattr(monitor.shutil, "disk_usage", lambda _: SimpleNamespace(free=free[0]))
+    writer = Writer(tmp_path, "algo-1")
+    with pytest.raises(OSError, match="512 MiB are left on the disk"):
+        writer.write(120.0, {("cpu", "cpu0", "CPUUtilization"): 1.0})
+    assert not list(tmp_path.rglob("*.json"))
+    free[0] = FREE_BYTES
+    writer.write(179.5, {("cpu", "cpu0", "CPUUtilization"): 1.0})
+    assert [file.name for file in tmp_path.rglob("*.json")] == ["120.algo-1.json"]
+
+
+STAT = "cpu  0 0 0 0\ncpu0 {0} 0 0 {1} {2} 0 0 0 9 0\ncpu1 100 0 0 100 0 0 0 0 0 0\nctxt {3}\nprocs_running 7\n"
+DISKS = """\
+   7       0 loop0 900 0 900 0 900 0 900 0 0 0 0
+ 259       0 nvme0n1 {0} 0 {1} 0 {2} 0 {3} 0 0 0 0
+ 259       1 nvme0n1p1 {0} 0 {1} 0 {2} 0 {3} 0 0 0 0
+   8       0 sda 1 0 8 0 1 0 8 0 0 0 0
+   8       1 sda1 1 0 8 0 1 0 8 0 0 0 0
+"""
+NETWORK = "Inter-|\n face |\n    lo: 5 {0} 0 0 0 0 0 0 {0} 0\n  eth0:{0} 1 0 0 0 0 0 0 {1} 1 0\n"
+
+
+def machine(proc: Path, busy, idle, waiting, switches, disk, network, pressure) -> None:
+    """A machine's files at one moment."""
+    texts = {
+        "stat": STAT.format(busy, idle, waiting, switches),
+        "meminfo": "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  250 kB\nBuffers: 0 kB\n",
+        "diskstats": DISKS.format(*disk),
+        "net/dev": NETWORK.format(*network),
+        "pressure/cpu": f"some avg10=1 avg60=0 avg300=0 total={pressure}\nfull avg10=0 total=0\n",
+        "self/cgroup": "0::/job\n" if (proc / "v2").exists() else "4:memory:/job\n1:cpu,cpuacct:/job/inner\n",
+    }
+    for name, text in texts.items():
+        (proc / name).parent.mkdir(parents=True, exist_ok=True)
+        (proc / name).write_text(text)
+
+
+def cgroup(place: Path, **files: str) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (place / name.replace("__", ".")).write_text(text)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_values_are_rates_and_shares_since_the_last_look(tmp_path, version, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    cgroup(groups)
+    if version == 2:
+        cgroup(proc, v2="")
+        cgroup(groups, cgroup__controllers="cpu memory")
+        cgroup(groups / "job", cpu__max="150000 100000", memory__max="512000", memory__current="384000")
+        cgroup(groups / "job", memory__stat="anon 1\ninactive_file 128000\n")
+        counted = groups / "job"
+    else:
+        cgroup(groups / "cpu/job/inner", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
+        cgroup(groups / "cpu/job", cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000")
+        cgroup(groups / "memory/job", memory__limit_in_bytes="512000", memory__usage_in_bytes="384000")
+        cgroup(groups / "memory/job", memory__stat="inactive_file 0\ntotal_inactive_file 128000\n")
+        counted = groups / "cpu/job"
+    cgroup(counted, cpu__stat="nr_periods 10\nnr_throttled 2\n")
+    machine(proc, 100, 100, 0, 1000, (10, 100, 20, 200), (1000, 2000), 10**6)
+    host = HostSamples(proc, groups)
+    host.look(50.0)
+    cgroup(counted, cpu__stat="nr_periods 14\nnr_throttled 3\n")
+    machine(proc, 160, 130, 10, 1500, (40, 120, 40, 240), (6000, 2000), 10**6 + 250_000)
+    values = host.look(50.5)
+    assert values["cpu", "cpu0", "CPUUtilization"] == pytest.approx(70)  # 60 computing and 10 waiting of 100
+    assert values["cpu", "cpu0", "I/OWaitPercentage"] == pytest.approx(10)
+    assert values["cpu", "cpu1", "CPUUtilization"] == 0
+    assert values["i/o", "IOPS", ""] == (30 + 20) / 0.5
+    assert values["i/o", "ReadThroughputInBytesPerSecond", ""] == 20 * 512 / 0.5
+    assert values["i/o", "WriteThroughputInBytesPerSecond", ""] == 40 * 512 / 0.5
+    assert values["network", "ReceiveBytesPerSecond", "Algorithm"] == 5000 / 0.5
+    assert values["network", "TransmitBytesPerSecond", "Algorithm"] == 0
+    assert values["tasks", "RunnableTasks", ""] == 7 and values["tasks", "ContextSwitchesPerSecond", ""] == 1000
+    assert values["pressure", "CPUPressurePercent", ""] == pytest.approx(50)
+    assert values["cgroup", "CPUThrottledPercent", ""] == 25
+    assert values["cgroup", "UsableCores", ""] == 1.5
+    assert values["cgroup", "MemoryLimitBytes", ""] == 512_000
+    assert values["memory", "MemoryUsedPercent", ""] == 50
+
+
+def test_without_a_cgroup_the_machine_is_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+    machine(tmp_path / "proc", 1, 1, 1, 1, (1, 1, 1, 1), (1, 1), 1)
+    values = HostSamples(tmp_path / "proc", tmp_path / "none").look(1.0)
+    assert values["cgroup", "UsableCores", ""] == 3 and values["memory", "MemoryUsedPercent", ""] == 75
+    assert not {("cgroup", "CPUThrottledPercent", ""), ("cgroup", "MemoryLimitBytes", "")} & set(values)
+
+
+NVML = r"""
+#include <stdlib.h>
+#include <string.h>
+typedef struct { unsigned gpu, memory; } Utilization;
+typedef struct { unsigned long long total, free, used; } Memory;
+static char devices[3];
+int nvmlInit_v2(void) { return getenv("NVML_FAILS") ? 9 : 0; }
+const char *nvmlErrorString(int status) { return status == 9 ? "Driver Not Loaded" : "GPU is lost"; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = devices + index; return 0; }
+int nvmlDeviceGetHandleByUUID(const char *name, void **device) { *device = devices + 2; return strcmp(name, "GPU-two") ? 2 : 0; }
+int nvmlDeviceGetUtilizationRates(void *device, Utilization *found) {
+    if (device == devices + 1) return 3;
+    found->gpu = 40 + ((char *)device - devices); found->memory = 1; return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *device, Memory *found) {
+    found->total = 1ull << 36; found->used = (1ull << 34) * (1 + ((char *)device - devices)); found->free = 0; return 0;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+    *reasons = device == devices ? 0x40 : 0x4; return 0;
+}
+"""
+"""Three GPUs: the first too hot, the second cut into parts so that nobody knows its utilisation, the third at its power cap."""
+
+
+@pytest.fixture
+def nvidia(tmp_path, monkeypatch) -> None:
+    """NVIDIA's library, for processes started from now on."""
+    (tmp_path / "nvml.c").write_text(NVML)
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler, "a C compiler is needed: apt-get install gcc"
+    library = tmp_path / "nvidia/libnvidia-ml.so.1"
+    library.parent.mkdir()
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(tmp_path / "nvml.c")], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+
+
+def gpu_values(found: list[dict]) -> dict[tuple[str, str], float]:
+    kinds = ("gpu", "clocks")
+    return {(event["Name"], event["Dimension"]): event["Value"] for event in found if event["Type"] in kinds}
+
+
+@pytest.mark.parametrize("visible", [None, "GPU-two,0", ""])
+def test_gpus_are_those_that_the_job_sees(fast, tmp_path, nvidia, monkeypatch, visible):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with system_monitor(tmp_path / "out", 0):
+        values = gpu_values(sampled(tmp_path / "out", 1))
+    first, second, third = (
+        {("gpu0", "GPUUtilization"): 40, ("gpu0", "GPUMemoryUtilization"): 25, ("ThrottledPercent", "gpu0"): 100},
+        {("gpu1", "GPUMemoryUtilization"): 50, ("ThrottledPercent", "gpu1"): 0},
+        {("gpu2", "GPUUtilization"): 42, ("gpu2", "GPUMemoryUtilization"): 75, ("ThrottledPercent", "gpu2"): 0},
+    )
+    if visible is None:
+        assert values == {**first, **second, **third}
+    elif visible:
+        moved = {"gpu2": "gpu0", "gpu0": "gpu1", "ThrottledPercent": "ThrottledPercent"}
+        expected = {
+            (moved[name], moved.get(where, where)): value for (name, where), value in {**first, **third}.items()
+        }
+        assert values == expected
+    else:
+        assert values == {}
+
+
+def test_a_driver_that_fails_leaves_the_rest(fast, tmp_path, nvidia, monkeypatch):
+    monkeypatch.setenv("NVML_FAILS", "1")
+    with system_monitor(tmp_path / "out", 0):
+        found = sampled(tmp_path / "out", 1)
+    assert not gpu_values(found) and any(event["Name"] == "cpu0" for event in found)

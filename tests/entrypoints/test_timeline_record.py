@@ -1,0 +1,139 @@
+"""What every rank leaves of its steps and pauses, and Debugger's hook, in real training."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from torch import nn
+from training import debugger, timeline_record
+from training.debugger import register_hook
+from training.distributed import World
+from training.script_settings import TrainingSettings
+from training.timeline_record import TimelineRecord, grad_sync_seconds
+
+from tests.entrypoints.ranks import run_ranks
+from tests.entrypoints.test_loop import run, two_ranks
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+
+
+def told(folder: Path, rank: int = 0) -> list[dict]:
+    return [json.loads(line) for line in (folder / f"data/timeline-{rank}.jsonl").read_text().splitlines()]
+
+
+def test_a_rank_tells_its_windows_and_pauses_in_order(tmp_path):
+    for _ in range(2):  # the second run's file holds nothing of the first
+        run(tmp_path / "run", log_every=4, checkpoint_every=8, epochs=3, learning_rate=0.01)
+        found = told(tmp_path / "run")
+        (tmp_path / "run/checkpoints").rename(tmp_path / f"kept-{len(list(tmp_path.iterdir()))}")
+    kinds = [(event["kind"], event.get("step")) for event in found]
+    # an epoch has five steps, and each is followed by an evaluation
+    assert kinds == [
+        *(("start", None), ("first_step", 1), ("steps", 4), ("evaluate", 5), ("steps", 8), ("checkpoint", 8)),
+        *(("evaluate", 10), ("steps", 12), ("steps", 15), ("evaluate", 15), ("checkpoint", 15)),
+    ]
+    start, first, *rest = found
+    assert (start["rank"], start["node"], start["world_size"], start["device"]) == (0, "algo-1", 1, "cpu")
+    assert start["settings"]["log_every"] == 4 and start["process_started"] < first["ended"]
+    assert start["not_measured"] == {"grad_sync": "a single process exchanges nothing"}
+    windows = [event for event in rest if event["kind"] == "steps"]
+    assert [event["extra"]["steps"] for event in windows] == [4, 4, 4, 3] and windows[1]["epoch"] == 2
+    for window in windows:
+        phases = {name: value for name, value in window["seconds"].items() if name != "step"}
+        assert {"data_wait", "student_forward", "backward", "optimizer"} <= set(phases) and "grad_sync" not in phases
+        whole = window["seconds"]["step"]
+        assert sum(phases.values()) <= whole + 1e-6 and whole <= window["extra"]["slowest_step"] + 1e-6
+        assert window["extra"]["images_per_second"] == pytest.approx(8 / whole, rel=1e-3)
+    moments = [event.get("ended") or event["began"] + event["seconds"] for event in rest]
+    assert moments == sorted(moments) and rest[0]["ended"] >= first["ended"]
+
+
+def test_every_rank_leaves_its_own_windows_and_the_seconds_it_waited_for_others(tmp_path):
+    two_ranks(tmp_path, tmp_path / "run", epochs=4, log_every=5)
+    for rank in range(2):
+        start, *rest = told(tmp_path / "run", rank)
+        assert (start["rank"], start["world_size"], start["backend"], start["not_measured"]) == (rank, 2, "gloo", {})
+        windows = [event for event in rest if event["kind"] == "steps"]
+        assert [window["step"] for window in windows] == [5, 10, 15, 20]
+        assert all(window["seconds"]["grad_sync"] >= 0 for window in windows)
+        assert {"evaluate", "checkpoint"} <= {event["kind"] for event in rest}
+
+
+def test_a_fast_rank_waits_for_the_slow_ones_gradients(tmp_path):
+    done = run_ranks(
+        tmp_path,
+        """
+        from training.data_parallel import distribute
+        from training.timeline_record import grad_sync_seconds
+        class Slow(torch.autograd.Function):
+            @staticmethod
+            def forward(_, value):
+                return value.clone()
+            @staticmethod
+            def backward(_, gradient):
+                time.sleep(0.05)
+                return gradient
+        with process_group() as world:
+            model = nn.Linear(4, 1)
+            wrapped = distribute(model, world)
+            assert grad_sync_seconds(wrapped) is None and grad_sync_seconds(model) is None
+            for _ in range(12):
+                out_of_it = wrapped(torch.ones(2, 4)).sum()
+                (Slow.apply(out_of_it) if world.rank else out_of_it).backward()
+            (out / f"waited-{world.rank}").write_text(str(grad_sync_seconds(wrapped)))
+        """,
+    )
+    assert [item.returncode for item in done] == [0, 0], done[0].stderr + done[1].stderr
+    waited = [float((tmp_path / f"waited-{rank}").read_text()) for rank in range(2)]
+    assert waited[0] > waited[1]
+
+
+def test_a_process_knows_when_it_started():
+    assert timeline_record.process_started() == pytest.approx(psutil.Process().create_time(), abs=1.5)
+
+
+def test_other_process_groups_have_no_record_of_their_exchange(tmp_path):
+    world = World(1, 2, 1, torch.device("cpu"), "smddp", "test", collectives=SimpleNamespace())
+    TimelineRecord(tmp_path, world, TrainingSettings())
+    (start,) = [json.loads(line) for line in (tmp_path / "timeline-1.jsonl").read_text().splitlines()]
+    assert start["not_measured"] == {"grad_sync": "smddp keeps no record of it"}
+    assert grad_sync_seconds(nn.Linear(1, 1)) is None
+
+
+@pytest.fixture
+def asked_for(tmp_path, monkeypatch) -> Path:
+    """A job with `debugger`."""
+    file = tmp_path / "debughookconfig.json"
+    file.write_text('{"S3OutputPath": "s3://bucket", "LocalPath": "/opt/ml/output/tensors"}')
+    monkeypatch.setenv("SMDEBUG_CONFIG_FILE_PATH", str(file))
+    return file
+
+
+def test_debuggers_hook_is_used_where_the_image_has_it(asked_for, monkeypatch):
+    monkeypatch.syspath_prepend(STAND_INS / "smdebug")
+    monkeypatch.setattr(debugger, "np", SimpleNamespace(ndarray=SimpleNamespace(tostring=None)))
+    said, model = [], nn.Linear(2, 2)
+    try:
+        register_hook(model, said.append)
+        import smdebug.pytorch
+
+        assert smdebug.pytorch.registered == [(str(asked_for), model)]
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "smdebug"]:
+            del sys.modules[name]
+    assert said == ["Debugger's hook saves tensors, as debughookconfig.json says"]
+
+
+def test_a_hook_that_cannot_be_had_is_named_and_one_nobody_wants_is_not(asked_for, tmp_path):
+    said: list[str] = []
+    register_hook(nn.Linear(2, 2), said.append)
+    assert len(said) == 1 and "is not there: ModuleNotFoundError: No module named 'smdebug'" in said[0]
+    register_hook(nn.Linear(2, 2), said.append, {**os.environ, "SMDEBUG_CONFIG_FILE_PATH": str(tmp_path / "none")})
+    assert len(said) == 1

@@ -1,0 +1,268 @@
+"""Measurements read from real runs, from files in SageMaker's format, and from S3."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import boto3
+import numpy as np
+import pytest
+from training.monitor import Writer
+
+import launcher
+from launcher.backends import process
+from launcher.emulator import Emulator
+from launcher.findings import UserError
+from launcher.insight import measurements, system_files
+from launcher.insight.measurements import read
+from launcher.prepare import prepare
+
+BEGIN = 1_795_000_020
+"""A full minute."""
+
+OF_SAGEMAKER = [
+    # (Type, Name, Dimension, value): the rows of a sample of an ml.m5.large, each group with a time of its own
+    [("memory", "MemoryUsedPercent", "", 6.18)],
+    [("i/o", "IOPS", "", 5357.94), ("i/o", "ReadThroughputInBytesPerSecond", "", 8970700.56), ("i/o", "WriteThroughputInBytesPerSecond", "", 0.0)],
+    [
+        ("cpu", "cpu0", "CPUUtilization", 98.04), ("cpu", "cpu0", "I/OWaitPercentage", 3.92),
+        ("cpu", "cpu1", "CPUUtilization", 100.0), ("cpu", "cpu1", "I/OWaitPercentage", 6.0),
+    ],
+    [
+        ("network", "ReceiveBytesPerSecond", "Algorithm", 5.0), ("network", "TransmitBytesPerSecond", "Algorithm", 7.0),
+        ("network", "ReceiveBytesPerSecond", "Platform", 66775126.66), ("network", "TransmitBytesPerSecond", "Platform", 70864.81),
+    ],
+    [("gpu", "gpu0", "GPUUtilization", 50), ("gpu", "gpu0", "GPUMemoryUtilization", 14.76)],
+]  # fmt: skip
+
+
+def sagemaker_files(folder: Path, minutes: int = 2, nodes: int = 1) -> Path:
+    """A profiler-output folder with a sample every ten seconds, its lines in the agent's loose order."""
+    shuffled = random.Random(0)
+    for node in range(1, nodes + 1):
+        for minute in range(BEGIN, BEGIN + 60 * minutes, 60):
+            lines = []
+            for second in range(0, 60, 10):
+                groups = [(index, group) for index, group in enumerate(OF_SAGEMAKER)]
+                shuffled.shuffle(groups)
+                for index, group in groups:
+                    for kind, name, dimension, value in group:
+                        event = {"Type": kind, "Name": name, "Dimension": dimension, "Value": value}
+                        event |= {"NodeId": f"algo-{node}", "Timestamp": minute + second + index / 1000}
+                        lines.append(json.dumps(event, separators=((",", ":") if second else (", ", ":"))))
+            place = folder / "profiler-output/system/incremental/2026111811" / f"{minute}.algo-{node}.json"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text("\n".join(lines) + "\n")
+    return folder / "profiler-output"
+
+
+def same(first: measurements.Measurements, second: measurements.Measurements) -> bool:
+    def flat(found):
+        for name, host in sorted(found.hosts.items()):
+            for part in ("cores", "io_wait", "gpus", "gpu_memory", "disk", "network", "other"):
+                for key, series in sorted(getattr(host, part).items()):
+                    yield name, part, key, series.times.tolist(), series.values.tolist()
+            yield name, host.memory and (host.memory.times.tolist(), host.memory.values.tolist())
+
+    return [*flat(first)] == [*flat(second)]
+
+
+def test_sagemakers_own_files_are_read_whole(tmp_path):
+    found = read(str(sagemaker_files(tmp_path)))
+    (host,) = found.hosts.values()
+    assert host.name == "algo-1" and [*host.cores] == [*host.io_wait] == ["cpu0", "cpu1"]
+    assert host.cores["cpu1"].values.tolist() == [100.0] * 12
+    assert host.cores["cpu0"].times.tolist() == [BEGIN + 10 * index + 0.002 for index in range(12)]
+    assert {*host.memory.values} == {6.18} and {*host.gpus["gpu0"].values} == {50.0}
+    assert {*host.gpu_memory["gpu0"].values} == {14.76}
+    assert {name: series.values[0] for name, series in host.disk.items()} == {"read": 8970700.56, "write": 0.0}
+    assert {name: series.values[0] for name, series in host.network.items()} == {"receive": 5.0, "transmit": 7.0}
+    assert host.other["network", "ReceiveBytesPerSecond", "Platform"].values[0] == 66775126.66
+    assert (host.throttled, host.usable_cores, host.memory_limit_bytes, found.sampled) == (None, None, None, None)
+    assert {"throttled", "usable_cores", "steps"} == set(found.not_measured) and found.ranks == () == found.stalls
+
+
+def test_our_monitors_files_give_the_same_host(tmp_path):
+    sagemaker_files(tmp_path / "theirs")
+    writer = Writer(tmp_path / "ours/profiler-output", "algo-1")
+    for second in range(0, 120, 10):
+        for index, group in enumerate(OF_SAGEMAKER):
+            values = {(kind, name, dimension): float(value) for kind, name, dimension, value in group}
+            writer.write(BEGIN + second + index / 1000, values)
+    assert same(read(str(tmp_path / "theirs")), read(str(tmp_path / "ours")))
+
+
+def test_what_is_no_sample_costs_its_own_line_alone(tmp_path):
+    place = sagemaker_files(tmp_path / "cut")
+    sagemaker_files(tmp_path / "whole")
+    first, last = sorted(place.rglob("*.json"))
+    lines = first.read_text().splitlines()
+    broken = ['{"Type":"cpu","Name":"cpu0","Dimensi', "", "null", '{"Type": "cpu"}', lines[0].replace("Value", "Valu")]
+    first.write_text("\n".join([*lines[:5], *broken, *lines[5:]]))
+    number = '"Value":null,"NodeId":"algo-1","Timestamp":"now"}'
+    with open(last, "a") as file:
+        file.write('{"Type":"cpu","Name":"cpu0","Dimension":"CPUUtilization",' + number + '\n{"Type":"cpu","Na')
+    found = read(str(place))
+    assert found.facts == {"unreadable_lines": 6} and same(found, read(str(tmp_path / "whole")))
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_a_long_record_is_thinned_to_the_same_minutes_of_every_host(tmp_path, hosts):
+    place = sagemaker_files(tmp_path, minutes=30, nodes=hosts)
+    total = sum(file.stat().st_size for file in place.rglob("*.json"))
+    found = read(str(place), max_bytes=total // 7)
+    assert found.sampled.startswith("system metrics: 5 of 30 minutes were read, one in 8, the same of every host")
+    minutes = [{int(when) // 60 * 60 for when in host.memory.times} for host in found.hosts.values()]
+    assert minutes == [{BEGIN + 60 * number for number in (0, 8, 16, 24, 29)}] * hosts
+    assert read(str(place), max_bytes=total).sampled is None
+
+
+@pytest.fixture(scope="module")
+def far_side(tmp_path_factory):
+    with Emulator(tmp_path_factory.mktemp("far-side")) as emulator:
+        emulator.add_bucket("amzn-s3-demo-bucket", "us-west-2")
+        yield emulator
+
+
+@pytest.fixture
+def in_s3(far_side, monkeypatch, tmp_path) -> Path:
+    """Two hosts' files, also below s3://amzn-s3-demo-bucket/runs/job-1/profiler-output; the folder."""
+    for name, value in far_side.environment.items():
+        monkeypatch.setenv(name, value)
+    place = sagemaker_files(tmp_path, minutes=3, nodes=2)
+    client = boto3.client("s3")
+    for file in place.rglob("*.json"):
+        client.upload_file(str(file), "amzn-s3-demo-bucket", f"runs/job-1/profiler-output/{file.relative_to(place)}")
+    client.put_object(Bucket="amzn-s3-demo-bucket", Key="runs/job-1/profiler-output/framework/other.json", Body="{")
+    return place
+
+
+def test_s3_is_read_as_a_folder_is(in_s3):
+    found = read("s3://amzn-s3-demo-bucket/runs/job-1/profiler-output")
+    assert [*found.hosts] == ["algo-1", "algo-2"] and same(found, read(str(in_s3)))
+
+
+def test_a_run_on_sagemaker_is_read_where_its_agent_wrote(in_s3, store):
+    folder = store / "job-1"
+    folder.mkdir(parents=True)
+    job = {"name": "job", "compute": {"instance_type": "ml.p4d.24xlarge"}, "hyperparameters": {"epochs": 3}}
+    plan = {
+        "name": "job-1",
+        "planned": "2026",
+        "backend": "aws",
+        "job": job,
+        "hosts": [{"name": "algo-1"}, {"name": "algo-2"}],
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
+    profiling = {"S3OutputPath": "s3://amzn-s3-demo-bucket/runs/", "DisableProfiler": False}
+    (folder / "request.json").write_text(json.dumps({"ProfilerConfig": profiling}))
+    found = read("job-1")
+    assert same(found, read(str(in_s3))) and found.settings == {"epochs": 3}
+    assert found.facts == {"started_by": "aws", "hosts": 2, "instance_type": "ml.p4d.24xlarge"}
+
+
+def test_s3_that_does_not_answer_is_the_users_to_cure(in_s3):
+    with pytest.raises(UserError, match="NoSuchBucket"):
+        read("s3://nobody-has-this-bucket/profiler-output")
+    with pytest.raises(UserError, match="holds no measurements"):
+        read("s3://amzn-s3-demo-bucket/runs/job-2")
+
+
+def test_a_source_without_measurements_says_what_would_be_one(tmp_path, store):
+    with pytest.raises(UserError, match="holds no measurements(.|\n)*system_monitor"):
+        read(str(tmp_path))
+    with pytest.raises(UserError, match="no such run"):
+        read("quickstart")
+
+
+def test_a_run_on_two_hosts_is_read_with_all_its_hosts_and_ranks(tmp_path, store):
+    """Through the toolkit; the hosts have addresses there, and are algo-1 and algo-2 here."""
+    prepare("digits", tmp_path / "digits")
+    tiny = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "in_chans": 1}
+    job = launcher.from_values(
+        {
+            "name": "measured",
+            "script": "train_classifier.py",
+            "distribution": "torchrun",
+            "compute": {"instance_count": 2, "processes_per_host": 1},
+            "profiling": {"system_interval_ms": 100},
+            "inputs": {name: {"folder": str(tmp_path / "digits" / name)} for name in ("train", "validation")},
+            "hyperparameters": {
+                "model": "vit_tiny_patch16_224", "model_options": tiny, "image_size": 16, "global_batch_size": 32,
+                "max_steps": 30, "log_every": 5,
+            },
+        }
+    )  # fmt: skip
+    run = launcher.run(launcher.plan(job))
+    assert run.wait(120) == "Completed", "\n".join(line for _, line in run.logs())
+    found = read("measured")
+    assert found.source == run.name and same(found, read(str(run.folder.path))) and found.sampled is None
+    assert [*found.hosts] == ["algo-1", "algo-2"] and [(ranks.rank, ranks.host) for ranks in found.ranks] == [
+        (0, "algo-1"),
+        (1, "algo-2"),
+    ]
+    for host in found.hosts.values():
+        assert len(host.memory.times) > 3 and (np.diff(host.memory.times) > 0).all()
+        assert host.usable_cores >= 1 and {"read", "write"} == set(host.disk) and len(host.cores) == len(host.io_wait)
+    for ranks in found.ranks:
+        assert ranks.step.tolist() == [5, 10, 15, 20, 25, 30] and ranks.epoch.tolist() == [1] * 6
+        assert {"step", "data_wait", "student_forward", "backward", "grad_sync", "optimizer"} <= set(ranks.seconds)
+        assert {"images_per_second", "slowest_step", "steps", "memory_gib"} <= set(ranks.extra)
+        assert (ranks.seconds["backward"] <= ranks.seconds["step"]).all()
+    assert {(stall.rank, stall.kind) for stall in found.stalls} == {
+        (rank, kind) for rank in (0, 1) for kind in ("checkpoint", "evaluate")
+    }
+    assert found.settings["max_steps"] == 30 and found.settings["seed"] == 0 and "grad_sync" not in found.not_measured
+    facts = {
+        name: found.facts[name] for name in ("world_size", "steps", "state", "started_by", "hosts", "backend", "device")
+    }
+    assert facts == {"world_size": 2, "steps": 30, "state": "Completed", "started_by": "process", "hosts": 2, "backend": "gloo", "device": "cpu"}  # fmt: skip
+    assert found.facts["seconds_to_first_step"] > 0
+    assert any("system metrics every 100 ms (as profilerconfig.json says)" in line for _, line in run.logs())
+
+
+def test_extra_numbers_of_a_window_are_no_phases(tmp_path):
+    start = {"kind": "start", "rank": 3, "node": "algo-2", "settings": {}, "not_measured": {}}
+    start |= dict.fromkeys(("world_size", "backend", "device", "device_name", "instance_type", "torch", "threads"))
+    window = {
+        "kind": "steps",
+        "epoch": 1,
+        "step": 1,
+        "ended": 2.0,
+        "seconds": {"step": 1.0, "cpu": 1.5},
+        "extra": {"steps": 1},
+    }
+    other = {**window, "step": 2, "ended": 3.0, "seconds": {"step": 1.0, "cpu": 1.0, "loss": 0.5}}
+    texts = [json.dumps(event) for event in (start, window, other)]
+    (tmp_path / "timeline-3.jsonl").write_text("\n".join([*texts, texts[2][:30]]))
+    found = read(str(tmp_path))
+    (ranks,) = found.ranks
+    assert (ranks.rank, ranks.host, [*ranks.seconds]) == (3, "algo-2", ["step", "loss"])
+    assert ranks.extra["cpu_seconds"].tolist() == [1.5, 1.0] and np.isnan(ranks.seconds["loss"]).tolist() == [
+        True,
+        False,
+    ]
+    assert found.facts == {"unreadable_lines": 1} and "no files of system metrics" in found.not_measured["system"]
+    thinned = read(str(tmp_path), max_bytes=4 * 400)
+    assert thinned.sampled == "steps: one in 2 logged windows of every rank was read"
+    assert thinned.ranks[0].step.tolist() == [2]
+
+
+def test_a_job_hands_its_interval_to_the_script_as_sagemaker_does():
+    job = launcher.from_values({"name": "test", "script": "train_kd.py", "profiling": {"system_interval_ms": 1000}})
+    plan = launcher.plan(job)
+    config = json.loads(process.config_files(plan, process.hosts(job)[0])["profilerconfig.json"])
+    assert config["ProfilingIntervalInMilliseconds"] == 1000 and not config["DisableProfiler"]
+    plain = launcher.plan(launcher.from_values({"name": "test", "script": "train_kd.py"}))
+    assert "profilerconfig.json" not in process.config_files(plain, process.hosts(job)[0])
+
+
+def test_lines_in_one_document_and_line_by_line_say_the_same():
+    lines = [b'{"a":1}', b' {"b": "\\n,"} ', b"3"]
+    for ending in (b"\n", b"\r\n", b""):
+        content = b"\n".join(lines) + ending
+        assert system_files._events(content) == [json.loads(line) for line in lines]
+    assert system_files._events(b"\n".join([*lines, b"{"])) == [*(json.loads(line) for line in lines), None]
+    assert system_files._events(b"") == []
