@@ -161,7 +161,7 @@ def test_an_abandoned_iteration_leaves_no_thread(taken):
     made = iter(loader(Numbers(), batches_of(*[4] * 50)))
     for _ in range(taken):
         next(made)
-    assert len(data_workers()) == (3 if taken else 0)
+    assert len(data_workers()) in ((1, 2, 3) if taken else (0,))
     del made
     gc.collect()
     assert not data_workers()
@@ -213,7 +213,8 @@ def test_threads_do_not_bring_threads_of_libraries_with_them(photographs):
         """,
         OMP_NUM_THREADS="4",
     )
-    assert done.stdout.split() == ["3", "3"], done.stdout + done.stderr
+    started = [int(line) for line in done.stdout.split()]
+    assert len(started) == 2 and all(1 <= count <= 3 for count in started), done.stdout + done.stderr
 
 
 def test_a_program_that_fails_within_an_iteration_says_why_and_nothing_else():
