@@ -5,6 +5,7 @@
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
+# make bench-input  what an image costs by each way of preprocessing beside torchvision's and DALI's, fidelity, and memory over time
 # make bench-insight    what the system monitor costs, and how fast its files are read
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
@@ -23,7 +24,7 @@ OLDEST := .venv-oldest
 SMDEBUG := .venv-smdebug
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-insight drill image image-base image-training test-docker clean
+.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-input bench-insight drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -59,6 +60,9 @@ bench-kd: $(INSTALLED)
 bench-training: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/benchmarks/requirements.txt
 	for script in training_speed loop_cost cache_cost scaling memory; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
+
+bench-input: $(INSTALLED)
+	for script in preprocessing memory_flat; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
 
 bench-insight: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/monitor_cost.py

@@ -58,6 +58,9 @@ def decode(encoded: bytes, file: str | Path, channels: int) -> Image.Image:
         with Image.open(io.BytesIO(encoded)) as opened:
             opened.load()
             return upright(opened, _flat(_eight_bits(opened)).convert("L" if channels == 1 else "RGB"))
+    except UnidentifiedImageError as error:  # which would name the object in memory that Pillow read
+        what = "it is of no kind that Pillow knows" if encoded else "it is empty"
+        raise BrokenImage(f"{file} cannot be read as an image: {what}") from error
     except Exception as error:  # a damaged file makes Pillow raise OSError, SyntaxError, TypeError, struct.error …
         raise BrokenImage(f"{file} cannot be read as an image: {what_is_wrong(error)}") from error
 

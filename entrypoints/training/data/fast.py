@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -10,11 +11,15 @@ from PIL import Image
 
 from training.data import geometry
 from training.data.augmentation import Augmentation, Variation
-from training.data.decoding import decode
+from training.data.decoding import as_pixels, decode
 from training.data.jpeg import SCALES, JpegHeader, find_decoder, opencv, read_header
 
 ALIASING = 1.1
 """A composed warp that shrinks by more than this is done on an image that was shrunk before, antialiased."""
+
+KEPT = 2
+"""Decoded pixels to each of a view, at least, where a JPEG is decoded smaller: libjpeg averages squares, the reference's filter falls
+off, and what it still has to shrink by half looks alike both ways (over 45 dB; with 1 it would be 41)."""
 
 READS_CHANNELS_LAST = not torch.__version__.startswith("2.0.")
 """torch 2.0 takes the colours of an image for each other where they lie beside each other."""
@@ -78,12 +83,12 @@ class FastPreprocessor:
         return resize(pixels, size)
 
     def _part(self, header: JpegHeader, size: int, variation: Variation) -> int:
-        """How many times smaller to decode: the crop keeps at least a view's pixels, and repeated rotations see all there are."""
+        """How many times smaller to decode: the crop keeps KEPT × a view's pixels, and repeated rotations see all there are."""
         if variation.turns and not self.compose:
             return 1
         left, top, right, bottom = variation.box or (0, 0, min(header[:2]), min(header[:2]))
         short = min(right - left, bottom - top)
-        return next((part for part in SCALES if short >= part * size), 1)
+        return next((part for part in SCALES if short >= KEPT * part * size), 1)
 
     def _vary(self, pixels: np.ndarray, header: JpegHeader, part: int, size: int, variation: Variation) -> np.ndarray:
         """Uint8 (1 or 3, size, size) of (⌈height / part⌉, ⌈width / part⌉[, 3]) as stored."""
@@ -142,14 +147,30 @@ def _scaled(
     width, height = header.upright_size
     box = variation.box or (0, 0, width, height)
     corners = stored @ np.array([[box[0], box[2]], [box[1], box[3]], [1, 1]]) / part
-    (left, right), (top, bottom) = (sorted(round(place) for place in row) for row in corners[:2])
-    cut = pixels[top : max(bottom, top + 1), left : max(right, left + 1)]
+    sides = [sorted(row) for row in corners[:2].tolist()]
     if variation.box is not None:
-        return _upright(resize(cut, (size, size)), header.orientation)
+        return _upright(_scaled_part(pixels, sides, (size, size)), header.orientation)
     wide, high = geometry.fitted(width, height, size)
-    planes = _upright(resize(cut, (high, wide) if header.orientation < 5 else (wide, high)), header.orientation)
+    scaled = _scaled_part(pixels, sides, (high, wide) if header.orientation < 5 else (wide, high))
+    planes = _upright(scaled, header.orientation)
     left, top = round((wide - size) / 2), round((high - size) / 2)
     return np.ascontiguousarray(planes[:, top : top + size, left : left + size])
+
+
+def _scaled_part(pixels: np.ndarray, sides: list[list[float]], size: tuple[int, int]) -> np.ndarray:
+    """Left and right, top and bottom of pixels (height, width[, 3]) as planes (1 or 3, *size).
+
+    Between the pixels, as a box lies in an image that was decoded smaller, Pillow alone cuts.
+    """
+    (left, right), (top, bottom) = sides
+    if all(side.is_integer() for side in (left, right, top, bottom)):
+        return resize(pixels[int(top) : int(bottom), int(left) : int(right)], size)
+    # as far beyond the box as its filter sees
+    beside, above = math.ceil((right - left) / size[1]), math.ceil((bottom - top) / size[0])
+    first, upper = max(0, int(left) - beside), max(0, int(top) - above)
+    cut = Image.fromarray(pixels[upper : math.ceil(bottom) + above, first : math.ceil(right) + beside])
+    box = (left - first, top - upper, right - first, bottom - upper)
+    return as_pixels(cut.resize(size[::-1], Image.Resampling.BILINEAR, box=box))
 
 
 def _warp_at_once(pixels: np.ndarray, header: JpegHeader, part: int, size: int, variation: Variation) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A loader whose workers are threads, for decoders free Python's lock: they put each image into its place in its batch."""
+"""A loader whose workers are threads, for decoders that free Python's lock: they put each image into its place in its batch."""
 
 from __future__ import annotations
 
@@ -54,15 +54,17 @@ class ThreadedLoader:
 
     def _batches(self, batches: Iterator[list[Draw]]) -> Iterator[Any]:
         Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads
-        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="data worker")
+        pool, waiting = ThreadPoolExecutor(self.threads, thread_name_prefix="data worker"), deque()
         try:
-            waiting = deque(_Batch(self, draws, pool) for draws in itertools.islice(batches, AHEAD))
+            waiting.extend(_Batch(self, draws, pool) for draws in itertools.islice(batches, AHEAD))
             while waiting:
-                batch = waiting.popleft()
                 waiting.extend(_Batch(self, draws, pool) for draws in itertools.islice(batches, 1))
-                yield batch.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+                yield waiting[0].result()
+                waiting.popleft()
+        finally:  # also where a program that failed ends with an iteration still open
+            for batch in waiting:
+                batch.cancel()
+            pool.shutdown(wait=True)
 
 
 class _Batch:
@@ -87,6 +89,11 @@ class _Batch:
             return None
         images = self._images if len(there) == len(self._items) else self._images[there]
         return self._loader.collate([self._items[place] for place in there], images)
+
+    def cancel(self) -> None:
+        """What no thread has begun is not made."""
+        for part in self._parts:
+            part.cancel()
 
     def _make(self, places: range) -> None:
         for place in places:

@@ -1,0 +1,105 @@
+"""Whether the memory of loading stays flat: over ten epochs of a folder, and over a million samples of shards. `make bench-input`.
+
+Each case is a process of its own that does nothing but load, with two workers: threads, or processes. Memory is what the process
+and its workers have for themselves (USS, so that pages which they share are not counted twice), first after two of its ten
+parts, when everything has been used once, and then after each of the others. The shards are a thousand names of one file with a
+thousand small JPEGs, so that they need two megabytes and not two gigabytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from engine import ALONE, machine, table
+
+PARTS, WARM_UP, SAMPLES_A_SHARD = 10, 2, 1000
+
+
+def write_shards(root: Path, shards: int) -> None:
+    """A channel of so many shards."""
+    from PIL import Image
+
+    root.mkdir()
+    with tarfile.open(root / "00000.tar", "w") as tar:
+        for number in range(SAMPLES_A_SHARD):
+            Image.new("RGB", (16, 16), (number % 256, number // 4, 99)).save(file := io.BytesIO(), "JPEG")
+            for ending, content in (("jpg", file.getvalue()), ("cls", b"%d" % (number % 10))):
+                member = tarfile.TarInfo(f"{number:04}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    for shard in range(1, shards):
+        os.link(root / "00000.tar", root / f"{shard:05}.tar")
+
+
+def load(root: Path, kind: str, parts: int, passes: float, **values) -> None:
+    """Load so many epochs in so many parts, and say after each what memory there is, in MB."""
+    import psutil
+    import torch
+    from training.data.loaders import open_loaders
+    from training.data.views import open_data
+    from training.script_settings import LabelledImageSettings
+
+    torch.set_num_threads(1)
+    chosen = LabelledImageSettings(
+        horizontal_flip=True, min_crop_area=0.3, num_workers=2, worker_type=kind, epochs=99, **values
+    )
+    loaders = open_loaders(
+        open_data(root, root, chosen, 3), chosen, ALONE, batch_size_per_device=chosen.global_batch_size
+    )
+    process, made, batches_a_part = psutil.Process(), 0, max(1, int(len(loaders.train_batches) * passes / parts))
+    epoch = 0
+    while made < parts * batches_a_part:
+        epoch += 1
+        loaders.train_batches.start(epoch)
+        for _ in loaders.train:
+            made += 1
+            if made % batches_a_part == 0 and made <= parts * batches_a_part:
+                own = sum(each.memory_full_info().uss for each in (process, *process.children(recursive=True)))
+                print(f"{own / 1e6:.1f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--images", type=int, default=1024, help="of the folder")
+    parser.add_argument("--samples", type=int, default=1_000_000, help="of the shards")
+    parser.add_argument("--kinds", nargs="*", choices=("threads", "processes"), default=("threads", "processes"))
+    parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.case:
+        root, kind, source = asked.case
+        if source == "folder":
+            load(Path(root), kind, PARTS, PARTS, image_size=224, global_batch_size=64)
+        else:
+            load(Path(root), kind, PARTS, 1, image_size=8, global_batch_size=500)
+        return
+    print(f"{machine(1)}\n")
+    rows = [("MB of the process and its workers", *(f"{part + 1}/{PARTS}" for part in range(PARTS)), "growth")]
+    with tempfile.TemporaryDirectory() as folder:
+        from preprocessing import SMALL, write_images
+
+        write_images(Path(folder) / "folder", SMALL, 64, asked.images)
+        write_shards(Path(folder) / "shards", asked.samples // SAMPLES_A_SHARD)
+        for source, what in (
+            ("folder", f"{asked.images:,} images, 10 epochs"),
+            ("shards", f"{asked.samples:,} samples"),
+        ):
+            for kind in asked.kinds:
+                command = [sys.executable, __file__, "--case", str(Path(folder) / source), kind, source]
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    sys.exit(done.stderr)
+                own = [float(line) for line in done.stdout.split()]
+                growth = own[-1] - own[WARM_UP - 1]
+                rows.append((f"{source}, {what}, 2 {kind}", *(f"{each:.0f}" for each in own), f"{growth:+.1f} MB"))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""What an image costs on the CPU: `preprocessing: cpu` beside torchvision, NVIDIA DALI and bare decoding. `make bench-input`.
+
+All read JPEG files, cut a random part (RandomResizedCrop), scale it to 224 x 224, mirror half of them and make uint8 batches;
+normalisation is apart, in a table of its own. The ways take turns in one process, round after round: CPU time with one thread,
+then images/s with two. The files are parts of scikit-learn's photographs, scaled as photographs on the web are, quality 90:
+400 x 300 pixels, and 1600 x 1200 pixels put together from sixteen of these.
+
+torchvision's way is that of aws-samples/sagemaker-cv-preprocessing-training-performance: ImageFolder with Pillow, and as its
+augmentation load HorizontalFlip, VerticalFlip and RandomRotation(5), nearest neighbours, N times; ours are bilinear. DALI's is
+its own reader, decoder with a random crop, resize and flip (`dali_path.plain`), where DALI is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import itertools
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import sklearn
+import torch
+from engine import ALONE, machine, progress, ratio, table
+from PIL import Image
+from torch.utils.data import DataLoader
+from training.data.augmentation import Augmentation
+from training.data.fast import FastPreprocessor
+from training.data.jpeg import find_decoder, read_header
+from training.data.loaders import open_loaders
+from training.data.reference import ReferencePreprocessor
+from training.data.views import open_data
+from training.script_settings import LabelledImageSettings
+
+SIZE, MIN_AREA, BATCH = 224, 0.08, 32
+SMALL, LARGE = (400, 300), (1600, 1200)
+LOADS = (0, 1, 4, 8, 12)
+PHOTOGRAPHS = Path(sklearn.__file__).parent / "datasets" / "images"
+NAMES = ("china.jpg", "flower.jpg")
+
+TORCHVISION, OURS, COMPOSED, REFERENCE = "torchvision", "cpu", "cpu, composed", "cpu_reference"
+BARE, DALI, SMOOTH = "bare decoding", "DALI on the CPU", "the same, smooth chroma"
+
+Way = Iterator[int]
+"""Each `next` makes one batch, and says how many images it has."""
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def part_of_a_photograph(chance: random.Random) -> Image.Image:
+    """400 x 300 pixels, scaled from a part of 40 to 95 % of a photograph's width."""
+    image = Image.open(PHOTOGRAPHS / chance.choice(NAMES))
+    wide = round(image.width * chance.uniform(0.4, 0.88))
+    high = wide * 3 // 4
+    left, top = chance.randint(0, image.width - wide), chance.randint(0, image.height - high)
+    return image.resize(SMALL, Image.Resampling.LANCZOS, box=(left, top, left + wide, top + high))
+
+
+def write_images(root: Path, size: tuple[int, int], different: int, count: int) -> float:
+    """A channel of so many JPEGs, of which so many are different and the others links to them; its bits a pixel."""
+    chance, folder = random.Random(0), root / "photographs"
+    folder.mkdir(parents=True)
+    for number in range(different):
+        image = Image.new("RGB", size)
+        for left, top in itertools.product(range(0, size[0], SMALL[0]), range(0, size[1], SMALL[1])):
+            image.paste(part_of_a_photograph(chance), (left, top))
+        image.save(folder / f"{number:05}.jpg", quality=90)
+    files = sorted(folder.iterdir())
+    for number in range(different, count):
+        os.link(files[number % different], folder / f"{number:05}.jpg")
+    return 8 * statistics.mean(file.stat().st_size for file in files) / (size[0] * size[1])
+
+
+# -- ways --------------------------------------------------------------------------------------------------------------
+
+
+def ours(root: Path, workers: int = 0, kind: str = "auto", load: int = 0, **values) -> Way:
+    chosen = LabelledImageSettings(
+        **{"image_size": SIZE, "global_batch_size": BATCH, "min_crop_area": MIN_AREA, "horizontal_flip": True, **values},
+        **{"augmentation_load": load, "num_workers": workers, "worker_type": kind, "epochs": 1_000_000},
+    )  # fmt: skip
+    loaders = open_loaders(open_data(root, root, chosen, 3), chosen, ALONE, batch_size_per_device=BATCH)
+    for epoch in itertools.count(1):
+        loaders.train_batches.start(epoch)
+        for batch in loaders.train:
+            assert batch.images.shape == (BATCH, 3, SIZE, SIZE) and batch.images.dtype == torch.uint8
+            yield len(batch.images)
+
+
+def by_torchvision(root: Path, workers: int = 0, load: int = 0) -> Way:
+    from torchvision import datasets, transforms
+
+    turns = [transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip(), transforms.RandomRotation(5)]
+    varied = [*turns * load, transforms.RandomResizedCrop(SIZE), transforms.RandomHorizontalFlip()]
+    folder = datasets.ImageFolder(str(root), transforms.Compose([*varied, transforms.PILToTensor()]))
+    loader = DataLoader(
+        folder, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0, drop_last=True
+    )
+    while True:
+        for images, _ in loader:
+            assert images.shape == (BATCH, 3, SIZE, SIZE) and images.dtype == torch.uint8
+            yield len(images)
+
+
+def bare_decoding(root: Path) -> Way:
+    """Files read and decoded whole, by what the fast path decodes with, and nothing else."""
+    decode = find_decoder()[0]
+    files = sorted(root.rglob("*.jpg"))
+    for first in itertools.cycle(range(0, len(files) - BATCH + 1, BATCH)):
+        for file in files[first : first + BATCH]:
+            encoded = file.read_bytes()
+            assert decode(encoded, read_header(encoded), 1, False) is not None
+        yield BATCH
+
+
+def by_dali(root: Path, threads: int = 1, fancy: bool = False) -> Way:
+    from dali_path import plain
+
+    for _ in plain(
+        [str(file) for file in sorted(root.rglob("*.jpg"))], SIZE, batch=BATCH, threads=threads, fancy=fancy
+    ):
+        yield BATCH
+
+
+def has_dali() -> bool:
+    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def settle() -> None:
+    """Until no thread of this process computes any more: what DALI and threads make ahead belongs to who asked for it."""
+    while True:
+        before = time.process_time()
+        time.sleep(0.02)
+        if time.process_time() - before < 0.002:
+            return
+
+
+def measure(ways: Mapping[str, Way], images: int, rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+    """Seconds an image of each way, in each round; in each round another one is first.
+
+    Args:
+        clock: of CPU time, where each way computes in this process; or of wall time.
+    """
+    batches, names, found = max(1, images // BATCH), [*ways], {name: [] for name in ways}
+    for name in names:
+        for _ in range(3):
+            next(ways[name])
+        settle()
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            started, made = clock(), 0
+            for _ in range(batches):
+                made += next(ways[name])
+            if clock is time.process_time:
+                settle()
+            found[name].append((clock() - started) / made)
+            settle()
+        progress(f"round {number + 1} of {rounds}")
+    return found
+
+
+def median_of(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def versus(first: list[float], second: list[float]) -> str:
+    """How many times as long the first took, and the quartiles over the rounds."""
+    return "{:.2f} ({:.2f} to {:.2f})".format(*ratio(first, second))
+
+
+def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
+    """CPU time an image with one thread."""
+    ways = {
+        OURS: ours(root),
+        TORCHVISION: by_torchvision(root),
+        REFERENCE: ours(root, preprocessing="cpu_reference"),
+        BARE: bare_decoding(root),
+    }
+    if has_dali():
+        ways |= {DALI: by_dali(root), SMOOTH: by_dali(root, fancy=True)}
+    found = measure(ways, images, rounds, time.process_time)
+    rows = [("", "CPU ms an image", "images/s a core", "x cpu's time")]
+    for name, seconds in found.items():
+        rows.append((name, f"{1000 * median_of(seconds):.3f}", f"{1 / median_of(seconds):.0f}", versus(seconds, found[OURS])))  # fmt: skip
+    return table(rows)
+
+
+def speed_of_two(root: Path, images: int, rounds: int) -> str:
+    """Images/s by the clock on the wall, two workers each."""
+    ways = {
+        "cpu, 2 threads": ours(root, 2, "threads"),
+        "cpu, 2 processes": ours(root, 2, "processes"),
+        "torchvision, 2 processes": by_torchvision(root, 2),
+    }
+    if has_dali():
+        ways["DALI on the CPU, 2 threads"] = by_dali(root, threads=2)
+    found = measure(ways, images, rounds, time.perf_counter)
+    rows, first = [("", "images/s", "x the first's time")], next(iter(found.values()))
+    for name, seconds in found.items():
+        rows.append((name, f"{1 / median_of(seconds):.0f}", versus(seconds, first)))
+    return table(rows)
+
+
+def cost_of_the_load(root: Path, images: int, rounds: int) -> str:
+    """CPU time an image with so many rounds of mirroring and turning before the crop."""
+    makers: dict[str, Callable[[int], Way]] = {
+        TORCHVISION: lambda load: by_torchvision(root, load=load),
+        OURS: lambda load: ours(root, load=load),
+        COMPOSED: lambda load: ours(root, load=load, compose_augmentation=True),
+    }
+    ways = {f"{name}, {load}": make(load) for name, make in makers.items() for load in LOADS}
+    found = measure(ways, images, rounds, time.process_time)
+    rows = [("CPU ms an image", *(f"load {load}" for load in LOADS), f"{LOADS[-1]} / 0")]
+    for name in makers:
+        seconds = [found[f"{name}, {load}"] for load in LOADS]
+        rows.append((name, *(f"{1000 * median_of(values):.2f}" for values in seconds), versus(seconds[-1], seconds[0])))
+    return table(rows)
+
+
+def cost_of_normalisation(rounds: int) -> str:
+    """CPU time an image to float32 with a mean and a standard deviation: image by image as torchvision has it, and a batch."""
+    from torchvision import transforms
+
+    image = Image.open(PHOTOGRAPHS / NAMES[0]).resize((SIZE, SIZE))
+    batch = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().expand(BATCH, -1, -1, -1).contiguous()
+    mean, deviation = torch.full((3, 1, 1), 0.45 * 255), torch.full((3, 1, 1), 0.225 * 255)
+    one = transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.45] * 3, [0.225] * 3)])
+
+    def image_by_image() -> Way:
+        while True:
+            torch.stack([one(image) for _ in range(BATCH)])
+            yield BATCH
+
+    def together() -> Way:
+        while True:
+            batch.float().sub_(mean).div_(deviation)
+            yield BATCH
+
+    ways = {"ToTensor and Normalize an image": image_by_image(), "uint8 batch, normalised once": together()}
+    found = measure(ways, 4 * BATCH, rounds, time.process_time)
+    return table([("", "CPU ms an image"), *((name, f"{1000 * median_of(times):.3f}") for name, times in found.items())])  # fmt: skip
+
+
+def fidelity(crops: int) -> str:
+    """PSNR of the fast path's views against the reference's, in dB: the whole photograph, and the least of random crops."""
+    reference, fast = ReferencePreprocessor(), FastPreprocessor()
+    rows = [("dB", "224 px, whole", "224 px, crops", "224 px of 2 MP, crops", "64 px, crops")]
+    for name in NAMES:
+        encoded = (PHOTOGRAPHS / name).read_bytes()
+        tiles = Image.new("RGB", LARGE)
+        whole = Image.open(io.BytesIO(encoded))
+        for left, top in itertools.product(range(0, LARGE[0], whole.width), range(0, LARGE[1], whole.height)):
+            tiles.paste(whole, (left, top))
+        tiles.save(file := io.BytesIO(), "JPEG", quality=90)
+        cells = []
+        for content, size, area, views in (
+            (encoded, SIZE, 1.0, 1),
+            (encoded, SIZE, MIN_AREA, crops),
+            (file.getvalue(), SIZE, MIN_AREA, crops),
+            (encoded, 64, MIN_AREA, crops),
+        ):
+            found = []
+            for view in range(views):
+                pair = [way.varied(content, name, size, 3, Augmentation(area, area < 1), random.Random(f"{name}/{view}")) for way in (fast, reference)]  # fmt: skip
+                error = np.square(pair[0].astype(float) - pair[1]).mean()
+                found.append(10 * np.log10(255**2 / max(error, 1e-9)))
+            cells.append(f"{min(found):.1f}")
+        rows.append((name, *cells))
+    return table(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--images", type=int, default=192, help="of each way in a round, a sixth of them where they are large"
+    )
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{machine(1)}\n{FastPreprocessor().about()}; {asked.rounds} rounds, medians, in brackets quartiles of the rounds' ratios")  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        for size, different, count in ((SMALL, 256, 1024), (LARGE, 24, 192)):
+            root, few = Path(folder) / str(size[0]), asked.images if size is SMALL else max(BATCH, asked.images // 6)
+            bits = write_images(root, size, different, count)
+            print(f"\n{size[0]} x {size[1]} -> {SIZE}, {bits:.2f} bits a pixel\n\n{cost_of_a_view(root, few, asked.rounds)}")  # fmt: skip
+            print(f"\n{speed_of_two(root, 3 * few, asked.rounds)}")
+        print(f"\nAugmentation load, 400 x 300 -> {SIZE}\n\n{cost_of_the_load(Path(folder) / str(SMALL[0]), asked.images // 3, asked.rounds)}")  # fmt: skip
+    print(f"\nNormalisation\n\n{cost_of_normalisation(asked.rounds)}")
+    print(f"\nPSNR against Pillow with antialiasing, the least of 20 crops\n\n{fidelity(20)}")
+
+
+if __name__ == "__main__":
+    main()

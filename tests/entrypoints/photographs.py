@@ -1,0 +1,43 @@
+"""The photographs that scikit-learn brings, and what tells how alike two images are."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import sklearn
+from PIL import Image
+
+FOLDER = Path(sklearn.__file__).parent / "datasets" / "images"
+
+NAMES = ("china", "flower")
+"""640 × 427 pixels, colour."""
+
+
+def photograph(name: str) -> bytes:
+    """The JPEG file."""
+    return (FOLDER / f"{name}.jpg").read_bytes()
+
+
+def pixels_of(name: str, size: tuple[int, int] | None = None) -> Image.Image:
+    """In mode RGB, scaled to width and height where asked for."""
+    with Image.open(io.BytesIO(photograph(name))) as opened:
+        return opened.convert("RGB") if size is None else opened.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+
+
+def jpeg(image: Image.Image, **options) -> bytes:
+    """An image as a JPEG file."""
+    image.save(buffer := io.BytesIO(), "JPEG", **{"quality": 92, **options})
+    return buffer.getvalue()
+
+
+def psnr(one: np.ndarray, other: np.ndarray, where: np.ndarray | None = None) -> float:
+    """Peak signal-to-noise ratio of uint8 images of one shape in dB: 10 log10(255² / mean squared difference).
+
+    Args:
+        where: the pixels that count.
+    """
+    squared = (one.astype(np.float64) - other) ** 2
+    error = (squared if where is None else squared[where]).mean()
+    return 10 * np.log10(255**2 / error) if error else np.inf

@@ -1,0 +1,183 @@
+"""How many workers decode: as many as this process has cores for, wherever that is written, and the reason said."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from training.data import workers
+from training.data.augmentation import Augmentation
+from training.data.broken import BrokenImages
+from training.data.fast import FastPreprocessor
+from training.data.folders import LabelledFolder
+from training.data.loaders import open_loaders
+from training.data.mixing import Mixing
+from training.data.views import TrainingViews, open_data
+from training.data.workers import Workers, cgroup_quotas, choose, usable_cores
+from training.distributed import World
+from training.script_settings import LabelledImageSettings
+
+from .photographs import FOLDER
+
+ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
+ON_A_GPU = World(0, 1, 0, torch.device("cuda"), "none", "test")
+
+
+def groups(root: Path, own: str, **files: str) -> dict[str, Path]:
+    """A tree of control groups, and the file that says in which of them this process is."""
+    for name, text in files.items():
+        file = root / "groups" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    (root / "own").write_text(own)
+    return {"root": root / "groups", "own": root / "own"}
+
+
+V1, QUOTA, PERIOD = "11:memory:/a\n4:cpu,cpuacct:{}\n1:name=systemd:/a\n", "cpu.cfs_quota_us", "cpu.cfs_period_us"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "quotas"),
+    [
+        ("0::/kubepods/pod1\n", {"kubepods/pod1/cpu.max": "150000 100000"}, [1.5]),
+        ("0::/\n", {"cpu.max": "50000 100000"}, [0.5]),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "400000 100000", "cpu.max": "90000 10000"}, [4, 9]),
+        ("0::/../../of/the/host\n", {"cpu.max": "300000 100000"}, [3]),
+        ("0::/a\n", {"a/cpu.max": "max 100000"}, []),
+        ("0::/a\n", {"a/cpu.max": ""}, []),
+        ("0::/a\n", {}, []),
+        (V1.format("/docker/1"), {f"cpu,cpuacct/docker/1/{QUOTA}": "250000", f"cpu,cpuacct/docker/1/{PERIOD}": "100000"}, [2.5]),
+        (V1.format("/docker/1"), {f"cpu,cpuacct/{QUOTA}": "200000", f"cpu,cpuacct/{PERIOD}": "50000"}, [4]),
+        (V1.format("/docker/1"), {f"cpu,cpuacct/{QUOTA}": "-1", f"cpu,cpuacct/{PERIOD}": "100000"}, []),
+        ("1:cpuset:/a\n0::/a\n", {"cpuset/a/cpu.cfs_quota_us": "1", "cpuset/a/cpu.cfs_period_us": "1", "a/cpu.max": "200000 100000"}, [2]),
+    ],
+)  # fmt: skip
+def test_quotas_of_containers_of_either_version_are_found_also_above_the_own_group(tmp_path, own, files, quotas):
+    assert list(cgroup_quotas(**groups(tmp_path, own, **files))) == quotas
+
+
+def test_where_there_are_no_control_groups_there_is_no_quota(tmp_path):
+    assert list(cgroup_quotas(tmp_path / "none", tmp_path / "neither")) == []
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Makes this machine one that lets the process have so many cores: bound to it, and of a container's quota."""
+
+    def make(bound: int, quota: float | None = None) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)), raising=False)
+        files = {} if quota is None else {"box/cpu.max": f"{int(quota * 100_000)} 100000"}
+        found = groups(tmp_path, "0::/box\n", **files)
+        monkeypatch.setattr(workers, "cgroup_quotas", functools.partial(cgroup_quotas, **found))
+
+    return make
+
+
+@pytest.mark.parametrize(("bound", "quota", "cores"), [(8, None, 8), (8, 2.5, 2.5), (2, 16, 2), (1, 0.5, 0.5)])
+def test_usable_cores_are_those_that_the_process_is_bound_to_or_fewer_by_its_quota(machine, bound, quota, cores):
+    machine(bound, quota)
+    assert usable_cores() == cores
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process is bound to cores on Linux")
+def test_a_process_that_is_really_bound_to_a_core_has_one():
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert usable_cores() <= 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class Tiny:
+    """Images that cost nothing."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, draw):
+        return draw
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory) -> TrainingViews:
+    """Views that take milliseconds."""
+    root = tmp_path_factory.mktemp("images")
+    (root / "photographs").symlink_to(FOLDER)
+    how = {"channels": 3, "preprocessor": FastPreprocessor(), "broken": BrokenImages(fail=True)}
+    return TrainingViews(LabelledFolder(root), 224, Augmentation(load=2), Mixing(), 0, **how)
+
+
+def chosen(world: World, images, environ: dict[str, str] | None = None, **values) -> Workers:
+    return choose(LabelledImageSettings(**values), world, images, environ or {})
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "environ", "world", "count", "where"),
+    [
+        (8, None, {}, ALONE, 7, "8 cores for 1 process, one of them for training itself; an image costs "),
+        (8, None, {"LOCAL_WORLD_SIZE": "2"}, ON_A_GPU, 3, "8 cores for 2 processes"),
+        (96, None, {"LOCAL_WORLD_SIZE": "8"}, ON_A_GPU, 11, "96 cores for 8 processes"),
+        (8, None, {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, ON_A_GPU, 1, "8 cores for 4 processes"),
+        (96, 3.5, {}, ON_A_GPU, 2, "3.5 cores for 1 process"),
+        (96, None, {}, ON_A_GPU, 16, "96 cores for 1 process"),
+        (2, None, {"LOCAL_WORLD_SIZE": "4"}, ON_A_GPU, 1, "2 cores for 4 processes"),
+        (1, None, {}, ALONE, 0, "1 core for 1 process"),
+    ],
+)
+def test_auto_takes_what_the_cores_of_this_host_leave_each_process_and_says_why(machine, photographs, cores, quota, environ, world, count, where):  # fmt: skip
+    machine(cores, quota)
+    found = chosen(world, photographs, environ)
+    assert found[:2] == ("threads", count)
+    words = "none, the training process itself" if count == 0 else f"{count} thread{'s' if count > 1 else ''}"
+    assert found.about.startswith(f"data workers: {words} (auto: {where}") and found.about.endswith(" ms)")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({}, "threads"),
+        ({"preprocessing": "cpu_reference"}, "processes"),
+        ({"worker_type": "processes"}, "processes"),
+        ({"preprocessing": "cpu_reference", "worker_type": "threads"}, "threads"),
+    ],
+)
+def test_the_fast_path_has_threads_and_others_have_processes_unless_the_settings_say(machine, photographs, values, kind):  # fmt: skip
+    machine(3)
+    assert chosen(ALONE, photographs, **values)[:2] == (kind, 2)
+    machine(2)
+    assert f"data workers: 1 {'thread' if kind == 'threads' else 'process'} (auto" in chosen(ALONE, photographs, **values).about  # fmt: skip
+
+
+def test_auto_takes_none_for_images_that_cost_less_than_to_hand_them_over(machine):
+    machine(16)
+    found = chosen(ON_A_GPU, Tiny())
+    assert found.count == 0 and "an image costs 0.00 ms, too little to hand over" in found.about
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "asked", "most"), [(2, 1, 2, None), (2, 1, 3, 2), (8, 4, 4, 2), (1, 1, 1, None), (4, 8, 2, 1)]
+)  # fmt: skip
+def test_more_workers_than_cores_are_had_but_with_a_warning_that_names_the_symptom(machine, cores, processes, asked, most):  # fmt: skip
+    machine(cores)
+    found = chosen(ALONE, Tiny(), {"LOCAL_WORLD_SIZE": str(processes)}, num_workers=asked)
+    assert found.count == asked and f"{asked} thread" in found.about and "as num_workers says" in found.about
+    assert ("WARNING" in found.about) == (most is not None)
+    if most is not None:
+        assert "the CPU is at 100 % and the GPU waits for data" in found.about
+        assert found.about.endswith(f"set num_workers to auto, or to {most} or less")
+
+
+def test_the_choice_is_said_and_used_by_both_loaders(machine, tmp_path):
+    machine(3)
+    (tmp_path / "photographs").symlink_to(FOLDER)
+    for kind in ("threads", "processes"):
+        said, settings = [], LabelledImageSettings(image_size=224, global_batch_size=2, worker_type=kind)
+        data = open_data(tmp_path, tmp_path, settings, 3)
+        loaders = open_loaders(data, settings, ALONE, batch_size_per_device=2, say=said.append)
+        assert said == [loaders.workers.about] and loaders.workers[:2] == (kind, 2)
+        for loader in (loaders.train, loaders.validation):
+            assert (loader.threads if kind == "threads" else loader.num_workers) == 2
