@@ -1,0 +1,229 @@
+"""Two runs side by side: what an epoch takes and costs, the phases before and after, and whether a cure did what was said."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launcher.aws import catalog
+from launcher.insight import summary
+from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.evidence import Evidence
+from launcher.insight.verdicts import written
+from launcher.tables import table
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the result table that KT published: what an epoch takes on what."""
+
+    source: str
+    spec: str
+    """The GPU's name, or cpu."""
+    devices: int
+    """GPUs; on the CPU, training processes."""
+    hours: float
+    """Of training: steps, checkpoints and evaluations."""
+    epochs: float
+    hours_per_epoch: float
+    reduction_ratio: float | None
+    """Hours an epoch over those of the other run."""
+    device_hours_per_epoch: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A cure of the first run's diagnosis that the second run applied."""
+
+    cure: str
+    expected: float | None
+    at_most: float
+    obtained: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two diagnosed runs: before and after."""
+
+    before: Diagnosis
+    after: Diagnosis
+
+    def results(self) -> list[Result]:
+        """A row a run that was timed; the ratio is to the last."""
+        rows = [row for row in (_result(self.before), _result(self.after)) if row is not None]
+        if len(rows) < 2:
+            return rows
+        return [
+            Result(**{**asdict(row), "reduction_ratio": row.hours_per_epoch / rows[-1].hours_per_epoch}) for row in rows
+        ]
+
+    @property
+    def speedup(self) -> float | None:
+        """Images a second after over before; None where one was not timed."""
+        speeds = [_images_per_second(run.evidence) for run in (self.before, self.after)]
+        return speeds[1] / speeds[0] if all(speeds) else None
+
+    def phases(self) -> list[tuple[str, float | None, float | None]]:
+        """(phase, seconds an image before, after), and the whole step; None where a run lacks the phase."""
+        tables = []
+        for run in (self.before, self.after):
+            batch = run.evidence.settings.get("global_batch_size")
+            each = batch if self._batches_differ and isinstance(batch, int) else 1
+            found = {name: seconds / each for name, seconds, _ in summary.phase_rows(run.evidence)}
+            if run.evidence.step_seconds:
+                found["step"] = run.evidence.step_seconds / each
+            tables.append(found)
+        names = summary.in_order({name: 0.0 for found in tables for name in found if name != "step"})
+        return [(name, tables[0].get(name), tables[1].get(name)) for name in [*names, "step"]] if any(tables) else []
+
+    @property
+    def _batches_differ(self) -> bool:
+        batches = [run.evidence.settings.get("global_batch_size") for run in (self.before, self.after)]
+        return batches[0] != batches[1] and all(isinstance(batch, int) for batch in batches)
+
+    def kept(self) -> list[Kept]:
+        """The first run's cures that the second applied, with what was expected and what came of it."""
+        found = []
+        for verdict in self.before.verdicts:
+            cure = verdict.cures[0]
+            name = (cure.setting or "").removeprefix("hyperparameters.")
+            if verdict.gain is None or self.speedup is None or name not in self.after.evidence.settings:
+                continue
+            if self.after.evidence.settings[name] == cure.value != self.before.evidence.settings.get(name):
+                found.append(Kept(str(cure), verdict.gain.expected, verdict.gain.at_most, self.speedup))
+        return found
+
+    def changed(self) -> list[tuple[str, Any, Any]]:
+        """(setting, before, after) of every setting that differs."""
+        first, second = self.before.evidence.settings, self.after.evidence.settings
+        return [
+            (name, first.get(name), second.get(name))
+            for name in sorted({*first, *second})
+            if first.get(name) != second.get(name)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "results": [asdict(row) for row in self.results()],
+            "speedup": self.speedup,
+            "cures_kept": [asdict(kept) for kept in self.kept()],
+            "settings_changed": [{"setting": name, "before": a, "after": b} for name, a, b in self.changed()],
+        }
+
+    def __str__(self) -> str:
+        lines = []
+        for name, run in (("before", self.before), ("after", self.after)):
+            lines.append(f"{name:<6}  {run.measurements.source}: {run.headline}")
+        rows = [
+            [
+                *(
+                    row.source,
+                    row.spec,
+                    str(row.devices),
+                    f"{row.hours:.4g}",
+                    f"{row.epochs:.4g}",
+                    f"{row.hours_per_epoch:.4g}",
+                ),
+                "-" if row.reduction_ratio is None else f"{row.reduction_ratio:.2f}",
+                f"{row.device_hours_per_epoch:.4g}",
+            ]
+            for row in self.results()
+        ]
+        if rows:
+            head = [
+                "run",
+                "device",
+                "number",
+                "hours",
+                "epochs",
+                "hours an epoch",
+                "reduction ratio",
+                "device-hours an epoch",
+            ]
+            lines += ["", table(head, rows)]
+        unit, factor = ("µs an image", 1e6) if self._batches_differ else ("ms a step", 1e3)
+        phases = [
+            [name, *("-" if value is None else f"{value * factor:.2f}" for value in (a, b)), _times(a, b)]
+            for name, a, b in self.phases()
+        ]
+        if phases:
+            lines += ["", table(["phase", f"before, {unit}", f"after, {unit}", "after / before"], phases)]
+        if self.speedup is not None:
+            lines += ["", f"images a second: {self.speedup:.2f} times as many"]
+        for kept in self.kept():
+            expected = (
+                f"at most {kept.at_most:.2f}"
+                if kept.expected is None
+                else f"{kept.expected:.2f} (at most {kept.at_most:.2f})"
+            )
+            lines.append(f"applied {kept.cure}: expected {expected} times as fast, obtained {kept.obtained:.2f}")
+        if self.changed():
+            lines += [
+                "",
+                table(["setting", "before", "after"], [[name, _short(a), _short(b)] for name, a, b in self.changed()]),
+            ]
+        return "\n".join(lines)
+
+
+def _result(run: Diagnosis) -> Result | None:
+    evidence = run.evidence
+    epochs = epochs_done(evidence)
+    if not epochs or not evidence.training_seconds:
+        return None
+    hours = evidence.training_seconds / 3600
+    number = evidence.world_size
+    return Result(
+        source=run.measurements.source,
+        spec=_spec(evidence),
+        devices=number,
+        hours=hours,
+        epochs=epochs,
+        hours_per_epoch=hours / epochs,
+        reduction_ratio=None,
+        device_hours_per_epoch=hours / epochs * number,
+    )
+
+
+def epochs_done(evidence: Evidence) -> float | None:
+    """Passes over the data in the measured steps; None where no step was measured.
+
+    By the number of training images where it is known, else by the steps between two epochs' beginnings, else the last epoch's
+    number, as if it were whole.
+    """
+    if not evidence.ranks:
+        return None
+    steps = evidence.ranks[0]
+    counted = float(evidence.counts(steps).sum())
+    images, batch = evidence.facts.get("training_images"), evidence.settings.get("global_batch_size")
+    if isinstance(images, int) and isinstance(batch, int) and images >= batch:
+        return counted / (images // batch)
+    first, last = int(steps.epoch[0]), int(steps.epoch[-1])
+    if last - first >= 2:
+        begins = [float(steps.step[steps.epoch == epoch][0]) for epoch in (first + 1, last)]
+        return counted / ((begins[1] - begins[0]) / (last - first - 1))
+    return float(last - first + 1)
+
+
+def _images_per_second(evidence: Evidence) -> float | None:
+    batch = evidence.settings.get("global_batch_size")
+    if not evidence.training_seconds or not isinstance(batch, int):
+        return 1 / evidence.step_seconds if evidence.step_seconds else None
+    return batch * float(evidence.counts(evidence.ranks[0]).sum()) / evidence.training_seconds
+
+
+def _spec(evidence: Evidence) -> str:
+    host = catalog.instance(str(evidence.facts.get("instance_type", "")))
+    name = evidence.facts.get("gpu") or (host.gpu if host is not None else None)
+    return str(name or ("GPU" if evidence.on_gpu else "cpu"))
+
+
+def _times(first: float | None, second: float | None) -> str:
+    return f"{second / first:.2f}" if first and second is not None else "-"
+
+
+def _short(value: Any) -> str:
+    text = written(value)
+    return text if len(text) <= 40 else text[:37] + "..."
