@@ -57,6 +57,7 @@ class Diagnosis:
             "headline": self.headline,
             "verdicts": [verdict.to_dict() for verdict in self.verdicts],
             "looked_for_and_not_found": list(self.judgement.not_found),
+            "does_not_apply": [{"what": what, "why": why} for what, why in self.judgement.not_applicable],
             "not_measured": [asdict(missing) for missing in self.judgement.not_measured],
             "step_seconds": evidence.step_seconds,
             "phases": {

@@ -13,8 +13,17 @@ WARM_UP_STEPS = 5
 
 COMPUTE_PHASES = ("augment", "teacher_forward", "student_forward", "forward", "loss", "backward", "optimizer")
 
+UNKNOWN_WHERE_MISSING = {"grad_sync"}
+"""Phases that a window may lack because they were not known then. Others lack because they did not happen."""
+
+INSIDE_OTHERS = {"grad_sync"}
+"""Phases that are a part of another one: the exchange that is left when backward's own work is done."""
+
 FAR = 2.0
 """Times the median from which a logged window of steps is an outlier; Debugger's data-loading analysis takes twice the median too."""
+
+FAR_STEP = 5.0
+"""The same for the longest step of a window."""
 
 RARE = 0.25
 """Share of the logged windows above which slow ones are no outliers but how the run is."""
@@ -51,6 +60,9 @@ class Evidence:
 
     def counts(self, steps: Steps) -> np.ndarray:
         """(n,) steps of each logged window."""
+        recorded = steps.extra.get("steps")
+        if recorded is not None and np.isfinite(recorded).all():
+            return np.maximum(recorded, 1)
         between = np.diff(steps.step)
         usual = float(np.median(between)) if len(between) else float(steps.step[0])
         first = min(float(steps.step[0]), usual)  # a run that goes on from a checkpoint begins at a later step
@@ -65,9 +77,13 @@ class Evidence:
         return mask if mask.any() else np.ones(len(steps.step), bool)
 
     def far(self, steps: Steps) -> np.ndarray:
-        """(n,) which windows are outliers: far above the median of the steady ones, and rare; else none."""
+        """(n,) which windows are outliers: far above the median of the steady ones, or with a step that is, and rare; else none."""
         seconds, kept = np.nan_to_num(steps.seconds["step"]), self.steady(steps)
-        found = kept & (seconds > FAR * np.median(seconds[kept]))
+        median = np.median(seconds[kept])
+        found = seconds > FAR * median
+        if "slowest_step" in steps.extra:  # one slow step among many of a window
+            found |= (np.nan_to_num(steps.extra["slowest_step"]) > FAR_STEP * median) & (seconds > 1.1 * median)
+        found &= kept
         return found if found.sum() <= RARE * kept.sum() else np.zeros(len(seconds), bool)
 
     def mean_seconds(self, steps: Steps, phase: str, where: np.ndarray | None = None) -> float | None:
@@ -75,8 +91,18 @@ class Evidence:
         if phase not in steps.seconds:
             return None
         mask = self.steady(steps) & (~self.far(steps) if where is None else where)
-        values = np.nan_to_num(steps.seconds[phase][mask])
-        return float(np.average(values, weights=self.counts(steps)[mask])) if len(values) else None
+        values, counts = steps.seconds[phase][mask], self.counts(steps)[mask]
+        if phase in UNKNOWN_WHERE_MISSING:
+            values, counts = values[np.isfinite(values)], counts[np.isfinite(values)]
+        return float(np.average(np.nan_to_num(values), weights=counts)) if len(values) else None
+
+    @functools.cached_property
+    def slowest_step(self) -> float | None:
+        """Seconds of the longest single step after the first ones, of any rank."""
+        longest = [
+            steps.extra["slowest_step"][self.steady(steps)] for steps in self.ranks if "slowest_step" in steps.extra
+        ]
+        return float(np.nanmax(np.concatenate(longest))) if longest else None
 
     def mean_extra(self, name: str) -> float | None:
         """Mean over ranks of another number a step; None where a rank lacks it."""
@@ -84,7 +110,7 @@ class Evidence:
         for steps in self.ranks:
             values = steps.extra.get(name)
             values = None if values is None else values[self.steady(steps)]
-            if values is None or not np.isfinite(values).any():
+            if values is None or not np.isfinite(values).any():  # a rank without it
                 return None
             means.append(float(np.nanmean(values)))
         return float(np.mean(means)) if means else None
@@ -123,7 +149,7 @@ class Evidence:
         """Share of a step in no phase; None where too few phases were measured to tell."""
         if self.forward_share is None or "backward" not in self.phases or "data_wait" not in self.phases:
             return None
-        return max(0.0, 1 - sum(self.phases.values()))
+        return max(0.0, 1 - sum(share for name, share in self.phases.items() if name not in INSIDE_OTHERS))
 
     @functools.cached_property
     def steps_seconds(self) -> float:
@@ -183,13 +209,19 @@ class Evidence:
 
     @functools.cached_property
     def _core_tables(self) -> dict[str, np.ndarray]:
-        """By host: (cores, n) percent, cut to the shortest core's record; only hosts whose cores were watched."""
+        """By host: (cores, n) percent of computing, cut to the shortest core's record; only hosts whose cores were watched.
+
+        SageMaker's agent counts the wait for disks as use of a core; here it is not.
+        """
         tables = {}
         for host in self.hosts:
             columns = [self.during(core) for core in host.cores.values()]
-            shortest = min((len(column) for column in columns), default=0)
+            waits = [self.during(host.io_wait[name]) if name in host.io_wait else np.zeros(0) for name in host.cores]
+            shortest = min([len(column) for column in columns] + [len(wait) for wait in waits if len(wait)], default=0)
             if shortest >= FEW_SAMPLES:
-                tables[host.name] = np.stack([column[:shortest] for column in columns])
+                pairs = zip(columns, waits)
+                rows = [column[:shortest] - (wait[:shortest] if len(wait) else 0.0) for column, wait in pairs]
+                tables[host.name] = np.clip(np.stack(rows), 0.0, 100.0)
         return tables
 
     @property
@@ -331,7 +363,7 @@ class Evidence:
 
     @property
     def why_no_hosts(self) -> str:
-        return self.measurements.not_measured.get("hosts", "no system metrics (profiler-output) were found")
+        return self.measurements.not_measured.get("system", "no system metrics (profiler-output) were found")
 
     def why_not(self, name: str) -> str:
         """Why a phase or series is missing."""

@@ -28,6 +28,9 @@ def findings(judgement: Judgement) -> str:
     parts = [f"<ol class='findings'>{''.join(parts)}</ol>"] if parts else []
     if judgement.not_found:
         parts.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(judgement.not_found))}.</p>")
+    if judgement.not_applicable:
+        told = "; ".join(f"{what} ({why})" for what, why in judgement.not_applicable)
+        parts.append(f"<p><b>Does not apply:</b> {escape(told)}.</p>")
     if judgement.not_measured:
         rows = "".join(
             f"<li>{escape(missing.what)}: {escape(missing.reason)}</li>" for missing in judgement.not_measured

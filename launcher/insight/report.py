@@ -15,6 +15,10 @@ WIDTH = 110
 """Columns of running text."""
 
 
+ESSENTIAL = ("CPU", "CPU of the quota", "busiest core", "memory", "GPU", "GPU memory")
+"""What is shown of each host where there are several; the page and --json have the rest."""
+
+
 def headline(evidence: Evidence, judgement: Judgement) -> str:
     """The run's verdict in one sentence."""
     if judgement.verdicts:
@@ -64,9 +68,9 @@ def text(evidence: Evidence, judgement: Judgement) -> str:
             [name, f"{seconds * 1000:.2f}", percent(share), "#" * round(share * 40)] for name, seconds, share in phases
         ]
         lines += ["", table(["phase", "ms a step", "share", ""], rows)]
-    used = summary.uses(evidence)
+    several = len(evidence.measurements.hosts) > 1
+    used = [use for use in summary.uses(evidence) if not several or use.resource in ESSENTIAL]
     if used:
-        several = len(evidence.measurements.hosts) > 1
         rows = [
             [
                 *([use.host] if several else []),
@@ -80,6 +84,8 @@ def text(evidence: Evidence, judgement: Judgement) -> str:
     lines.append("")
     if judgement.not_found:
         lines += _wrapped("looked for, not found: ", "; ".join(judgement.not_found))
+    if judgement.not_applicable:
+        lines += _wrapped("does not apply: ", "; ".join(f"{what} ({why})" for what, why in judgement.not_applicable))
     for missing in judgement.not_measured:
         lines += _wrapped("not measured: ", f"{missing.what}: {missing.reason}")
     return "\n".join(lines)

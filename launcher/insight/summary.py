@@ -45,7 +45,7 @@ def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:
         return []
     rows = [(name, evidence.phases[name] * whole, evidence.phases[name]) for name in in_order(evidence.phases)]
     rest = evidence.unaccounted
-    return rows + ([("(no phase)", rest * whole, rest)] if rest else [])
+    return rows + ([("(no phase)", rest * whole, rest)] if rest and rest >= 0.001 else [])
 
 
 def uses(evidence: Evidence) -> list[Use]:
@@ -76,7 +76,7 @@ def _records(host: Host, evidence: Evidence) -> Iterator[tuple[str, str, np.ndar
         shortest = min(len(core.values) for core in cores)
         table = np.stack([core.values[:shortest] for core in cores])
         yield "CPU", "% of all cores", table.mean(axis=0)
-        yield "busiest core", "%", table.max(axis=0) if len(cores) else table
+        yield "busiest core", "%", table.max(axis=0)
         if host.usable_cores and host.usable_cores < len(cores):
             yield "CPU of the quota", f"% of {host.usable_cores:.3g} cores", table.sum(axis=0) / host.usable_cores
     if host.io_wait:

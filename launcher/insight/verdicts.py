@@ -102,7 +102,16 @@ class NotMeasured:
     """What is missing, and why where that is known."""
 
 
-Answer = Verdict | NotMeasured | None
+@dataclass(frozen=True)
+class DoesNotApply:
+    """A rule has nothing to look at in this run, or another rule's finding explains what it saw."""
+
+    why: str
+
+
+EXPLAINED = DoesNotApply("another finding explains it")
+
+Answer = Verdict | NotMeasured | DoesNotApply | None
 """None: the rule looked, and found nothing."""
 
 

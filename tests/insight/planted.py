@@ -57,7 +57,7 @@ def plant(
         ranks: how many, or what differs on each from `phases`.
         gap: seconds of a step that lie in no phase.
         noise: relative standard deviation of each logged window's phases and each sample.
-        busy: cores in use; `pegged` of them are single cores at exactly 100 %, the rest is spread over the others.
+        busy: cores that compute, beside those that wait for disks; `pegged` of them are single cores at exactly 100 %, the rest is spread over the others.
         gpu, gpus: mean use in percent, of one GPU a rank on each host, or of each.
         memory_growth, gpu_memory_growth: percentage points over the whole run.
         checkpoint, evaluate: (every so many steps, seconds each).
@@ -123,6 +123,7 @@ def plant(
         means = gpus if gpus is not None else [] if gpu is None else [gpu] * each
         rest = (busy - pegged) / max(cores - pegged, 1) * 100
         core_means = [100.0] * pegged + [rest] * (cores - pegged)
+        waiting = [_series(random, times, io_wait / cores * 100) for _ in range(cores)]  # part of a core's use
         hosts[f"algo-{number + 1}"] = Host(
             name=f"algo-{number + 1}",
             cores={
@@ -130,11 +131,11 @@ def plant(
                     times,
                     np.full(len(times), 100.0)
                     if core < pegged
-                    else np.clip(mean * _noisy(random, len(times), 0.1), 0, 100),
+                    else np.clip(mean * _noisy(random, len(times), 0.1) + waiting[core].values, 0, 100),
                 )
                 for core, mean in enumerate(core_means)
             },
-            io_wait={f"cpu{core}": _series(random, times, io_wait / cores * 100) for core in range(cores)},
+            io_wait={f"cpu{core}": series for core, series in enumerate(waiting)},
             memory=_series(random, times, memory, memory_growth, 0.005),
             gpus={f"gpu{index}": _series(random, times, mean, noise=0.08) for index, mean in enumerate(means)},
             gpu_memory={

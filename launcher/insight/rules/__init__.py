@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.rules import compute, data, pauses, processes, system
-from launcher.insight.verdicts import Answer, NotMeasured, Verdict
+from launcher.insight.verdicts import Answer, DoesNotApply, NotMeasured, Verdict
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,22 @@ class Judgement:
     not_found: tuple[str, ...]
     """What was looked for and is not there."""
     not_measured: tuple[NotMeasured, ...]
+    not_applicable: tuple[tuple[str, str], ...] = ()
+    """(what was not looked for, why)."""
 
 
 def judge(evidence: Evidence) -> Judgement:
     """Ask every rule."""
-    verdicts, not_found, not_measured = [], [], []
+    verdicts, not_found, not_measured, not_applicable = [], [], [], []
     for rule in RULES:
         answer = rule.ask(evidence)
         if isinstance(answer, Verdict):
             verdicts.append(answer)
         elif isinstance(answer, NotMeasured):
             not_measured.append(answer)
+        elif isinstance(answer, DoesNotApply):
+            not_applicable.append((rule.looks_for, answer.why))
         else:
             not_found.append(rule.looks_for)
     verdicts.sort(key=lambda verdict: (verdict.level == "risk", -(verdict.share or 0.0)))
-    return Judgement(tuple(verdicts), tuple(not_found), tuple(not_measured))
+    return Judgement(tuple(verdicts), tuple(not_found), tuple(not_measured), tuple(not_applicable))

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from launcher.aws import catalog
 from launcher.insight.evidence import COMPUTE_PHASES, Evidence
-from launcher.insight.verdicts import NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
+from launcher.insight.verdicts import (
+    EXPLAINED,
+    NOTICEABLE,
+    Answer,
+    Cure,
+    DoesNotApply,
+    NotMeasured,
+    Verdict,
+    bounded,
+    percent,
+)
 
 IDLE_GPU = 0.3
 """Idle share of a GPU from which something starves it; Debugger's LowGPUUtilization speaks of below 70 % too."""
@@ -64,7 +74,9 @@ def teacher(evidence: Evidence) -> Answer:
     """The teacher takes much of the step, though its answers can be kept."""
     share = evidence.share("teacher_forward")
     if share is None:
-        return None if evidence.ranks else NotMeasured(what="the teacher's share", reason=evidence.why_no_steps)
+        if evidence.ranks:
+            return DoesNotApply("no teacher ran")
+        return NotMeasured(what="a teacher that takes much of the step", reason=evidence.why_no_steps)
     if share < TEACHER:
         return None
     settings = evidence.settings
@@ -122,7 +134,7 @@ def teacher(evidence: Evidence) -> Answer:
 def fp32(evidence: Evidence) -> Answer:
     """A GPU is busy with arithmetic that it could do in fewer bits."""
     if not evidence.on_gpu:
-        return None
+        return DoesNotApply("no GPU")
     precision, share = evidence.settings.get("precision"), evidence.share(*COMPUTE_PHASES)
     if precision is None or (share is None and evidence.gpu_idle is None):
         reason = "the precision of this run is not known" if precision is None else evidence.why_no_steps
@@ -179,11 +191,11 @@ def starved(evidence: Evidence) -> Answer:
     if lost < (IDLE_GPU if (gap or 0) < 1.5 * NOTICEABLE else NOTICEABLE):
         return None
     if wait is None and evidence.busy is not None and (evidence.busy >= 0.85 or (evidence.waiting_cores or 0) >= 0.5):
-        return None  # full cores or slow disks: the data's finding
+        return EXPLAINED  # full cores or slow disks: the data's finding
     if not evidence.ranks and evidence.uneven:
-        return None  # a finding of its own
+        return EXPLAINED
     if _contended(evidence):
-        return None  # the process does not get its core: the workers' or the quota's finding
+        return EXPLAINED  # the process does not get its core: the workers' or the quota's finding
     if _synchronises(evidence):
         return _synchronising(evidence, lost)
     if _small(evidence):

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from launcher.insight.evidence import Evidence
-from launcher.insight.verdicts import NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
+from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
 
 TOO_MANY = 2.0
 """Workers for each core that their process may use, from which there are too many: they then only take turns."""
@@ -38,10 +38,12 @@ def waiting(evidence: Evidence) -> Answer:
             return _too_many_workers(evidence, lost)
     if wait is None:  # system metrics alone
         return _from_system_metrics(evidence, idle)
-    if wait < NOTICEABLE or not _everywhere(evidence):
+    if wait < NOTICEABLE:
         return None
+    if not _everywhere(evidence):
+        return EXPLAINED
     if evidence.throttled is not None and evidence.throttled >= NOTICEABLE:
-        return None  # the quota's finding: no number of workers helps against it
+        return EXPLAINED  # by the quota: no number of workers helps against it
     if evidence.busy is None:
         return _without_cores(evidence, wait)
     if _blocked(evidence):
@@ -363,5 +365,7 @@ def _cheaper_images(evidence: Evidence) -> tuple[Cure, ...]:
                 why="decoding and augmentation move to the GPU",
             )
         )
-    cures.append(Cure(setting=None, value="an instance type with more cores for each GPU"))
+    cures.append(
+        Cure(setting=None, value=f"an instance type with more cores{' for each GPU' if evidence.on_gpu else ''}")
+    )
     return tuple(cures)

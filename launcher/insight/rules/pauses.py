@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from launcher.insight.evidence import FAR, Evidence
-from launcher.insight.verdicts import NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
+from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
 
 SLOW_START = 120.0
 """Seconds until the first step from which a start can be slow: loading torch, models and data takes most of a minute."""
@@ -111,7 +111,7 @@ def outliers(evidence: Evidence) -> Answer:
     if not far.any() or excess < NOTICEABLE:
         return None
     if _at_epoch_starts(steps.epoch[mask], far):
-        return None  # a finding of its own
+        return EXPLAINED
     where = {
         phase: float(np.nan_to_num(values[mask])[far].mean() - np.median(np.nan_to_num(values[mask])))
         for phase, values in steps.seconds.items()
@@ -126,7 +126,8 @@ def outliers(evidence: Evidence) -> Answer:
         share=share,
         evidence=(
             f"{int(far.sum())} of {len(seconds)} logged windows above {FAR:.0f} times the median of {median:.3g} s a step; "
-            f"the slowest {seconds.max():.3g} s",
+            f"the slowest {seconds.max():.3g} s"
+            + (f", the longest single step {evidence.slowest_step:.3g} s" if evidence.slowest_step else ""),
             f"at steps {numbers}{' …' if far.sum() > 5 else ''}",
             *((f"most of it in {phase}: {where[phase]:.3g} s more than usual",) if where else ()),
         ),

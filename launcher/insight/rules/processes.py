@@ -6,7 +6,7 @@ import numpy as np
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Steps
-from launcher.insight.verdicts import NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
+from launcher.insight.verdicts import NOTICEABLE, Answer, Cure, DoesNotApply, NotMeasured, Verdict, bounded, percent
 
 SHARED_PHASES = ("grad_sync", "backward")
 """Phases in which a rank may wait for the others: DistributedDataParallel reduces gradients inside backward."""
@@ -15,7 +15,7 @@ SHARED_PHASES = ("grad_sync", "backward")
 def communication(evidence: Evidence) -> Answer:
     """The exchange of gradients that backward does not hide."""
     if evidence.world_size < 2:
-        return None
+        return DoesNotApply("one process")
     shares = [
         seconds / whole
         for steps in evidence.ranks
@@ -74,7 +74,7 @@ def communication(evidence: Evidence) -> Answer:
 def slow_rank(evidence: Evidence) -> Answer:
     """One rank needs longer than the others, which wait for it."""
     if evidence.world_size < 2:
-        return None
+        return DoesNotApply("one process")
     if len(evidence.ranks) < 2:
         reason = evidence.why_not("ranks") if evidence.ranks else evidence.why_no_steps
         return NotMeasured(
@@ -126,11 +126,9 @@ def uneven_gpus(evidence: Evidence) -> Answer:
     """Some GPUs are used much more than others; where ranks were timed, `slow_rank` says more."""
     means = evidence.gpu_means
     if len(means) < 2:
-        return (
-            None
-            if means or not evidence.on_gpu
-            else NotMeasured(what="GPUs used unevenly", reason=evidence.why_no_hosts)
-        )
+        if means or not evidence.on_gpu:
+            return DoesNotApply("one GPU" if means else "no GPU")
+        return NotMeasured(what="GPUs used unevenly", reason=evidence.why_no_hosts)
     if not evidence.uneven or len(evidence.ranks) >= 2:
         return None
     most, least = max(means, key=means.get), min(means, key=means.get)

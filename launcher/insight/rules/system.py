@@ -7,7 +7,17 @@ import numpy as np
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Series
 from launcher.insight.rules.data import crowded
-from launcher.insight.verdicts import NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
+from launcher.insight.verdicts import (
+    EXPLAINED,
+    NOTICEABLE,
+    Answer,
+    Cure,
+    DoesNotApply,
+    NotMeasured,
+    Verdict,
+    bounded,
+    percent,
+)
 
 GROWTH = 5.0
 """Percentage points of memory within the later part of a run that count as growth: the increase of Debugger's GPUMemoryIncrease."""
@@ -24,8 +34,10 @@ def throttled(evidence: Evidence) -> Answer:
     share = evidence.throttled
     if share is None:
         return NotMeasured(what="cores held back by a quota", reason=evidence.why_not("throttled"))
-    if share < NOTICEABLE or (crowded(evidence) and (evidence.busy or 0) >= 0.6):
-        return None  # with too many workers it is they who use the quota up
+    if share < NOTICEABLE:
+        return None
+    if crowded(evidence) and (evidence.busy or 0) >= 0.6:
+        return EXPLAINED  # with too many workers it is they who use the quota up
     if evidence.on_gpu and (evidence.gpu_idle or 0) < NOTICEABLE and (evidence.share("data_wait") or 0) < NOTICEABLE:
         return None  # the GPUs do not feel it
     lost = max(share, evidence.share("data_wait") or 0.0, (evidence.gpu_idle or 0.0) if evidence.on_gpu else 0.0)
@@ -80,7 +92,7 @@ def host_memory(evidence: Evidence) -> Answer:
 def gpu_memory(evidence: Evidence) -> Answer:
     """A GPU's memory grows without end."""
     if not evidence.on_gpu:
-        return None
+        return DoesNotApply("no GPU")
     series = {f"{host.name} {name}": values for host in evidence.hosts for name, values in host.gpu_memory.items()}
     return _growth(
         evidence,
