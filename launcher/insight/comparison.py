@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from launcher.aws import catalog
-from launcher.insight import summary
+from launcher.insight import page, summary
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.verdicts import written
@@ -113,59 +115,74 @@ class Comparison:
             "settings_changed": [{"setting": name, "before": a, "after": b} for name, a, b in self.changed()],
         }
 
-    def __str__(self) -> str:
-        lines = []
-        for name, run in (("before", self.before), ("after", self.after)):
-            lines.append(f"{name:<6}  {run.measurements.source}: {run.headline}")
-        rows = [
+    def tables(self) -> list[tuple[list[str], list[list[str]]]]:
+        """(head, rows) of the result table, of the phases, and of the settings that differ; without those that are empty."""
+        results = [
             [
-                *(
-                    row.source,
-                    row.spec,
-                    str(row.devices),
-                    f"{row.hours:.4g}",
-                    f"{row.epochs:.4g}",
-                    f"{row.hours_per_epoch:.4g}",
-                ),
+                *(row.source, row.spec, str(row.devices), f"{row.hours:.4g}", f"{row.epochs:.4g}"),
+                f"{row.hours_per_epoch:.4g}",
                 "-" if row.reduction_ratio is None else f"{row.reduction_ratio:.2f}",
                 f"{row.device_hours_per_epoch:.4g}",
             ]
             for row in self.results()
         ]
-        if rows:
-            head = [
-                "run",
-                "device",
-                "number",
-                "hours",
-                "epochs",
-                "hours an epoch",
-                "reduction ratio",
-                "device-hours an epoch",
-            ]
-            lines += ["", table(head, rows)]
         unit, factor = ("µs an image", 1e6) if self._batches_differ else ("ms a step", 1e3)
         phases = [
             [name, *("-" if value is None else f"{value * factor:.2f}" for value in (a, b)), _times(a, b)]
             for name, a, b in self.phases()
         ]
-        if phases:
-            lines += ["", table(["phase", f"before, {unit}", f"after, {unit}", "after / before"], phases)]
-        if self.speedup is not None:
-            lines += ["", f"images a second: {self.speedup:.2f} times as many"]
+        settings = [[name, _short(a), _short(b)] for name, a, b in self.changed()]
+        device_hours = (
+            "GPU-hours an epoch"
+            if any(run.evidence.on_gpu for run in (self.before, self.after))
+            else "process-hours an epoch"
+        )
+        found = [
+            (
+                ["run", "device", "number", "hours", "epochs", "hours an epoch", "reduction ratio", device_hours],
+                results,
+            ),
+            (["phase", f"before, {unit}", f"after, {unit}", "after / before"], phases),
+            (["setting", "before", "after"], settings),
+        ]
+        return [(head, rows) for head, rows in found if rows]
+
+    def sentences(self) -> list[str]:
+        """What changed in all, and whether cures brought what was expected."""
+        told = [] if self.speedup is None else [f"images a second: {self.speedup:.2f} times as many"]
         for kept in self.kept():
             expected = (
                 f"at most {kept.at_most:.2f}"
                 if kept.expected is None
                 else f"{kept.expected:.2f} (at most {kept.at_most:.2f})"
             )
-            lines.append(f"applied {kept.cure}: expected {expected} times as fast, obtained {kept.obtained:.2f}")
-        if self.changed():
-            lines += [
-                "",
-                table(["setting", "before", "after"], [[name, _short(a), _short(b)] for name, a, b in self.changed()]),
-            ]
-        return "\n".join(lines)
+            told.append(f"applied {kept.cure}: expected {expected} times as fast, obtained {kept.obtained:.2f}")
+        return told
+
+    def __str__(self) -> str:
+        lines = [
+            f"{name:<6}  {run.measurements.source}: {run.headline}"
+            for name, run in (("before", self.before), ("after", self.after))
+        ]
+        for head, rows in self.tables():
+            lines += ["", table(head, rows)]
+        return "\n".join([*lines, *([""] if self.sentences() else []), *self.sentences()])
+
+    def _repr_html_(self) -> str:
+        heads = "".join(
+            f"<p><b>{name}</b> {escape(run.measurements.source)}: {escape(run.headline)}</p>"
+            for name, run in (("Before:", self.before), ("After:", self.after))
+        )
+        tables = "".join(f"<div class='scroll'>{page.table(head, rows)}</div>" for head, rows in self.tables())
+        return f"<div class='diagnosis'>{heads}{tables}{''.join(f'<p>{escape(told)}</p>' for told in self.sentences())}</div>"
+
+    def save_html(self, file: Path | str) -> Path:
+        """One page: both runs side by side, then the charts of each."""
+        path = Path(file)
+        title = f"{self.before.measurements.source} and {self.after.measurements.source}"
+        runs = [(run.evidence, run.judgement) for run in (self.before, self.after)]
+        path.write_text(page.page(title, f"<h1>Before and after</h1>{self._repr_html_()}", runs), encoding="utf-8")
+        return path
 
 
 def _result(run: Diagnosis) -> Result | None:

@@ -46,7 +46,8 @@ class Diagnosis:
     def save_html(self, file: Path | str) -> Path:
         """One page with charts, which needs no other file and no network."""
         path = Path(file)
-        path.write_text(page.page(self.evidence, self.judgement), encoding="utf-8")
+        title = f"{self.measurements.source}: {self.headline}"
+        path.write_text(page.page(title, "", [(self.evidence, self.judgement)]), encoding="utf-8")
         return path
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,6 +20,10 @@ ORDER = (
 """Phases as they follow each other in a step."""
 
 
+COLOURS = 10
+"""Of phases, --c0 to --c9 in page.css."""
+
+
 @dataclass(frozen=True)
 class Use:
     """How much of one resource of one host was used."""
@@ -36,6 +40,11 @@ class Use:
 def in_order(phases: dict[str, float]) -> list[str]:
     """Names of phases, as they follow each other in a step; those that are not known come last."""
     return sorted(phases, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+
+
+def colour(phase: str) -> int:
+    """A phase's number among the page's colours, the same in every run; those that are not known share them."""
+    return ORDER.index(phase) if phase in ORDER else sum(phase.encode()) % COLOURS
 
 
 def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:
