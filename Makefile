@@ -38,6 +38,7 @@ quickstart: $(INSTALLED)
 	@echo "      all runs, and one of them  $(LAUNCHER) runs    $(LAUNCHER) show quickstart"
 
 test: $(INSTALLED) lint
+	.ci/browser
 	$(PYTEST)
 
 compat: $(OLDEST)/.installed $(INSTALLED)

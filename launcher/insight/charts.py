@@ -44,7 +44,7 @@ def payload(evidence: Evidence) -> dict[str, Any]:
     return {
         "source": measurements.source,
         "began": began,
-        "seconds": round(ended - began, 3),
+        "seconds": max(round(ended - began, 6), 0.001),
         "phases": [name for name in summary.in_order(evidence.phases) if name != "grad_sync"],
         "colours": [summary.colour(name) for name in summary.in_order(evidence.phases) if name != "grad_sync"],
         "hosts": hosts,
@@ -193,8 +193,8 @@ def _rank(evidence: Evidence, steps: Steps, began: float, windows: int) -> dict[
     return {
         "rank": steps.rank,
         "host": steps.host,
-        "from": np.round(begins[first] - began, 3).tolist(),
-        "to": np.round(steps.ended[last] - began, 3).tolist(),
+        "from": np.round(begins[first] - began, 6).tolist(),
+        "to": np.round(steps.ended[last] - began, 6).tolist(),
         "step": steps.step[last].tolist(),
         "epoch": steps.epoch[last].tolist(),
         "whole": _significant(means(steps.seconds["step"])),
@@ -213,4 +213,4 @@ def _longest(stalls: Iterable[Stall]) -> list[Stall]:
 
 
 def _stall(stall: Stall, began: float) -> list[Any]:
-    return [round(stall.began - began, 3), round(stall.seconds, 3), stall.kind, stall.step]
+    return [round(stall.began - began, 6), round(stall.seconds, 6), stall.kind, stall.step]

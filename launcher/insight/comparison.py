@@ -191,7 +191,7 @@ def _result(run: Diagnosis) -> Result | None:
     if not epochs or not evidence.training_seconds:
         return None
     hours = evidence.training_seconds / 3600
-    number = evidence.world_size
+    number = evidence.world_size or 1
     return Result(
         source=run.measurements.source,
         spec=_spec(evidence),

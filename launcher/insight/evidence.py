@@ -55,8 +55,10 @@ class Evidence:
         return tuple(steps for steps in self.measurements.ranks if len(steps.step) and "step" in steps.seconds)
 
     @functools.cached_property
-    def world_size(self) -> int:
-        return int(self.facts.get("world_size") or max(len(self.ranks), 1))
+    def world_size(self) -> int | None:
+        """Training processes; None: not known."""
+        known = self.facts.get("world_size") or len(self.ranks) or None
+        return None if known is None else int(known)
 
     def counts(self, steps: Steps) -> np.ndarray:
         """(n,) steps of each logged window."""
@@ -349,13 +351,13 @@ class Evidence:
         each, whole = self.settings.get("batch_size_per_device"), self.settings.get("global_batch_size")
         if isinstance(each, int):
             return each
-        return whole // self.world_size if isinstance(whole, int) else None
+        return whole // self.world_size if isinstance(whole, int) and self.world_size else None
 
     @functools.cached_property
     def accumulation(self) -> int:
         """Micro-batches of an optimizer step."""
         whole, each = self.settings.get("global_batch_size"), self.images_per_micro_batch
-        return max(1, whole // (each * self.world_size)) if isinstance(whole, int) and each else 1
+        return max(1, whole // (each * self.world_size)) if isinstance(whole, int) and each and self.world_size else 1
 
     @property
     def why_no_steps(self) -> str:

@@ -35,11 +35,11 @@
 
   // One run's visible part of time; every chart of the run follows it.
   function view(run) {
-    const state = { from: 0, to: Math.max(run.seconds, 1e-3), charts: [] };
+    const state = { from: 0, to: run.seconds, charts: [] };
     state.show = (from, to) => {
-      const least = Math.max(run.seconds / 5000, 1e-3);
+      const least = run.seconds / 5000;
       if (to - from < least) { const middle = (from + to) / 2; from = middle - least / 2; to = middle + least / 2; }
-      state.from = Math.max(0, from); state.to = Math.min(Math.max(run.seconds, 1e-3), to);
+      state.from = Math.max(0, from); state.to = Math.min(run.seconds, to);
       state.charts.forEach((chart) => chart.draw());
       state.changed();
     };
@@ -179,7 +179,8 @@
     }
     const stack = (place) => {
       const phases = run.phases.map((name) => (chosen.seconds[name] || [])[place] || 0);
-      return [...phases, Math.max(0, chosen.whole[place] - phases.reduce((sum, value) => sum + value, 0))];
+      const rest = chosen.whole[place] - phases.reduce((sum, value) => sum + value, 0);
+      return [...phases, rest > 0.005 * chosen.whole[place] ? rest : 0]; // numbers have four digits
     };
     const visible = () => names.map((name) => !hidden.has(name));
     const paint = (context, area, x) => {

@@ -112,10 +112,8 @@ def findings(judgement: Judgement) -> str:
         told = "; ".join(f"{what} ({why})" for what, why in judgement.not_applicable)
         parts.append(f"<p><b>Does not apply:</b> {escape(told)}.</p>")
     if judgement.not_measured:
-        rows = "".join(
-            f"<li>{escape(missing.what)}: {escape(missing.reason)}</li>" for missing in judgement.not_measured
-        )
-        parts.append(f"<p><b>Not measured</b></p><ul>{rows}</ul>")
+        told = "; ".join(f"{'; '.join(what)} ({reason})" for reason, what in report.not_measured(judgement).items())
+        parts.append(f"<p><b>Not measured:</b> {escape(told)}.</p>")
     return "".join(parts)
 
 
@@ -138,8 +136,9 @@ def use_table(evidence: Evidence) -> str:
 
 
 def _finding(verdict: Verdict) -> str:
-    taken = "a risk" if verdict.share is None else f"{percent(verdict.share)} of the training time"
-    parts = [f"<li class='{verdict.level}'><h3>{escape(verdict.title)} <span class='share'>{taken}</span></h3><dl>"]
+    parts = [
+        f"<li class='{verdict.level}'><h3>{escape(verdict.title)} <span class='share'>{report.taken(verdict)}</span></h3><dl>"
+    ]
     for name, values in (
         ("evidence", verdict.evidence),
         ("cause", (verdict.cause,)),

@@ -23,7 +23,7 @@ def headline(evidence: Evidence, judgement: Judgement) -> str:
     """The run's verdict in one sentence."""
     if judgement.verdicts:
         top = judgement.verdicts[0]
-        return top.title if top.share is None else f"{top.title} ({percent(top.share)} of the training time)"
+        return top.title if top.share is None else f"{top.title} ({taken(top)})"
     if not evidence.ranks and not evidence.hosts:
         return "not measured: neither steps nor hosts were recorded"
     compute = evidence.share(
@@ -86,14 +86,26 @@ def text(evidence: Evidence, judgement: Judgement) -> str:
         lines += _wrapped("looked for, not found: ", "; ".join(judgement.not_found))
     if judgement.not_applicable:
         lines += _wrapped("does not apply: ", "; ".join(f"{what} ({why})" for what, why in judgement.not_applicable))
-    for missing in judgement.not_measured:
-        lines += _wrapped("not measured: ", f"{missing.what}: {missing.reason}")
+    for reason, missing in not_measured(judgement).items():
+        lines += _wrapped("not measured: ", f"{'; '.join(missing)} ({reason})")
     return "\n".join(lines)
 
 
+def not_measured(judgement: Judgement) -> dict[str, list[str]]:
+    """What could not be looked for, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for missing in judgement.not_measured:
+        reasons.setdefault(missing.reason, []).append(missing.what)
+    return reasons
+
+
+def taken(verdict: Verdict) -> str:
+    """How much time a finding takes, in words."""
+    return "a risk" if verdict.share is None else f"{percent(verdict.share)} of the time"
+
+
 def _verdict(number: int, verdict: Verdict) -> list[str]:
-    taken = "a risk" if verdict.share is None else f"{percent(verdict.share)} of the training time"
-    lines = _wrapped(f"{number}. ", f"{verdict.title} ({taken})")
+    lines = _wrapped(f"{number}. ", f"{verdict.title} ({taken(verdict)})")
     for name, values in (
         ("evidence", verdict.evidence),
         ("cause", (verdict.cause,)),

@@ -14,7 +14,7 @@ SHARED_PHASES = ("grad_sync", "backward")
 
 def communication(evidence: Evidence) -> Answer:
     """The exchange of gradients that backward does not hide."""
-    if evidence.world_size < 2:
+    if evidence.world_size == 1:
         return DoesNotApply("one process")
     shares = [
         seconds / whole
@@ -73,12 +73,13 @@ def communication(evidence: Evidence) -> Answer:
 
 def slow_rank(evidence: Evidence) -> Answer:
     """One rank needs longer than the others, which wait for it."""
-    if evidence.world_size < 2:
+    if evidence.world_size == 1:
         return DoesNotApply("one process")
     if len(evidence.ranks) < 2:
         reason = evidence.why_not("ranks") if evidence.ranks else evidence.why_no_steps
         return NotMeasured(
-            what="one slow rank", reason=f"steps of {len(evidence.ranks)} of {evidence.world_size} ranks: {reason}"
+            what="one slow rank",
+            reason=f"steps of {len(evidence.ranks)} of {evidence.world_size or 'an unknown number of'} ranks: {reason}",
         )
     own = np.array([_own_seconds(evidence, steps) for steps in evidence.ranks])
     slowest = int(own.argmax())
