@@ -7,6 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from launcher.aws import catalog
 from launcher.insight import page, summary
 from launcher.insight.diagnosis import Diagnosis
@@ -35,9 +37,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Kept:
-    """A cure of the first run's diagnosis that the second run applied."""
+    """A cure of the first run's diagnosis that the second run took up, as it was advised or at least in that direction."""
 
-    cure: str
+    setting: str
+    before: Any
+    after: Any
+    advised: Any
     expected: float | None
     at_most: float
     obtained: float
@@ -91,8 +96,10 @@ class Comparison:
             name = (cure.setting or "").removeprefix("hyperparameters.")
             if verdict.gain is None or self.speedup is None or name not in self.after.evidence.settings:
                 continue
-            if self.after.evidence.settings[name] == cure.value != self.before.evidence.settings.get(name):
-                found.append(Kept(str(cure), verdict.gain.expected, verdict.gain.at_most, self.speedup))
+            before, after = self.before.evidence.settings.get(name), self.after.evidence.settings[name]
+            if before != after and _towards(before, after, cure.value):
+                gain = verdict.gain
+                found.append(Kept(cure.setting, before, after, cure.value, gain.expected, gain.at_most, self.speedup))
         return found
 
     def changed(self) -> list[tuple[str, Any, Any]]:
@@ -156,7 +163,10 @@ class Comparison:
                 if kept.expected is None
                 else f"{kept.expected:.2f} (at most {kept.at_most:.2f})"
             )
-            told.append(f"applied {kept.cure}: expected {expected} times as fast, obtained {kept.obtained:.2f}")
+            told.append(
+                f"{kept.setting} from {_short(kept.before)} to {_short(kept.after)} (advised: {_short(kept.advised)}): "
+                f"expected {expected} times as fast, obtained {kept.obtained:.2f}"
+            )
         return told
 
     def __str__(self) -> str:
@@ -207,21 +217,18 @@ def _result(run: Diagnosis) -> Result | None:
 def epochs_done(evidence: Evidence) -> float | None:
     """Passes over the data in the measured steps; None where no step was measured.
 
-    By the number of training images where it is known, else by the steps between two epochs' beginnings, else the last epoch's
-    number, as if it were whole.
+    An epoch's steps follow from the number of training images where it is known. Else from the logged steps: step s of epoch e says
+    that an epoch has at least s / e of them, and the last of an epoch that it has just so many.
     """
     if not evidence.ranks:
         return None
     steps = evidence.ranks[0]
-    counted = float(evidence.counts(steps).sum())
     images, batch = evidence.facts.get("training_images"), evidence.settings.get("global_batch_size")
     if isinstance(images, int) and isinstance(batch, int) and images >= batch:
-        return counted / (images // batch)
-    first, last = int(steps.epoch[0]), int(steps.epoch[-1])
-    if last - first >= 2:
-        begins = [float(steps.step[steps.epoch == epoch][0]) for epoch in (first + 1, last)]
-        return counted / ((begins[1] - begins[0]) / (last - first - 1))
-    return float(last - first + 1)
+        each = images // batch
+    else:
+        each = float(np.ceil(steps.step / np.maximum(steps.epoch, 1)).max())
+    return float(evidence.counts(steps).sum()) / each
 
 
 def _images_per_second(evidence: Evidence) -> float | None:
@@ -233,8 +240,17 @@ def _images_per_second(evidence: Evidence) -> float | None:
 
 def _spec(evidence: Evidence) -> str:
     host = catalog.instance(str(evidence.facts.get("instance_type", "")))
-    name = evidence.facts.get("gpu") or (host.gpu if host is not None else None)
+    name = evidence.facts.get("device_name") or (host.gpu if host is not None else None)
     return str(name or ("GPU" if evidence.on_gpu else "cpu"))
+
+
+def _towards(before: Any, after: Any, advised: Any) -> bool:
+    """Whether a setting was changed as advised, or a number at least in that direction."""
+    if isinstance(advised, dict) and isinstance(after, dict):
+        return all(after.get(name) == value for name, value in advised.items())
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (before, after, advised)):
+        return (after - before) * (advised - before) > 0
+    return after == advised
 
 
 def _times(first: float | None, second: float | None) -> str:

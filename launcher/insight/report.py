@@ -49,9 +49,8 @@ def about(evidence: Evidence) -> str:
         batch = evidence.settings.get("global_batch_size")
         if isinstance(batch, int):
             parts.append(f"{batch / evidence.step_seconds:.4g} images/s")
-    for name in ("instance_type", "device"):
-        if evidence.facts.get(name):
-            parts.append(str(evidence.facts[name]))
+    kinds = [evidence.facts.get(name) for name in ("instance_type", "device_name", "device")]
+    parts += [str(kind) for kind in kinds if kind not in (None, "local", "cuda")]
     return ", ".join(parts)
 
 

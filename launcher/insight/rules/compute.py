@@ -396,13 +396,11 @@ def _main_thread(evidence: Evidence, lost: float) -> Verdict:
 
 def _sixteen_bits(evidence: Evidence) -> str:
     """bf16, or fp16 where the GPU is known to lack it."""
-    name = evidence.facts.get("gpu")
     host = catalog.instance(str(evidence.facts.get("instance_type", "")))
-    name = host.gpu if host is not None else name
-    try:
-        return "bf16" if name is None or catalog.gpu(name).bf16 else "fp16"
-    except KeyError:
-        return "bf16"
+    if host is not None and host.gpu is not None:
+        return "bf16" if catalog.gpu(host.gpu).bf16 else "fp16"
+    name = str(evidence.facts.get("device_name", ""))  # as CUDA says it: Tesla V100-SXM2-16GB
+    return "fp16" if any(old in name.split("-")[0].split() for old in ("K80", "V100", "T4")) else "bf16"
 
 
 def _why(evidence: Evidence, phase: str) -> str:

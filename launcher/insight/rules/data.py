@@ -106,8 +106,18 @@ def crowded(evidence: Evidence) -> bool:
 
 
 def sensible_workers(evidence: Evidence) -> int:
-    """Workers a process that its cores can carry beside the process itself."""
-    return max(1, math.floor(evidence.cores_each or 1) - 1) if (evidence.cores_each or 0) > 2 else 1
+    """Workers a process that fill what its own work leaves of its cores.
+
+    Its own work is its measured CPU time, of which its own decoding is no part once there are workers; where that was not
+    measured, one core, or none where it mostly waits.
+    """
+    cores, own = evidence.cores_each or 1.0, evidence.mean_extra("cpu_seconds")
+    waits = evidence.share("data_wait") or 0.0
+    if own is not None and evidence.workers and evidence.step_seconds:
+        taken = min(own / evidence.step_seconds, cores)
+    else:
+        taken = 0.0 if waits >= 0.5 else 1.0
+    return max(1, math.floor(cores - taken + 0.5))
 
 
 def _everywhere(evidence: Evidence) -> bool:
@@ -188,7 +198,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
                 setting="hyperparameters.num_workers",
                 value=sensible,
                 now=workers,
-                why="one core stays with the training process",
+                why="as many as fill what the training process leaves of its cores; more only if images come slowly",
             ),
             *_cheaper_images(evidence),
         ),
