@@ -86,17 +86,20 @@ def epoch_starts(evidence: Evidence) -> Answer:
         cause="the loader starts again with every epoch: workers come up, or the list of images is made anew, while nothing is ready",
         cures=(
             Cure(
-                setting="hyperparameters.num_workers",
-                value=max(1, min(evidence.workers or 1, sensible_workers(evidence))),
-                now=evidence.workers,
-                why="fewer workers are sooner ready",
-            ),
-            Cure(
                 setting=None, value="launcher prepare --shards", why="a list of few shards instead of a file an image"
             ),
+            *_half_the_workers(evidence),
         ),
         gain=bounded(share, 1 / (1 - share), f"all of the wait at epochs' starts: 1 / (1 - {share:.2f})"),
     )
+
+
+def _half_the_workers(evidence: Evidence) -> tuple[Cure, ...]:
+    workers = evidence.workers
+    if not workers or workers < 2:
+        return ()
+    why = "fewer are sooner ready"
+    return (Cure(setting="hyperparameters.num_workers", value=workers // 2, now=workers, why=why),)
 
 
 def crowded(evidence: Evidence) -> bool:
