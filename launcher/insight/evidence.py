@@ -28,6 +28,9 @@ FAR_STEP = 5.0
 RARE = 0.25
 """Share of the logged windows above which slow ones are no outliers but how the run is."""
 
+IDLE_GPU = 0.3
+"""Idle share of a GPU from which something starves it; Debugger's LowGPUUtilization speaks of below 70 % too."""
+
 UNEVEN = 30.0
 """Percentage points between the most and the least used GPU's mean; Debugger's LoadBalancing compares histograms that leave out
 what lies above 98 %."""
@@ -367,6 +370,12 @@ class Evidence:
     def why_no_hosts(self) -> str:
         return self.measurements.not_measured.get("system", "no system metrics (profiler-output) were found")
 
+    def why_no_series(self, name: str) -> str:
+        """Why a series of the hosts is missing."""
+        return self.measurements.not_measured.get(name, self.why_no_hosts)
+
     def why_not(self, name: str) -> str:
-        """Why a phase or series is missing."""
+        """Why a phase or another number of the steps is missing."""
+        if not self.ranks:
+            return self.why_no_steps
         return self.measurements.not_measured.get(name, f"{name} was not recorded")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -185,6 +189,58 @@ def plant(
         else dict(facts or {}),
         not_measured=dict(not_measured or {}),
     )
+
+
+def write(measurements: Measurements, folder: Path) -> Path:
+    """The same as files: every rank's timeline, and the cores, GPUs and I/O wait in Debugger's format and layout."""
+    for steps in measurements.ranks:
+        lines = [
+            {
+                **{
+                    "kind": "start",
+                    "rank": steps.rank,
+                    "node": steps.host,
+                    "not_measured": {},
+                    "backend": "nccl",
+                    "torch": "2.0.0",
+                },
+                **{"device_name": None, "instance_type": None, "threads": 1, "process_started": BEGAN},
+                **{name: measurements.facts[name] for name in ("world_size", "device")},
+                "settings": dict(measurements.settings),
+            },
+            {"kind": "first_step", "step": 1, "ended": BEGAN, "seconds": measurements.facts["seconds_to_first_step"]},
+        ]
+        lines += [
+            {
+                **{
+                    "kind": "steps",
+                    "epoch": int(steps.epoch[at]),
+                    "step": int(steps.step[at]),
+                    "ended": float(steps.ended[at]),
+                },
+                "seconds": {name: float(values[at]) for name, values in steps.seconds.items()},
+                "extra": {name: float(values[at]) for name, values in steps.extra.items()},
+            }
+            for at in range(len(steps.step))
+        ]
+        place = folder / steps.host
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"timeline-{steps.rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for host in measurements.hosts.values():
+        kinds = ((host.cores, "cpu", "CPUUtilization"), (host.io_wait, "cpu", "I/OWaitPercentage"))
+        kinds += ((host.gpus, "gpu", "GPUUtilization"), (host.gpu_memory, "gpu", "GPUMemoryUtilization"))
+        minutes: dict[int, list[str]] = {}
+        for records, kind, dimension in kinds:
+            for name, series in records.items():
+                for at, value in zip(series.times.tolist(), series.values.tolist()):
+                    sample = {"Type": kind, "Name": name, "Dimension": dimension, "Value": value, "NodeId": host.name}
+                    minutes.setdefault(math.ceil(at / 60) * 60, []).append(json.dumps({**sample, "Timestamp": at}))
+        for minute, samples in minutes.items():
+            hour = datetime.fromtimestamp(minute, timezone.utc).strftime("%Y%m%d%H")
+            place = folder / "profiler-output/system/incremental" / hour
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{minute}.{host.name}.json").write_text("\n".join(samples) + "\n")
+    return folder
 
 
 def _noisy(random: np.random.Generator, count: int, noise: float) -> np.ndarray:

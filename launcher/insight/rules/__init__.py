@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from launcher.insight.evidence import Evidence
-from launcher.insight.rules import compute, data, pauses, processes, system
+from launcher.insight.rules import compute, data, feeding, pauses, processes, system
 from launcher.insight.verdicts import Answer, DoesNotApply, NotMeasured, Verdict
 
 
@@ -25,8 +25,8 @@ RULES = (
     Rule("copying batches to the device", compute.transfer),
     Rule("a teacher that takes much of the step", compute.teacher),
     Rule("arithmetic in fp32", compute.fp32),
-    Rule("a GPU that waits for the training process", compute.starved),
-    Rule("steps too small for their fixed cost", compute.fixed_cost),
+    Rule("a GPU that waits for the training process", feeding.starved),
+    Rule("steps too small for their fixed cost", feeding.fixed_cost),
     Rule("exchange of gradients", processes.communication),
     Rule("one slow rank", processes.slow_rank),
     Rule("GPUs used unevenly", processes.uneven_gpus),

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from launcher.insight.evidence import Evidence
+from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
 
 TOO_MANY = 2.0
@@ -21,17 +21,13 @@ WORKING = 0.5
 FULL = 0.9
 """Share of the usable cores from which they are full: no more than 1 / 0.9 = 1.11 times the work fits on them."""
 
-IDLE_GPU = 0.3
-"""Idle share of a GPU from which something starves it; Debugger's LowGPUUtilization speaks of below 70 % too."""
-
 
 def waiting(evidence: Evidence) -> Answer:
     """The loader does not keep up: why, and what helps."""
     wait, idle = evidence.share("data_wait"), evidence.gpu_idle
     looks_for = "waiting for data"
     if wait is None and idle is None:
-        why = evidence.why_no_steps if not evidence.ranks else evidence.why_not("data_wait")
-        return NotMeasured(what=looks_for, reason=why)
+        return NotMeasured(what=looks_for, reason=evidence.why_not("data_wait"))
     if evidence.busy is not None and crowded(evidence) and evidence.busy >= 0.6:
         lost = max(wait or 0.0, (idle or 0.0) if evidence.busy >= 0.8 else 0.0)
         if lost >= (NOTICEABLE if wait and wait >= NOTICEABLE else IDLE_GPU):
@@ -210,27 +206,30 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
 
 
 def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int) -> Verdict:
-    workers = evidence.workers
-    busy = 1 - wait
+    workers, busy, expected, formula = evidence.workers, 1 - wait, None, ""
     if workers:
         wanted = min(sensible, max(workers + 1, math.ceil(workers / busy * 1.1)))
         loader = workers / wanted
     else:
         wanted = min(sensible, max(1, math.ceil(wait / busy * 1.1)))
         loader = wait / wanted
-    cores = min(evidence.busy, 1.0)
-    expected = 1 / max(busy, loader, cores)
-    formula = (
-        f"1 / max(rest of the step {busy:.2f}, loader with {wanted} workers {loader:.2f}, cores in use {cores:.2f})"
-    )
+    cause = "the workers are busy, and there are cores left for more of them"
+    if workers is None:
+        cause = "cores are left for workers; how many there were is not known"
+    elif workers == 0:
+        cause = "the training process decodes the images itself, between its steps"
+    if workers is not None:
+        cores = evidence.busy
+        expected = 1 / max(busy, loader, cores)
+        formula = (
+            f"1 / max(rest of the step {busy:.2f}, loader with {wanted} workers {loader:.2f}, cores in use {cores:.2f})"
+        )
     return Verdict(
         kind="too_few_workers",
         title="Too few workers: training waits for data while cores are idle",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
-        cause="the training process decodes the images itself, between its steps"
-        if workers == 0
-        else "the workers are busy, and there are cores left for more of them",
+        cause=cause,
         cures=(
             Cure(
                 setting="hyperparameters.num_workers",

@@ -204,4 +204,4 @@ def _slow_first_steps(evidence: Evidence) -> float:
 def _at_epoch_starts(epochs: np.ndarray, far: np.ndarray) -> bool:
     """Whether most of the slow windows are an epoch's first."""
     first = np.concatenate([[False], np.diff(epochs) > 0])
-    return bool(first.any() and (far & first).sum() > 0.7 * far.sum())
+    return bool(first.any() and first.mean() < 0.5 and (far & first).sum() > 0.7 * far.sum())

@@ -33,7 +33,7 @@ def throttled(evidence: Evidence) -> Answer:
     """A container's CPU quota stops its processes for part of the time."""
     share = evidence.throttled
     if share is None:
-        return NotMeasured(what="cores held back by a quota", reason=evidence.why_not("throttled"))
+        return NotMeasured(what="cores held back by a quota", reason=evidence.why_no_series("throttled"))
     if share < NOTICEABLE:
         return None
     if crowded(evidence) and (evidence.busy or 0) >= 0.6:
