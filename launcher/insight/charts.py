@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.insight import summary
+from launcher.insight import summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Series, Stall, Steps
 
@@ -39,7 +39,7 @@ def payload(evidence: Evidence) -> dict[str, Any]:
             left_out += 1
         else:
             hosts.append(_host(host, began, ended, bins))
-    windows = max(FEWEST_BINS, WINDOWS // max(len(evidence.ranks) * (len(evidence.phases) + 1), 1))
+    most = max(FEWEST_BINS, WINDOWS // max(len(evidence.ranks) * (len(evidence.phases) + 1), 1))
     ranks = evidence.ranks[: max(1, WINDOWS // (FEWEST_BINS * (len(evidence.phases) + 1)))]
     return {
         "source": measurements.source,
@@ -48,7 +48,7 @@ def payload(evidence: Evidence) -> dict[str, Any]:
         "phases": [name for name in summary.in_order(evidence.phases) if name != "grad_sync"],
         "colours": [summary.colour(name) for name in summary.in_order(evidence.phases) if name != "grad_sync"],
         "hosts": hosts,
-        "ranks": [_rank(evidence, steps, began, windows) for steps in ranks],
+        "ranks": [_rank(steps, began, most) for steps in ranks],
         "stalls": [_stall(stall, began) for stall in _longest(measurements.stalls)],
         "notes": notes(evidence, hosts, left_out, len(evidence.ranks) - len(ranks)),
     }
@@ -95,7 +95,7 @@ def _period(evidence: Evidence) -> tuple[float, float]:
     ]
     ends = [times[-1] for times in records] + [steps.ended[-1] for steps in evidence.ranks]
     begins = [times[0] for times in records]
-    begins += [steps.ended[0] - steps.seconds["step"][0] * evidence.counts(steps)[0] for steps in evidence.ranks]
+    begins += [steps.ended[0] - steps.seconds["step"][0] * windows.counts(steps)[0] for steps in evidence.ranks]
     return (float(np.nanmin(begins)), float(np.nanmax(ends))) if begins else (0.0, 1.0)
 
 
@@ -177,10 +177,10 @@ def _numbers(values: np.ndarray) -> list[float | None]:
     ]
 
 
-def _rank(evidence: Evidence, steps: Steps, began: float, windows: int) -> dict[str, Any]:
+def _rank(steps: Steps, began: float, most: int) -> dict[str, Any]:
     """A rank's logged windows, several taken together where there are too many."""
-    counts = evidence.counts(steps)
-    together = -(-len(counts) // windows)
+    counts = windows.counts(steps)
+    together = -(-len(counts) // most)
     groups = np.arange(len(counts)) // together
     weights = np.bincount(groups, counts)
 

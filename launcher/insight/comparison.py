@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from launcher.aws import catalog
-from launcher.insight import page, summary
+from launcher.insight import page, summary, windows
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.verdicts import written
@@ -228,14 +228,14 @@ def epochs_done(evidence: Evidence) -> float | None:
         each = images // batch
     else:
         each = float(np.ceil(steps.step / np.maximum(steps.epoch, 1)).max())
-    return float(evidence.counts(steps).sum()) / each
+    return windows.steps_done(steps) / each
 
 
 def _images_per_second(evidence: Evidence) -> float | None:
     batch = evidence.settings.get("global_batch_size")
     if not evidence.training_seconds or not isinstance(batch, int):
         return 1 / evidence.step_seconds if evidence.step_seconds else None
-    return batch * float(evidence.counts(evidence.ranks[0]).sum()) / evidence.training_seconds
+    return batch * windows.steps_done(evidence.ranks[0]) / evidence.training_seconds
 
 
 def _spec(evidence: Evidence) -> str:

@@ -6,27 +6,13 @@ import functools
 
 import numpy as np
 
+from launcher.insight import windows
 from launcher.insight.measurements import Host, Measurements, Series, Steps
-
-WARM_UP_STEPS = 5
-"""Steps that do not count as steady: memory is allocated and libraries choose their kernels there."""
 
 COMPUTE_PHASES = ("augment", "teacher_forward", "student_forward", "forward", "loss", "backward", "optimizer")
 
-UNKNOWN_WHERE_MISSING = {"grad_sync"}
-"""Phases that a window may lack because they were not known then. Others lack because they did not happen."""
-
 INSIDE_OTHERS = {"grad_sync"}
 """Phases that are a part of another one: the exchange that is left when backward's own work is done."""
-
-FAR = 2.0
-"""Times the median from which a logged window of steps is an outlier; Debugger's data-loading analysis takes twice the median too."""
-
-FAR_STEP = 5.0
-"""The same for the longest step of a window."""
-
-RARE = 0.25
-"""Share of the logged windows above which slow ones are no outliers but how the run is."""
 
 IDLE_GPU = 0.3
 """Idle share of a GPU from which something starves it; Debugger's LowGPUUtilization speaks of below 70 % too."""
@@ -63,49 +49,11 @@ class Evidence:
         known = self.facts.get("world_size") or len(self.ranks) or None
         return None if known is None else int(known)
 
-    def counts(self, steps: Steps) -> np.ndarray:
-        """(n,) steps of each logged window."""
-        recorded = steps.extra.get("steps")
-        if recorded is not None and np.isfinite(recorded).all():
-            return np.maximum(recorded, 1)
-        between = np.diff(steps.step)
-        usual = float(np.median(between)) if len(between) else float(steps.step[0])
-        first = min(float(steps.step[0]), usual)  # a run that goes on from a checkpoint begins at a later step
-        return np.maximum(np.concatenate([[first], between]), 1)
-
-    def steady(self, steps: Steps) -> np.ndarray:
-        """(n,) which windows count: not those of the first steps, unless there are no others."""
-        begun = steps.step - self.counts(steps) - (steps.step[0] - self.counts(steps)[0])
-        mask = begun >= WARM_UP_STEPS
-        if len(mask) > 1 and not mask.any():
-            mask = np.arange(len(steps.step)) >= max(1, len(steps.step) // 4)
-        return mask if mask.any() else np.ones(len(steps.step), bool)
-
-    def far(self, steps: Steps) -> np.ndarray:
-        """(n,) which windows are outliers: far above the median of the steady ones, or with a step that is, and rare; else none."""
-        seconds, kept = np.nan_to_num(steps.seconds["step"]), self.steady(steps)
-        median = np.median(seconds[kept])
-        found = seconds > FAR * median
-        if "slowest_step" in steps.extra:  # one slow step among many of a window
-            found |= (np.nan_to_num(steps.extra["slowest_step"]) > FAR_STEP * median) & (seconds > 1.1 * median)
-        found &= kept
-        return found if found.sum() <= RARE * kept.sum() else np.zeros(len(seconds), bool)
-
-    def mean_seconds(self, steps: Steps, phase: str, where: np.ndarray | None = None) -> float | None:
-        """A rank's mean seconds of a phase a step, over the usual windows; with `where`, over the steady ones among those."""
-        if phase not in steps.seconds:
-            return None
-        mask = self.steady(steps) & (~self.far(steps) if where is None else where)
-        values, counts = steps.seconds[phase][mask], self.counts(steps)[mask]
-        if phase in UNKNOWN_WHERE_MISSING:
-            values, counts = values[np.isfinite(values)], counts[np.isfinite(values)]
-        return float(np.average(np.nan_to_num(values), weights=counts)) if len(values) else None
-
     @functools.cached_property
     def slowest_step(self) -> float | None:
         """Seconds of the longest single step after the first ones, of any rank."""
         longest = [
-            steps.extra["slowest_step"][self.steady(steps)] for steps in self.ranks if "slowest_step" in steps.extra
+            steps.extra["slowest_step"][windows.steady(steps)] for steps in self.ranks if "slowest_step" in steps.extra
         ]
         return float(np.nanmax(np.concatenate(longest))) if longest else None
 
@@ -114,7 +62,7 @@ class Evidence:
         means = []
         for steps in self.ranks:
             values = steps.extra.get(name)
-            values = None if values is None else values[self.steady(steps)]
+            values = None if values is None else values[windows.steady(steps)]
             if values is None or not np.isfinite(values).any():  # a rank without it
                 return None
             means.append(float(np.nanmean(values)))
@@ -123,7 +71,7 @@ class Evidence:
     @functools.cached_property
     def step_seconds(self) -> float | None:
         """Mean seconds of a step, over ranks."""
-        means = [self.mean_seconds(steps, "step") for steps in self.ranks]
+        means = [windows.mean_seconds(steps, "step") for steps in self.ranks]
         return float(np.mean(means)) if means else None
 
     @functools.cached_property
@@ -135,7 +83,7 @@ class Evidence:
     def _share(self, phase: str) -> float:
         shares = []
         for steps in self.ranks:
-            seconds, whole = self.mean_seconds(steps, phase), self.mean_seconds(steps, "step")
+            seconds, whole = windows.mean_seconds(steps, phase), windows.mean_seconds(steps, "step")
             if seconds is not None and whole:
                 shares.append(seconds / whole)
         return float(np.median(shares)) if shares else 0.0
@@ -161,7 +109,7 @@ class Evidence:
         """Seconds of all steps of the first rank, warm-up too."""
         if not self.ranks:
             return 0.0
-        return float((np.nan_to_num(self.ranks[0].seconds["step"]) * self.counts(self.ranks[0])).sum())
+        return windows.seconds(self.ranks[0])
 
     def stall_seconds(self, kind: str) -> float:
         """Seconds of all stalls of a kind, on the rank that stood still longest."""
@@ -173,16 +121,17 @@ class Evidence:
 
     @functools.cached_property
     def training_seconds(self) -> float:
-        """Seconds of steps and stalls together."""
+        """Seconds of steps, stalls, and what lies between steps otherwise."""
         kinds = {stall.kind for stall in self.measurements.stalls}
-        return self.steps_seconds + sum(self.stall_seconds(kind) for kind in kinds)
+        pauses = float(windows.between(self.ranks[0], self.measurements.stalls).sum()) if self.ranks else 0.0
+        return self.steps_seconds + sum(self.stall_seconds(kind) for kind in kinds) + pauses
 
     @functools.cached_property
     def steps_part(self) -> float:
         """Share of the training time that passes as in usual steps; the rest are stalls, outliers and the first steps."""
         if not self.training_seconds or not self.step_seconds:
             return 1.0
-        usual = self.step_seconds * float(self.counts(self.ranks[0]).sum())
+        usual = self.step_seconds * windows.steps_done(self.ranks[0])
         return min(1.0, usual / self.training_seconds)
 
     # Hosts
@@ -191,7 +140,7 @@ class Evidence:
     def period(self) -> tuple[float, float]:
         """Unix seconds between which the steps ran; everything where no step was measured."""
         began = [
-            s.ended[0] - s.seconds["step"][0] * self.counts(s)[0] for s in self.ranks if np.isfinite(s.ended).all()
+            s.ended[0] - s.seconds["step"][0] * windows.counts(s)[0] for s in self.ranks if np.isfinite(s.ended).all()
         ]
         if not began:
             return -np.inf, np.inf
@@ -347,6 +296,27 @@ class Evidence:
         if seconds is None or not self.workers or not self.step_seconds:
             return None
         return seconds / self.workers / self.step_seconds
+
+    @property
+    def threads(self) -> bool:
+        """Whether data workers are threads of the training process, so that its CPU time is theirs too."""
+        kind = self.settings.get("worker_type")
+        return bool(self.workers) and (
+            kind == "threads" or (kind == "auto" and self.settings.get("preprocessing", "cpu") == "cpu")
+        )
+
+    @functools.cached_property
+    def own_cpu(self) -> float | None:
+        """CPU seconds a step of the training process without its workers; None where not measured or not to be told apart."""
+        return None if self.threads else self.mean_extra("cpu_seconds")
+
+    @functools.cached_property
+    def all_cpu(self) -> float | None:
+        """CPU seconds a step of the training process and its workers."""
+        own, theirs = self.mean_extra("cpu_seconds"), self.mean_extra("worker_cpu_seconds")
+        if own is None or (theirs is None and self.workers != 0 and not self.threads):
+            return None
+        return own + (theirs or 0.0)
 
     @functools.cached_property
     def images_per_micro_batch(self) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from launcher.insight import charts, report, summary
+from launcher.insight import charts, report, summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.rules import Judgement
 from launcher.insight.verdicts import Verdict, percent, written
@@ -71,8 +71,8 @@ def rank_bars(evidence: Evidence) -> str:
     phases = [name for name in summary.in_order(evidence.phases) if name != "grad_sync"]
     rows = []
     for steps in evidence.ranks:
-        seconds = {name: evidence.mean_seconds(steps, name) or 0.0 for name in phases}
-        waits = evidence.mean_seconds(steps, "grad_sync") or 0.0
+        seconds = {name: windows.mean_seconds(steps, name) or 0.0 for name in phases}
+        waits = windows.mean_seconds(steps, "grad_sync") or 0.0
         rows.append((sum(seconds.values()) - waits, waits, steps, seconds))
     rows.sort(key=lambda row: -row[0])
     longest = max(sum(seconds.values()) for *_, seconds in rows) or 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from launcher.findings import counted
-from launcher.insight import summary
+from launcher.insight import summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.rules import Judgement
 from launcher.insight.verdicts import Verdict, percent
@@ -44,7 +44,7 @@ def about(evidence: Evidence) -> str:
     if evidence.ranks:
         parts.append(counted(evidence.world_size, "process").replace("processs", "processes"))
         steps = evidence.ranks[0]
-        parts.append(f"steps {int(steps.step[0] - evidence.counts(steps)[0]) + 1} to {int(steps.step[-1])}")
+        parts.append(f"steps {int(steps.step[0] - windows.counts(steps)[0]) + 1} to {int(steps.step[-1])}")
         parts.append(f"{evidence.step_seconds:.3g} s a step")
         batch = evidence.settings.get("global_batch_size")
         if isinstance(batch, int):

@@ -140,3 +140,32 @@ def test_terminal_json_and_notebook_tell_the_same(case):
     for verdict in told["verdicts"]:
         assert verdict["title"] in text and verdict["title"] in shown.replace("&#x27;", "'")
     assert max(len(line) for line in str(diagnosis).splitlines()) <= 130
+
+
+def test_windows_that_were_not_read_count_in_the_time_and_are_no_pause():
+    """A long record is thinned: stalls are all read, windows are not."""
+    planted = plant(phases=GPU, gpu=90, steps=2000, checkpoint=(100, 2.0), noise=0.01)
+    [steps] = planted.ranks
+    kept = slice(9, None, 10)
+    thinned = dataclasses.replace(
+        planted,
+        ranks=(
+            dataclasses.replace(
+                steps,
+                **{name: getattr(steps, name)[kept] for name in ("step", "epoch", "ended")},
+                seconds={name: values[kept] for name, values in steps.seconds.items()},
+                extra={"steps": np.full(len(steps.step[kept]), 10.0)},
+            ),
+        ),
+    )
+    whole, part = Evidence(planted), Evidence(thinned)
+    assert part.training_seconds == pytest.approx(whole.training_seconds, rel=0.06)
+    assert [verdict.kind for verdict in judge(part).verdicts] == [verdict.kind for verdict in judge(whole).verdicts]
+
+
+def test_time_between_epochs_that_lies_in_no_step_is_found():
+    planted = plant(phases=GPU, gpu=70, noise=0.01)
+    [steps] = planted.ranks
+    steps.ended[:] += 6.0 * (steps.epoch - 1)
+    [verdict] = judge(Evidence(planted)).verdicts
+    assert verdict.kind == "slow_epoch_starts" and verdict.share == pytest.approx(18 / 68, rel=0.1)

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from launcher.insight import windows
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
 
@@ -57,19 +58,17 @@ def epoch_starts(evidence: Evidence) -> Answer:
     """The loader's wait is in the first steps of epochs, and nowhere else."""
     if evidence.share("data_wait") is None:
         return NotMeasured(what="pauses where epochs begin", reason=evidence.why_no_steps)
-    excesses = []
+    shares = []
     for steps in evidence.ranks:
         first, later = _epoch_firsts(evidence, steps)
-        if first is None:
-            return None
-        whole = evidence.mean_seconds(steps, "step", np.ones(len(first), bool))
-        usual = evidence.mean_seconds(steps, "data_wait", ~first)
-        mean = evidence.mean_seconds(steps, "data_wait", np.ones(len(first), bool))
-        if later / whole >= NOTICEABLE:
-            return None
-        excesses.append((mean - usual) / whole)
-    in_steps = evidence.steps_seconds / (evidence.training_seconds or 1)
-    share = float(np.median(excesses)) * in_steps if excesses else 0.0
+        between = float(windows.between(steps, evidence.measurements.stalls).sum()) / (evidence.training_seconds or 1)
+        waited = 0.0
+        if first is not None and later < NOTICEABLE * windows.mean_seconds(steps, "step"):
+            everything = np.ones(len(first), bool)
+            excess = windows.mean_seconds(steps, "data_wait", everything) - later
+            waited = excess / windows.mean_seconds(steps, "step", everything)
+        shares.append(between + waited * evidence.steps_seconds / (evidence.training_seconds or 1))
+    share = float(np.median(shares)) if shares else 0.0
     if share < NOTICEABLE:
         return None
     return Verdict(
@@ -77,7 +76,8 @@ def epoch_starts(evidence: Evidence) -> Answer:
         title="Each epoch begins with a wait for the first batches",
         share=share,
         evidence=(
-            f"waiting for data takes {percent(share)} of the training time, nearly all of it in the first logged steps of an epoch",
+            f"{percent(share)} of the training time passes before the first steps of epochs or in a wait of these for data",
+            f"in all other steps waiting for data takes {percent(evidence.share('data_wait') or 0)}",
         ),
         cause="the loader starts again with every epoch: workers come up, or the list of images is made anew, while nothing is ready",
         cures=(
@@ -110,7 +110,7 @@ def sensible_workers(evidence: Evidence) -> int:
     Its own work is its measured CPU time, of which its own decoding is no part once there are workers; where that was not
     measured, one core, or none where it mostly waits.
     """
-    cores, own = evidence.cores_each or 1.0, evidence.mean_extra("cpu_seconds")
+    cores, own = evidence.cores_each or 1.0, evidence.own_cpu
     waits = evidence.share("data_wait") or 0.0
     if own is not None and evidence.workers and evidence.step_seconds:
         taken = min(own / evidence.step_seconds, cores)
@@ -123,7 +123,7 @@ def _everywhere(evidence: Evidence) -> bool:
     """Whether the wait is in all of an epoch, and not only where it begins."""
     for steps in evidence.ranks:
         first, later = _epoch_firsts(evidence, steps)
-        if first is not None and later < NOTICEABLE * evidence.mean_seconds(steps, "step"):
+        if first is not None and later < NOTICEABLE * windows.mean_seconds(steps, "step"):
             return False
     return True
 
@@ -131,10 +131,10 @@ def _everywhere(evidence: Evidence) -> bool:
 def _epoch_firsts(evidence: Evidence, steps) -> tuple[np.ndarray | None, float]:
     """(which logged windows are an epoch's first, mean wait in the others); (None, 0) where one cannot tell."""
     first = np.concatenate([[True], np.diff(steps.epoch) > 0])
-    kept = evidence.steady(steps)
+    kept = windows.steady(steps)
     if "data_wait" not in steps.seconds or not (kept & first).any() or (kept & ~first).sum() < 2:
         return None, 0.0
-    return first, evidence.mean_seconds(steps, "data_wait", ~first)
+    return first, windows.mean_seconds(steps, "data_wait", ~first)
 
 
 def _blocked(evidence: Evidence) -> bool:
@@ -145,7 +145,7 @@ def _blocked(evidence: Evidence) -> bool:
         return True
     if evidence.workers:
         return evidence.worker_use is not None and evidence.worker_use < WORKING
-    own = evidence.mean_extra("cpu_seconds")
+    own = evidence.own_cpu
     return evidence.workers == 0 and own is not None and own < WORKING * evidence.step_seconds
 
 
@@ -177,13 +177,12 @@ def _cores(evidence: Evidence) -> str:
 
 def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
     workers, sensible = evidence.workers, sensible_workers(evidence)
-    own, theirs = evidence.mean_extra("cpu_seconds"), evidence.mean_extra("worker_cpu_seconds")
-    expected, formula = None, ""
-    if own is not None and theirs is not None and evidence.step_seconds:
-        needed = (own + theirs) / evidence.cores_each
+    work, expected, formula = evidence.all_cpu, None, ""
+    if work is not None and evidence.step_seconds:
+        needed = work / evidence.cores_each
         expected = evidence.step_seconds / needed if needed else None
         formula = (
-            f"the step's {own + theirs:.3g} CPU seconds on {evidence.cores_each:.3g} cores take {needed:.3g} s "
+            f"the step's {work:.3g} CPU seconds on {evidence.cores_each:.3g} cores take {needed:.3g} s "
             f"of its {evidence.step_seconds:.3g} s; what the workers lose by taking turns comes on top"
         )
     return Verdict(

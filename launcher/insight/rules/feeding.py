@@ -126,7 +126,7 @@ def _small(evidence: Evidence) -> bool:
 
 def _one_core(evidence: Evidence) -> bool:
     """Whether the training process keeps one core busy all the time."""
-    own = evidence.mean_extra("cpu_seconds")
+    own = evidence.own_cpu
     if own is not None and evidence.step_seconds:
         return own / evidence.step_seconds >= 0.85
     return evidence.pegged is not None and evidence.pegged >= 0.5 and evidence.busy < 0.7
@@ -142,7 +142,7 @@ def _numbers(evidence: Evidence, lost: float) -> list[str]:
         told.append(f"waiting for data only {percent(evidence.share('data_wait'))}")
     if evidence.gpu_memory is not None:
         told.append(f"GPU memory at most {evidence.gpu_memory:.0f} % in use (95th percentile)")
-    own = evidence.mean_extra("cpu_seconds")
+    own = evidence.own_cpu
     if own is not None:
         told.append(f"the training process uses {own / evidence.step_seconds:.2f} cores")
     if evidence.pegged is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from launcher.insight.evidence import FAR, Evidence
+from launcher.insight import windows
+from launcher.insight.evidence import Evidence
 from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
 
 SLOW_START = 120.0
@@ -98,15 +99,15 @@ def outliers(evidence: Evidence) -> Answer:
     if not evidence.ranks:
         return NotMeasured(what="steps that take far longer than the others", reason=evidence.why_no_steps)
     steps = evidence.ranks[0]
-    mask = evidence.steady(steps)
-    seconds, counts = np.nan_to_num(steps.seconds["step"][mask]), evidence.counts(steps)[mask]
+    mask = windows.steady(steps)
+    seconds, counts = np.nan_to_num(steps.seconds["step"][mask]), windows.counts(steps)[mask]
     if len(seconds) < 8:
         return NotMeasured(
             what="steps that take far longer than the others",
             reason=f"only {len(seconds)} logged windows; lower log_every",
         )
     median = float(np.median(seconds))
-    far = evidence.far(steps)[mask]
+    far = windows.far(steps)[mask]
     excess = float(((seconds - median) * counts)[far].sum() / (seconds * counts).sum())
     if not far.any() or excess < NOTICEABLE:
         return None
@@ -125,7 +126,7 @@ def outliers(evidence: Evidence) -> Answer:
         title="A few steps take far longer than the others",
         share=share,
         evidence=(
-            f"{int(far.sum())} of {len(seconds)} logged windows above {FAR:.0f} times the median of {median:.3g} s a step; "
+            f"{int(far.sum())} of {len(seconds)} logged windows above {windows.FAR:.0f} times the median of {median:.3g} s a step; "
             f"the slowest {seconds.max():.3g} s"
             + (f", the longest single step {evidence.slowest_step:.3g} s" if evidence.slowest_step else ""),
             f"at steps {numbers}{' …' if far.sum() > 5 else ''}",
@@ -196,9 +197,9 @@ def _slow_first_steps(evidence: Evidence) -> float:
     if not evidence.ranks:
         return 0.0
     steps = evidence.ranks[0]
-    first = ~evidence.steady(steps)
+    first = ~windows.steady(steps)
     usual = float(np.median(steps.seconds["step"]))
-    return float((np.maximum(steps.seconds["step"] - usual, 0) * evidence.counts(steps))[first].sum())
+    return float((np.maximum(steps.seconds["step"] - usual, 0) * windows.counts(steps))[first].sum())
 
 
 def _at_epoch_starts(epochs: np.ndarray, far: np.ndarray) -> bool:

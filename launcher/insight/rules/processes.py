@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Steps
 from launcher.insight.verdicts import NOTICEABLE, Answer, Cure, DoesNotApply, NotMeasured, Verdict, bounded, percent
@@ -19,8 +20,8 @@ def communication(evidence: Evidence) -> Answer:
     shares = [
         seconds / whole
         for steps in evidence.ranks
-        if (seconds := evidence.mean_seconds(steps, "grad_sync")) is not None
-        and (whole := evidence.mean_seconds(steps, "step"))
+        if (seconds := windows.mean_seconds(steps, "grad_sync")) is not None
+        and (whole := windows.mean_seconds(steps, "step"))
     ]
     if not shares:
         reason = evidence.why_not("grad_sync") if evidence.ranks else evidence.why_no_steps
@@ -154,15 +155,15 @@ def _own_seconds(evidence: Evidence, steps: Steps) -> float:
     total = 0.0
     for phase in steps.seconds:
         if phase not in ("step", *SHARED_PHASES):
-            total += evidence.mean_seconds(steps, phase) or 0.0
+            total += windows.mean_seconds(steps, phase) or 0.0
     return total + _own_backward(evidence, steps)
 
 
 def _own_backward(evidence: Evidence, steps: Steps) -> float:
-    exchange = evidence.mean_seconds(steps, "grad_sync")
+    exchange = windows.mean_seconds(steps, "grad_sync")
     if exchange is None:
         return 0.0
-    return max(0.0, (evidence.mean_seconds(steps, "backward") or 0.0) - exchange)
+    return max(0.0, (windows.mean_seconds(steps, "backward") or 0.0) - exchange)
 
 
 def _where(evidence: Evidence, slowest: int) -> tuple[str, float]:
@@ -172,7 +173,7 @@ def _where(evidence: Evidence, slowest: int) -> tuple[str, float]:
         if phase in ("step", "grad_sync"):
             continue
         each = [
-            _own_backward(evidence, steps) if phase == "backward" else evidence.mean_seconds(steps, phase) or 0.0
+            _own_backward(evidence, steps) if phase == "backward" else windows.mean_seconds(steps, phase) or 0.0
             for steps in evidence.ranks
         ]
         more[phase] = each[slowest] - float(np.median(np.delete(each, slowest)))
