@@ -220,6 +220,17 @@ class Evidence:
         return float(np.mean(sums)) if sums else None
 
     @functools.cached_property
+    def pressure(self) -> float | None:
+        """Share of the time in which some process waited for a core (the kernel's pressure stall information), over hosts, 0 to 1."""
+        means = [
+            float(self.during(series).mean()) / 100
+            for host in self.hosts
+            for (_, name, _), series in host.other.items()
+            if name == "CPUPressurePercent" and len(series.values)
+        ]
+        return float(np.mean(means)) if means else None
+
+    @functools.cached_property
     def throttled(self) -> float | None:
         """Share of the time that the cgroup's quota held processes back, on the host where it was most, 0 to 1."""
         means = [

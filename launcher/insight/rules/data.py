@@ -162,6 +162,8 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
         )
     if evidence.workers is not None:
         told.append(f"{evidence.workers} workers a process, {evidence.cores_each or 0:.3g} cores for each process")
+    if evidence.pressure is not None and evidence.pressure >= NOTICEABLE:
+        told.append(f"some process waits for a core in {percent(evidence.pressure)} of the time (CPU pressure)")
     if evidence.worker_use is not None:
         told.append(f"each worker keeps {evidence.worker_use:.2f} cores busy")
     if evidence.waiting_cores is not None:
