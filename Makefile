@@ -6,6 +6,7 @@
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
 # make bench-insight    what the system monitor costs, and how fast its files are read
+# make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the cure brought (about 20 minutes)
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
@@ -23,7 +24,7 @@ OLDEST := .venv-oldest
 SMDEBUG := .venv-smdebug
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-insight drill image image-base image-training test-docker clean
+.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-insight bench-planted drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -64,6 +65,9 @@ bench-training: $(INSTALLED)
 bench-insight: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/monitor_cost.py
 	$(VENV)/bin/python tests/benchmarks/reading.py --week
+
+bench-planted: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py
 
 drill: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits

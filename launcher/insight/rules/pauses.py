@@ -119,7 +119,7 @@ def outliers(evidence: Evidence) -> Answer:
         if phase != "step"
     }
     phase = max(where, key=where.get, default="no phase")
-    share = excess * evidence.steps_part
+    share = excess * evidence.steps_seconds / evidence.training_seconds
     numbers = ", ".join(str(number) for number in steps.step[mask][far][:5])
     return Verdict(
         kind="step_outliers",
