@@ -50,6 +50,14 @@ class Evidence:
         return None if known is None else int(known)
 
     @functools.cached_property
+    def unsteady(self) -> float | None:
+        """Share of the time by which usual steps lag behind the quick ones among them (the 10th percentile), on the first rank."""
+        if not self.ranks:
+            return None
+        seconds = self.ranks[0].seconds["step"][windows.steady(self.ranks[0])]
+        return max(0.0, 1 - float(np.percentile(seconds, 10)) / float(np.mean(seconds))) if len(seconds) >= 8 else None
+
+    @functools.cached_property
     def slowest_step(self) -> float | None:
         """Seconds of the longest single step after the first ones, of any rank."""
         longest = [

@@ -33,6 +33,7 @@ def plant(
     io_wait: float = 0.0,
     usable: float | None = None,
     throttled: float | None = 0.0,
+    pressure: float | None = None,
     gpu: float | None = None,
     gpus: list[float] | None = None,
     gpu_memory: float = 70.0,
@@ -61,6 +62,7 @@ def plant(
         ranks: how many, or what differs on each from `phases`.
         gap: seconds of a step that lie in no phase.
         noise: relative standard deviation of each logged window's phases and each sample.
+        pressure: percent of the time in which some process waited for a core.
         busy: cores that compute, beside those that wait for disks; `pegged` of them are single cores at exactly 100 %, the rest is spread over the others.
         gpu, gpus: mean use in percent, of one GPU a rank on each host, or of each.
         memory_growth, gpu_memory_growth: percentage points over the whole run.
@@ -152,6 +154,9 @@ def plant(
             },
             network={name: Series(times, 2e6 * _noisy(random, len(times), 0.3)) for name in ("receive", "transmit")},
             throttled=None if throttled is None else _series(random, times, throttled),
+            other={}
+            if pressure is None
+            else {("pressure", "CPUPressurePercent", ""): _series(random, times, pressure)},
             usable_cores=usable if usable is not None else float(cores),
         )
     defaults = {

@@ -7,6 +7,7 @@ slowest of the device, the workers and the cores. A cure is applied to the model
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from launcher.insight.rules import data
 from launcher.insight.verdicts import Verdict
 from tests.insight.planted import plant
 
-RUNS = 400
+RUNS = 300
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def drawn(number: int) -> Pipeline:
     )
 
 
+@functools.cache
 def asked() -> list[tuple[Pipeline, Verdict | None]]:
     found = []
     for number in range(RUNS):

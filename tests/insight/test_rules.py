@@ -45,6 +45,12 @@ PLANTED = {
     ("too_many_workers", "on a GPU, no wait"): dict(
         phases=GPU, cores=8, busy=7.8, gpu=45, settings={"num_workers": 64}, noise=0.3
     ),
+    ("too_many_workers", "on the CPU, no wait, steps falter"): dict(
+        phases=CPU, cores=2, busy=1.99, settings={"num_workers": 8}, noise=0.5
+    ),
+    ("too_many_workers", "on the CPU, no wait, processes wait for cores"): dict(
+        phases=CPU, cores=2, busy=1.99, settings={"num_workers": 16}, pressure=85
+    ),
     ("too_many_workers", "8 GPUs"): dict(
         phases=gpu_step(data_wait=0.2), ranks=8, cores=96, busy=90, gpu=50, settings={"num_workers": 48}
     ),
@@ -169,6 +175,9 @@ HEALTHY = {
     ),
     "full cores that keep a GPU busy": dict(phases=GPU, busy=7.9, gpu=95, settings={"num_workers": 7}),
     "many workers that do no harm": dict(phases=GPU, busy=5.0, gpu=96, settings={"num_workers": 16}),
+    "full cores on the CPU, under pressure, with few workers": dict(
+        phases=CPU, cores=2, busy=1.99, settings={"num_workers": 2}, pressure=80, noise=0.15
+    ),
     "on the CPU": dict(phases=CPU, cores=2, busy=1.95, settings={"num_workers": 1}),
     "on the CPU, 40 s": dict(phases=CPU, cores=4, busy=3.8, steps=100, settings={"num_workers": 2}),
     "on the CPU, two hosts": dict(

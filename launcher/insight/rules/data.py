@@ -29,10 +29,9 @@ def waiting(evidence: Evidence) -> Answer:
     looks_for = "waiting for data"
     if wait is None and idle is None:
         return NotMeasured(what=looks_for, reason=evidence.why_not("data_wait"))
-    if evidence.busy is not None and crowded(evidence) and evidence.busy >= 0.6:
-        lost = max(wait or 0.0, (idle or 0.0) if evidence.busy >= 0.8 else 0.0)
-        if lost >= (NOTICEABLE if wait and wait >= NOTICEABLE else IDLE_GPU):
-            return _too_many_workers(evidence, lost)
+    taken = _taken_by_workers(evidence)
+    if taken is not None:
+        return _too_many_workers(evidence, taken)
     if wait is None:  # system metrics alone
         return _from_system_metrics(evidence, idle)
     if wait < NOTICEABLE:
@@ -104,6 +103,25 @@ def crowded(evidence: Evidence) -> bool:
     return bool(evidence.workers and each and evidence.workers >= max(TOO_MANY * each, each + 2))
 
 
+def _taken_by_workers(evidence: Evidence) -> float | None:
+    """Share of a step that too many workers take, at least as far as it shows; None where there are not too many, or no harm.
+
+    It shows as a wait for data, or without any, as in KT's job: the device idles, or steps that compute on the same cores falter.
+    """
+    if not crowded(evidence) or evidence.busy is None or evidence.busy < 0.6:
+        return None
+    wait, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
+    if wait >= NOTICEABLE:
+        return max(wait, idle or 0.0)
+    if evidence.busy < 0.8:
+        return None
+    if evidence.on_gpu:
+        return idle if idle is not None and idle >= IDLE_GPU else None
+    unsteady = evidence.unsteady or 0.0
+    pressed = evidence.pressure is not None and evidence.pressure >= 0.5
+    return max(unsteady, NOTICEABLE) if evidence.busy >= FULL and (pressed or unsteady >= NOTICEABLE) else None
+
+
 def sensible_workers(evidence: Evidence) -> int:
     """Workers a process that fill what its own work leaves of its cores.
 
@@ -162,6 +180,8 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
         )
     if evidence.workers is not None:
         told.append(f"{evidence.workers} workers a process, {evidence.cores_each or 0:.3g} cores for each process")
+    if evidence.unsteady is not None and evidence.unsteady >= NOTICEABLE:
+        told.append(f"steps falter: the mean lies {percent(evidence.unsteady)} above the quick ones among them")
     if evidence.pressure is not None and evidence.pressure >= NOTICEABLE:
         told.append(f"some process waits for a core in {percent(evidence.pressure)} of the time (CPU pressure)")
     if evidence.worker_use is not None:
