@@ -7,6 +7,7 @@
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's and DALI's, fidelity, and memory over time
 # make bench-insight    what the system monitor costs, and how fast its files are read
+# make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the cure brought (about 20 minutes)
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
@@ -24,7 +25,7 @@ OLDEST := .venv-oldest
 SMDEBUG := .venv-smdebug
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-input bench-insight drill image image-base image-training test-docker clean
+.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-input bench-insight bench-planted drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -39,6 +40,7 @@ quickstart: $(INSTALLED)
 	@echo "      all runs, and one of them  $(LAUNCHER) runs    $(LAUNCHER) show quickstart"
 
 test: $(INSTALLED) lint
+	.ci/browser
 	$(PYTEST)
 
 compat: $(OLDEST)/.installed $(INSTALLED)
@@ -67,6 +69,9 @@ bench-input: $(INSTALLED)
 bench-insight: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/monitor_cost.py
 	$(VENV)/bin/python tests/benchmarks/reading.py --week
+
+bench-planted: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py
 
 drill: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits

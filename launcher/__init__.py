@@ -11,6 +11,7 @@ print(run.result())
 """
 
 from launcher import study
+from launcher.diagnosing import diagnose
 from launcher.findings import Finding, UserError
 from launcher.job import Job
 from launcher.loading import from_values, load
@@ -27,6 +28,7 @@ __all__ = [
     "UserError",
     "attach",
     "check",
+    "diagnose",
     "diff",
     "from_values",
     "load",

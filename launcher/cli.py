@@ -199,6 +199,14 @@ def diff(options: argparse.Namespace) -> int:
     return DONE
 
 
+def diagnose(options: argparse.Namespace) -> int:
+    found = launcher.diagnose(*(source for source in (options.source, options.other) if source is not None))
+    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    if options.html is not None:
+        print(f"page: {found.save_html(options.html)}", file=sys.stderr)
+    return DONE
+
+
 def profile(options: argparse.Namespace) -> int:
     chosen = launcher.attach(options.run)
     chosen.profile(None if options.off else options.interval)
@@ -360,6 +368,15 @@ def _parser() -> argparse.ArgumentParser:
     made = command("diff", diff, "what two runs were not started with alike")
     made.add_argument("first", metavar="RUN")
     made.add_argument("second", metavar="RUN")
+    made = command("diagnose", diagnose, "why a run is slow, and what to change; two runs side by side")
+    made.add_argument(
+        "source", metavar="RUN", help="a run, its folder, or system metrics: a folder or s3:// prefix profiler-output"
+    )
+    made.add_argument(
+        "other", metavar="OTHER", nargs="?", help="the run after a change: before and after, side by side"
+    )
+    made.add_argument("--html", metavar="FILE", help="also write one page with charts")
+    made.add_argument("--json", action="store_true", help="for machines")
     made = command("profile", profile, "switch the system metrics of a running SageMaker job")
     made.add_argument("run", metavar="RUN")
     switch = made.add_mutually_exclusive_group(required=True)

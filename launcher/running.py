@@ -11,17 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher import backends, planning, records
+from launcher import backends, diagnosing, planning, records
 from launcher.backends.base import Unreachable
 from launcher.findings import UserError, mistake
 from launcher.metric_lines import Metric, parse_line
 from launcher.package import copy_files
 from launcher.planning import Plan, refuse_errors
 from launcher.records import OVER, RunFolder
+
+if TYPE_CHECKING:
+    from launcher.insight.diagnosis import Diagnosis
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 1.0, 15.0, 1.3
 """Seconds between two questions to a far side: more while nothing is new."""
@@ -162,6 +165,14 @@ class Run:
         if self.state in OVER:
             raise mistake("run", f"{self.name} is over: {self.state}", "only a running job can be switched")
         backends.get(self.backend).profile(self.folder, interval_ms)
+
+    def diagnose(self) -> Diagnosis:
+        """Why the run is as slow as it is: its measurements explained. In a notebook it shows itself.
+
+        Raises:
+            UserError: nothing was measured, or numpy is not installed.
+        """
+        return diagnosing.diagnose(self.folder.path)
 
     def detach(self) -> None:
         """Let the run outlive this process."""

@@ -1,0 +1,262 @@
+"""Two runs side by side: what an epoch takes and costs, the phases before and after, and whether a cure did what was said."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launcher.aws import catalog
+from launcher.insight import page, summary, windows
+from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.evidence import Evidence
+from launcher.insight.verdicts import written
+from launcher.tables import table
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the result table that KT published: what an epoch takes on what."""
+
+    source: str
+    spec: str
+    """The GPU's name, or cpu."""
+    devices: int
+    """GPUs; on the CPU, training processes."""
+    hours: float
+    """Of training: steps, checkpoints and evaluations."""
+    epochs: float
+    hours_per_epoch: float
+    reduction_ratio: float | None
+    """Hours an epoch over those of the other run."""
+    device_hours_per_epoch: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A cure of the first run's diagnosis that the second run took up, as it was advised or at least in that direction."""
+
+    setting: str
+    before: Any
+    after: Any
+    advised: Any
+    expected: float | None
+    at_most: float
+    obtained: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two diagnosed runs: before and after."""
+
+    before: Diagnosis
+    after: Diagnosis
+
+    def results(self) -> list[Result]:
+        """A row a run that was timed; the ratio is to the last."""
+        rows = [row for row in (_result(self.before), _result(self.after)) if row is not None]
+        if len(rows) < 2:
+            return rows
+        return [
+            Result(**{**asdict(row), "reduction_ratio": row.hours_per_epoch / rows[-1].hours_per_epoch}) for row in rows
+        ]
+
+    @property
+    def speedup(self) -> float | None:
+        """Images a second after over before; None where one was not timed."""
+        speeds = [_images_per_second(run.evidence) for run in (self.before, self.after)]
+        return speeds[1] / speeds[0] if all(speeds) else None
+
+    def phases(self) -> list[tuple[str, float | None, float | None]]:
+        """(phase, seconds an image before, after), and the whole step; None where a run lacks the phase."""
+        tables = []
+        for run in (self.before, self.after):
+            batch = run.evidence.settings.get("global_batch_size")
+            each = batch if self._batches_differ and isinstance(batch, int) else 1
+            found = {name: seconds / each for name, seconds, _ in summary.phase_rows(run.evidence)}
+            if run.evidence.step_seconds:
+                found["step"] = run.evidence.step_seconds / each
+            tables.append(found)
+        names = summary.in_order({name: 0.0 for found in tables for name in found if name != "step"})
+        return [(name, tables[0].get(name), tables[1].get(name)) for name in [*names, "step"]] if any(tables) else []
+
+    @property
+    def _batches_differ(self) -> bool:
+        batches = [run.evidence.settings.get("global_batch_size") for run in (self.before, self.after)]
+        return batches[0] != batches[1] and all(isinstance(batch, int) for batch in batches)
+
+    def kept(self) -> list[Kept]:
+        """The first run's cures that the second applied, with what was expected and what came of it."""
+        found = []
+        for verdict in self.before.verdicts:
+            cure = verdict.cures[0]
+            name = (cure.setting or "").removeprefix("hyperparameters.")
+            if verdict.gain is None or self.speedup is None or name not in self.after.evidence.settings:
+                continue
+            before, after = self.before.evidence.settings.get(name), self.after.evidence.settings[name]
+            if before != after and _towards(before, after, cure.value):
+                gain = verdict.gain
+                found.append(Kept(cure.setting, before, after, cure.value, gain.expected, gain.at_most, self.speedup))
+        return found
+
+    def changed(self) -> list[tuple[str, Any, Any]]:
+        """(setting, before, after) of every setting that differs."""
+        first, second = self.before.evidence.settings, self.after.evidence.settings
+        return [
+            (name, first.get(name), second.get(name))
+            for name in sorted({*first, *second})
+            if first.get(name) != second.get(name)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "results": [asdict(row) for row in self.results()],
+            "speedup": self.speedup,
+            "cures_kept": [asdict(kept) for kept in self.kept()],
+            "settings_changed": [{"setting": name, "before": a, "after": b} for name, a, b in self.changed()],
+        }
+
+    def tables(self) -> list[tuple[list[str], list[list[str]]]]:
+        """(head, rows) of the result table, of the phases, and of the settings that differ; without those that are empty."""
+        results = [
+            [
+                *(row.source, row.spec, str(row.devices), f"{row.hours:.4g}", f"{row.epochs:.4g}"),
+                f"{row.hours_per_epoch:.4g}",
+                "-" if row.reduction_ratio is None else f"{row.reduction_ratio:.2f}",
+                f"{row.device_hours_per_epoch:.4g}",
+            ]
+            for row in self.results()
+        ]
+        unit, factor = ("µs an image", 1e6) if self._batches_differ else ("ms a step", 1e3)
+        phases = [
+            [name, *("-" if value is None else f"{value * factor:.2f}" for value in (a, b)), _times(a, b)]
+            for name, a, b in self.phases()
+        ]
+        settings = [[name, _short(a), _short(b)] for name, a, b in self.changed()]
+        device_hours = (
+            "GPU-hours an epoch"
+            if any(run.evidence.on_gpu for run in (self.before, self.after))
+            else "process-hours an epoch"
+        )
+        found = [
+            (
+                ["run", "device", "number", "hours", "epochs", "hours an epoch", "reduction ratio", device_hours],
+                results,
+            ),
+            (["phase", f"before, {unit}", f"after, {unit}", "after / before"], phases),
+            (["setting", "before", "after"], settings),
+        ]
+        return [(head, rows) for head, rows in found if rows]
+
+    def sentences(self) -> list[str]:
+        """What changed in all, and whether cures brought what was expected."""
+        told = [] if self.speedup is None else [f"images a second: {self.speedup:.2f} times as many"]
+        for kept in self.kept():
+            expected = (
+                f"at most {kept.at_most:.2f}"
+                if kept.expected is None
+                else f"{kept.expected:.2f} (at most {kept.at_most:.2f})"
+            )
+            told.append(
+                f"{kept.setting} from {_short(kept.before)} to {_short(kept.after)} (advised: {_short(kept.advised)}): "
+                f"expected {expected} times as fast, obtained {kept.obtained:.2f}"
+            )
+        return told
+
+    def __str__(self) -> str:
+        lines = [
+            f"{name:<6}  {run.measurements.source}: {run.headline}"
+            for name, run in (("before", self.before), ("after", self.after))
+        ]
+        for head, rows in self.tables():
+            lines += ["", table(head, rows)]
+        return "\n".join([*lines, *([""] if self.sentences() else []), *self.sentences()])
+
+    def _repr_html_(self) -> str:
+        heads = "".join(
+            f"<p><b>{name}</b> {escape(run.measurements.source)}: {escape(run.headline)}</p>"
+            for name, run in (("Before:", self.before), ("After:", self.after))
+        )
+        tables = "".join(f"<div class='scroll'>{page.table(head, rows)}</div>" for head, rows in self.tables())
+        return f"<div class='diagnosis'>{heads}{tables}{''.join(f'<p>{escape(told)}</p>' for told in self.sentences())}</div>"
+
+    def save_html(self, file: Path | str) -> Path:
+        """One page: both runs side by side, then the charts of each."""
+        path = Path(file)
+        title = f"{self.before.measurements.source} and {self.after.measurements.source}"
+        runs = [(run.evidence, run.judgement) for run in (self.before, self.after)]
+        path.write_text(page.page(title, f"<h1>Before and after</h1>{self._repr_html_()}", runs), encoding="utf-8")
+        return path
+
+
+def _result(run: Diagnosis) -> Result | None:
+    evidence = run.evidence
+    epochs = epochs_done(evidence)
+    if not epochs or not evidence.training_seconds:
+        return None
+    hours = evidence.training_seconds / 3600
+    number = evidence.world_size or 1
+    return Result(
+        source=run.measurements.source,
+        spec=_spec(evidence),
+        devices=number,
+        hours=hours,
+        epochs=epochs,
+        hours_per_epoch=hours / epochs,
+        reduction_ratio=None,
+        device_hours_per_epoch=hours / epochs * number,
+    )
+
+
+def epochs_done(evidence: Evidence) -> float | None:
+    """Passes over the data in the measured steps; None where no step was measured.
+
+    An epoch's steps follow from the number of training images where it is known. Else from the logged steps: step s of epoch e says
+    that an epoch has at least s / e of them, and the last of an epoch that it has just so many.
+    """
+    if not evidence.ranks:
+        return None
+    steps = evidence.ranks[0]
+    images, batch = evidence.facts.get("training_images"), evidence.settings.get("global_batch_size")
+    if isinstance(images, int) and isinstance(batch, int) and images >= batch:
+        each = images // batch
+    else:
+        each = float(np.ceil(steps.step / np.maximum(steps.epoch, 1)).max())
+    return windows.steps_done(steps) / each
+
+
+def _images_per_second(evidence: Evidence) -> float | None:
+    batch = evidence.settings.get("global_batch_size")
+    if not evidence.training_seconds or not isinstance(batch, int):
+        return 1 / evidence.step_seconds if evidence.step_seconds else None
+    return batch * windows.steps_done(evidence.ranks[0]) / evidence.training_seconds
+
+
+def _spec(evidence: Evidence) -> str:
+    host = catalog.instance(str(evidence.facts.get("instance_type", "")))
+    name = evidence.facts.get("device_name") or (host.gpu if host is not None else None)
+    return str(name or ("GPU" if evidence.on_gpu else "cpu"))
+
+
+def _towards(before: Any, after: Any, advised: Any) -> bool:
+    """Whether a setting was changed as advised, or a number at least in that direction."""
+    if isinstance(advised, dict) and isinstance(after, dict):
+        return all(after.get(name) == value for name, value in advised.items())
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (before, after, advised)):
+        return (after - before) * (advised - before) > 0
+    return after == advised
+
+
+def _times(first: float | None, second: float | None) -> str:
+    return f"{second / first:.2f}" if first and second is not None else "-"
+
+
+def _short(value: Any) -> str:
+    text = written(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,163 @@
+"""A diagnosis as HTML: findings for a notebook, and one page with charts that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from launcher.insight import charts, report, summary, windows
+from launcher.insight.evidence import Evidence
+from launcher.insight.rules import Judgement
+from launcher.insight.verdicts import Verdict, percent, written
+
+RANKS = 48
+"""Of the comparison, as many rows as fit on a screen."""
+
+
+def fragment(evidence: Evidence, judgement: Judgement) -> str:
+    """Findings and tables, without charts or scripts: what a notebook shows."""
+    return (
+        f"<div class='diagnosis'><h2>{escape(report.headline(evidence, judgement))}</h2>"
+        f"<p class='about'>{escape(evidence.measurements.source)} · {escape(report.about(evidence))}</p>"
+        + findings(judgement)
+        + phase_table(evidence)
+        + use_table(evidence)
+        + "</div>"
+    )
+
+
+def page(title: str, top: str, runs: Sequence[tuple[Evidence, Judgement]]) -> str:
+    """One HTML document with charts, which loads nothing.
+
+    Args:
+        top: HTML above all.
+        runs: one, or several one below the other.
+    """
+    here = Path(__file__)
+    style, script = (here.with_suffix(ending).read_text(encoding="utf-8") for ending in (".css", ".js"))
+    bodies = "".join(_run(evidence, judgement, place) for place, (evidence, judgement) in enumerate(runs))
+    data = json.dumps([charts.payload(evidence) for evidence, _ in runs], separators=(",", ":"), allow_nan=False)
+    data = data.replace("<", "\\u003c")  # nothing in it ends the script
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
+        f"<title>{escape(title)}</title><style>{style}</style></head><body>{top}{bodies}"
+        f"<script type='application/json' id='measurements'>{data}</script><script>{script}</script></body></html>\n"
+    )
+
+
+def _run(evidence: Evidence, judgement: Judgement, place: int) -> str:
+    """A run's part of the page: findings on top, then charts and tables."""
+    source, headline = escape(evidence.measurements.source), escape(report.headline(evidence, judgement))
+    return (
+        f"<section><p class='about'>{source}</p><h1>{headline}</h1><p class='about'>{escape(report.about(evidence))}</p>"
+        f"{findings(judgement)}<div id='charts-{place}'></div>"
+        f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
+        f"{_section('How much was used', use_table(evidence))}{_section('Settings', settings_table(evidence))}</section>"
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h2>{title}</h2><div class='scroll'>{body}</div>" if body else ""
+
+
+def rank_bars(evidence: Evidence) -> str:
+    """Where each rank's step goes, as bars; the ranks that need longest for their own part come first."""
+    if len(evidence.ranks) < 2:
+        return ""
+    phases = [name for name in summary.in_order(evidence.phases) if name != "grad_sync"]
+    rows = []
+    for steps in evidence.ranks:
+        seconds = {name: windows.mean_seconds(steps, name) or 0.0 for name in phases}
+        waits = windows.mean_seconds(steps, "grad_sync") or 0.0
+        rows.append((sum(seconds.values()) - waits, waits, steps, seconds))
+    rows.sort(key=lambda row: -row[0])
+    longest = max(sum(seconds.values()) for *_, seconds in rows) or 1.0
+    told = []
+    for own, waits, steps, seconds in rows[:RANKS]:
+        bars = ""
+        for name, value in seconds.items():
+            style = f"width:{100 * value / longest:.2f}%;background:var(--c{summary.colour(name)})"
+            bars += f"<i style='{style}' title='{escape(name)} {value * 1000:.4g} ms'></i>"
+        numbers = f"own {own * 1000:.4g} ms" + (f", waits {waits * 1000:.4g} ms" if waits else "")
+        told.append(
+            f"<span>rank {steps.rank}, {escape(steps.host)}</span><span class='bar'>{bars}</span><span>{numbers}</span>"
+        )
+    names = "".join(
+        f"<span><i style='background:var(--c{summary.colour(name)})'></i>{escape(name)}</span>" for name in phases
+    )
+    more = f"<p class='note'>{len(rows) - RANKS} more ranks are not shown.</p>" if len(rows) > RANKS else ""
+    return f"<div class='bars'>{''.join(told)}</div><div class='legend'>{names}</div>{more}"
+
+
+def settings_table(evidence: Evidence) -> str:
+    rows = [[name, written(value)] for name, value in evidence.settings.items()]
+    return (
+        f"<details><summary>{len(rows)} settings</summary>{table(['setting', 'value'], rows, 'words')}</details>"
+        if rows
+        else ""
+    )
+
+
+def findings(judgement: Judgement) -> str:
+    """The ranked list, and what was looked for or could not be."""
+    parts = [_finding(verdict) for verdict in judgement.verdicts]
+    parts = [f"<ol class='findings'>{''.join(parts)}</ol>"] if parts else []
+    if judgement.not_found:
+        parts.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(judgement.not_found))}.</p>")
+    if judgement.not_applicable:
+        told = "; ".join(f"{what} ({why})" for what, why in judgement.not_applicable)
+        parts.append(f"<p><b>Does not apply:</b> {escape(told)}.</p>")
+    if judgement.not_measured:
+        told = "; ".join(f"{'; '.join(what)} ({reason})" for reason, what in report.not_measured(judgement).items())
+        parts.append(f"<p><b>Not measured:</b> {escape(told)}.</p>")
+    return "".join(parts)
+
+
+def phase_table(evidence: Evidence) -> str:
+    rows = [[name, f"{seconds * 1000:.2f}", percent(share)] for name, seconds, share in summary.phase_rows(evidence)]
+    return table(["phase", "ms a step", "share"], rows)
+
+
+def use_table(evidence: Evidence) -> str:
+    rows = [
+        [
+            escape(use.host),
+            escape(use.resource),
+            *(f"{value:.1f}" for value in use.quantiles.values()),
+            escape(use.unit),
+        ]
+        for use in summary.uses(evidence)
+    ]
+    return table(["host", "use", *summary.QUANTILES, "unit"], rows, "use")
+
+
+def _finding(verdict: Verdict) -> str:
+    parts = [
+        f"<li class='{verdict.level}'><h3>{escape(verdict.title)} <span class='share'>{report.taken(verdict)}</span></h3><dl>"
+    ]
+    for name, values in (
+        ("evidence", verdict.evidence),
+        ("cause", (verdict.cause,)),
+        ("cure", tuple(str(cure) for cure in verdict.cures)),
+        ("gain", (str(verdict.gain),) if verdict.gain else ()),
+    ):
+        if values:
+            parts.append(f"<dt>{name}</dt>" + "".join(f"<dd>{escape(value)}</dd>" for value in values))
+    return "".join(parts) + "</dl></li>"
+
+
+def table(head: list[str], rows: list[list[str]], kind: str = "numbers") -> str:
+    """An HTML table of plain text; "" where it has no rows.
+
+    Args:
+        kind: which columns are words: the first alone (numbers), the second and the last too (use), or all (words).
+    """
+    if not rows:
+        return ""
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table class='{kind}'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"

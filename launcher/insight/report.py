@@ -1,0 +1,127 @@
+"""A diagnosis as text for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+
+from launcher.findings import counted
+from launcher.insight import summary, windows
+from launcher.insight.evidence import Evidence
+from launcher.insight.rules import Judgement
+from launcher.insight.verdicts import Verdict, percent
+from launcher.tables import table
+
+WIDTH = 110
+"""Columns of running text."""
+
+
+ESSENTIAL = ("CPU", "CPU of the quota", "busiest core", "memory", "GPU", "GPU memory")
+"""What is shown of each host where there are several; the page and --json have the rest."""
+
+
+def headline(evidence: Evidence, judgement: Judgement) -> str:
+    """The run's verdict in one sentence."""
+    if judgement.verdicts:
+        top = judgement.verdicts[0]
+        return top.title if top.share is None else f"{top.title} ({taken(top)})"
+    if not evidence.ranks and not evidence.hosts:
+        return "not measured: neither steps nor hosts were recorded"
+    compute = evidence.share(
+        "forward", "student_forward", "teacher_forward", "augment", "loss", "backward", "optimizer"
+    )
+    if compute is not None and compute >= 0.5:
+        return (
+            f"No bottleneck found in what was measured: {percent(compute)} of each step is the models' own arithmetic"
+        )
+    if evidence.gpu_idle is not None and evidence.gpu_idle < 0.3:
+        return f"No bottleneck found in what was measured: GPUs busy {percent(1 - evidence.gpu_idle)} of the time"
+    return "No bottleneck found in what was measured"
+
+
+def about(evidence: Evidence) -> str:
+    """What the run was and what of it was seen, in one line."""
+    parts = [counted(len(evidence.measurements.hosts), "host")] if evidence.measurements.hosts else []
+    if evidence.ranks:
+        parts.append(counted(evidence.world_size, "process").replace("processs", "processes"))
+        steps = evidence.ranks[0]
+        parts.append(f"steps {int(steps.step[0] - windows.counts(steps)[0]) + 1} to {int(steps.step[-1])}")
+        parts.append(f"{evidence.step_seconds:.3g} s a step")
+        batch = evidence.settings.get("global_batch_size")
+        if isinstance(batch, int):
+            parts.append(f"{batch / evidence.step_seconds:.4g} images/s")
+    kinds = [evidence.facts.get(name) for name in ("instance_type", "device_name", "device")]
+    parts += [str(kind) for kind in kinds if kind not in (None, "local", "cuda")]
+    return ", ".join(parts)
+
+
+def text(evidence: Evidence, judgement: Judgement) -> str:
+    """The whole report."""
+    lines = [f"{evidence.measurements.source}: {headline(evidence, judgement)}"]
+    lines += [f"  {about(evidence)}"] if about(evidence) else []
+    lines += [f"  {evidence.measurements.sampled}"] if evidence.measurements.sampled else []
+    for number, verdict in enumerate(judgement.verdicts, 1):
+        lines += ["", *_verdict(number, verdict)]
+    phases = summary.phase_rows(evidence)
+    if phases:
+        rows = [
+            [name, f"{seconds * 1000:.2f}", percent(share), "#" * round(share * 40)] for name, seconds, share in phases
+        ]
+        lines += ["", table(["phase", "ms a step", "share", ""], rows)]
+    several = len(evidence.measurements.hosts) > 1
+    used = [use for use in summary.uses(evidence) if not several or use.resource in ESSENTIAL]
+    if used:
+        rows = [
+            [
+                *([use.host] if several else []),
+                use.resource,
+                *(f"{value:.1f}" for value in use.quantiles.values()),
+                use.unit,
+            ]
+            for use in used
+        ]
+        lines += ["", table([*(["host"] if several else []), "use", *summary.QUANTILES, "unit"], rows)]
+    lines.append("")
+    if judgement.not_found:
+        lines += _wrapped("looked for, not found: ", "; ".join(judgement.not_found))
+    if judgement.not_applicable:
+        lines += _wrapped("does not apply: ", "; ".join(f"{what} ({why})" for what, why in judgement.not_applicable))
+    for reason, missing in not_measured(judgement).items():
+        lines += _wrapped("not measured: ", f"{'; '.join(missing)} ({reason})")
+    return "\n".join(lines)
+
+
+def not_measured(judgement: Judgement) -> dict[str, list[str]]:
+    """What could not be looked for, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for missing in judgement.not_measured:
+        reasons.setdefault(missing.reason, []).append(missing.what)
+    return reasons
+
+
+def taken(verdict: Verdict) -> str:
+    """How much time a finding takes, in words."""
+    return "a risk" if verdict.share is None else f"{percent(verdict.share)} of the time"
+
+
+def _verdict(number: int, verdict: Verdict) -> list[str]:
+    lines = _wrapped(f"{number}. ", f"{verdict.title} ({taken(verdict)})")
+    for name, values in (
+        ("evidence", verdict.evidence),
+        ("cause", (verdict.cause,)),
+        ("cure", tuple(str(cure) for cure in verdict.cures)),
+        ("gain", (str(verdict.gain),) if verdict.gain else ()),
+    ):
+        for place, value in enumerate(values):
+            lines += _wrapped(f"   {name if place == 0 else '':<8}  ", value)
+    return lines
+
+
+def _wrapped(head: str, value: str) -> list[str]:
+    return textwrap.wrap(
+        value,
+        WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

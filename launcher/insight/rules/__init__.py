@@ -1,0 +1,69 @@
+"""The rules, and one ranked list of what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launcher.insight.evidence import Evidence
+from launcher.insight.rules import compute, data, feeding, pauses, processes, system
+from launcher.insight.verdicts import Answer, DoesNotApply, NotMeasured, Verdict
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One question that is asked of every run."""
+
+    looks_for: str
+    ask: Callable[[Evidence], Answer]
+
+
+RULES = (
+    Rule("waiting for data: workers, cores, storage", data.waiting),
+    Rule("cores held back by a quota", system.throttled),
+    Rule("pauses where epochs begin", data.epoch_starts),
+    Rule("copying batches to the device", compute.transfer),
+    Rule("a teacher that takes much of the step", compute.teacher),
+    Rule("arithmetic in fp32", compute.fp32),
+    Rule("a GPU that waits for the training process", feeding.starved),
+    Rule("steps too small for their fixed cost", feeding.fixed_cost),
+    Rule("exchange of gradients", processes.communication),
+    Rule("one slow rank", processes.slow_rank),
+    Rule("GPUs used unevenly", processes.uneven_gpus),
+    Rule("checkpoints", pauses.checkpoints),
+    Rule("evaluations", pauses.evaluations),
+    Rule("a slow start", pauses.start),
+    Rule("steps that take far longer than the others", pauses.outliers),
+    Rule("growth of a host's memory", system.host_memory),
+    Rule("growth of a GPU's memory", system.gpu_memory),
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What all rules say of one run."""
+
+    verdicts: tuple[Verdict, ...]
+    """The one that takes most of the time first, then risks."""
+    not_found: tuple[str, ...]
+    """What was looked for and is not there."""
+    not_measured: tuple[NotMeasured, ...]
+    not_applicable: tuple[tuple[str, str], ...] = ()
+    """(what was not looked for, why)."""
+
+
+def judge(evidence: Evidence) -> Judgement:
+    """Ask every rule."""
+    verdicts, not_found, not_measured, not_applicable = [], [], [], []
+    for rule in RULES:
+        answer = rule.ask(evidence)
+        if isinstance(answer, Verdict):
+            verdicts.append(answer)
+        elif isinstance(answer, NotMeasured):
+            not_measured.append(answer)
+        elif isinstance(answer, DoesNotApply):
+            not_applicable.append((rule.looks_for, answer.why))
+        else:
+            not_found.append(rule.looks_for)
+    verdicts.sort(key=lambda verdict: (verdict.level == "risk", -(verdict.share or 0.0)))
+    return Judgement(tuple(verdicts), tuple(not_found), tuple(not_measured), tuple(not_applicable))

@@ -1,0 +1,166 @@
+"""Where the device's time goes: copies to it, a teacher, arithmetic in more bits than it needs."""
+
+from __future__ import annotations
+
+from launcher.aws import catalog
+from launcher.insight.evidence import COMPUTE_PHASES, IDLE_GPU, Evidence
+from launcher.insight.verdicts import NOTICEABLE, Answer, Cure, DoesNotApply, NotMeasured, Verdict, bounded, percent
+
+TEACHER = 0.25
+"""Share of a step from which a teacher is worth keeping out of it; a KD step without a cache always holds some of it."""
+
+FASTER_ARITHMETIC = 2.0
+"""Times that 16-bit or TF32 matrix products are faster than fp32, taken low: the peak is 8 times on an A100 (312 and 156 to 19.5
+TFLOPS, https://www.nvidia.com/en-us/data-center/a100/), and memory-bound kernels only halve their bytes."""
+
+
+def transfer(evidence: Evidence) -> Answer:
+    """Batches take long to reach the device."""
+    share = evidence.share("host_to_device")
+    if share is None:
+        return NotMeasured(what="copying batches to the device", reason=evidence.why_not("host_to_device"))
+    if share < NOTICEABLE:
+        return None
+    settings = evidence.settings
+    cures = [
+        Cure(
+            setting=None, value="smaller image_size or view_size, where accuracy allows", why="bytes go with its square"
+        )
+    ]
+    if evidence.on_gpu and settings.get("preprocessing", "dali") != "dali":
+        cures.insert(
+            0,
+            Cure(
+                setting="hyperparameters.preprocessing",
+                value="dali",
+                now=settings["preprocessing"],
+                why="JPEGs cross to the GPU instead of pixels",
+            ),
+        )
+    share *= evidence.steps_part
+    return Verdict(
+        kind="host_to_device_bound",
+        title="Copying batches to the device takes long",
+        share=share,
+        evidence=(
+            f"host to device: {percent(evidence.share('host_to_device'))} of a step of {evidence.step_seconds:.3g} s",
+        ),
+        cause="the batches are large for the link, or come from memory that is not pinned",
+        cures=tuple(cures),
+        gain=bounded(share),
+    )
+
+
+def teacher(evidence: Evidence) -> Answer:
+    """The teacher takes much of the step, though its answers can be kept."""
+    share = evidence.share("teacher_forward")
+    if share is None:
+        if evidence.ranks:
+            return DoesNotApply("no teacher ran")
+        return NotMeasured(what="a teacher that takes much of the step", reason=evidence.why_no_steps)
+    if share < TEACHER:
+        return None
+    settings = evidence.settings
+    epochs, cached = int(settings.get("epochs") or 1), settings.get("teacher_cache")
+    precision = settings.get("teacher_precision") or settings.get("precision")
+    halved = evidence.on_gpu and precision in (None, "fp32")
+    half = Cure(
+        setting="hyperparameters.teacher_precision",
+        value=_sixteen_bits(evidence),
+        now=precision or "fp32",
+        why="half the bytes, and tensor cores",
+    )
+    share_of_run = share * evidence.steps_part
+    cures, expected, formula = [], None, ""
+    if not cached and epochs > 1:
+        views = max(1, epochs // 10)
+        saved = 1 - views / epochs
+        expected = 1 / (1 - share_of_run * saved)
+        formula = f"the teacher runs in {views} of {epochs} epochs: 1 / (1 - {share_of_run:.2f} · {saved:.2f})"
+        cures.append(
+            Cure(
+                setting="hyperparameters.teacher_cache",
+                value={"views": views},
+                now=None,
+                why=f"its logits are kept; images come in {views} reproducible {'views' if views > 1 else 'view'}, so watch the accuracy",
+            )
+        )
+    if halved:
+        if expected is None:
+            expected = 1 / (1 - share_of_run / 2)
+            formula = f"a teacher twice as fast: 1 / (1 - {share_of_run:.2f} / 2)"
+        cures.append(half)
+    if not settings.get("compile_teacher"):
+        cures.append(
+            Cure(setting="hyperparameters.compile_teacher", value=True, now=False, why="fewer and larger kernels")
+        )
+    if not cures:
+        cures.append(Cure(setting=None, value="a smaller teacher"))
+    note = "; its cache is being filled" if cached else ""
+    return Verdict(
+        kind="teacher_bound",
+        title=f"The teacher takes {percent(share)} of each step{note}",
+        share=share_of_run,
+        evidence=(
+            f"teacher forward: {percent(share)} of a step of {evidence.step_seconds:.3g} s"
+            + (f", student forward {percent(evidence.forward_share)}" if evidence.forward_share is not None else ""),
+            f"teacher in {precision or 'fp32'}, {'with' if cached else 'without'} a cache, {epochs} epochs",
+        ),
+        cause="it answers the same for the same pixels, and is asked again on every step",
+        cures=tuple(cures),
+        gain=bounded(share_of_run, expected, formula),
+    )
+
+
+def fp32(evidence: Evidence) -> Answer:
+    """A GPU is busy with arithmetic that it could do in fewer bits."""
+    if not evidence.on_gpu:
+        return DoesNotApply("no GPU")
+    precision, share = evidence.settings.get("precision"), evidence.share(*COMPUTE_PHASES)
+    if precision is None or (share is None and evidence.gpu_idle is None):
+        reason = "the precision of this run is not known" if precision is None else evidence.why_no_steps
+        return NotMeasured(what="arithmetic in fp32", reason=reason)
+    share = 1 - evidence.gpu_idle if share is None else share
+    if precision != "fp32" or share < 0.5 or (evidence.gpu_idle or 0) >= IDLE_GPU:
+        return None
+    bits = _sixteen_bits(evidence)
+    share_of_run = share * evidence.steps_part
+    return Verdict(
+        kind="fp32_compute",
+        title="The GPU computes in fp32",
+        share=share_of_run,
+        evidence=(
+            f"precision fp32; forward, backward and optimizer take {percent(share)} of a step",
+            *((f"GPUs busy {percent(1 - evidence.gpu_idle)} of the time",) if evidence.gpu_idle is not None else ()),
+        ),
+        cause="tensor cores stand idle: fp32 products do not use them",
+        cures=(
+            Cure(setting="hyperparameters.precision", value=bits, now="fp32", why="autocast; weights stay in fp32"),
+            *(
+                (
+                    Cure(
+                        setting="hyperparameters.precision",
+                        value="tf32",
+                        now="fp32",
+                        why="fp32's range, 10 bits of mantissa",
+                    ),
+                )
+                if bits == "bf16"
+                else ()
+            ),
+        ),
+        gain=bounded(
+            share_of_run,
+            1 / (1 - share_of_run * (1 - 1 / FASTER_ARITHMETIC)),
+            f"arithmetic {FASTER_ARITHMETIC:.0f} times as fast: 1 / (1 - {share_of_run:.2f} · {1 - 1 / FASTER_ARITHMETIC:.2f})",
+        ),
+    )
+
+
+def _sixteen_bits(evidence: Evidence) -> str:
+    """bf16, or fp16 where the GPU is known to lack it."""
+    host = catalog.instance(str(evidence.facts.get("instance_type", "")))
+    if host is not None and host.gpu is not None:
+        return "bf16" if catalog.gpu(host.gpu).bf16 else "fp16"
+    name = str(evidence.facts.get("device_name", ""))  # as CUDA says it: Tesla V100-SXM2-16GB
+    return "fp16" if any(old in name.split("-")[0].split() for old in ("K80", "V100", "T4")) else "bf16"

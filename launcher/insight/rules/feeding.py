@@ -1,0 +1,239 @@
+"""Is the device fed? Synchronising calls, small batches, and a training process whose one thread is the limit."""
+
+from __future__ import annotations
+
+from launcher.insight.evidence import IDLE_GPU, Evidence
+from launcher.insight.verdicts import (
+    EXPLAINED,
+    NOTICEABLE,
+    Answer,
+    Cure,
+    NotMeasured,
+    Verdict,
+    bounded,
+    percent,
+)
+
+SHORT_STEP = 0.06
+"""Seconds of a micro-batch below which starting kernels is what a GPU waits for: some thousand kernels at about 10 µs each."""
+
+FIXED = 0.25
+"""Share of a step in what costs the same for any batch (optimizer, the loop itself) from which batches are small."""
+
+
+def starved(evidence: Evidence) -> Answer:
+    """The device, or the step, waits for the training process itself: synchronising calls, small batches, or its one thread."""
+    wait, gap, idle = evidence.share("data_wait"), evidence.unaccounted, evidence.gpu_idle
+    if not evidence.on_gpu:
+        if gap is None:
+            return NotMeasured(
+                what="time of the training process in no phase", reason=evidence.why_not("phases of the step")
+            )
+        return _main_thread(evidence, gap) if gap >= 1.5 * NOTICEABLE else None
+    if idle is None and gap is None:
+        return NotMeasured(what="a GPU that waits for the training process", reason=evidence.why_no_hosts)
+    lost = max(gap or 0.0, (idle or 0.0) - (wait or 0.0) - (evidence.share("grad_sync", "host_to_device") or 0.0))
+    if lost < (IDLE_GPU if (gap or 0) < 1.5 * NOTICEABLE else NOTICEABLE):
+        return None
+    if wait is None and evidence.busy is not None and (evidence.busy >= 0.85 or (evidence.waiting_cores or 0) >= 0.5):
+        return EXPLAINED  # full cores or slow disks: the data's finding
+    if not evidence.ranks and evidence.uneven:
+        return EXPLAINED
+    if _contended(evidence):
+        return EXPLAINED  # the process does not get its core: the workers' or the quota's finding
+    if _synchronises(evidence):
+        return _synchronising(evidence, lost)
+    if _small(evidence):
+        return _small_batch(evidence, lost)
+    if _one_core(evidence):
+        return _main_thread(evidence, lost)
+    return Verdict(
+        kind="gpu_starved",
+        title="The GPUs idle, and not for want of data" if wait is not None else "The GPUs idle",
+        share=lost * evidence.steps_part,
+        evidence=tuple(_numbers(evidence, lost)),
+        cause="not measured: "
+        + (
+            evidence.why_no_steps
+            if not evidence.ranks
+            else "neither small steps, nor a full core, nor synchronising calls show"
+        ),
+        cures=(Cure(setting=None, value="a run of this kit's scripts, whose step timeline tells more"),)
+        if not evidence.ranks
+        else (
+            Cure(
+                setting="hyperparameters.compile",
+                value=True,
+                now=evidence.settings.get("compile"),
+                why="fewer launches",
+            ),
+        ),
+        gain=bounded(lost * evidence.steps_part),
+    )
+
+
+def fixed_cost(evidence: Evidence) -> Answer:
+    """Steps so small that what every step costs, whatever its batch, is much of them."""
+    optimizer = evidence.share("optimizer")
+    if optimizer is None:
+        return NotMeasured(what="steps too small for their fixed cost", reason=evidence.why_not("optimizer"))
+    small = evidence.images_per_micro_batch
+    if optimizer < FIXED or (small is not None and small > 64):
+        return None
+    share = optimizer * evidence.steps_part
+    batch = evidence.settings.get("global_batch_size")
+    return Verdict(
+        kind="small_batch",
+        title="The batch is small: each step pays the optimizer for few images",
+        share=share,
+        evidence=(
+            f"optimizer: {percent(optimizer)} of a step of {evidence.step_seconds:.3g} s",
+            f"{small} images a process and step" if small else "images a step: not known",
+        ),
+        cause="the optimizer costs the same for any number of images",
+        cures=(
+            Cure(
+                setting="hyperparameters.global_batch_size",
+                value=4 * batch if isinstance(batch, int) else "four times as many",
+                now=batch,
+                why="scale learning_rate and the warm-up with it",
+            ),
+        ),
+        gain=bounded(
+            share, 1 / (1 - 0.75 * share), f"a quarter of the optimizer's steps: 1 / (1 - 0.75 · {share:.2f})"
+        ),
+    )
+
+
+def _contended(evidence: Evidence) -> bool:
+    full = evidence.busy is not None and evidence.busy >= 0.9
+    return full or (evidence.throttled or 0) >= NOTICEABLE
+
+
+def _synchronises(evidence: Evidence) -> bool:
+    """Whether the host waits for the device on every step: reading a loss does."""
+    return (evidence.share("synchronise") or 0) >= NOTICEABLE or evidence.settings.get("log_every") == 1
+
+
+def _small(evidence: Evidence) -> bool:
+    """Whether a GPU gets little work at a time, and has memory for more."""
+    if (evidence.gpu_memory if evidence.gpu_memory is not None else 0) >= 60:
+        return False
+    if evidence.step_seconds is not None:
+        return evidence.step_seconds / evidence.accumulation < SHORT_STEP
+    return evidence.gpu_memory is not None and (evidence.pegged or 0) < 0.5
+
+
+def _one_core(evidence: Evidence) -> bool:
+    """Whether the training process keeps one core busy all the time."""
+    own = evidence.own_cpu
+    if own is not None and evidence.step_seconds:
+        return own / evidence.step_seconds >= 0.85
+    return evidence.pegged is not None and evidence.pegged >= 0.5 and evidence.busy < 0.7
+
+
+def _numbers(evidence: Evidence, lost: float) -> list[str]:
+    told = []
+    if evidence.gpu_idle is not None:
+        told.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
+    if evidence.unaccounted is not None:
+        told.append(f"{percent(evidence.unaccounted)} of a step of {evidence.step_seconds:.3g} s lies in no phase")
+    if evidence.share("data_wait") is not None:
+        told.append(f"waiting for data only {percent(evidence.share('data_wait'))}")
+    if evidence.gpu_memory is not None:
+        told.append(f"GPU memory at most {evidence.gpu_memory:.0f} % in use (95th percentile)")
+    own = evidence.own_cpu
+    if own is not None:
+        told.append(f"the training process uses {own / evidence.step_seconds:.2f} cores")
+    if evidence.pegged is not None:
+        told.append(
+            f"a core at 95 % or more in {percent(evidence.pegged)} of the samples, {percent(evidence.busy)} of all in use"
+        )
+    return told
+
+
+def _synchronising(evidence: Evidence, lost: float) -> Verdict:
+    share = lost * evidence.steps_part
+    every = evidence.settings.get("log_every")
+    cures = [Cure(setting=None, value="no .item(), .cpu(), print of a tensor or torch.cuda.synchronize() in the step")]
+    if every == 1:
+        cures.insert(
+            0, Cure(setting="hyperparameters.log_every", value=20, now=1, why="a metric line reads the loss, and waits")
+        )
+    synchronise = evidence.share("synchronise")
+    told = _numbers(evidence, lost)
+    if synchronise is not None:
+        told.append(f"waiting for the device to read a number: {percent(synchronise)} of a step")
+    if every is not None:
+        told.append(f"log_every is {every}")
+    return Verdict(
+        kind="synchronising_calls",
+        title="The training process waits for the GPU in every step, and the GPU for it afterwards",
+        share=share,
+        evidence=tuple(told),
+        cause="a number is read from the device while the queue of kernels runs empty",
+        cures=tuple(cures),
+        gain=bounded(share),
+    )
+
+
+def _small_batch(evidence: Evidence, lost: float) -> Verdict:
+    share = lost * evidence.steps_part
+    settings = evidence.settings
+    cures = []
+    if evidence.accumulation > 1:
+        cures.append(
+            Cure(
+                setting="hyperparameters.batch_size_per_device",
+                value="auto",
+                now=settings.get("batch_size_per_device"),
+                why=f"{evidence.accumulation} parts of a step become fewer; the training stays the same",
+            )
+        )
+    else:
+        batch = settings.get("global_batch_size")
+        cures.append(
+            Cure(
+                setting="hyperparameters.global_batch_size",
+                value=4 * batch if isinstance(batch, int) else "a larger one",
+                now=batch,
+                why="scale learning_rate and the warm-up with it",
+            )
+        )
+    cures.append(
+        Cure(setting="hyperparameters.compile", value=True, now=settings.get("compile"), why="fewer launches a step")
+    )
+    cures.append(Cure(setting="compute.instance_type", value="a smaller one", why="where the batch must stay"))
+    told = _numbers(evidence, lost)
+    if evidence.images_per_micro_batch:
+        told.append(f"{evidence.images_per_micro_batch} images at a time")
+    return Verdict(
+        kind="small_batch",
+        title="The batch is too small to keep the GPU busy",
+        share=share,
+        evidence=tuple(told),
+        cause="starting the kernels takes longer than running them",
+        cures=tuple(cures),
+        gain=bounded(share),
+    )
+
+
+def _main_thread(evidence: Evidence, lost: float) -> Verdict:
+    share = lost * evidence.steps_part
+    return Verdict(
+        kind="main_thread_bound",
+        title="The training process's own Python holds the step up",
+        share=share,
+        evidence=tuple(_numbers(evidence, lost)),
+        cause="one thread prepares what the device waits for: work in the loop outside the model, or very many small operations",
+        cures=(
+            Cure(
+                setting="hyperparameters.compile",
+                value=True,
+                now=evidence.settings.get("compile"),
+                why="fewer operations to start",
+            ),
+            Cure(setting=None, value="move own code out of the step: metrics, drawing, conversions"),
+        ),
+        gain=bounded(share),
+    )

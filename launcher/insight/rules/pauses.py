@@ -1,0 +1,209 @@
+"""Time that passes between steps or in a few of them: checkpoints, evaluations, the start, outliers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from launcher.insight import windows
+from launcher.insight.evidence import Evidence
+from launcher.insight.rules.data import crowded
+from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
+
+SLOW_START = 120.0
+"""Seconds until the first step from which a start can be slow: loading torch, models and data takes most of a minute."""
+
+ENDLESS_START = 1200.0
+"""Seconds until the first step that are too many for a run of any length: the limit of Debugger's MaxInitializationTime."""
+
+
+def checkpoints(evidence: Evidence) -> Answer:
+    """Training stands still while checkpoints are written."""
+    every = evidence.settings.get("checkpoint_every")
+    return _stalls(
+        evidence,
+        "checkpoint",
+        "checkpoint_stalls",
+        "Writing checkpoints holds training up",
+        "checkpoints are frequent for what one of them takes, or go to a slow disk",
+        lambda count, factor: (
+            Cure(
+                setting="hyperparameters.checkpoint_every",
+                value=max(1, round(_steps(evidence) / max(count, 1)) * factor),
+                now=every,
+                why=f"{factor} times as rare; a run that is stopped by force loses as many more steps",
+            ),
+            Cure(setting="checkpoints", value="a faster disk, as FSx for Lustre or the host's own"),
+        ),
+    )
+
+
+def evaluations(evidence: Evidence) -> Answer:
+    """Training stands still while the model is evaluated."""
+    every = evidence.settings.get("evaluate_every")
+    return _stalls(
+        evidence,
+        "evaluate",
+        "evaluation_stalls",
+        "Evaluations take much of the time",
+        "the held-out images are many for the training images between two evaluations",
+        lambda count, factor: (
+            Cure(
+                setting="hyperparameters.evaluate_every",
+                value=(every if isinstance(every, int) else 1) * factor,
+                now=every,
+                why=f"{factor} times as rare; the last step is always followed by one",
+            ),
+        ),
+    )
+
+
+def start(evidence: Evidence) -> Answer:
+    """It takes long until the first step."""
+    seconds = evidence.facts.get("seconds_to_first_step")
+    if not isinstance(seconds, (int, float)):
+        return NotMeasured(what="a slow start", reason=evidence.why_not("seconds_to_first_step"))
+    compiling = _slow_first_steps(evidence)
+    whole = seconds + evidence.training_seconds
+    share = (seconds + compiling) / whole if whole else 0.0
+    if seconds + compiling < ENDLESS_START and (seconds + compiling < SLOW_START or share < NOTICEABLE):
+        return None
+    cures = []
+    if evidence.settings.get("compile") or evidence.settings.get("compile_teacher"):
+        name = "compile" if evidence.settings.get("compile") else "compile_teacher"
+        cures.append(
+            Cure(setting=f"hyperparameters.{name}", value=False, now=True, why="for runs too short to earn it back")
+        )
+    if evidence.settings.get("pretrained") or evidence.settings.get("teacher_pretrained"):
+        cures.append(Cure(setting=None, value="weights as an input channel instead of a download at the start"))
+    cures.append(
+        Cure(
+            setting=None, value="mode: FastFile for S3 inputs, or FSx", why="training begins before all data are copied"
+        )
+    )
+    cures.append(Cure(setting=None, value="launcher prepare --shards", why="few files to copy and to list"))
+    return Verdict(
+        kind="slow_start",
+        title=f"The first step came after {seconds:.0f} s",
+        share=share,
+        evidence=(
+            f"{seconds:.0f} s until the first step, {evidence.training_seconds:.0f} s of training after it",
+            f"the first logged steps took {compiling:.0f} s longer than later ones",
+        ),
+        cause="data are copied or listed, weights downloaded, or models compiled, before anything is learnt",
+        cures=tuple(cures),
+        gain=bounded(share),
+    )
+
+
+def outliers(evidence: Evidence) -> Answer:
+    """A few steps take far longer than the others, and make up a share of the time."""
+    if not evidence.ranks:
+        return NotMeasured(what="steps that take far longer than the others", reason=evidence.why_no_steps)
+    steps = evidence.ranks[0]
+    mask = windows.steady(steps)
+    seconds, counts = np.nan_to_num(steps.seconds["step"][mask]), windows.counts(steps)[mask]
+    if len(seconds) < 8:
+        return NotMeasured(
+            what="steps that take far longer than the others",
+            reason=f"only {len(seconds)} logged windows; lower log_every",
+        )
+    median = float(np.median(seconds))
+    far = windows.far(steps)[mask]
+    excess = float(((seconds - median) * counts)[far].sum() / (seconds * counts).sum())
+    if not far.any() or excess < NOTICEABLE:
+        return None
+    if _at_epoch_starts(steps.epoch[mask], far) or (crowded(evidence) and (evidence.full or 0) >= 0.8):
+        return EXPLAINED  # by the epochs' starts, or by workers that take the cores
+    where = {
+        phase: float(np.nan_to_num(values[mask])[far].mean() - np.median(np.nan_to_num(values[mask])))
+        for phase, values in steps.seconds.items()
+        if phase != "step"
+    }
+    phase = max(where, key=where.get, default="no phase")
+    share = excess * evidence.steps_seconds / evidence.training_seconds
+    numbers = ", ".join(str(number) for number in steps.step[mask][far][:5])
+    return Verdict(
+        kind="step_outliers",
+        title="A few steps take far longer than the others",
+        share=share,
+        evidence=(
+            f"{int(far.sum())} of {len(seconds)} logged windows above {windows.FAR:.0f} times the median of {median:.3g} s a step; "
+            f"the slowest {seconds.max():.3g} s"
+            + (f", the longest single step {evidence.slowest_step:.3g} s" if evidence.slowest_step else ""),
+            f"at steps {numbers}{' …' if far.sum() > 5 else ''}",
+            *((f"most of it in {phase}: {where[phase]:.3g} s more than usual",) if where else ()),
+        ),
+        cause={
+            "data_wait": "the loader runs dry now and then: storage or a shared file system with other users",
+            "backward": "another rank comes late now and then, or the network does",
+        }.get(
+            phase,
+            "something else takes the device or the cores now and then: other jobs, clean-up of memory, new shapes to compile for",
+        ),
+        cures=(
+            Cure(setting=None, value="compare the page's step chart with its heat map at these times"),
+            *(
+                (
+                    Cure(
+                        setting="hyperparameters.compile",
+                        value=False,
+                        now=True,
+                        why="if shapes vary, each is compiled anew",
+                    ),
+                )
+                if evidence.settings.get("compile")
+                else ()
+            ),
+        ),
+        gain=bounded(share, 1 / (1 - share), f"without the excess of these steps: 1 / (1 - {share:.2f})"),
+    )
+
+
+def _stalls(evidence: Evidence, kind: str, name: str, title: str, cause: str, cures) -> Answer:
+    what = {"checkpoint": "checkpoints", "evaluate": "evaluations"}[kind]
+    if not evidence.ranks:
+        return NotMeasured(what=what, reason=evidence.why_no_steps)
+    if kind in evidence.measurements.not_measured:
+        return NotMeasured(what=what, reason=evidence.why_not(kind))
+    stalls = [stall for stall in evidence.measurements.stalls if stall.kind == kind]
+    share = evidence.stall_seconds(kind) / evidence.training_seconds if evidence.training_seconds else 0.0
+    if share < NOTICEABLE:
+        return None
+    first = min(stall.rank for stall in stalls)
+    lengths = [stall.seconds for stall in stalls if stall.rank == first]
+    factor = int(np.ceil(share / (1 - share) / 0.05)) if share < 0.9 else 100
+    left = share / factor
+    return Verdict(
+        kind=name,
+        title=title,
+        share=share,
+        evidence=(
+            f"{len(lengths)} of {np.mean(lengths):.3g} s on average (longest {max(lengths):.3g} s): {percent(share)} of "
+            f"{evidence.training_seconds:.3g} s",
+        ),
+        cause=cause,
+        cures=cures(len(lengths), factor),
+        gain=bounded(
+            share, 1 / (1 - share + left), f"{factor} times as rare: 1 / (1 - {share:.2f} + {share:.2f} / {factor})"
+        ),
+    )
+
+
+def _steps(evidence: Evidence) -> int:
+    return int(evidence.ranks[0].step[-1])
+
+
+def _slow_first_steps(evidence: Evidence) -> float:
+    """Seconds that the steps before the steady ones took beyond what steady ones take."""
+    if not evidence.ranks:
+        return 0.0
+    steps = evidence.ranks[0]
+    first = ~windows.steady(steps)
+    usual = float(np.median(steps.seconds["step"]))
+    return float((np.maximum(steps.seconds["step"] - usual, 0) * windows.counts(steps))[first].sum())
+
+
+def _at_epoch_starts(epochs: np.ndarray, far: np.ndarray) -> bool:
+    """Whether most of the slow windows are an epoch's first."""
+    first = np.concatenate([[False], np.diff(epochs) > 0])
+    return bool(first.any() and first.mean() < 0.5 and (far & first).sum() > 0.7 * far.sum())

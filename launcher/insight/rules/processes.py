@@ -1,0 +1,181 @@
+"""What training processes lose to each other: the exchange of gradients, a slow one, GPUs used unevenly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from launcher.insight import windows
+from launcher.insight.evidence import Evidence
+from launcher.insight.measurements import Steps
+from launcher.insight.verdicts import NOTICEABLE, Answer, Cure, DoesNotApply, NotMeasured, Verdict, bounded, percent
+
+SHARED_PHASES = ("grad_sync", "backward")
+"""Phases in which a rank may wait for the others: DistributedDataParallel reduces gradients inside backward."""
+
+
+def communication(evidence: Evidence) -> Answer:
+    """The exchange of gradients that backward does not hide."""
+    if evidence.world_size == 1:
+        return DoesNotApply("one process")
+    shares = [
+        seconds / whole
+        for steps in evidence.ranks
+        if (seconds := windows.mean_seconds(steps, "grad_sync")) is not None
+        and (whole := windows.mean_seconds(steps, "step"))
+    ]
+    if not shares:
+        reason = evidence.why_not("grad_sync") if evidence.ranks else evidence.why_no_steps
+        return NotMeasured(what="exchange of gradients", reason=reason)
+    least = min(shares)  # the rank that comes last waits for nobody: what it still spends is the exchange itself
+    if least < NOTICEABLE:
+        return None
+    share, settings = least * evidence.steps_part, evidence.settings
+    cures, expected, formula = [], None, ""
+    if settings.get("gradient_compression") == "none" and evidence.facts.get("backend") != "smddp":
+        cures.append(
+            Cure(setting="hyperparameters.gradient_compression", value="bf16", now="none", why="half the bytes")
+        )
+        expected, formula = 1 / (1 - share / 2), f"half the bytes: 1 / (1 - {share:.2f} / 2)"
+    batch = settings.get("global_batch_size")
+    cures.append(
+        Cure(
+            setting="hyperparameters.global_batch_size",
+            value=2 * batch if isinstance(batch, int) else "twice as many",
+            now=batch,
+            why="half as many exchanges an epoch; scale the learning rate with it",
+        )
+    )
+    cures.append(
+        Cure(
+            setting="distribution",
+            value="smddp",
+            why="with instance types that have EFA, as ml.p4d.24xlarge; or fewer, larger hosts",
+        )
+    )
+    sent = [
+        float(np.mean(evidence.during(host.network["transmit"]))) / 1e6
+        for host in evidence.hosts
+        if "transmit" in host.network and len(host.network["transmit"].values)
+    ]
+    return Verdict(
+        kind="communication_bound",
+        title="Steps wait for the exchange of gradients",
+        share=share,
+        evidence=(
+            f"exposed exchange: {percent(least)} of a step of {evidence.step_seconds:.3g} s on the rank that waits least "
+            f"(of {len(shares)}; most {percent(max(shares))})",
+            *((f"sent {np.mean(sent):.1f} MB/s a host",) if sent else ()),
+        ),
+        cause="gradients take longer to travel than backward takes to hide it",
+        cures=tuple(cures),
+        gain=bounded(share, expected, formula),
+    )
+
+
+def slow_rank(evidence: Evidence) -> Answer:
+    """One rank needs longer than the others, which wait for it."""
+    if evidence.world_size == 1:
+        return DoesNotApply("one process")
+    if len(evidence.ranks) < 2:
+        reason = evidence.why_not("ranks") if evidence.ranks else evidence.why_no_steps
+        return NotMeasured(
+            what="one slow rank",
+            reason=f"steps of {len(evidence.ranks)} of {evidence.world_size or 'an unknown number of'} ranks: {reason}",
+        )
+    own = np.array([_own_seconds(evidence, steps) for steps in evidence.ranks])
+    slowest = int(own.argmax())
+    others = float(np.median(np.delete(own, slowest)))
+    lost = (own[slowest] - others) / evidence.step_seconds
+    if lost < NOTICEABLE or own[slowest] < 1.1 * others:
+        return None
+    rank, share = evidence.ranks[slowest], min(lost, 1.0) * evidence.steps_part
+    phase, more = _where(evidence, slowest)
+    host = evidence.measurements.hosts.get(rank.host)
+    told = [
+        f"rank {rank.rank} on {rank.host} needs {own[slowest]:.3g} s of its own a step, the others {others:.3g} s",
+        f"most of it in {phase}: {more:.3g} s more than the others",
+    ]
+    if host is not None and len(evidence.busy_cores(host)):
+        told.append(
+            f"{rank.host} has {evidence.busy_cores(host).mean():.1f} of {evidence.usable_cores(host):.3g} cores in use"
+        )
+    for name, mean in evidence.gpu_means.items():
+        if name.startswith(f"{rank.host} "):
+            told.append(f"{name}: {mean:.0f} % used")
+    causes = {
+        "data_wait": "its data come later than the others': its host's cores or storage are slower or busier",
+        "host_to_device": "its copies to the device are slower: another link, or memory that is not pinned",
+    }
+    return Verdict(
+        kind="slow_rank",
+        title=f"Rank {rank.rank} is slow, and all others wait for it",
+        share=share,
+        evidence=tuple(told[:6]),
+        cause=causes.get(phase, "its device is slower or used by something else, or its process does not get its core"),
+        cures=(
+            Cure(setting=None, value=f"look at {rank.host}: other processes, clock, temperature, links; replace it"),
+            *(
+                (Cure(setting=None, value="input shards near every host (FSx, or File mode)"),)
+                if phase == "data_wait"
+                else ()
+            ),
+        ),
+        gain=bounded(share, 1 / (1 - share), f"the slow rank as fast as the others: 1 / (1 - {share:.2f})"),
+    )
+
+
+def uneven_gpus(evidence: Evidence) -> Answer:
+    """Some GPUs are used much more than others; where ranks were timed, `slow_rank` says more."""
+    means = evidence.gpu_means
+    if len(means) < 2:
+        if means or not evidence.on_gpu:
+            return DoesNotApply("one GPU" if means else "no GPU")
+        return NotMeasured(what="GPUs used unevenly", reason=evidence.why_no_hosts)
+    if not evidence.uneven or len(evidence.ranks) >= 2:
+        return None
+    most, least = max(means, key=means.get), min(means, key=means.get)
+    lost = (means[most] - float(np.mean(list(means.values())))) / 100
+    return Verdict(
+        kind="uneven_gpus",
+        title=f"The GPUs are used unevenly: {most} {means[most]:.0f} %, {least} {means[least]:.0f} %",
+        share=min(max(lost, 0.0), 1.0),
+        evidence=(f"mean use of {len(means)} GPUs from {means[least]:.0f} to {means[most]:.0f} %",),
+        cause="the work is not shared evenly: DataParallel on one process, a GPU without a process, or a slow rank"
+        if means[least] >= 5
+        else f"{least} has nothing to do: fewer processes than GPUs",
+        cures=(
+            Cure(setting="distribution", value="torchrun", why="one process a GPU, each with its share of the batch"),
+        ),
+        gain=bounded(min(max(lost, 0.0), 1.0)),
+    )
+
+
+def _own_seconds(evidence: Evidence, steps: Steps) -> float:
+    """A rank's seconds a step in which it does not wait for others; of backward what the exchange leaves, where that is known."""
+    total = 0.0
+    for phase in steps.seconds:
+        if phase not in ("step", *SHARED_PHASES):
+            total += windows.mean_seconds(steps, phase) or 0.0
+    return total + _own_backward(evidence, steps)
+
+
+def _own_backward(evidence: Evidence, steps: Steps) -> float:
+    exchange = windows.mean_seconds(steps, "grad_sync")
+    if exchange is None:
+        return 0.0
+    return max(0.0, (windows.mean_seconds(steps, "backward") or 0.0) - exchange)
+
+
+def _where(evidence: Evidence, slowest: int) -> tuple[str, float]:
+    """The phase in which a rank loses most to the others, and how many seconds a step."""
+    more = {}
+    for phase in evidence.ranks[slowest].seconds:
+        if phase in ("step", "grad_sync"):
+            continue
+        each = [
+            _own_backward(evidence, steps) if phase == "backward" else windows.mean_seconds(steps, phase) or 0.0
+            for steps in evidence.ranks
+        ]
+        more[phase] = each[slowest] - float(np.median(np.delete(each, slowest)))
+    phase = max(more, key=more.get)
+    return phase, more[phase]

@@ -1,0 +1,155 @@
+"""What hosts say on their own: a quota that holds processes back, and memory that grows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from launcher.insight.evidence import Evidence
+from launcher.insight.measurements import Series
+from launcher.insight.rules.data import crowded
+from launcher.insight.verdicts import (
+    EXPLAINED,
+    NOTICEABLE,
+    Answer,
+    Cure,
+    DoesNotApply,
+    NotMeasured,
+    Verdict,
+    bounded,
+    percent,
+)
+
+GROWTH = 5.0
+"""Percentage points of memory within the later part of a run that count as growth: the increase of Debugger's GPUMemoryIncrease."""
+
+SETTLED = 0.4
+"""Share of a run after which its memory should stand still: data are cached and workers are up."""
+
+SAMPLES = 20
+"""Fewer samples than this show no trend."""
+
+
+def throttled(evidence: Evidence) -> Answer:
+    """A container's CPU quota stops its processes for part of the time."""
+    share = evidence.throttled
+    if share is None:
+        return NotMeasured(what="cores held back by a quota", reason=evidence.why_no_series("throttled"))
+    if share < NOTICEABLE:
+        return None
+    if crowded(evidence) and (evidence.busy or 0) >= 0.6:
+        return EXPLAINED  # with too many workers it is they who use the quota up
+    if evidence.on_gpu and (evidence.gpu_idle or 0) < NOTICEABLE and (evidence.share("data_wait") or 0) < NOTICEABLE:
+        return None  # the GPUs do not feel it
+    lost = max(share, evidence.share("data_wait") or 0.0, (evidence.gpu_idle or 0.0) if evidence.on_gpu else 0.0)
+    cores = ", ".join(f"{host.name} {evidence.usable_cores(host):.3g}" for host in evidence.hosts if host.cores)
+    return Verdict(
+        kind="cpu_throttled",
+        title="The container's CPU quota holds the processes back",
+        share=lost * evidence.steps_part,
+        evidence=(
+            f"held back {percent(share)} of the time; cores by the quota: {cores or 'not recorded'}",
+            *((f"{percent(evidence.busy)} of them in use",) if evidence.busy is not None else ()),
+            *((f"GPUs idle {percent(evidence.gpu_idle)} of the time",) if evidence.gpu_idle is not None else ()),
+        ),
+        cause="the quota (cgroup cpu.max) is used up before the end of each period, and every thread then stands still",
+        cures=(
+            Cure(setting=None, value="a larger quota (docker --cpus), or an instance type with more cores"),
+            Cure(
+                setting="hyperparameters.num_workers",
+                value="auto",
+                now=evidence.settings.get("num_workers"),
+                why="no more processes than the quota has cores",
+            ),
+        ),
+        gain=bounded(lost * evidence.steps_part),
+    )
+
+
+def host_memory(evidence: Evidence) -> Answer:
+    """A host's memory grows without end."""
+    series = {host.name: host.memory for host in evidence.measurements.hosts.values() if host.memory is not None}
+    return _growth(
+        evidence,
+        series,
+        "growth of a host's memory",
+        "memory_growth",
+        "the memory of {}",
+        "something is kept that should not be: results with their graph, images in lists, caches without a limit, worker processes' copies",
+        (
+            Cure(
+                setting=None,
+                value="keep numbers (loss.item()) instead of tensors from step to step; give caches a limit",
+            ),
+            Cure(
+                setting="hyperparameters.worker_type",
+                value="threads",
+                why="worker processes each come to hold a copy of the lists",
+            ),
+        ),
+    )
+
+
+def gpu_memory(evidence: Evidence) -> Answer:
+    """A GPU's memory grows without end."""
+    if not evidence.on_gpu:
+        return DoesNotApply("no GPU")
+    series = {f"{host.name} {name}": values for host in evidence.hosts for name, values in host.gpu_memory.items()}
+    return _growth(
+        evidence,
+        series,
+        "growth of a GPU's memory",
+        "gpu_memory_growth",
+        "the memory of {}",
+        "tensors are kept from step to step, or shapes vary and the allocator breaks its memory up",
+        (
+            Cure(setting=None, value="detach what is kept: total += loss.item() instead of total += loss"),
+            Cure(setting=None, value="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where shapes vary"),
+        ),
+    )
+
+
+def _growth(
+    evidence: Evidence, series: dict[str, Series], what: str, kind: str, thing: str, cause: str, cures: tuple[Cure, ...]
+) -> Answer:
+    """The steepest growth of several records, if it goes on in every part of the later run."""
+    judged = {name: found for name, one in series.items() if (found := _steady_growth(one)) is not None}
+    if not judged:
+        few = f"fewer than {SAMPLES} samples" if series else evidence.why_no_hosts
+        return NotMeasured(what=what, reason=few)
+    name = max(judged, key=lambda key: judged[key][0])
+    points, hours, now = judged[name]
+    if points < GROWTH:
+        return None
+    rate = points / hours
+    left = (100 - now) / rate
+    return Verdict(
+        kind=kind,
+        title=f"Memory grows: {thing.format(name)} is full in about {_hours(left)}",
+        share=None,
+        evidence=(
+            f"{name}: {points:.0f} percentage points in the last {_hours(hours)}, {now:.0f} % at the end, still rising",
+        ),
+        cause=cause,
+        cures=cures,
+        level="risk",
+    )
+
+
+def _steady_growth(series: Series) -> tuple[float, float, float] | None:
+    """(percentage points gained, hours, last value) of the later part; no points where a part of it does not grow.
+
+    Thirds of that part are compared by their medians, so that peaks and single samples do not count; None: too few samples.
+    """
+    start = int(len(series.values) * SETTLED)
+    values, times = series.values[start:], series.times[start:]
+    if len(series.values) < SAMPLES:
+        return None
+    thirds = [float(np.median(part)) for part in np.array_split(values, 3)]
+    hours = max(float(times[-1] - times[0]) / 3600, 1e-9)
+    points = (thirds[2] - thirds[0]) * 1.5  # the medians of the outer thirds lie two thirds of the time apart
+    rising = thirds[1] - thirds[0] >= 0.25 * points and thirds[2] - thirds[1] >= 0.25 * points
+    return (points if rising else 0.0), hours, float(np.median(values[-max(1, len(values) // 10) :]))
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.1f} min" if hours * 60 >= 1 else f"{hours * 3600:.0f} s"

@@ -1,0 +1,107 @@
+"""The tables of a report: phases of a step, and how much each resource was used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.insight.evidence import Evidence
+from launcher.insight.measurements import Host, Series
+
+QUANTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
+"""Columns of the table of use, and their percentiles; Debugger's report has no p90."""
+
+ORDER = (
+    *("data_wait", "host_to_device", "augment", "teacher_forward", "student_forward", "forward", "loss", "backward"),
+    *("grad_sync", "optimizer"),
+)
+"""Phases as they follow each other in a step."""
+
+
+COLOURS = 10
+"""Of phases, --c0 to --c9 in page.css."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """How much of one resource of one host was used."""
+
+    host: str
+    resource: str
+    """CPU (mean of the cores), busiest core, GPU (mean), GPU memory, memory, I/O wait, disk read …"""
+    unit: str
+    samples: int
+    quantiles: dict[str, float]
+    """By the names in QUANTILES."""
+
+
+def in_order(phases: dict[str, float]) -> list[str]:
+    """Names of phases, as they follow each other in a step; those that are not known come last."""
+    return sorted(phases, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+
+
+def colour(phase: str) -> int:
+    """A phase's number among the page's colours, the same in every run; those that are not known share them."""
+    return ORDER.index(phase) if phase in ORDER else sum(phase.encode()) % COLOURS
+
+
+def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:
+    """(phase, seconds a step, share of a step), and what lies in no phase."""
+    whole = evidence.step_seconds
+    if not whole:
+        return []
+    rows = [(name, evidence.phases[name] * whole, evidence.phases[name]) for name in in_order(evidence.phases)]
+    rest = evidence.unaccounted
+    return rows + ([("(no phase)", rest * whole, rest)] if rest and rest >= 0.001 else [])
+
+
+def uses(evidence: Evidence) -> list[Use]:
+    """How much each resource of each host was used, over the whole record."""
+    return [
+        Use(
+            host.name,
+            resource,
+            unit,
+            len(values),
+            {name: float(np.percentile(values, q)) for name, q in QUANTILES.items()},
+        )
+        for host in evidence.measurements.hosts.values()
+        for resource, unit, values in _records(host, evidence)
+        if len(values)
+    ]
+
+
+def mean_of(series: list[Series]) -> Series:
+    """The mean of several records, at the times of the first; records that end earlier count while they last."""
+    shortest = min(len(one.values) for one in series)
+    return Series(series[0].times[:shortest], np.mean([one.values[:shortest] for one in series], axis=0))
+
+
+def _records(host: Host, evidence: Evidence) -> Iterator[tuple[str, str, np.ndarray]]:
+    if host.cores:
+        cores = list(host.cores.values())
+        shortest = min(len(core.values) for core in cores)
+        table = np.stack([core.values[:shortest] for core in cores])
+        yield "CPU", "% of all cores", table.mean(axis=0)
+        yield "busiest core", "%", table.max(axis=0)
+        if host.usable_cores and host.usable_cores < len(cores):
+            yield "CPU of the quota", f"% of {host.usable_cores:.3g} cores", table.sum(axis=0) / host.usable_cores
+    if host.io_wait:
+        yield "I/O wait", "% of all cores", mean_of(list(host.io_wait.values())).values
+    if host.memory is not None:
+        yield "memory", "%", host.memory.values
+    if host.throttled is not None:
+        yield "held back by the quota", "% of the time", host.throttled.values
+    if host.gpus:
+        yield "GPU", "% mean" if len(host.gpus) > 1 else "%", mean_of(list(host.gpus.values())).values
+    if host.gpu_memory:
+        yield (
+            "GPU memory",
+            "% mean" if len(host.gpu_memory) > 1 else "%",
+            mean_of(list(host.gpu_memory.values())).values,
+        )
+    for kind, records in (("disk", host.disk), ("network", host.network)):
+        for name, series in records.items():
+            yield f"{kind} {name}", "MB/s", series.values / 1e6

@@ -1,0 +1,95 @@
+"""One rank's logged windows of steps: how many steps each has, which of them count, and means over those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from launcher.insight.measurements import Stall, Steps
+
+WARM_UP_STEPS = 5
+"""Steps that do not count as steady: memory is allocated and libraries choose their kernels there."""
+
+UNKNOWN_WHERE_MISSING = {"grad_sync"}
+"""Phases that a window may lack because they were not known then. Others lack because they did not happen."""
+
+FAR = 2.0
+"""Times the median from which a logged window of steps is an outlier; Debugger's data-loading analysis takes twice the median too."""
+
+FAR_STEP = 5.0
+"""The same for the longest step of a window."""
+
+RARE = 0.25
+"""Share of the logged windows above which slow ones are no outliers but how the run is."""
+
+
+def counts(steps: Steps) -> np.ndarray:
+    """(n,) steps of each logged window."""
+    recorded = steps.extra.get("steps")
+    if recorded is not None and np.isfinite(recorded).all():
+        return np.maximum(recorded, 1)
+    between = np.diff(steps.step)
+    usual = float(np.median(between)) if len(between) else float(steps.step[0])
+    first = min(float(steps.step[0]), usual)  # a run that goes on from a checkpoint begins at a later step
+    return np.maximum(np.concatenate([[first], between]), 1)
+
+
+def steady(steps: Steps) -> np.ndarray:
+    """(n,) which windows count: not those of the first steps, unless there are no others."""
+    begun = steps.step - counts(steps) - (steps.step[0] - counts(steps)[0])
+    mask = begun >= WARM_UP_STEPS
+    if len(mask) > 1 and not mask.any():
+        mask = np.arange(len(steps.step)) >= max(1, len(steps.step) // 4)
+    return mask if mask.any() else np.ones(len(steps.step), bool)
+
+
+def far(steps: Steps) -> np.ndarray:
+    """(n,) which windows are outliers: far above the median of the steady ones, or with a step that is, and rare; else none."""
+    seconds, kept = np.nan_to_num(steps.seconds["step"]), steady(steps)
+    median = np.median(seconds[kept])
+    found = seconds > FAR * median
+    if "slowest_step" in steps.extra:  # one slow step among many of a window
+        found |= (np.nan_to_num(steps.extra["slowest_step"]) > FAR_STEP * median) & (seconds > 1.1 * median)
+    found &= kept
+    return found if found.sum() <= RARE * kept.sum() else np.zeros(len(seconds), bool)
+
+
+def mean_seconds(steps: Steps, phase: str, where: np.ndarray | None = None) -> float | None:
+    """A rank's mean seconds of a phase a step, over the usual windows; with `where`, over the steady ones among those."""
+    if phase not in steps.seconds:
+        return None
+    mask = steady(steps) & (~far(steps) if where is None else where)
+    values, weights = steps.seconds[phase][mask], counts(steps)[mask]
+    if phase in UNKNOWN_WHERE_MISSING:
+        values, weights = values[np.isfinite(values)], weights[np.isfinite(values)]
+    return float(np.average(np.nan_to_num(values), weights=weights)) if len(values) else None
+
+
+def steps_done(steps: Steps) -> float:
+    """Steps from the first window's first to the last window's last, those of windows that were not read too."""
+    return float(steps.step[-1] - steps.step[0] + counts(steps)[0])
+
+
+def seconds(steps: Steps) -> float:
+    """Seconds of all those steps."""
+    weights = counts(steps)
+    return float(np.average(np.nan_to_num(steps.seconds["step"]), weights=weights)) * steps_done(steps)
+
+
+def between(steps: Steps, stalls: Iterable[Stall]) -> np.ndarray:
+    """(n,) seconds before each window, since the one before, that lie in no step and no stall: loaders that start anew.
+
+    None where the window before was not read.
+    """
+    weights = counts(steps)
+    gaps = np.diff(steps.ended) - np.nan_to_num(steps.seconds["step"][1:]) * weights[1:]
+    for stall in stalls:
+        after = np.searchsorted(
+            steps.ended, stall.began, side="right"
+        )  # clocks of two lines differ by what writing takes
+        if stall.rank == steps.rank and 0 < after < len(steps.ended):
+            gaps[after - 1] -= stall.seconds
+    gaps = np.where(np.diff(steps.step) == weights[1:], gaps, 0.0)
+    whole = np.concatenate([[0.0], gaps])
+    return np.where(np.isfinite(whole) & (whole > 0.0), whole, 0.0)

@@ -1,0 +1,349 @@
+"""Trains with a bottleneck of each kind planted, diagnoses the run, applies the cure and trains again. `make bench-planted`.
+
+The table says what was planted, the top verdict, the gain that it expects, and what the cure brought. Kinds that need a GPU are not here:
+tests/insight/test_rules.py plants their measurements. A run takes some 10 to 20 s; name kinds to run only those:
+
+    .venv/bin/python tests/benchmarks/planted_bottlenecks.py too_many_workers teacher_bound
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from launcher.insight.comparison import Comparison
+from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.measurements import read
+from launcher.insight.verdicts import Verdict
+from launcher.tables import table
+
+ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
+
+BASE = {
+    **{
+        "model": "mobilenetv3_small_050",
+        "image_size": 96,
+        "global_batch_size": 32,
+        "epochs": 100_000,
+        "max_steps": 60,
+        "log_every": 2,
+    },
+    **{"evaluate_every": 100_000, "num_workers": 1, "learning_rate": 1e-4, "worker_type": "processes"},
+}
+"""A small model on photographs of 500 by 375 pixels."""
+
+HEAVY = {"model": "resnet18", "image_size": 128, "max_steps": 30}
+"""So much arithmetic that nothing else shows."""
+
+TEACHER = {"model": "resnet34"}
+
+# What is planted in code runs before the script. Each patches one place, and says by its numbers how harsh it is.
+PYTHON_IN_THE_LOOP = """
+import time
+from training import loop
+step = loop._step
+def slower(*arguments):
+    until = time.perf_counter() + {seconds}
+    while time.perf_counter() < until:
+        sum(range(1000))
+    return step(*arguments)
+loop._step = slower
+"""
+SLEEP_SOMETIMES = """
+import time
+from training import loop
+step, calls = loop._step, []
+def sometimes(*arguments):
+    calls.append(1)
+    if len(calls) % {every} == 0:
+        time.sleep({seconds})
+    return step(*arguments)
+loop._step = sometimes
+"""
+SLOW_READS = """
+import time
+from training.data import folders
+encoded = folders.LabelledFolder.encoded
+def slow(self, number):
+    time.sleep({seconds})
+    return encoded(self, number)
+folders.LabelledFolder.encoded = slow
+"""
+MEMORY_THAT_IS_KEPT = """
+from training import loop
+step, kept = loop._step, []
+def keeping(*arguments):
+    kept.append(b"x" * int({megabytes} * 1e6))
+    return step(*arguments)
+loop._step = keeping
+"""
+SLOW_RANK = """
+import os, time
+from training import classification
+call = classification.Classification.__call__
+def slow(self, batch):
+    if os.environ["RANK"] == "1":
+        with self.timeline.phase("augment"):
+            until = time.perf_counter() + {seconds}
+            while time.perf_counter() < until:
+                sum(range(1000))
+    return call(self, batch)
+classification.Classification.__call__ = slow
+"""
+SLOW_EPOCHS = """
+import time
+from training.data import batches
+start = batches.TrainingBatches.start
+def slow(self, *arguments):
+    time.sleep({seconds})
+    return start(self, *arguments)
+batches.TrainingBatches.start = slow
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run with something planted; `kind` is the verdict that is right, None for a healthy one."""
+
+    kind: str | None
+    form: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    plant: str = ""
+    """Python that runs before the script."""
+    ranks: int = 1
+    threads: int | None = None
+    """Of each process's arithmetic; None: torch's choice."""
+    cured: Mapping[str, Any] | None = None
+    """Settings in place of the verdict's cure, where that is none that can be applied here. {}: nothing but the plant is removed."""
+    distils: bool = False
+    checkpoints: bool = False
+
+
+CASES = (
+    Case("too_many_workers", "8 on 2 cores", {"num_workers": 4 * 2, "augmentation_load": 2}),
+    Case("too_many_workers", "16 on 2 cores", {"num_workers": 8 * 2, "augmentation_load": 2}),
+    Case(
+        "too_few_workers",
+        "none, cheap images",
+        {**HEAVY, "num_workers": 0, "image_size": 64, "max_steps": 60},
+        threads=1,
+    ),
+    Case(
+        "too_few_workers",
+        "none, costly images",
+        {"num_workers": 0, "model": "resnet10t", "augmentation_load": 3},
+        threads=1,
+    ),
+    Case("data_bound", "4 rounds of augmentation", {"num_workers": 2, "augmentation_load": 4}, threads=1),
+    Case("data_bound", "12 rounds of augmentation", {"num_workers": 2, "augmentation_load": 12}, threads=1),
+    Case("storage_bound", "20 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.02), cured={}),
+    Case("storage_bound", "80 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.08), cured={}),
+    Case("main_thread_bound", "a fifth of the step", HEAVY, PYTHON_IN_THE_LOOP.format(seconds=0.25), cured={}),
+    Case("main_thread_bound", "most of the step", HEAVY, PYTHON_IN_THE_LOOP.format(seconds=1.5), cured={}),
+    Case("teacher_bound", "as large as twice the student", {"student": "resnet18", "image_size": 64}, distils=True),
+    Case(
+        "teacher_bound",
+        "far larger than the student",
+        {"student": "mobilenetv3_small_050", "image_size": 64},
+        distils=True,
+    ),
+    Case(
+        "checkpoint_stalls",
+        "every 8 steps",
+        {**HEAVY, "model": "resnet34", "image_size": 64, "checkpoint_every": 8},
+        checkpoints=True,
+    ),
+    Case("checkpoint_stalls", "every step", {**HEAVY, "image_size": 64, "checkpoint_every": 1}, checkpoints=True),
+    Case("evaluation_stalls", "every 12 steps", {**HEAVY, "evaluate_every": 1}),
+    Case("evaluation_stalls", "every 2 steps", {**HEAVY, "evaluate_every": 1, "images_per_class": 8}),
+    Case("small_batch", "4 images", {"model": "resnet18", "image_size": 32, "global_batch_size": 4, "max_steps": 200}),
+    Case("small_batch", "1 image", {"model": "resnet18", "image_size": 32, "global_batch_size": 2, "max_steps": 200}),
+    Case(
+        "slow_rank",
+        "by a third",
+        {**HEAVY, "num_workers": 0},
+        SLOW_RANK.format(seconds=0.25),
+        ranks=2,
+        threads=1,
+        cured={},
+    ),
+    Case(
+        "slow_rank", "by far", {**HEAVY, "num_workers": 0}, SLOW_RANK.format(seconds=1.5), ranks=2, threads=1, cured={}
+    ),
+    Case(
+        "communication_bound",
+        "45 MB",
+        {"model": "resnet18", "image_size": 32, "global_batch_size": 8},
+        ranks=2,
+        threads=1,
+    ),
+    Case(
+        "communication_bound",
+        "160 MB",
+        {"model": "resnet101", "image_size": 32, "global_batch_size": 4},
+        ranks=2,
+        threads=1,
+    ),
+    Case(
+        "step_outliers",
+        "3 s in every 25th",
+        {**HEAVY, "max_steps": 75},
+        SLEEP_SOMETIMES.format(every=25, seconds=4),
+        cured={},
+    ),
+    Case(
+        "step_outliers",
+        "8 s in every 20th",
+        {**HEAVY, "max_steps": 60},
+        SLEEP_SOMETIMES.format(every=20, seconds=10),
+        cured={},
+    ),
+    Case("memory_growth", "slow", {**HEAVY, "max_steps": 60}, MEMORY_THAT_IS_KEPT.format(megabytes="{slow}"), cured={}),
+    Case("memory_growth", "fast", {**HEAVY, "max_steps": 60}, MEMORY_THAT_IS_KEPT.format(megabytes="{fast}"), cured={}),
+    Case(
+        "slow_epoch_starts",
+        "1 s",
+        {**HEAVY, "images_per_class": 16, "max_steps": 40},
+        SLOW_EPOCHS.format(seconds=1.0),
+        cured={},
+    ),
+    Case(
+        "slow_epoch_starts",
+        "5 s",
+        {**HEAVY, "images_per_class": 16, "max_steps": 40},
+        SLOW_EPOCHS.format(seconds=5.0),
+        cured={},
+    ),
+    Case("slow_start", "150 s", HEAVY, "import time; time.sleep(150)", cured={}),
+    Case(None, "a worker", HEAVY),
+    Case(None, "threads", {**HEAVY, "worker_type": "threads"}),
+    Case(None, "cheap images in the process itself", {**HEAVY, "num_workers": 0, "image_size": 192}),
+    Case(None, "two processes", {**HEAVY, "num_workers": 0, "image_size": 160, "max_steps": 20}, ranks=2, threads=1),
+    Case(None, "some checkpoints", {**HEAVY, "checkpoint_every": 15}, checkpoints=True),
+)
+
+
+def photographs(folder: Path) -> None:
+    """10 classes of 40 images to train on and 20 held out, about as detailed as photographs are."""
+    random = np.random.default_rng(0)
+    for part, each in (("train", 40), ("validation", 20)):
+        for label in range(10):
+            place = folder / part / f"class-{label}"
+            place.mkdir(parents=True)
+            for number in range(each):
+                coarse = Image.fromarray(random.integers(0, 256, (24, 32, 3), dtype=np.uint8)).resize(
+                    (500, 375), Image.BICUBIC
+                )
+                pixels = np.asarray(coarse, np.int16) + random.normal(0, 12, (375, 500, 3)).astype(np.int16)
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(place / f"{number}.jpg", quality=90)
+
+
+def train(case: Case, settings: Mapping[str, Any], plant: str, data: Path, teacher: Path | None) -> Diagnosis:
+    """One run, and its diagnosis."""
+    folder = Path(tempfile.mkdtemp(dir=data.parent))
+    script = "train_kd" if case.distils else "train_classifier"
+    kind = "DistillationSettings" if case.distils else "ClassifierSettings"
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
+    plant = plant.replace("{slow}", str(total * 0.15 / 60)).replace("{fast}", str(total * 0.4 / 60))
+    (folder / "planted.py").write_text(
+        f"{plant}\nimport {script}\nfrom training.script_settings import {kind}\nfrom training.settings import read_settings\n"
+        f"{script}.main(read_settings({kind}))\n"
+    )
+    places = {"SM_OUTPUT_DATA_DIR": "output", "SM_MODEL_DIR": "model"}
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SM_")},
+        **{name: str(folder / place) for name, place in places.items()},
+        **{"SM_HPS": json.dumps(dict(settings))},
+        **{"SAGEMAKER_BASE_DIR": str(folder), "SM_CURRENT_HOST": "algo-1", "PYTHONPATH": str(ENTRYPOINTS)},
+        **{f"SM_CHANNEL_{part.upper()}": str(data / part) for part in ("train", "validation")},
+        **({"SM_CHANNEL_TEACHER": str(teacher)} if case.distils else {}),
+        **({"OMP_NUM_THREADS": str(case.threads)} if case.threads else {}),
+    }
+    if case.checkpoints:
+        (folder / "checkpoints").mkdir()
+    start = [sys.executable]
+    if case.ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(case.ranks)]
+    done = subprocess.run([*start, str(folder / "planted.py")], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{case.kind} {case.form}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return Diagnosis(read(str(folder)))
+
+
+def base(case: Case) -> dict[str, Any]:
+    values = {**BASE, **case.settings}
+    if case.distils:
+        values.pop("model")
+    return values
+
+
+def changed(case: Case, top: Verdict | None) -> Mapping[str, Any] | None:
+    """The settings of the run after the cure; None: there is nothing to apply."""
+    if case.kind is None or top is None:
+        return None
+    if case.cured is not None:
+        return case.cured
+    cure = next((cure for cure in top.cures[:1] if (cure.setting or "").startswith("hyperparameters.")), None)
+    return None if cure is None else {cure.setting.removeprefix("hyperparameters."): cure.value}
+
+
+def whole(run: Diagnosis) -> float:
+    """Seconds of a run with its start, which counts in no speed."""
+    return run.evidence.facts["seconds_to_first_step"] + run.evidence.training_seconds
+
+
+def row(case: Case, data: Path, teacher: Path | None, told: bool) -> list[str]:
+    before = train(case, base(case), case.plant, data, teacher)
+    top = before.verdicts[0] if before.verdicts else None
+    if told:
+        print(before, end="\n\n", flush=True)
+    right = (top is None) if case.kind is None else (top is not None and top.kind == case.kind)
+    cells = [case.kind or "healthy", case.form, "none" if top is None else top.kind, "yes" if right else "NO"]
+    change = changed(case, top)
+    if change is None or top is None or top.gain is None:
+        return [*cells, "-", "-", "-"]
+    after = train(case, {**base(case), **change}, "" if case.cured is not None else case.plant, data, teacher)
+    obtained = whole(before) / whole(after) if case.kind == "slow_start" else Comparison(before, after).speedup
+    expected = top.gain.expected
+    shown = f"at most {top.gain.at_most:.2f}" if expected is None else f"{expected:.2f}"
+    near = "-" if expected is None else "yes" if abs(expected / obtained - 1) <= 0.25 else "no"
+    return [*cells, shown, f"{obtained:.2f}", near]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help="only these; `healthy` for those without a bottleneck")
+    parser.add_argument("--tell", action="store_true", help="print every run's diagnosis too")
+    options = parser.parse_args()
+    chosen = [case for case in CASES if not options.kinds or (case.kind or "healthy") in options.kinds]
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        data, teacher = Path(place) / "data", None
+        photographs(data)
+        if any(case.distils for case in chosen):
+            made = train(Case(None, "", TEACHER), {**BASE, **TEACHER, "max_steps": 1, "image_size": 64}, "", data, None)
+            teacher = Path(made.measurements.source) / "model"
+        for case in chosen:
+            rows.append(row(case, data, teacher, options.tell))
+            print("  ".join(rows[-1]), flush=True)
+    print()
+    print(table(["planted", "form", "verdict", "right", "gain expected", "obtained", "within 25 %"], rows))
+    near = [cells[-1] for cells in rows if cells[-1] != "-"]
+    print(
+        f"\n{sum(cells[3] == 'yes' for cells in rows)} of {len(rows)} right; gain within 25 % in {near.count('yes')} of {len(near)}"
+    )
+
+
+if __name__ == "__main__":
+    main()

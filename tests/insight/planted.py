@@ -1,0 +1,259 @@
+"""Makes the measurements of runs with a bottleneck of a known kind, milder or harsher, and of healthy ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launcher.insight.measurements import Host, Measurements, Series, Stall, Steps
+
+BEGAN = 1_800_000_000.0
+"""Unix seconds of the first step's beginning."""
+
+
+def plant(
+    *,
+    phases: Mapping[str, float] | None = None,
+    ranks: Mapping[int, Mapping[str, float]] | int = 1,
+    ranks_a_host: int = 8,
+    steps: int = 200,
+    log_every: int = 10,
+    steps_per_epoch: int = 50,
+    gap: float = 0.0,
+    noise: float = 0.05,
+    cores: int = 8,
+    busy: float = 2.0,
+    pegged: int = 0,
+    io_wait: float = 0.0,
+    usable: float | None = None,
+    throttled: float | None = 0.0,
+    pressure: float | None = None,
+    gpu: float | None = None,
+    gpus: list[float] | None = None,
+    gpu_memory: float = 70.0,
+    gpu_memory_growth: float = 0.0,
+    memory: float = 40.0,
+    memory_growth: float = 0.0,
+    disk: float = 5e6,
+    checkpoint: tuple[int, float] | None = None,
+    evaluate: tuple[int, float] | None = None,
+    slow_steps: Mapping[int, tuple[str, float]] | None = None,
+    epoch_start: float = 0.0,
+    cpu_seconds: float | None = None,
+    worker_cpu_seconds: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    system: bool = True,
+    seconds: float = 60.0,
+    interval: float = 0.5,
+    not_measured: Mapping[str, str] | None = None,
+    seed: int = 0,
+) -> Measurements:
+    """The measurements of one run.
+
+    Args:
+        phases: seconds a step of each phase; None: a run whose steps were not timed.
+        ranks: how many, or what differs on each from `phases`.
+        gap: seconds of a step that lie in no phase.
+        noise: relative standard deviation of each logged window's phases and each sample.
+        pressure: percent of the time in which some process waited for a core.
+        busy: cores that compute, beside those that wait for disks; `pegged` of them are single cores at exactly 100 %, the rest is spread over the others.
+        gpu, gpus: mean use in percent, of one GPU a rank on each host, or of each.
+        memory_growth, gpu_memory_growth: percentage points over the whole run.
+        checkpoint, evaluate: (every so many steps, seconds each).
+        slow_steps: seconds that a phase takes more in the window that ends with a step.
+        epoch_start: seconds of waiting for data more in the first step of every epoch.
+        cpu_seconds, worker_cpu_seconds: of the training process and of its workers, a step.
+        system: whether hosts were watched; seconds: for how long where no step says it.
+    """
+    random = np.random.default_rng(seed)
+    differing = ranks if isinstance(ranks, Mapping) else {rank: {} for rank in range(ranks)}
+    hosts_number = -(-len(differing) // ranks_a_host)
+    timed, stalls, ended = [], [], BEGAN + seconds
+    if phases is not None:
+        at = np.arange(log_every, steps + 1, log_every)
+        epoch = (at - 1) // steps_per_epoch + 1
+        for rank, more in differing.items():
+            own = {**phases, **more}
+            values = {name: mean * _noisy(random, len(at), noise) for name, mean in own.items()}
+            if epoch_start:
+                values["data_wait"] += epoch_start / log_every * np.concatenate([[True], np.diff(epoch) > 0])
+            for step, (phase, extra) in (slow_steps or {}).items():
+                values[phase][at == step] += extra / log_every
+            whole = sum(values[name] for name in values if name != "grad_sync") + gap
+            values["step"] = whole
+            times = BEGAN + np.cumsum(whole * log_every)
+            for kind, pause in (("checkpoint", checkpoint), ("evaluate", evaluate)):
+                for step in range(pause[0], steps + 1, pause[0]) if pause else ():
+                    place = int(np.searchsorted(at, step))
+                    host = f"algo-{rank // ranks_a_host + 1}"
+                    stalls.append(
+                        Stall(
+                            rank=rank,
+                            host=host,
+                            kind=kind,
+                            began=times[min(place, len(at) - 1)],
+                            seconds=pause[1],
+                            step=step,
+                        )
+                    )
+                    times[place + 1 :] += pause[1]
+            extra = {}
+            if cpu_seconds is not None:
+                extra["cpu_seconds"] = cpu_seconds * _noisy(random, len(at), noise)
+            if worker_cpu_seconds is not None:
+                extra["worker_cpu_seconds"] = worker_cpu_seconds * _noisy(random, len(at), noise)
+            timed.append(
+                Steps(
+                    rank=rank,
+                    host=f"algo-{rank // ranks_a_host + 1}",
+                    step=at,
+                    epoch=epoch,
+                    ended=times,
+                    seconds=values,
+                    extra=extra,
+                )
+            )
+        ended = max(steps.ended[-1] for steps in timed)
+    interval = min(interval, (ended - BEGAN) / 40)  # short runs are watched closely
+    times = np.arange(BEGAN, ended, interval)
+    hosts = {}
+    for number in range(hosts_number) if system else ():
+        each = min(ranks_a_host, len(differing))
+        means = gpus if gpus is not None else [] if gpu is None else [gpu] * each
+        rest = (busy - pegged) / max(cores - pegged, 1) * 100
+        core_means = [100.0] * pegged + [rest] * (cores - pegged)
+        waiting = [_series(random, times, io_wait / cores * 100) for _ in range(cores)]  # part of a core's use
+        hosts[f"algo-{number + 1}"] = Host(
+            name=f"algo-{number + 1}",
+            cores={
+                f"cpu{core}": Series(
+                    times,
+                    np.full(len(times), 100.0)
+                    if core < pegged
+                    else np.clip(mean * _noisy(random, len(times), 0.1) + waiting[core].values, 0, 100),
+                )
+                for core, mean in enumerate(core_means)
+            },
+            io_wait={f"cpu{core}": series for core, series in enumerate(waiting)},
+            memory=_series(random, times, memory, memory_growth, 0.005),
+            gpus={f"gpu{index}": _series(random, times, mean, noise=0.08) for index, mean in enumerate(means)},
+            gpu_memory={
+                f"gpu{index}": _series(random, times, gpu_memory, gpu_memory_growth, 0.005)
+                for index in range(len(means))
+            },
+            disk={
+                "read": Series(times, disk * _noisy(random, len(times), 0.3)),
+                "write": Series(times, np.zeros(len(times))),
+            },
+            network={name: Series(times, 2e6 * _noisy(random, len(times), 0.3)) for name in ("receive", "transmit")},
+            throttled=None if throttled is None else _series(random, times, throttled),
+            other={}
+            if pressure is None
+            else {("pressure", "CPUPressurePercent", ""): _series(random, times, pressure)},
+            usable_cores=usable if usable is not None else float(cores),
+        )
+    defaults = {
+        **{
+            "num_workers": 4,
+            "worker_type": "auto",
+            "preprocessing": "cpu",
+            "precision": "bf16",
+            "global_batch_size": 256,
+        },
+        **{
+            "batch_size_per_device": None,
+            "epochs": 100,
+            "evaluate_every": 1,
+            "checkpoint_every": None,
+            "log_every": 10,
+        },
+        **{"gradient_compression": "none", "compile": False, "compile_teacher": False, "teacher_cache": None},
+    }
+    return Measurements(
+        source="planted",
+        hosts=hosts,
+        ranks=tuple(timed),
+        stalls=tuple(stalls),
+        settings={**defaults, "log_every": log_every, **(settings or {})}
+        if phases is not None
+        else dict(settings or {}),
+        facts={
+            "world_size": len(differing),
+            "device": "cuda" if gpu is not None or gpus else "cpu",
+            "seconds_to_first_step": 12.0,
+            **(facts or {}),
+        }
+        if phases is not None
+        else dict(facts or {}),
+        not_measured=dict(not_measured or {}),
+    )
+
+
+def write(measurements: Measurements, folder: Path) -> Path:
+    """The same as files: every rank's timeline, and the cores, GPUs and I/O wait in Debugger's format and layout."""
+    for steps in measurements.ranks:
+        lines = [
+            {
+                **{
+                    "kind": "start",
+                    "rank": steps.rank,
+                    "node": steps.host,
+                    "not_measured": {},
+                    "backend": "nccl",
+                    "torch": "2.0.0",
+                },
+                **{"device_name": None, "instance_type": None, "threads": 1, "process_started": BEGAN},
+                **{name: measurements.facts[name] for name in ("world_size", "device")},
+                "settings": dict(measurements.settings),
+            },
+            {"kind": "first_step", "step": 1, "ended": BEGAN, "seconds": measurements.facts["seconds_to_first_step"]},
+        ]
+        lines += [
+            {
+                **{
+                    "kind": "steps",
+                    "epoch": int(steps.epoch[at]),
+                    "step": int(steps.step[at]),
+                    "ended": float(steps.ended[at]),
+                },
+                "seconds": {name: float(values[at]) for name, values in steps.seconds.items()},
+                "extra": {name: float(values[at]) for name, values in steps.extra.items()},
+            }
+            for at in range(len(steps.step))
+        ]
+        place = folder / steps.host
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"timeline-{steps.rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for host in measurements.hosts.values():
+        kinds = ((host.cores, "cpu", "CPUUtilization"), (host.io_wait, "cpu", "I/OWaitPercentage"))
+        kinds += ((host.gpus, "gpu", "GPUUtilization"), (host.gpu_memory, "gpu", "GPUMemoryUtilization"))
+        minutes: dict[int, list[str]] = {}
+        for records, kind, dimension in kinds:
+            for name, series in records.items():
+                for at, value in zip(series.times.tolist(), series.values.tolist()):
+                    sample = {"Type": kind, "Name": name, "Dimension": dimension, "Value": value, "NodeId": host.name}
+                    minutes.setdefault(math.ceil(at / 60) * 60, []).append(json.dumps({**sample, "Timestamp": at}))
+        for minute, samples in minutes.items():
+            hour = datetime.fromtimestamp(minute, timezone.utc).strftime("%Y%m%d%H")
+            place = folder / "profiler-output/system/incremental" / hour
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{minute}.{host.name}.json").write_text("\n".join(samples) + "\n")
+    return folder
+
+
+def _noisy(random: np.random.Generator, count: int, noise: float) -> np.ndarray:
+    return np.maximum(random.normal(1.0, noise, count), 0.0)
+
+
+def _series(
+    random: np.random.Generator, times: np.ndarray, mean: float, growth: float = 0.0, noise: float = 0.05
+) -> Series:
+    values = (mean + growth * np.linspace(0, 1, len(times))) * _noisy(random, len(times), noise)
+    return Series(times, np.clip(values, 0, 100))

@@ -1,0 +1,92 @@
+"""Two runs side by side: KT's result table, phases before and after, and whether a cure brought what was expected."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.insight.comparison import Comparison, epochs_done
+from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.evidence import Evidence
+from tests.insight.planted import plant
+
+STEP = {"data_wait": 0.01, "student_forward": 0.08, "backward": 0.15, "optimizer": 0.01}
+
+
+def run(**values) -> Diagnosis:
+    return Diagnosis(plant(**{**dict(phases=STEP, gpu=90, noise=0.001), **values}))
+
+
+def test_the_result_table_has_kts_columns_and_numbers():
+    slow = run(phases={**STEP, "backward": 3.0}, ranks=2)
+    fast = run(ranks=8)
+    before, after = Comparison(slow, fast).results()
+    assert (before.devices, after.devices) == (2, 8) and before.spec == "GPU"
+    assert before.epochs == after.epochs == 4  # 200 steps of 50
+    assert before.hours_per_epoch == pytest.approx(3.1 * 50 / 3600, rel=0.01)
+    assert before.reduction_ratio == pytest.approx(3.1 / 0.25, rel=0.01) and after.reduction_ratio == 1
+    assert after.device_hours_per_epoch == pytest.approx(8 * 0.25 * 50 / 3600, rel=0.01)
+
+
+def test_pauses_count_in_the_hours_and_in_the_speed():
+    paused = Comparison(run(), run(evaluate=(50, 12.5)))
+    assert paused.results()[1].hours == pytest.approx(2 * paused.results()[0].hours, rel=0.01)
+    assert paused.speedup == pytest.approx(0.5, rel=0.01)
+
+
+def test_a_cure_that_was_taken_up_is_checked_against_what_was_expected():
+    before = run(
+        phases={**STEP, "data_wait": 0.72}, gpu=25, busy=1.3, settings={"num_workers": 1}, worker_cpu_seconds=0.95
+    )
+    advised = before.verdicts[0].cures[0].value
+    assert before.verdicts[0].kind == "too_few_workers" and advised > 1
+    [kept] = Comparison(before, run(settings={"num_workers": advised - 1})).kept()
+    assert (kept.setting, kept.before, kept.after, kept.advised) == (
+        "hyperparameters.num_workers",
+        1,
+        advised - 1,
+        advised,
+    )
+    assert kept.obtained == pytest.approx(0.96 / 0.25, rel=0.02) and kept.expected == pytest.approx(
+        kept.obtained, rel=0.25
+    )
+    assert not Comparison(before, run(settings={"num_workers": 0})).kept(), "the other direction"
+    assert not Comparison(before, run(settings={"num_workers": 1, "compile": True})).kept()
+
+
+def test_a_cache_with_more_settings_than_advised_is_the_cache_that_was_advised():
+    before = run(phases={**STEP, "teacher_forward": 0.5})
+    cache = {**before.verdicts[0].cures[0].value, "top_k": 10, "where": None}
+    assert Comparison(before, run(settings={"teacher_cache": cache})).kept()
+
+
+def test_phases_are_shown_an_image_where_the_batch_differs():
+    both = Comparison(
+        run(), run(phases={name: 2 * seconds for name, seconds in STEP.items()}, settings={"global_batch_size": 512})
+    )
+    for _, before, after in both.phases():
+        assert after == pytest.approx(before, rel=0.02)
+    assert "µs an image" in str(both)
+    assert both.speedup == pytest.approx(1, rel=0.02)
+
+
+def test_settings_that_differ_are_told_and_others_are_not():
+    both = Comparison(run(), run(settings={"precision": "tf32"}))
+    assert both.changed() == [("precision", "bf16", "tf32")]
+    assert json.dumps(both.to_dict(), allow_nan=False)
+
+
+def test_a_run_without_steps_is_compared_as_far_as_it_goes():
+    both = Comparison(run(), Diagnosis(plant(phases=None, gpu=50)))
+    assert len(both.results()) == 1 and both.speedup is None and "before" in str(both)
+    assert str(Comparison(Diagnosis(plant(phases=None)), Diagnosis(plant(phases=None))))
+
+
+@pytest.mark.parametrize("steps_per_epoch", [3, 5, 7, 50, 1000])
+def test_epochs_are_counted_from_whatever_steps_were_logged(steps_per_epoch):
+    planted = plant(
+        phases=STEP, steps=400 // steps_per_epoch * steps_per_epoch or 400, log_every=1, steps_per_epoch=steps_per_epoch
+    )
+    whole = max(1, 400 // steps_per_epoch)
+    assert epochs_done(Evidence(planted)) == pytest.approx(whole)

@@ -1,0 +1,103 @@
+"""`launcher diagnose` as it is typed, on files as runs and SageMaker leave them, and on a run of this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import launcher
+from launcher.prepare import prepare
+from tests.conftest import ROOT
+from tests.insight.planted import plant, write
+from tests.insight.test_rules import GPU, PLANTED
+
+
+def typed(*arguments: object) -> subprocess.CompletedProcess:
+    words = [sys.executable, "-m", "launcher", "diagnose", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def kts(tmp_path):
+    """16 workers on 2 cores."""
+    return write(plant(**PLANTED["too_many_workers", "harsh"]), tmp_path / "before")
+
+
+def test_16_workers_on_2_cores_are_too_many_and_more_are_never_advised(kts):
+    done = typed(kts)
+    assert done.returncode == 0, done.stderr
+    assert "Too many workers: 16 a process on 2 cores" in done.stdout.splitlines()[0]
+    assert "hyperparameters.num_workers=2 (now 16)" in done.stdout
+
+
+def test_the_report_for_machines_holds_the_same_verdict(kts):
+    told = json.loads(typed(kts, "--json").stdout)
+    assert told["verdicts"][0]["kind"] == "too_many_workers"
+    assert told["verdicts"][0]["cures"][0] | {"why": ""} == {
+        **{"setting": "hyperparameters.num_workers", "value": 2, "now": 16, "why": ""}
+    }
+    assert told["phases"]["data_wait"]["share"] == pytest.approx(told["verdicts"][0]["share"], rel=0.05)
+
+
+def test_a_page_is_written_and_told_beside_the_report(kts, tmp_path):
+    done = typed(kts, "--html", tmp_path / "page.html", "--json")
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert "page.html" in done.stderr and json.loads(done.stdout)
+
+
+def test_two_sources_are_laid_side_by_side(kts, tmp_path):
+    after = write(
+        plant(phases=PLANTED["too_many_workers", "harsh"]["phases"], cores=2, busy=1.7, settings={"num_workers": 2}),
+        tmp_path / "after",
+    )
+    done = typed(kts, after)
+    assert "reduction ratio" in done.stdout and "num_workers" in done.stdout and "obtained" in done.stdout
+    assert {"before", "after", "results", "speedup"} <= set(json.loads(typed(kts, after, "--json").stdout))
+
+
+def test_sagemakers_files_alone_give_a_verdict_and_say_what_they_do_not_hold(tmp_path):
+    system = write(plant(phases=None, busy=7.9, gpu=50), tmp_path) / "profiler-output"
+    done = typed(system)
+    assert "All cores are full while the GPUs wait" in done.stdout
+    assert "not measured: " in done.stdout and "checkpoints" in done.stdout.split("not measured: ", 1)[1]
+
+
+def test_where_nothing_was_measured_a_mistake_is_told(tmp_path):
+    done = typed(tmp_path)
+    assert done.returncode == 2 and "holds no measurements" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_page_that_cannot_be_written_is_a_mistake(kts, tmp_path):
+    done = typed(kts, "--html", tmp_path / "no/page.html")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_the_launcher_imports_numpy_only_to_diagnose():
+    code = "import sys, launcher; launcher.Run.diagnose, launcher.diagnose; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_run_of_this_machine_is_diagnosed_in_every_form(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare("digits", "data/digits")
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    few = ["hyperparameters.epochs=3", "hyperparameters.images_per_class=40", "hyperparameters.log_every=2"]
+    run = launcher.run(launcher.plan(launcher.load("configs/quickstart_teacher.yaml", few)))
+    assert run.wait(120) == "Completed"
+    diagnosis = run.diagnose()
+    evidence = diagnosis.evidence
+    assert {"data_wait", "student_forward", "backward", "optimizer"} <= set(evidence.phases)
+    assert 0.7 < sum(evidence.phases.values()) < 1.05
+    assert evidence.busy is not None and evidence.why_no_steps and diagnosis.headline in str(diagnosis)
+    assert diagnosis.measurements.source == run.name
+    assert "<h2>" in diagnosis._repr_html_() and diagnosis.save_html(tmp_path / "page.html").stat().st_size > 10_000
+    assert str(launcher.diagnose(run.name)) == str(diagnosis)
+
+
+def test_a_healthy_run_that_is_read_from_files_is_not_accused(tmp_path):
+    told = json.loads(typed(write(plant(phases=GPU, gpu=96), tmp_path), "--json").stdout)
+    assert told["verdicts"] == [] and told["headline"].startswith("No bottleneck found in what was measured")

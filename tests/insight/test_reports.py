@@ -1,0 +1,171 @@
+"""What a diagnosis says besides its verdicts: what was not measured is never ok, and every cure is a setting that exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+from training import script_settings
+
+from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.evidence import Evidence
+from launcher.insight.measurements import Measurements
+from launcher.insight.rules import RULES, judge
+from tests.insight.planted import plant
+from tests.insight.test_rules import CPU, GPU, HEALTHY, PLANTED
+
+SETTINGS = {
+    field.name
+    for settings in (
+        script_settings.DistillationSettings,
+        script_settings.ClassifierSettings,
+        script_settings.SegmentationSettings,
+    )
+    for field in dataclasses.fields(settings)
+}
+
+
+def test_every_rule_answers_for_every_run():
+    for planted in (*PLANTED.values(), *HEALTHY.values()):
+        found = judge(Evidence(plant(**planted)))
+        assert len(found.verdicts) + len(found.not_found) + len(found.not_measured) + len(found.not_applicable) == len(
+            RULES
+        )
+
+
+def test_without_measurements_nothing_is_ok():
+    diagnosis = Diagnosis(
+        Measurements(source="nothing", not_measured={"steps": "no timeline", "system": "the monitor was off"})
+    )
+    assert diagnosis.headline == "not measured: neither steps nor hosts were recorded"
+    assert not diagnosis.judgement.not_found and not diagnosis.verdicts
+    assert "the monitor was off" in str(diagnosis) and "no timeline" in str(diagnosis)
+
+
+def test_without_a_step_timeline_phases_are_not_measured():
+    judgement = judge(Evidence(plant(phases=None, gpu=92)))
+    unmeasured = {missing.what for missing in judgement.not_measured}
+    assert {
+        "checkpoints",
+        "evaluations",
+        "copying batches to the device",
+        "a teacher that takes much of the step",
+    } <= unmeasured
+    assert not unmeasured & set(judgement.not_found)
+
+
+def test_without_system_metrics_the_cause_of_a_wait_is_not_measured():
+    judgement = judge(
+        Evidence(plant(phases={**CPU, "data_wait": 0.5}, system=False, not_measured={"system": "monitor off"}))
+    )
+    assert judgement.verdicts[0].kind == "data_bound" and "not measured: monitor off" in judgement.verdicts[0].cause
+    assert any(missing.reason == "monitor off" for missing in judgement.not_measured)
+
+
+def test_an_exchange_that_was_not_measured_is_told_with_its_reason():
+    judgement = judge(
+        Evidence(plant(phases=GPU, ranks=2, gpu=90, not_measured={"grad_sync": "smddp keeps no record of it"}))
+    )
+    [missing] = [missing for missing in judgement.not_measured if missing.what == "exchange of gradients"]
+    assert missing.reason == "smddp keeps no record of it"
+
+
+def test_cores_that_wait_for_disks_do_not_count_as_computing():
+    """SageMaker's agent counts the wait as use."""
+    evidence = Evidence(plant(phases=GPU, cores=8, busy=1.0, io_wait=4.0))
+    assert evidence.busy == pytest.approx(1 / 8, rel=0.1) and evidence.waiting_cores == pytest.approx(4, rel=0.1)
+
+
+def test_a_core_pegged_at_exactly_100_percent_is_seen():
+    assert Evidence(plant(phases=GPU, pegged=1, busy=1.2)).pegged == 1
+
+
+def test_the_slowest_single_step_of_a_window_is_an_outlier_though_its_mean_is_not():
+    planted = plant(phases=GPU, gpu=90, log_every=50, steps=1000, noise=0.01)
+    [steps] = planted.ranks
+    slowest = steps.seconds["step"] * 1.2
+    for window in (5, 9, 12, 17):
+        steps.seconds["step"][window] += 9.0 / 50
+        steps.seconds["backward"][window] += 9.0 / 50
+        slowest[window] = 9.25
+    steps.extra["slowest_step"] = slowest
+    judgement = judge(Evidence(planted))
+    assert [verdict.kind for verdict in judgement.verdicts] == ["step_outliers"]
+    assert "9.25" in judgement.verdicts[0].evidence[0]
+
+
+def test_phases_that_a_window_lacks_did_not_happen_there():
+    """Epochs with a full cache have no teacher."""
+    planted = plant(phases={**GPU, "teacher_forward": 0.1}, noise=0.0)
+    planted.ranks[0].seconds["teacher_forward"][10:] = np.nan
+    evidence = Evidence(planted)
+    assert evidence.phases["teacher_forward"] == pytest.approx(0.1 * 9 / 19 / 0.35, rel=0.05)
+
+
+def test_an_exchange_that_a_window_does_not_know_is_that_of_the_others():
+    planted = plant(phases={**GPU, "grad_sync": 0.07}, ranks=2, noise=0.0)
+    for steps in planted.ranks:
+        steps.seconds["grad_sync"][:10] = np.nan
+    assert Evidence(planted).phases["grad_sync"] == pytest.approx(0.07 / 0.25, rel=0.05)
+
+
+@pytest.mark.parametrize("case", PLANTED, ids=" ".join)
+def test_every_cure_is_a_setting_that_exists_and_differs(case):
+    for verdict in judge(Evidence(plant(**PLANTED[case]))).verdicts:
+        assert verdict.evidence and verdict.cause and verdict.cures
+        for cure in verdict.cures:
+            kind, _, name = (cure.setting or "").partition(".")
+            if kind == "hyperparameters":
+                assert name in SETTINGS and cure.value != cure.now
+            assert kind in ("", "hyperparameters", "distribution", "compute", "checkpoints")
+
+
+@pytest.mark.parametrize("case", PLANTED, ids=" ".join)
+def test_no_gain_is_beyond_what_its_share_allows(case):
+    for verdict in judge(Evidence(plant(**PLANTED[case]))).verdicts:
+        assert verdict.level == "risk" or verdict.gain is not None and 0 < verdict.share <= 1
+        if verdict.gain is not None and verdict.gain.expected is not None:
+            assert 1 <= verdict.gain.expected <= verdict.gain.at_most + 1e-9 and verdict.gain.formula
+
+
+@pytest.mark.parametrize("case", [*PLANTED, *HEALTHY], ids=str)
+def test_terminal_json_and_notebook_tell_the_same(case):
+    diagnosis = Diagnosis(plant(**(PLANTED.get(case) or HEALTHY[case])))
+    told, shown = diagnosis.to_dict(), diagnosis._repr_html_()
+    assert json.loads(json.dumps(told, allow_nan=False))["headline"] == diagnosis.headline
+    text = re.sub(r"\s+", " ", str(diagnosis))
+    for verdict in told["verdicts"]:
+        assert verdict["title"] in text and verdict["title"] in shown.replace("&#x27;", "'")
+    assert max(len(line) for line in str(diagnosis).splitlines()) <= 130
+
+
+def test_windows_that_were_not_read_count_in_the_time_and_are_no_pause():
+    """A long record is thinned: stalls are all read, windows are not."""
+    planted = plant(phases=GPU, gpu=90, steps=2000, checkpoint=(100, 2.0), noise=0.01)
+    [steps] = planted.ranks
+    kept = slice(9, None, 10)
+    thinned = dataclasses.replace(
+        planted,
+        ranks=(
+            dataclasses.replace(
+                steps,
+                **{name: getattr(steps, name)[kept] for name in ("step", "epoch", "ended")},
+                seconds={name: values[kept] for name, values in steps.seconds.items()},
+                extra={"steps": np.full(len(steps.step[kept]), 10.0)},
+            ),
+        ),
+    )
+    whole, part = Evidence(planted), Evidence(thinned)
+    assert part.training_seconds == pytest.approx(whole.training_seconds, rel=0.06)
+    assert [verdict.kind for verdict in judge(part).verdicts] == [verdict.kind for verdict in judge(whole).verdicts]
+
+
+def test_time_between_epochs_that_lies_in_no_step_is_found():
+    planted = plant(phases=GPU, gpu=70, noise=0.01)
+    [steps] = planted.ranks
+    steps.ended[:] += 6.0 * (steps.epoch - 1)
+    [verdict] = judge(Evidence(planted)).verdicts
+    assert verdict.kind == "slow_epoch_starts" and verdict.share == pytest.approx(18 / 68, rel=0.1)
