@@ -134,20 +134,22 @@ def python_blocks(with_teacher, monkeypatch) -> list[str]:
 
 
 def test_the_python_in_the_readme_runs(python_blocks):
-    api, _, _, _ = python_blocks
+    api, _, measurements, _, _ = python_blocks
     done = subprocess.run([sys.executable, "-c", api], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Completed 0."), done.stdout + done.stderr
+    done = subprocess.run([sys.executable, "-c", measurements], capture_output=True, text=True)
+    assert re.fullmatch(r"\d+ % at \d+\.\d, of \d+ samples\n", done.stdout), done.stdout + done.stderr
 
 
 def test_the_estimator_in_the_readme_runs_against_the_emulator(python_blocks):
-    _, on_aws, _, _ = python_blocks
+    _, on_aws, _, _, _ = python_blocks
     command = ["emulate", "configs/quickstart.yaml", "--", sys.executable, "-c", on_aws]
     done = subprocess.run([sys.executable, "-m", "launcher", *command], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Completed "), done.stdout + done.stderr
 
 
 def test_a_script_of_ones_own_as_in_the_readme_runs_and_is_checked(tmp_path):
-    _, _, settings, script = code_blocks("python")
+    _, _, _, settings, script = code_blocks("python")
     (tmp_path / "my_settings.py").write_text(settings)
     (tmp_path / "train.py").write_text(script)
     job = {"name": "mine", "script": "train.py", "source": str(tmp_path), "hyperparameters": {"depth": 7}}

@@ -212,7 +212,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
         title=f"Too many workers: {workers} a process on {evidence.cores_each:.3g} cores",
         share=lost * evidence.steps_part,
         evidence=tuple(_numbers(evidence, evidence.share("data_wait"))),
-        cause="the workers take turns on full cores, and take them from the training process too; more workers would make it worse",
+        cause="the workers take turns on full cores, and take them from the training process too; more workers would only add to it",
         cures=(
             Cure(
                 setting="hyperparameters.num_workers",
