@@ -81,7 +81,7 @@ def test_sagemakers_own_files_are_read_whole(tmp_path):
     assert {name: series.values[0] for name, series in host.network.items()} == {"receive": 5.0, "transmit": 7.0}
     assert host.other["network", "ReceiveBytesPerSecond", "Platform"].values[0] == 66775126.66
     assert (host.throttled, host.usable_cores, host.memory_limit_bytes, found.sampled) == (None, None, None, None)
-    assert {"throttled", "usable_cores", "steps"} == set(found.not_measured) and found.ranks == () == found.stalls
+    assert {"throttled", "usable_cores", "steps"} <= set(found.not_measured) and found.ranks == () == found.stalls
 
 
 def test_our_monitors_files_give_the_same_host(tmp_path):
