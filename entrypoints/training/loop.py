@@ -251,12 +251,16 @@ def _record_steps(
     seconds: Mapping[str, float], memory: Mapping[str, float], state: TrainingState, place: Place, run: Run
 ) -> None:
     """This rank's own line of the window."""
+    shown = {**seconds}
+    of_workers = run.timeline.worker_cpu
+    used = {"cpu_seconds": shown.pop("cpu") - of_workers, "worker_cpu_seconds": of_workers}  # no phases: of all threads
     waited = grad_sync_seconds(state.trained)
-    shown = {**seconds, "grad_sync": waited} if waited is not None else seconds
+    if waited is not None:
+        shown["grad_sync"] = waited
     window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
     speed = {"images_per_second": run.settings.global_batch_size / seconds["step"]}
     slowed = {"profiled": True} if run.operators.slowed() else {}
-    run.record.steps(place[0], place[2], shown, {**window, **speed, **memory, **slowed})
+    run.record.steps(place[0], place[2], shown, {**window, **speed, **used, **memory, **slowed})
 
 
 def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) -> dict[str, float]:

@@ -34,8 +34,8 @@ class Timeline:
         self._worker_cpu = worker_cpu_seconds()
         self._counted_steps, self._counted_seconds, self._all_steps = 0, 0.0, 0
         self._slowest = 0.0
-        self.steps, self.slowest_step = 0, 0.0
-        """Of the last window: its steps, and seconds of the longest one on the host's clock."""
+        self.steps, self.slowest_step, self.worker_cpu = 0, 0.0, 0.0
+        """Of the last window: its steps, seconds of the longest one on the host's clock, and CPU seconds a step of the workers."""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -81,7 +81,9 @@ class Timeline:
         for name, begin, end in self._events:
             self._seconds[name] += begin.elapsed_time(end) / 1000  # milliseconds
         before, self._worker_cpu = self._worker_cpu, worker_cpu_seconds()
-        self._seconds["cpu"] += max(0.0, self._worker_cpu - before)  # less where a worker has ended
+        of_workers = max(0.0, self._worker_cpu - before)  # less where a worker has ended
+        self._seconds["cpu"] += of_workers
+        self.worker_cpu = of_workers / self._steps
         means = {name: seconds / self._steps for name, seconds in self._seconds.items()}
         self._seconds.clear()
         self._events.clear()

@@ -78,7 +78,8 @@ class Steps:
     """Phase -> (n,) mean seconds a step; nan where a window has no such phase. `step` is the whole of it, `grad_sync` a part of
     `backward`."""
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Name -> (n,): steps (of the window), slowest_step (seconds), images_per_second, memory_gib …"""
+    """Name -> (n,): steps (of the window), slowest_step (seconds), images_per_second, memory_gib, cpu_seconds (a step, of the
+    training process with all its threads), worker_cpu_seconds (a step, of its worker processes together) …"""
 
 
 @dataclass(frozen=True, kw_only=True)

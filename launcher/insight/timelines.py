@@ -15,9 +15,6 @@ PATTERN = "timeline-*.jsonl"
 OPERATORS = "operators.json"
 """Beside the timeline of a process whose steps torch.profiler recorded; the scripts' training/operators.py says what is in it."""
 
-NOT_PHASES = {"cpu": "cpu_seconds"}
-"""What stands among a window's seconds and is no part of the step's time -> its name among the extra numbers."""
-
 OF_THE_PROCESS = ("world_size", "backend", "device", "device_name", "instance_type", "torch", "threads")
 """What a rank's first line says that holds for all."""
 
@@ -108,9 +105,8 @@ def _arrays(rank: int, node: str, windows: list[dict[str, Any]]) -> dict[str, An
     """One rank's windows as arrays."""
     phases = {name: None for window in windows for name in window["seconds"]}
     seconds = {name: _column(windows, "seconds", name) for name in phases}
-    extra = {said: seconds.pop(name) for name, said in NOT_PHASES.items() if name in seconds}
     names = {name: None for window in windows for name in window["extra"]}
-    extra |= {name: _column(windows, "extra", name) for name in names}
+    extra = {name: _column(windows, "extra", name) for name in names}
     return {
         "rank": rank,
         "host": node,

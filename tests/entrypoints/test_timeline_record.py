@@ -50,6 +50,7 @@ def test_a_rank_tells_its_windows_and_pauses_in_order(tmp_path):
         assert {"data_wait", "student_forward", "backward", "optimizer"} <= set(phases) and "grad_sync" not in phases
         whole = window["seconds"]["step"]
         assert sum(phases.values()) <= whole + 1e-6 and whole <= window["extra"]["slowest_step"] + 1e-6
+        assert window["extra"]["cpu_seconds"] > 0
         assert window["extra"]["images_per_second"] == pytest.approx(8 / whole, rel=1e-3)
     moments = [event.get("ended") or event["began"] + event["seconds"] for event in rest]
     assert moments == sorted(moments) and rest[0]["ended"] >= first["ended"]
@@ -137,3 +138,15 @@ def test_a_hook_that_cannot_be_had_is_named_and_one_nobody_wants_is_not(asked_fo
     assert len(said) == 1 and "is not there: ModuleNotFoundError: No module named 'smdebug'" in said[0]
     register_hook(nn.Linear(2, 2), said.append, {**os.environ, "SMDEBUG_CONFIG_FILE_PATH": str(tmp_path / "none")})
     assert len(said) == 1
+
+
+def test_the_cpu_time_of_worker_processes_is_told_from_the_training_processs_own(tmp_path):
+    """The workers do next to nothing here; without the difference, none of it would be theirs, or all of it."""
+    run(tmp_path / "alone", log_every=15)
+    run(tmp_path / "workers", log_every=15, num_workers=1, worker_type="processes")
+    alone, workers = (
+        next(event["extra"] for event in told(tmp_path / name) if event["kind"] == "steps")
+        for name in ("alone", "workers")
+    )
+    assert alone["worker_cpu_seconds"] == 0 < workers["worker_cpu_seconds"]
+    assert workers["cpu_seconds"] > 0

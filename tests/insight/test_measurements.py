@@ -81,7 +81,7 @@ def test_sagemakers_own_files_are_read_whole(tmp_path):
     assert {name: series.values[0] for name, series in host.network.items()} == {"receive": 5.0, "transmit": 7.0}
     assert host.other["network", "ReceiveBytesPerSecond", "Platform"].values[0] == 66775126.66
     assert (host.throttled, host.usable_cores, host.memory_limit_bytes, found.sampled) == (None, None, None, None)
-    assert {"throttled", "usable_cores", "steps"} == set(found.not_measured) and found.ranks == () == found.stalls
+    assert {"throttled", "usable_cores", "steps"} <= set(found.not_measured) and found.ranks == () == found.stalls
 
 
 def test_our_monitors_files_give_the_same_host(tmp_path):
@@ -223,7 +223,7 @@ def test_a_run_on_two_hosts_is_read_with_all_its_hosts_and_ranks(tmp_path, store
     assert any("system metrics every 100 ms (as profilerconfig.json says)" in line for _, line in run.logs())
 
 
-def test_extra_numbers_of_a_window_are_no_phases(tmp_path):
+def test_a_phase_that_a_window_lacks_is_no_number_and_a_cut_line_is_counted(tmp_path):
     start = {"kind": "start", "rank": 3, "node": "algo-2", "settings": {}, "not_measured": {}}
     start |= dict.fromkeys(("world_size", "backend", "device", "device_name", "instance_type", "torch", "threads"))
     window = {
@@ -231,16 +231,16 @@ def test_extra_numbers_of_a_window_are_no_phases(tmp_path):
         "epoch": 1,
         "step": 1,
         "ended": 2.0,
-        "seconds": {"step": 1.0, "cpu": 1.5},
-        "extra": {"steps": 1},
+        "seconds": {"step": 1.0},
+        "extra": {"steps": 1, "cpu_seconds": 1.5},
     }
-    other = {**window, "step": 2, "ended": 3.0, "seconds": {"step": 1.0, "cpu": 1.0, "loss": 0.5}}
+    other = {**window, "step": 2, "ended": 3.0, "seconds": {"step": 1.0, "loss": 0.5}}
     texts = [json.dumps(event) for event in (start, window, other)]
     (tmp_path / "timeline-3.jsonl").write_text("\n".join([*texts, texts[2][:30]]))
     found = read(str(tmp_path))
     (ranks,) = found.ranks
     assert (ranks.rank, ranks.host, [*ranks.seconds]) == (3, "algo-2", ["step", "loss"])
-    assert ranks.extra["cpu_seconds"].tolist() == [1.5, 1.0] and np.isnan(ranks.seconds["loss"]).tolist() == [
+    assert ranks.extra["cpu_seconds"].tolist() == [1.5, 1.5] and np.isnan(ranks.seconds["loss"]).tolist() == [
         True,
         False,
     ]
