@@ -128,7 +128,10 @@ class Plan:
             lines += [f"  price       {self.price.told}"]
         if self.resumes is not None:
             lines += [f"  resumes     {self.resumes}, from its last checkpoint"]
-        lines += [f"  {host.name:<11} {host.address}: {shlex.join(host.command)}" for host in self.hosts]
+        lines += [
+            f"  {host.name:<11} {f'{host.group}, ' if host.group else ''}{host.address}: {shlex.join(host.command)}"
+            for host in self.hosts
+        ]
         if self.hosts and self.hosts[0].environment:
             lines += [
                 "  environment "

@@ -15,9 +15,13 @@ DEFAULT_MAX_HOURS = 5 * 24
 """MaxRuntimeInSeconds without a quota increase. https://docs.aws.amazon.com/general/latest/gr/sagemaker.html"""
 
 
+FIRST_WITH_GROUPS = (1, 10)
+"""Of PyTorch. https://docs.aws.amazon.com/sagemaker/latest/dg/train-heterogeneous-cluster.html"""
+
+
 def check(job: Job, *, kit_script: bool) -> list[Finding]:
     """Findings about `compute` and `distribution`; see `traps.check`."""
-    findings = [*_machines(job), *_groups(job), *_time(job)]
+    findings = [*_machines(job), *_groups(job, kit_script), *_time(job)]
     if not any(finding.level == "error" and finding.key.startswith("compute.instance") for finding in findings):
         findings += [*_distribution(job, kit_script), *_precision(job), *_compression(job, kit_script), *_workers(job)]
     return findings
@@ -50,7 +54,7 @@ def _machines(job: Job) -> Iterator[Finding]:
             )
 
 
-def _groups(job: Job) -> Iterator[Finding]:
+def _groups(job: Job, kit_script: bool) -> Iterator[Finding]:
     compute = job.compute
     names = [group.name for group in compute.instance_groups]
     valid = ", ".join(names) or "no groups are given"
@@ -65,6 +69,24 @@ def _groups(job: Job) -> Iterator[Finding]:
             key="compute.price_per_hour",
             found="one price for groups of different instance types",
             cure="remove it: launcher plan --check reads AWS's price list",
+        )
+    if len(names) > 1 and kit_script:
+        training = next((name for name in names if name in job.compute.training_groups), names[0])
+        others = ", ".join(name for name in names if name != training)
+        yield Finding(
+            key="compute.instance_groups",
+            found=f"{job.script} on several groups: SageMaker starts it on every host, and on those of {others} it would train too, alone",
+            valid="one group; several with a script of your own, which reads in SM_CURRENT_INSTANCE_GROUP what its host is for",
+            cure="write one group, or instance_type and instance_count",
+        )
+    version = _framework_version(job) or ""
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if len(names) > 1 and len(numbers) == 2 and numbers < FIRST_WITH_GROUPS:
+        yield Finding(
+            key="compute.instance_groups",
+            found=f"several groups with PyTorch {version}, whose image does not know of them",
+            valid="PyTorch 1.10 or newer",
+            cure="take a newer image, or write one group",
         )
     if len(set(names)) < len(names):
         yield Finding(key="compute.instance_groups", found="two groups of one name", cure="rename one")

@@ -90,7 +90,7 @@ def hosts(job: Job) -> tuple[HostPlan, ...]:
     training = [name for name, (_, group) in zip(names, kinds) if not groups or group in job.compute.training_groups]
     arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
     planned = []
-    for number, (name, (kind, _)) in enumerate(zip(names, kinds)):
+    for number, (name, (kind, group)) in enumerate(zip(names, kinds)):
         processes = _processes(job, kind)
         if job.distribution == "none":
             command = ["python", job.script, *arguments]
@@ -107,7 +107,7 @@ def hosts(job: Job) -> tuple[HostPlan, ...]:
             command += [job.script, *arguments]
         else:
             command = ["sshd", f"# mpirun on {training[0]} starts the processes here"]
-        planned.append(HostPlan(name, name, tuple(command), dict(job.environment)))
+        planned.append(HostPlan(name, name, tuple(command), dict(job.environment), group))
     return tuple(planned)
 
 

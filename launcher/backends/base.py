@@ -19,6 +19,8 @@ class HostPlan:
     """What the container toolkit will start there; `<free port>` stands for the one that the run picks."""
     environment: dict[str, str] = field(default_factory=dict)
     """What the backend sets for the toolkit, beside the SM_* that the toolkit makes of the job."""
+    group: str = ""
+    """The instance group, where there are several."""
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,16 @@ def check_cluster(job: Job, processes: int, gpus: int) -> list[Finding]:
         gpus: those of this machine that the hosts may share.
     """
     findings = []
+    if len(job.compute.instance_groups) > 1:
+        names = ", ".join(group.name for group in job.compute.instance_groups)
+        findings.append(
+            Finding(
+                key="compute.instance_groups",
+                level="warning",
+                found=f"{names}: all hosts are alike here, {job.compute.instance_count} of homogeneousCluster",
+                cure="to try the groups on this machine, each host as a process: launcher emulate",
+            )
+        )
     if job.compute.instance_count > local_hosts.MAX_HOSTS:
         findings.append(
             Finding(

@@ -83,6 +83,8 @@ ERRORS = [
     ({"compute": {"instance_groups": GROUPS}, "distribution": "torchrun"}, "distribution", "each group would train a model of its own", "or one group"),
     ({"compute": GROUPED, "distribution": "none"}, "compute.training_groups", "ignored with distribution: none", "smddp"),
     ({"compute": {**GROUPED, "keep_alive_minutes": 5}}, "compute.keep_alive_minutes", "several instance groups", "remove keep_alive_minutes"),
+    ({"compute": GROUPED, "distribution": "none", "compute.training_groups": [], "image": {"framework_version": "1.9.1", "python": "py38"}}, "compute.instance_groups", "several groups with PyTorch 1.9.1", "take a newer image"),
+    ({**KIT, "compute": GROUPED}, "compute.instance_groups", "on those of cpus it would train too", "write one group"),
     ({"compute": GROUPED, "inputs.train.instance_groups": ["gpu"]}, "inputs.train.instance_groups", "no group gpu", "did you mean gpus?"),
     ({"compute": GROUPED, "inputs.train.instance_groups": ["gpus"]}, "inputs.validation", "on every channel or on none", "add instance_groups: [gpus, cpus]"),
     ({"compute": GROUPED, "inputs.validation.instance_groups": ["gpus"], "inputs.train": FSX, "network": VPC}, "inputs.train", "a file system goes to all groups", "remove instance_groups"),
@@ -424,3 +426,19 @@ hyperparameters: {model: resnet18, epohcs: 3, global_batch_size: 30, note: "%s"}
 def test_a_version_that_the_rules_propose_has_an_image():
     catalog.training_image("us-west-2", P4D, "2.0.1", "py310")
     catalog.training_image("us-west-2", P4D, "2.8.0", "py312")
+
+
+def test_a_plan_says_which_group_starts_what(good):
+    planned = changed(good, {"compute": {**GROUPED, "instance_groups": GROUPS[::-1]}})
+    plan = launcher.plan(launcher.from_values(planned), on="aws")
+    assert [(host.group, host.command[0]) for host in plan.hosts] == [
+        ("cpus", "python"),
+        ("gpus", "mpirun"),
+        ("gpus", "sshd"),
+    ]
+    assert "algo-1      cpus, algo-1: python train.py" in str(
+        plan
+    ) and "gpus, algo-2: mpirun --host algo-2:8,algo-3:8 -np 16" in str(plan)
+    here = launcher.plan(launcher.from_values(planned)).findings
+    [finding] = [finding for finding in here if finding.key == "compute.instance_groups"]
+    assert finding.level == "warning" and "launcher emulate" in finding.cure
