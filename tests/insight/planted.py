@@ -69,7 +69,7 @@ def plant(
         checkpoint, evaluate: (every so many steps, seconds each).
         slow_steps: seconds that a phase takes more in the window that ends with a step.
         epoch_start: seconds of waiting for data more in the first step of every epoch.
-        cpu_seconds, worker_cpu_seconds: of the training process and of its workers, a step.
+        cpu_seconds, worker_cpu_seconds: of the training process with its workers, and of the workers alone, a step.
         system: whether hosts were watched; seconds: for how long where no step says it.
     """
     random = np.random.default_rng(seed)
