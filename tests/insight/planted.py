@@ -213,7 +213,13 @@ def write(measurements: Measurements, folder: Path) -> Path:
                 **{name: measurements.facts[name] for name in ("world_size", "device")},
                 "settings": dict(measurements.settings),
             },
-            {"kind": "first_step", "step": 1, "ended": BEGAN, "seconds": measurements.facts["seconds_to_first_step"]},
+            {
+                "kind": "first_step",
+                "step": 1,
+                "ended": BEGAN,
+                "seconds": measurements.facts["seconds_to_first_step"],
+                "workers": measurements.settings["num_workers"],
+            },
         ]
         lines += [
             {
