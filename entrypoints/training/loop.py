@@ -143,7 +143,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
         for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
             run.operators.step()
             losses = _step(task, state, batches, loaders.train_batches.accumulation, settings, timeline)
-            run.record.first_step(state.step)
+            run.record.first_step(state.step, loaders.workers.count)
             stopped = run.stop.agreed() and state.step < steps
             place = (epoch, epochs, state.step, steps)
             if state.step % settings.log_every == 0 or state.step == steps or stopped:

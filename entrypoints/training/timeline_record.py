@@ -1,7 +1,7 @@
 """What every rank leaves of its steps: timeline-<rank>.jsonl in its host's output folder, a line for each thing that happened.
 
     {"kind": "start", …}        once: which process this is, its settings, and what it cannot measure
-    {"kind": "first_step", …}   once: seconds from the process's start to the end of its first step, as the host sees it
+    {"kind": "first_step", …}   once: seconds from the process's start to the end of its first step, as the host sees it; data workers
     {"kind": "steps", …}        each logged window: mean seconds a step of the whole step and its phases
     {"kind": "checkpoint", …}   each pause, and `evaluate`
 
@@ -54,12 +54,16 @@ class TimelineRecord:
             settings=asdict(settings),
         )
 
-    def first_step(self, step: int) -> None:
-        """A step has ended: told once, of this process's first."""
+    def first_step(self, step: int, workers: int) -> None:
+        """A step has ended: told once, of this process's first.
+
+        Args:
+            workers: data workers beside this process, which `num_workers` may leave to the program.
+        """
         if self._waits_for_first:
             self._waits_for_first = False
             now = time.time()
-            self._write("first_step", step=step, ended=now, seconds=now - process_started())
+            self._write("first_step", step=step, ended=now, seconds=now - process_started(), workers=workers)
 
     def steps(self, epoch: int, step: int, seconds: Mapping[str, float], extra: Mapping[str, float]) -> None:
         """A logged window has ended now.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -144,12 +145,15 @@ class Comparison:
             if any(run.evidence.on_gpu for run in (self.before, self.after))
             else "process-hours an epoch"
         )
+        pairs = itertools.zip_longest(*(summary.operators(run.evidence, 5) for run in (self.before, self.after)))
+        operators = [[f"{one[0][:50]} {one[2] * 100:.0f} %" if one else "-" for one in pair] for pair in pairs]
         found = [
             (
                 ["run", "device", "number", "hours", "epochs", "hours an epoch", "reduction ratio", device_hours],
                 results,
             ),
             (["phase", f"before, {unit}", f"after, {unit}", "after / before"], phases),
+            (["operators that took longest before", "and after"], operators),
             (["setting", "before", "after"], settings),
         ]
         return [(head, rows) for head, rows in found if rows]

@@ -64,6 +64,10 @@ class Diagnosis:
             "phases": {
                 name: {"seconds": seconds, "share": share} for name, seconds, share in summary.phase_rows(evidence)
             },
+            "operators": [
+                {"name": name, "seconds": seconds, "share": share}
+                for name, seconds, share in summary.operators(evidence, 20)
+            ],
             "use": [asdict(use) for use in summary.uses(evidence)],
             "sampled": self.measurements.sampled,
         }

@@ -310,32 +310,24 @@ class Evidence:
 
     @functools.cached_property
     def worker_use(self) -> float | None:
-        """Cores that one data worker keeps busy, 0 to 1; None where the workers' CPU time was not measured."""
+        """Cores that one data worker keeps busy, 0 to 1, or at most so many where the training process's own part is not known;
+        None where no CPU time was measured."""
         seconds = self.mean_extra("worker_cpu_seconds")
+        seconds = self.all_cpu if seconds is None else seconds
         if seconds is None or not self.workers or not self.step_seconds:
             return None
         return seconds / self.workers / self.step_seconds
 
-    @property
-    def threads(self) -> bool:
-        """Whether data workers are threads of the training process, so that its CPU time is theirs too."""
-        kind = self.settings.get("worker_type")
-        return bool(self.workers) and (
-            kind == "threads" or (kind == "auto" and self.settings.get("preprocessing", "cpu") == "cpu")
-        )
-
-    @functools.cached_property
-    def own_cpu(self) -> float | None:
-        """CPU seconds a step of the training process without its workers; None where not measured or not to be told apart."""
-        return None if self.threads else self.mean_extra("cpu_seconds")
-
     @functools.cached_property
     def all_cpu(self) -> float | None:
         """CPU seconds a step of the training process and its workers."""
-        own, theirs = self.mean_extra("cpu_seconds"), self.mean_extra("worker_cpu_seconds")
-        if own is None or (theirs is None and self.workers != 0 and not self.threads):
-            return None
-        return own + (theirs or 0.0)
+        return self.mean_extra("cpu_seconds")
+
+    @functools.cached_property
+    def own_cpu(self) -> float | None:
+        """The same without the workers' part; None where that was not recorded: threads are a part of the process."""
+        theirs = 0.0 if self.workers == 0 else self.mean_extra("worker_cpu_seconds")
+        return None if self.all_cpu is None or theirs is None else max(0.0, self.all_cpu - theirs)
 
     @functools.cached_property
     def images_per_micro_batch(self) -> int | None:

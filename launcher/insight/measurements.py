@@ -106,8 +106,9 @@ class Measurements:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The script's settings, as it ran."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else is known: result.json's values; world_size, device, device_name, backend, torch, threads, instance_type, and
-    seconds_to_first_step (of the slowest rank, from its process's start); of a run also state, hosts, and started_by."""
+    """What else is known: result.json's values; world_size, device, device_name, backend, torch, threads, instance_type,
+    seconds_to_first_step (of the slowest rank, from its process's start) and num_workers (of each process, as they ran); of a run
+    also state, hosts, and started_by."""
     sampled: str | None = None
     """How a long record was thinned; None: all of it was read."""
     not_measured: Mapping[str, str] = field(default_factory=dict)

@@ -23,6 +23,7 @@ def fragment(evidence: Evidence, judgement: Judgement) -> str:
         f"<p class='about'>{escape(evidence.measurements.source)} · {escape(report.about(evidence))}</p>"
         + findings(judgement)
         + phase_table(evidence)
+        + operator_table(evidence)
         + use_table(evidence)
         + "</div>"
     )
@@ -56,6 +57,7 @@ def _run(evidence: Evidence, judgement: Judgement, place: int) -> str:
         f"<section><p class='about'>{source}</p><h1>{headline}</h1><p class='about'>{escape(report.about(evidence))}</p>"
         f"{findings(judgement)}<div id='charts-{place}'></div>"
         f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
+        f"{_section('Operators that take longest', operator_table(evidence))}"
         f"{_section('How much was used', use_table(evidence))}{_section('Settings', settings_table(evidence))}</section>"
     )
 
@@ -120,6 +122,11 @@ def findings(judgement: Judgement) -> str:
 def phase_table(evidence: Evidence) -> str:
     rows = [[name, f"{seconds * 1000:.2f}", percent(share)] for name, seconds, share in summary.phase_rows(evidence)]
     return table(["phase", "ms a step", "share"], rows)
+
+
+def operator_table(evidence: Evidence) -> str:
+    rows = [[name, f"{seconds * 1000:.3f}", percent(share)] for name, seconds, share in summary.operators(evidence, 15)]
+    return table(["operator or kernel", "ms a step", "share"], rows)
 
 
 def use_table(evidence: Evidence) -> str:

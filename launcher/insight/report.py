@@ -67,6 +67,11 @@ def text(evidence: Evidence, judgement: Judgement) -> str:
             [name, f"{seconds * 1000:.2f}", percent(share), "#" * round(share * 40)] for name, seconds, share in phases
         ]
         lines += ["", table(["phase", "ms a step", "share", ""], rows)]
+    operators = [
+        [name[:80], f"{seconds * 1000:.2f}", percent(share)] for name, seconds, share in summary.operators(evidence, 5)
+    ]
+    if operators:
+        lines += ["", table(["operators that take longest", "ms a step", "share"], operators)]
     several = len(evidence.measurements.hosts) > 1
     used = [use for use in summary.uses(evidence) if not several or use.resource in ESSENTIAL]
     if used:

@@ -57,6 +57,12 @@ def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:
     return rows + ([("(no phase)", rest * whole, rest)] if rest and rest >= 0.001 else [])
 
 
+def operators(evidence: Evidence, most: int) -> list[tuple[str, float, float]]:
+    """(operator or kernel, seconds a step, share of all of them), longest first; [] where torch.profiler recorded no steps."""
+    recorded = evidence.facts.get("operators") or {}
+    return [(one["name"], one["seconds"], one["share"]) for one in recorded.get("operators", [])[:most]]
+
+
 def uses(evidence: Evidence) -> list[Use]:
     """How much each resource of each host was used, over the whole record."""
     return [

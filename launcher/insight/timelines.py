@@ -87,6 +87,7 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
                 elif kind == "first_step":
                     slowest = ranks.facts.get("seconds_to_first_step", 0.0)
                     ranks.facts["seconds_to_first_step"] = max(slowest, event["seconds"])
+                    ranks.facts["num_workers"] = event["workers"]
                 else:
                     ranks.stalls.append({"rank": rank, "host": node, "kind": kind, **event})
             except (ValueError, KeyError, TypeError, AttributeError):

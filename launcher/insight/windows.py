@@ -36,11 +36,14 @@ def counts(steps: Steps) -> np.ndarray:
 
 
 def steady(steps: Steps) -> np.ndarray:
-    """(n,) which windows count: not those of the first steps, unless there are no others."""
+    """(n,) which windows count: not those of the first steps, unless there are no others, nor those that torch.profiler slowed."""
     begun = steps.step - counts(steps) - (steps.step[0] - counts(steps)[0])
     mask = begun >= WARM_UP_STEPS
     if len(mask) > 1 and not mask.any():
         mask = np.arange(len(steps.step)) >= max(1, len(steps.step) // 4)
+    undisturbed = mask & ~(np.nan_to_num(steps.extra.get("profiled", np.zeros(len(mask)))) > 0)
+    if undisturbed.any():
+        return undisturbed
     return mask if mask.any() else np.ones(len(steps.step), bool)
 
 

@@ -69,7 +69,7 @@ def plant(
         checkpoint, evaluate: (every so many steps, seconds each).
         slow_steps: seconds that a phase takes more in the window that ends with a step.
         epoch_start: seconds of waiting for data more in the first step of every epoch.
-        cpu_seconds, worker_cpu_seconds: of the training process and of its workers, a step.
+        cpu_seconds, worker_cpu_seconds: of the training process with its workers, and of the workers alone, a step.
         system: whether hosts were watched; seconds: for how long where no step says it.
     """
     random = np.random.default_rng(seed)
@@ -89,21 +89,15 @@ def plant(
             whole = sum(values[name] for name in values if name != "grad_sync") + gap
             values["step"] = whole
             times = BEGAN + np.cumsum(whole * log_every)
-            for kind, pause in (("checkpoint", checkpoint), ("evaluate", evaluate)):
-                for step in range(pause[0], steps + 1, pause[0]) if pause else ():
-                    place = int(np.searchsorted(at, step))
-                    host = f"algo-{rank // ranks_a_host + 1}"
-                    stalls.append(
-                        Stall(
-                            rank=rank,
-                            host=host,
-                            kind=kind,
-                            began=times[min(place, len(at) - 1)],
-                            seconds=pause[1],
-                            step=step,
-                        )
-                    )
-                    times[place + 1 :] += pause[1]
+            due = {"checkpoint": checkpoint, "evaluate": evaluate}
+            pauses = [(step, kind) for kind, one in due.items() if one for step in range(one[0], steps + 1, one[0])]
+            for step, kind in sorted(pauses):
+                place, host = min(int(np.searchsorted(at, step)), len(at) - 1), f"algo-{rank // ranks_a_host + 1}"
+                began = max(
+                    [times[place], *(stall.began + stall.seconds for stall in stalls[-1:] if stall.rank == rank)]
+                )
+                stalls.append(Stall(rank=rank, host=host, kind=kind, began=began, seconds=due[kind][1], step=step))
+                times[place + 1 :] += due[kind][1]
             extra = {}
             if cpu_seconds is not None:
                 extra["cpu_seconds"] = cpu_seconds * _noisy(random, len(at), noise)
@@ -213,7 +207,13 @@ def write(measurements: Measurements, folder: Path) -> Path:
                 **{name: measurements.facts[name] for name in ("world_size", "device")},
                 "settings": dict(measurements.settings),
             },
-            {"kind": "first_step", "step": 1, "ended": BEGAN, "seconds": measurements.facts["seconds_to_first_step"]},
+            {
+                "kind": "first_step",
+                "step": 1,
+                "ended": BEGAN,
+                "seconds": measurements.facts["seconds_to_first_step"],
+                "workers": measurements.settings["num_workers"],
+            },
         ]
         lines += [
             {

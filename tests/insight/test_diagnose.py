@@ -91,6 +91,7 @@ def test_a_run_of_this_machine_is_diagnosed_in_every_form(tmp_path, monkeypatch)
     diagnosis = run.diagnose()
     evidence = diagnosis.evidence
     assert {"data_wait", "student_forward", "backward", "optimizer"} <= set(evidence.phases)
+    assert isinstance(evidence.workers, int), "also where num_workers is auto"
     assert 0.7 < sum(evidence.phases.values()) < 1.05
     assert evidence.busy is not None and evidence.why_no_steps and diagnosis.headline in str(diagnosis)
     assert diagnosis.measurements.source == run.name

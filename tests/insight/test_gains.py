@@ -63,7 +63,7 @@ class Pipeline:
                 io_wait=0.0,
                 gpu=100 * compute / step,
                 worker_cpu_seconds=(self.cpu - self.host) if self.workers else None,
-                cpu_seconds=self.host + (0 if self.workers else self.cpu - self.host),
+                cpu_seconds=self.cpu,
                 settings={"num_workers": self.workers, "global_batch_size": self.batch},
                 steps=100,
                 seed=seed,

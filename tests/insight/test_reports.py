@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from training import script_settings
 
+from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Measurements
@@ -31,9 +32,8 @@ SETTINGS = {
 def test_every_rule_answers_for_every_run():
     for planted in (*PLANTED.values(), *HEALTHY.values()):
         found = judge(Evidence(plant(**planted)))
-        assert len(found.verdicts) + len(found.not_found) + len(found.not_measured) + len(found.not_applicable) == len(
-            RULES
-        )
+        answers = (found.verdicts, found.not_found, found.not_measured, found.not_applicable)
+        assert sum(map(len, answers)) == len(RULES) + 1, "and that operators were not recorded"
 
 
 def test_without_measurements_nothing_is_ok():
@@ -169,3 +169,29 @@ def test_time_between_epochs_that_lies_in_no_step_is_found():
     steps.ended[:] += 6.0 * (steps.epoch - 1)
     [verdict] = judge(Evidence(planted)).verdicts
     assert verdict.kind == "slow_epoch_starts" and verdict.share == pytest.approx(18 / 68, rel=0.1)
+
+
+def test_the_operators_that_take_longest_are_shown_where_they_were_recorded():
+    planted = plant(phases=GPU, gpu=95)
+    listed = [
+        {"name": f"kernel_{number}<float>", "calls": 1, "seconds": 0.1 / 2**number, "share": 0.5**number}
+        for number in range(1, 30)
+    ]
+    recorded = dataclasses.replace(
+        planted, facts={**planted.facts, "operators": {"device": "GPU", "steps": 3, "operators": listed}}
+    )
+    diagnosis = Diagnosis(recorded)
+    assert "kernel_5<float>" in str(diagnosis) and "kernel_6<float>" not in str(diagnosis), "KT's top five"
+    assert "kernel_5&lt;float&gt;" in diagnosis._repr_html_()
+    assert diagnosis.to_dict()["operators"][0] == {"name": "kernel_1<float>", "seconds": 0.05, "share": 0.5}
+    both = str(Comparison(Diagnosis(planted), diagnosis))
+    assert "kernel_1<float> 50 %" in both
+    assert any(missing.what == "operators and kernels" for missing in Diagnosis(planted).judgement.not_measured)
+
+
+def test_windows_that_the_profiler_slowed_do_not_count():
+    planted = plant(phases=GPU, noise=0.0)
+    [steps] = planted.ranks
+    steps.extra["profiled"] = np.where(np.arange(20) < 8, 1.0, np.nan)
+    steps.seconds["backward"][:8] *= 10
+    assert Evidence(planted).phases["backward"] == pytest.approx(0.15 / 0.25, rel=0.01)

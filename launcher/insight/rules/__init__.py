@@ -65,5 +65,7 @@ def judge(evidence: Evidence) -> Judgement:
             not_applicable.append((rule.looks_for, answer.why))
         else:
             not_found.append(rule.looks_for)
+    if "operators" not in evidence.facts:
+        not_measured.append(NotMeasured(what="operators and kernels", reason=evidence.why_not("operators")))
     verdicts.sort(key=lambda verdict: (verdict.level == "risk", -(verdict.share or 0.0)))
     return Judgement(tuple(verdicts), tuple(not_found), tuple(not_measured), tuple(not_applicable))

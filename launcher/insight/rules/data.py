@@ -185,7 +185,7 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
     if evidence.pressure is not None and evidence.pressure >= NOTICEABLE:
         told.append(f"some process waits for a core in {percent(evidence.pressure)} of the time (CPU pressure)")
     if evidence.worker_use is not None:
-        told.append(f"each worker keeps {evidence.worker_use:.2f} cores busy")
+        told.append(f"each worker keeps at most {evidence.worker_use:.2f} cores busy")
     if evidence.waiting_cores is not None:
         told.append(f"{evidence.waiting_cores:.1f} cores wait for disks (I/O wait)")
     return told
