@@ -1,8 +1,8 @@
 """Whether the memory of loading stays flat: over ten epochs of a folder, and over a million samples of shards. `make bench-input`.
 
-Each case is a process of its own that does nothing but load, with two workers: threads, or processes. Memory is what the process
-and its workers have for themselves (USS, so that pages which they share are not counted twice), first after two of its ten
-parts, when everything has been used once, and then after each of the others. The shards are a thousand names of one file with a
+Each case is a process of its own that does nothing but load, with two workers: threads, or processes. Memory is what is
+resident of the process and its workers and no file's (what they share since the fork counts for each); the growth is that from the
+second of ten parts, when everything has been used once, to the last. The shards are a thousand names of one file with a
 thousand small JPEGs, so that they need two megabytes and not two gigabytes.
 """
 
@@ -61,8 +61,14 @@ def load(root: Path, kind: str, parts: int, passes: float, **values) -> None:
         for _ in loaders.train:
             made += 1
             if made % batches_a_part == 0 and made <= parts * batches_a_part:
-                own = sum(each.memory_full_info().uss for each in (process, *process.children(recursive=True)))
+                own = sum(own_memory(each.pid) for each in (process, *process.children(recursive=True)))
                 print(f"{own / 1e6:.1f}", flush=True)
+
+
+def own_memory(process: int) -> int:
+    """Bytes in use that are no file's."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 def main() -> None:

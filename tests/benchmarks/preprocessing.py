@@ -1,8 +1,8 @@
 """What an image costs on the CPU: `preprocessing: cpu` beside torchvision, NVIDIA DALI and bare decoding. `make bench-input`.
 
 All read JPEG files, cut a random part (RandomResizedCrop), scale it to 224 x 224, mirror half of them and make uint8 batches;
-normalisation is apart, in a table of its own. The ways take turns in one process, round after round: CPU time with one thread,
-then images/s with two. The files are parts of scikit-learn's photographs, scaled as photographs on the web are, quality 90:
+normalisation is apart, in a table of its own. The ways take turns, each in a process of its own, round after round: CPU time with
+one thread, then images/s with two. The files are parts of scikit-learn's photographs, scaled as photographs on the web are:
 400 x 300 pixels, and 1600 x 1200 pixels put together from sixteen of these.
 
 torchvision's way is that of aws-samples/sagemaker-cv-preprocessing-training-performance: ImageFolder with Pillow, and as its
@@ -16,15 +16,19 @@ import argparse
 import importlib.util
 import io
 import itertools
+import multiprocessing
 import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import sklearn
 import torch
 from engine import ALONE, machine, progress, ratio, table
@@ -39,6 +43,9 @@ from training.data.views import open_data
 from training.script_settings import LabelledImageSettings
 
 SIZE, MIN_AREA, BATCH = 224, 0.08, 32
+QUALITY = 96
+"""Pillow's; the photographs have nearly as many bits a pixel then as those of ImageNet, 4.7 (138 GB, 1.28 million, 181,500 pixels)."""
+
 SMALL, LARGE = (400, 300), (1600, 1200)
 LOADS = (0, 1, 4, 8, 12)
 PHOTOGRAPHS = Path(sklearn.__file__).parent / "datasets" / "images"
@@ -46,6 +53,13 @@ NAMES = ("china.jpg", "flower.jpg")
 
 TORCHVISION, OURS, COMPOSED, REFERENCE = "torchvision", "cpu", "cpu, composed", "cpu_reference"
 BARE, DALI, SMOOTH = "bare decoding", "DALI on the CPU", "the same, smooth chroma"
+
+AHEAD = 6
+"""Batches that are taken before the wall's clock starts: more than any of the ways makes ahead."""
+
+PARTS = ("small", "small-wall", "large", "large-wall", "load", "normalisation", "fidelity")
+
+FORKED = multiprocessing.get_context("fork")
 
 Way = Iterator[int]
 """Each `next` makes one batch, and says how many images it has."""
@@ -63,19 +77,23 @@ def part_of_a_photograph(chance: random.Random) -> Image.Image:
     return image.resize(SMALL, Image.Resampling.LANCZOS, box=(left, top, left + wide, top + high))
 
 
-def write_images(root: Path, size: tuple[int, int], different: int, count: int) -> float:
-    """A channel of so many JPEGs, of which so many are different and the others links to them; its bits a pixel."""
+def write_images(root: Path, size: tuple[int, int], different: int, count: int) -> None:
+    """A channel of so many JPEGs, of which so many are different and the others links to them."""
     chance, folder = random.Random(0), root / "photographs"
     folder.mkdir(parents=True)
     for number in range(different):
         image = Image.new("RGB", size)
         for left, top in itertools.product(range(0, size[0], SMALL[0]), range(0, size[1], SMALL[1])):
             image.paste(part_of_a_photograph(chance), (left, top))
-        image.save(folder / f"{number:05}.jpg", quality=90)
+        image.save(folder / f"{number:05}.jpg", quality=QUALITY)
     files = sorted(folder.iterdir())
     for number in range(different, count):
         os.link(files[number % different], folder / f"{number:05}.jpg")
-    return 8 * statistics.mean(file.stat().st_size for file in files) / (size[0] * size[1])
+
+
+def bits_a_pixel(root: Path, size: tuple[int, int]) -> float:
+    """Of the files of a channel, on average."""
+    return 8 * statistics.mean(file.stat().st_size for file in root.rglob("*.jpg")) / (size[0] * size[1])
 
 
 # -- ways --------------------------------------------------------------------------------------------------------------
@@ -94,10 +112,11 @@ def ours(root: Path, workers: int = 0, kind: str = "auto", load: int = 0, **valu
             yield len(batch.images)
 
 
-def by_torchvision(root: Path, workers: int = 0, load: int = 0) -> Way:
+def by_torchvision(root: Path, workers: int = 0, load: int = 0, bilinear: bool = False) -> Way:
     from torchvision import datasets, transforms
 
-    turns = [transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip(), transforms.RandomRotation(5)]
+    how = transforms.InterpolationMode.BILINEAR if bilinear else transforms.InterpolationMode.NEAREST
+    turns = [transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip(), transforms.RandomRotation(5, how)]
     varied = [*turns * load, transforms.RandomResizedCrop(SIZE), transforms.RandomHorizontalFlip()]
     folder = datasets.ImageFolder(str(root), transforms.Compose([*varied, transforms.PILToTensor()]))
     loader = DataLoader(
@@ -136,36 +155,68 @@ def has_dali() -> bool:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def settle() -> None:
-    """Until no thread of this process computes any more: what DALI and threads make ahead belongs to who asked for it."""
+class Contestant:
+    """A way in a process of its own, so that each has its own memory allocator and pays for what it makes ahead."""
+
+    def __init__(self, make: Callable[..., Way], *arguments: Any, **named: Any):
+        self._pipe, theirs = FORKED.Pipe()
+        self._process = FORKED.Process(target=_serve, args=(theirs, lambda: make(*arguments, **named)))
+        self._process.start()
+
+    def measure(self, batches: int, before: int) -> tuple[float, float]:
+        """Seconds of CPU and wall time an image, over so many batches; begun after so many others without a pause, or at rest."""
+        self._pipe.send((batches, before))
+        return self._pipe.recv()
+
+    def end(self) -> None:
+        self._pipe.send(None)
+        self._process.join()
+
+
+def _serve(pipe: Connection, make: Callable[[], Way]) -> None:
+    way = make()
+    for _ in range(3):
+        next(way)
+    _rest()
+    while (asked := pipe.recv()) is not None:
+        batches, before = asked
+        for _ in range(before):
+            next(way)
+        cpu, wall = time.process_time(), time.perf_counter()
+        made = sum(next(way) for _ in range(batches))
+        wall = time.perf_counter() - wall
+        _rest()
+        pipe.send(((time.process_time() - cpu) / made, wall / made))
+    way.close()
+
+
+def _rest() -> None:
+    """Until no thread and no worker of this process computes any more."""
+    workers = psutil.Process().children(recursive=True)
+
+    def used() -> float:
+        return time.process_time() + sum(sum(worker.cpu_times()[:2]) for worker in workers)
+
     while True:
-        before = time.process_time()
-        time.sleep(0.02)
-        if time.process_time() - before < 0.002:
+        before = used()
+        time.sleep(0.03)
+        if used() - before < 0.002:
             return
 
 
-def measure(ways: Mapping[str, Way], images: int, rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+def measure(ways: Mapping[str, Contestant], images: int, rounds: int, *, wall: bool = False) -> dict[str, list[float]]:
     """Seconds an image of each way, in each round; in each round another one is first.
 
     Args:
-        clock: of CPU time, where each way computes in this process; or of wall time.
+        wall: by the clock on the wall, while batches flow. Else of CPU time, from rest to rest.
     """
     batches, names, found = max(1, images // BATCH), [*ways], {name: [] for name in ways}
-    for name in names:
-        for _ in range(3):
-            next(ways[name])
-        settle()
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            started, made = clock(), 0
-            for _ in range(batches):
-                made += next(ways[name])
-            if clock is time.process_time:
-                settle()
-            found[name].append((clock() - started) / made)
-            settle()
+            found[name].append(ways[name].measure(batches, AHEAD if wall else 0)[int(wall)])
         progress(f"round {number + 1} of {rounds}")
+    for way in ways.values():
+        way.end()
     return found
 
 
@@ -181,14 +232,14 @@ def versus(first: list[float], second: list[float]) -> str:
 def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
     """CPU time an image with one thread."""
     ways = {
-        OURS: ours(root),
-        TORCHVISION: by_torchvision(root),
-        REFERENCE: ours(root, preprocessing="cpu_reference"),
-        BARE: bare_decoding(root),
+        OURS: Contestant(ours, root),
+        TORCHVISION: Contestant(by_torchvision, root),
+        REFERENCE: Contestant(ours, root, preprocessing="cpu_reference"),
+        BARE: Contestant(bare_decoding, root),
     }
     if has_dali():
-        ways |= {DALI: by_dali(root), SMOOTH: by_dali(root, fancy=True)}
-    found = measure(ways, images, rounds, time.process_time)
+        ways |= {DALI: Contestant(by_dali, root), SMOOTH: Contestant(by_dali, root, fancy=True)}
+    found = measure(ways, images, rounds)
     rows = [("", "CPU ms an image", "images/s a core", "x cpu's time")]
     for name, seconds in found.items():
         rows.append((name, f"{1000 * median_of(seconds):.3f}", f"{1 / median_of(seconds):.0f}", versus(seconds, found[OURS])))  # fmt: skip
@@ -198,13 +249,13 @@ def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
 def speed_of_two(root: Path, images: int, rounds: int) -> str:
     """Images/s by the clock on the wall, two workers each."""
     ways = {
-        "cpu, 2 threads": ours(root, 2, "threads"),
-        "cpu, 2 processes": ours(root, 2, "processes"),
-        "torchvision, 2 processes": by_torchvision(root, 2),
+        "cpu, 2 threads": Contestant(ours, root, 2, "threads"),
+        "cpu, 2 processes": Contestant(ours, root, 2, "processes"),
+        "torchvision, 2 processes": Contestant(by_torchvision, root, 2),
     }
     if has_dali():
-        ways["DALI on the CPU, 2 threads"] = by_dali(root, threads=2)
-    found = measure(ways, images, rounds, time.perf_counter)
+        ways["DALI on the CPU, 2 threads"] = Contestant(by_dali, root, threads=2)
+    found = measure(ways, images, rounds, wall=True)
     rows, first = [("", "images/s", "x the first's time")], next(iter(found.values()))
     for name, seconds in found.items():
         rows.append((name, f"{1 / median_of(seconds):.0f}", versus(seconds, first)))
@@ -213,13 +264,14 @@ def speed_of_two(root: Path, images: int, rounds: int) -> str:
 
 def cost_of_the_load(root: Path, images: int, rounds: int) -> str:
     """CPU time an image with so many rounds of mirroring and turning before the crop."""
-    makers: dict[str, Callable[[int], Way]] = {
-        TORCHVISION: lambda load: by_torchvision(root, load=load),
-        OURS: lambda load: ours(root, load=load),
-        COMPOSED: lambda load: ours(root, load=load, compose_augmentation=True),
+    makers: dict[str, Callable[[int], Contestant]] = {
+        TORCHVISION: lambda load: Contestant(by_torchvision, root, load=load),
+        "torchvision, bilinear": lambda load: Contestant(by_torchvision, root, load=load, bilinear=True),
+        OURS: lambda load: Contestant(ours, root, load=load),
+        COMPOSED: lambda load: Contestant(ours, root, load=load, compose_augmentation=True),
     }
     ways = {f"{name}, {load}": make(load) for name, make in makers.items() for load in LOADS}
-    found = measure(ways, images, rounds, time.process_time)
+    found = measure(ways, images, rounds)
     rows = [("CPU ms an image", *(f"load {load}" for load in LOADS), f"{LOADS[-1]} / 0")]
     for name in makers:
         seconds = [found[f"{name}, {load}"] for load in LOADS]
@@ -246,8 +298,11 @@ def cost_of_normalisation(rounds: int) -> str:
             batch.float().sub_(mean).div_(deviation)
             yield BATCH
 
-    ways = {"ToTensor and Normalize an image": image_by_image(), "uint8 batch, normalised once": together()}
-    found = measure(ways, 4 * BATCH, rounds, time.process_time)
+    ways = {
+        "ToTensor and Normalize an image": Contestant(image_by_image),
+        "uint8 batch, normalised once": Contestant(together),
+    }
+    found = measure(ways, 4 * BATCH, rounds)
     return table([("", "CPU ms an image"), *((name, f"{1000 * median_of(times):.3f}") for name, times in found.items())])  # fmt: skip
 
 
@@ -282,21 +337,28 @@ def fidelity(crops: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument(
-        "--images", type=int, default=192, help="of each way in a round, a sixth of them where they are large"
-    )
+    parser.add_argument("--images", type=int, default=192, help="of each way in a round, a sixth where they are large")
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{machine(1)}\n{FastPreprocessor().about()}; {asked.rounds} rounds, medians, in brackets quartiles of the rounds' ratios")  # fmt: skip
+    print(machine(1))
+    print(f"{asked.rounds} rounds, medians, in brackets quartiles of the rounds' ratios", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for size, different, count in ((SMALL, 256, 1024), (LARGE, 24, 192)):
-            root, few = Path(folder) / str(size[0]), asked.images if size is SMALL else max(BATCH, asked.images // 6)
-            bits = write_images(root, size, different, count)
-            print(f"\n{size[0]} x {size[1]} -> {SIZE}, {bits:.2f} bits a pixel\n\n{cost_of_a_view(root, few, asked.rounds)}")  # fmt: skip
-            print(f"\n{speed_of_two(root, 3 * few, asked.rounds)}")
-        print(f"\nAugmentation load, 400 x 300 -> {SIZE}\n\n{cost_of_the_load(Path(folder) / str(SMALL[0]), asked.images // 3, asked.rounds)}")  # fmt: skip
-    print(f"\nNormalisation\n\n{cost_of_normalisation(asked.rounds)}")
-    print(f"\nPSNR against Pillow with antialiasing, the least of 20 crops\n\n{fidelity(20)}")
+        for name, size, different, count in (("small", SMALL, 256, 1024), ("large", LARGE, 24, 192)):
+            root, images = Path(folder) / name, asked.images if size is SMALL else asked.images // 6
+            writer = FORKED.Process(target=write_images, args=(root, size, different, count))
+            writer.start(), writer.join()
+            title = f"\n{size[0]} x {size[1]} -> {SIZE}, {bits_a_pixel(root, size):.2f} bits a pixel"
+            if name in asked.only:
+                print(f"{title}\n\n{cost_of_a_view(root, images, asked.rounds)}", flush=True)
+            if f"{name}-wall" in asked.only:
+                print(f"{title}\n\n{speed_of_two(root, 4 * images, asked.rounds)}", flush=True)
+            if name == "small" and "load" in asked.only:
+                print(f"{title}, augmentation load\n\n{cost_of_the_load(root, images // 2, asked.rounds)}", flush=True)
+    if "normalisation" in asked.only:
+        print(f"\nNormalisation\n\n{cost_of_normalisation(asked.rounds)}", flush=True)
+    if "fidelity" in asked.only:
+        print(f"\nPSNR against Pillow with antialiasing, the least of 20 crops\n\n{fidelity(20)}")
 
 
 if __name__ == "__main__":

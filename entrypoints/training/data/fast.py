@@ -14,7 +14,7 @@ from training.data.augmentation import Augmentation, Variation
 from training.data.decoding import as_pixels, decode
 from training.data.jpeg import SCALES, JpegHeader, find_decoder, opencv, read_header
 
-ALIASING = 1.1
+ALIASING = 1.5
 """A composed warp that shrinks by more than this is done on an image that was shrunk before, antialiased."""
 
 KEPT = 2
@@ -146,8 +146,10 @@ def _scaled(
     """The variation's box as upright planes (channels, size, size); without one the middle square, as `reference.fit`."""
     width, height = header.upright_size
     box = variation.box or (0, 0, width, height)
-    corners = stored @ np.array([[box[0], box[2]], [box[1], box[3]], [1, 1]]) / part
-    sides = [sorted(row) for row in corners[:2].tolist()]
+    sides = [[box[0] / part, box[2] / part], [box[1] / part, box[3] / part]]
+    if header.orientation != 1:
+        corners = stored @ [*sides, [1 / part, 1 / part]]
+        sides = [sorted(row) for row in corners[:2].tolist()]
     if variation.box is not None:
         return _upright(_scaled_part(pixels, sides, (size, size)), header.orientation)
     wide, high = geometry.fitted(width, height, size)

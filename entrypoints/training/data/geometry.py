@@ -7,6 +7,7 @@ leads from what an operation makes back to what it is made of.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -36,10 +37,26 @@ def rotation(degrees: float, width: float, height: float, shift: tuple[float, fl
 
 def turned(turn: Turn, width: int, height: int) -> np.ndarray:
     """One round of the augmentation load: mirrored, turned upside down, then rotated."""
-    matrix = rotation(turn.degrees, width, height)
-    if turn.upside_down:
-        matrix = flip(height) @ matrix
-    return mirror(width) @ matrix if turn.mirrored else matrix
+    return all_turned([turn], width, height)
+
+
+def all_turned(turns: Iterable[Turn], width: int, height: int) -> np.ndarray:
+    """Rounds of the augmentation load after each other."""
+    a, b, c, d = (
+        1.0,
+        0.0,
+        0.0,
+        1.0,
+    )  # all around the same middle; plain numbers, as many products of small arrays take long
+    for turn in turns:
+        if turn.mirrored:
+            a, c = -a, -c
+        if turn.upside_down:
+            b, d = -b, -d
+        cos, sin = math.cos(math.radians(turn.degrees)), math.sin(math.radians(turn.degrees))
+        a, b, c, d = a * cos + b * sin, b * cos - a * sin, c * cos + d * sin, d * cos - c * sin
+    x, y = width / 2, height / 2
+    return np.array([[a, b, x - a * x - b * y], [c, d, y - c * x - d * y], [0, 0, 1.0]])
 
 
 def scaled_box(box: tuple[float, float, float, float], size: int) -> np.ndarray:
@@ -65,10 +82,7 @@ def middle_box(width: int, height: int, size: int) -> tuple[float, float, float,
 def composed(variation: Variation, width: int, height: int, size: int) -> np.ndarray:
     """From a view of `size` × `size` pixels back to the upright image, through the whole variation."""
     box = variation.box or middle_box(width, height, size)
-    matrix = np.eye(3)
-    for turn in variation.turns:
-        matrix = matrix @ turned(turn, width, height)
-    matrix = matrix @ scaled_box(box, size)
+    matrix = all_turned(variation.turns, width, height) @ scaled_box(box, size)
     if variation.degrees or variation.shift != (0, 0):
         matrix = matrix @ rotation(variation.degrees, size, size, variation.shift)
     return matrix @ mirror(size) if variation.mirrored else matrix
