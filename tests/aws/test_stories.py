@@ -126,8 +126,8 @@ def test_the_dali_posts_config_sends_what_its_text_describes(story):
         ),  # "we measure … system metrics with Debugger"
         rules=[ProfilerRule.sagemaker(rule_configs.ProfilerReport())],
         entry_point="train.py",
-        framework_version="2.0.1",  # the post's 1.8.1 cannot run this kit's scripts
-        py_version="py310",
+        framework_version="2.6.0",  # the post's 1.8.1 cannot run this kit's scripts, nor DALI of today
+        py_version="py312",
         **completed(job, plan),
     )
     assert (job.hyperparameters["epochs"], job.hyperparameters["global_batch_size"], job.hyperparameters["model"]) == (
