@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import preprocessing
 import torch
 from engine import ALONE, machine, table
 from preprocessing import (
-    BATCH,
     LARGE,
     MIN_AREA,
     NAMES,
     PHOTOGRAPHS,
     SIZE,
     SMALL,
+    Contestant,
+    by_dali,
     measure,
     median_of,
+    ours,
     versus,
     write_images,
 )
@@ -64,14 +64,13 @@ def plain(files: list[str], size: int, *, batch: int = 32, threads: int = 1, fan
 
 def cost(root: Path, images: int, rounds: int) -> str:
     """CPU time an image."""
-    files = [str(file) for file in sorted(root.rglob("*.jpg"))]
     ways = {
-        PLAIN: (BATCH for _ in plain(files, SIZE)),
-        SMOOTH: (BATCH for _ in plain(files, SIZE, fancy=True)),
-        KIT: preprocessing.ours(root, 1, preprocessing="dali"),
-        FAST: preprocessing.ours(root),
+        PLAIN: Contestant(by_dali, root),
+        SMOOTH: Contestant(by_dali, root, fancy=True),
+        KIT: Contestant(ours, root, 1, preprocessing="dali"),
+        FAST: Contestant(ours, root, 1),
     }
-    found = measure(ways, images, rounds, time.process_time)
+    found = measure(ways, images, rounds)
     rows = [("", "CPU ms an image", f"x {PLAIN}", f"x {SMOOTH}")]
     for name, seconds in found.items():
         rows.append((name, f"{1000 * median_of(seconds):.3f}", *(versus(seconds, found[other]) for other in (PLAIN, SMOOTH))))  # fmt: skip

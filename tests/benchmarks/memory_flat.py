@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1024, help="of the folder")
     parser.add_argument("--samples", type=int, default=1_000_000, help="of the shards")
     parser.add_argument("--kinds", nargs="*", choices=("threads", "processes"), default=("threads", "processes"))
+    parser.add_argument("--sources", nargs="*", choices=("folder", "shards"), default=("folder", "shards"))
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.case:
@@ -103,7 +104,9 @@ def main() -> None:
                     sys.exit(done.stderr)
                 own = [float(line) for line in done.stdout.split()]
                 growth = own[-1] - own[WARM_UP - 1]
-                rows.append((f"{source}, {what}, 2 {kind}", *(f"{each:.0f}" for each in own), f"{growth:+.1f} MB"))
+                rows.append(
+                    (f"{source}, {what[source]}, 2 {kind}", *(f"{each:.0f}" for each in own), f"{growth:+.1f} MB")
+                )
     print(table(rows))
 
 
