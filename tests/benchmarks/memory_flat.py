@@ -1,6 +1,6 @@
 """Whether the memory of loading stays flat: over ten epochs of a folder, and over a million samples of shards. `make bench-input`.
 
-Each case is a process of its own that does nothing but load, with two workers: threads, or processes. Memory is what is
+Each case is a process of its own that does nothing but load, with two workers or none. Memory is what is
 resident of the process and its workers and no file's (what they share since the fork counts for each); the growth is that from the
 second of ten parts, when everything has been used once, to the last. The shards are a thousand names of one file with a
 thousand small JPEGs, so that they need two megabytes and not two gigabytes.
@@ -20,6 +20,16 @@ from pathlib import Path
 from engine import ALONE, machine, table
 
 PARTS, WARM_UP, SAMPLES_A_SHARD = 10, 2, 1000
+
+NONE = "no workers"
+
+CASES = {
+    "folder-threads": ("folder", "threads"),
+    "folder-processes": ("folder", "processes"),
+    "shards": ("shards", NONE),
+    "shards-processes": ("shards", "processes"),
+}
+"""What is loaded, and with which workers: without any where images are so small, as auto has it."""
 
 
 def write_shards(root: Path, shards: int) -> None:
@@ -47,9 +57,8 @@ def load(root: Path, kind: str, parts: int, passes: float, **values) -> None:
     from training.script_settings import LabelledImageSettings
 
     torch.set_num_threads(1)
-    chosen = LabelledImageSettings(
-        horizontal_flip=True, min_crop_area=0.3, num_workers=2, worker_type=kind, epochs=99, **values
-    )
+    workers = {"num_workers": 0} if kind == NONE else {"num_workers": 2, "worker_type": kind}
+    chosen = LabelledImageSettings(horizontal_flip=True, min_crop_area=0.3, epochs=99, **workers, **values)
     loaders = open_loaders(
         open_data(root, root, chosen, 3), chosen, ALONE, batch_size_per_device=chosen.global_batch_size
     )
@@ -75,8 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=int, default=1024, help="of the folder")
     parser.add_argument("--samples", type=int, default=1_000_000, help="of the shards")
-    parser.add_argument("--kinds", nargs="*", choices=("threads", "processes"), default=("threads", "processes"))
-    parser.add_argument("--sources", nargs="*", choices=("folder", "shards"), default=("folder", "shards"))
+    parser.add_argument("--only", nargs="*", choices=(*CASES,), default=(*CASES,))
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.case:
@@ -93,20 +101,16 @@ def main() -> None:
 
         write_images(Path(folder) / "folder", SMALL, 64, asked.images)
         write_shards(Path(folder) / "shards", asked.samples // SAMPLES_A_SHARD)
-        for source, what in (
-            ("folder", f"{asked.images:,} images, 10 epochs"),
-            ("shards", f"{asked.samples:,} samples"),
-        ):
-            for kind in asked.kinds:
-                command = [sys.executable, __file__, "--case", str(Path(folder) / source), kind, source]
-                done = subprocess.run(command, capture_output=True, text=True)
-                if done.returncode:
-                    sys.exit(done.stderr)
-                own = [float(line) for line in done.stdout.split()]
-                growth = own[-1] - own[WARM_UP - 1]
-                rows.append(
-                    (f"{source}, {what[source]}, 2 {kind}", *(f"{each:.0f}" for each in own), f"{growth:+.1f} MB")
-                )
+        what = {"folder": f"{asked.images:,} images, {PARTS} epochs", "shards": f"{asked.samples:,} samples"}
+        for source, kind in (CASES[name] for name in asked.only):
+            command = [sys.executable, __file__, "--case", str(Path(folder) / source), kind, source]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(done.stderr)
+            own = [float(line) for line in done.stdout.split()]
+            growth = f"{own[-1] - own[WARM_UP - 1]:+.1f} MB"
+            workers = kind if kind == NONE else f"2 {kind}"
+            rows.append((f"{source}, {what[source]}, {workers}", *(f"{each:.0f}" for each in own), growth))
     print(table(rows))
 
 

@@ -57,7 +57,7 @@ BARE, DALI, SMOOTH = "bare decoding", "DALI on the CPU", "the same, smooth chrom
 AHEAD = 6
 """Batches that are taken before the wall's clock starts: more than any of the ways makes ahead."""
 
-PARTS = ("small", "small-wall", "large", "large-wall", "load", "normalisation", "fidelity")
+PARTS = ("small", "small-wall", "small-load", "large", "large-wall", "normalisation", "fidelity")
 
 FORKED = multiprocessing.get_context("fork")
 
@@ -89,6 +89,16 @@ def write_images(root: Path, size: tuple[int, int], different: int, count: int) 
     files = sorted(folder.iterdir())
     for number in range(different, count):
         os.link(files[number % different], folder / f"{number:05}.jpg")
+
+
+def some_of(root: Path, count: int) -> Path:
+    """The first so many images of a channel, as one of its own: a round is then an epoch, and what was made ahead is used in it."""
+    folder = root.with_name(f"{root.name}-{count}") / "photographs"
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        for file in sorted(root.rglob("*.jpg"))[:count]:
+            os.link(file, folder / file.name)
+    return folder.parent
 
 
 def bits_a_pixel(root: Path, size: tuple[int, int]) -> float:
@@ -175,9 +185,6 @@ class Contestant:
 
 def _serve(pipe: Connection, make: Callable[[], Way]) -> None:
     way = make()
-    for _ in range(3):
-        next(way)
-    _rest()
     while (asked := pipe.recv()) is not None:
         batches, before = asked
         for _ in range(before):
@@ -213,9 +220,12 @@ def measure(ways: Mapping[str, Contestant], images: int, rounds: int, *, wall: b
     """Seconds an image of each way, in each round; in each round another one is first.
 
     Args:
-        wall: by the clock on the wall, while batches flow. Else of CPU time, from rest to rest.
+        images: of each way in a round, a multiple of BATCH.
+        wall: by the clock on the wall, while batches flow. Else of CPU time, from rest to rest, over a whole epoch.
     """
-    batches, names, found = max(1, images // BATCH), [*ways], {name: [] for name in ways}
+    batches, names, found = images // BATCH, [*ways], {name: [] for name in ways}
+    for way in ways.values():
+        way.measure(batches, 0)
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             found[name].append(ways[name].measure(batches, AHEAD if wall else 0)[int(wall)])
@@ -350,16 +360,19 @@ def main() -> None:
     print(f"{asked.rounds} rounds, medians, in brackets quartiles of the rounds' ratios", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name, size, different, count in (("small", SMALL, 256, 1024), ("large", LARGE, 24, 192)):
+            if not any(part == name or part.startswith(f"{name}-") for part in asked.only):
+                continue
             root, images = Path(folder) / name, asked.images if size is SMALL else asked.images // 6
             writer = FORKED.Process(target=write_images, args=(root, size, different, count))
             writer.start(), writer.join()
             title = f"\n{size[0]} x {size[1]} -> {SIZE}, {bits_a_pixel(root, size):.2f} bits a pixel"
             if name in asked.only:
-                print(f"{title}\n\n{cost_of_a_view(root, images, asked.rounds)}", flush=True)
+                print(f"{title}\n\n{cost_of_a_view(some_of(root, images), images, asked.rounds)}", flush=True)
             if f"{name}-wall" in asked.only:
                 print(f"{title}\n\n{speed_of_two(root, 4 * images, asked.rounds)}", flush=True)
-            if name == "small" and "load" in asked.only:
-                print(f"{title}, augmentation load\n\n{cost_of_the_load(root, images // 2, asked.rounds)}", flush=True)
+            if f"{name}-load" in asked.only:
+                table_of_loads = cost_of_the_load(some_of(root, images // 3), images // 3, asked.rounds)
+                print(f"{title}, augmentation load\n\n{table_of_loads}", flush=True)
     if "normalisation" in asked.only:
         print(f"\nNormalisation\n\n{cost_of_normalisation(asked.rounds)}", flush=True)
     if "fidelity" in asked.only:
