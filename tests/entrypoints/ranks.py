@@ -47,14 +47,20 @@ def run_ranks(
     ]
 
 
+def from_clean_forks() -> multiprocessing.context.BaseContext:
+    """Processes that start at once and hang in no lock: their parent has imported torch and computed nothing, so has no threads."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["training.data_parallel", "torch._dynamo", __name__])
+    return context
+
+
 @contextlib.contextmanager
 def started_ranks(
     tmp_path: Path, text: str, *, size: int = 2, environments: list[Mapping[str, str]] | None = None
 ) -> Iterator[list]:
     """The same while they run; who is left in the end is killed."""
     code = textwrap.dedent(HEAD) + f"out = pathlib.Path({str(tmp_path)!r})\n" + textwrap.dedent(text)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training.data_parallel", "torch._dynamo", __name__])
+    context = from_clean_forks()
     common = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = [
         context.Process(target=_run, args=(code, {**common, **environment}, tmp_path, rank))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import random
 import resource
 import shutil
@@ -19,7 +18,7 @@ from training.checkpoints import Checkpoints, reseed, restore_rng, rng_state
 from training.distributed import World
 from training.environment import read_environment
 
-from tests.entrypoints.ranks import run_ranks
+from tests.entrypoints.ranks import from_clean_forks, run_ranks
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 
@@ -155,10 +154,10 @@ def save_for_ever(folder: Path, first: int, finished) -> None:
 
 def test_killed_at_any_moment_the_last_finished_checkpoint_is_there(tmp_path, checkpoints, said):
     """With a single one kept: it goes only after the next one is whole."""
-    fork, chance, step, under_way = multiprocessing.get_context("fork"), random.Random(5), 0, 0
+    context, chance, step, under_way = from_clean_forks(), random.Random(5), 0, 0
     for _ in range(25):
-        finished = fork.Value("q", step)
-        process = fork.Process(target=save_for_ever, args=(tmp_path / "kept", step + 1, finished))
+        finished = context.Value("q", step)
+        process = context.Process(target=save_for_ever, args=(tmp_path / "kept", step + 1, finished))
         process.start()
         end = time.monotonic() + 60
         while finished.value == step and time.monotonic() < end:
