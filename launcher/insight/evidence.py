@@ -329,6 +329,12 @@ class Evidence:
         theirs = 0.0 if self.workers == 0 else self.mean_extra("worker_cpu_seconds")
         return None if self.all_cpu is None or theirs is None else max(0.0, self.all_cpu - theirs)
 
+    @property
+    def workers_part(self) -> float | None:
+        """The data workers' share of all CPU time of training; None where it was not recorded."""
+        own = self.own_cpu
+        return 1 - own / self.all_cpu if own is not None and self.workers and self.all_cpu else None
+
     @functools.cached_property
     def images_per_micro_batch(self) -> int | None:
         """Images that a process passes through the model at once."""

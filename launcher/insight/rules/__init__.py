@@ -21,7 +21,7 @@ class Rule:
 RULES = (
     Rule("waiting for data: workers, cores, storage", data.waiting),
     Rule("cores held back by a quota", system.throttled),
-    Rule("pauses where epochs begin", data.epoch_starts),
+    Rule("pauses where epochs begin", pauses.epoch_starts),
     Rule("copying batches to the device", compute.transfer),
     Rule("a teacher that takes much of the step", compute.teacher),
     Rule("arithmetic in fp32", compute.fp32),

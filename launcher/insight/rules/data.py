@@ -11,16 +11,12 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import IDLE_GPU, Evidence
+from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
+from launcher.insight.rules.workers import FULL, crowded, sensible_workers, taken_by_workers
 from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
-
-TOO_MANY = 2.0
-"""Workers for each core that their process may use, from which there are too many: they then only take turns."""
 
 WORKING = 0.5
 """Share of a core from which a data worker counts as busy; below, it waits for something other than the CPU."""
-
-FULL = 0.9
-"""Share of the usable cores from which they are full: no more than 1 / 0.9 = 1.11 times the work fits on them."""
 
 
 def waiting(evidence: Evidence) -> Answer:
@@ -29,7 +25,7 @@ def waiting(evidence: Evidence) -> Answer:
     looks_for = "waiting for data"
     if wait is None and idle is None:
         return NotMeasured(what=looks_for, reason=evidence.why_not("data_wait"))
-    taken = _taken_by_workers(evidence)
+    taken = taken_by_workers(evidence)
     if taken is not None:
         return _too_many_workers(evidence, taken)
     if wait is None:  # system metrics alone
@@ -53,106 +49,13 @@ def waiting(evidence: Evidence) -> Answer:
     return _storage(evidence, wait)
 
 
-def epoch_starts(evidence: Evidence) -> Answer:
-    """The loader's wait is in the first steps of epochs, and nowhere else."""
-    if evidence.share("data_wait") is None:
-        return NotMeasured(what="pauses where epochs begin", reason=evidence.why_no_steps)
-    shares = []
-    for steps in evidence.ranks:
-        first, later = _epoch_firsts(evidence, steps)
-        between = float(windows.between(steps, evidence.measurements.stalls).sum()) / (evidence.training_seconds or 1)
-        waited = 0.0
-        if first is not None and later < NOTICEABLE * windows.mean_seconds(steps, "step"):
-            everything = np.ones(len(first), bool)
-            excess = windows.mean_seconds(steps, "data_wait", everything) - later
-            waited = excess / windows.mean_seconds(steps, "step", everything)
-        shares.append(between + waited * evidence.steps_seconds / (evidence.training_seconds or 1))
-    share = float(np.median(shares)) if shares else 0.0
-    if share < NOTICEABLE:
-        return None
-    return Verdict(
-        kind="slow_epoch_starts",
-        title="Each epoch begins with a wait for the first batches",
-        share=share,
-        evidence=(
-            f"{percent(share)} of the training time passes before the first steps of epochs or in a wait of these for data",
-            f"in all other steps waiting for data takes {percent(evidence.share('data_wait') or 0)}",
-        ),
-        cause="the loader starts again with every epoch: workers come up, or the list of images is made anew, while nothing is ready",
-        cures=(
-            Cure(
-                setting=None, value="launcher prepare --shards", why="a list of few shards instead of a file an image"
-            ),
-            *_half_the_workers(evidence),
-        ),
-        gain=bounded(share, 1 / (1 - share), f"all of the wait at epochs' starts: 1 / (1 - {share:.2f})"),
-    )
-
-
-def _half_the_workers(evidence: Evidence) -> tuple[Cure, ...]:
-    workers = evidence.workers
-    if not workers or workers < 2:
-        return ()
-    why = "fewer are sooner ready"
-    return (Cure(setting="hyperparameters.num_workers", value=workers // 2, now=workers, why=why),)
-
-
-def crowded(evidence: Evidence) -> bool:
-    """Whether there are too many workers for the cores."""
-    each = evidence.cores_each
-    return bool(evidence.workers and each and evidence.workers >= max(TOO_MANY * each, each + 2))
-
-
-def _taken_by_workers(evidence: Evidence) -> float | None:
-    """Share of a step that too many workers take, at least as far as it shows; None where there are not too many, or no harm.
-
-    It shows as a wait for data, or without any, as in KT's job: the device idles, or steps that compute on the same cores falter.
-    """
-    if not crowded(evidence) or evidence.busy is None or evidence.busy < 0.6:
-        return None
-    wait, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
-    if wait >= NOTICEABLE:
-        return max(wait, idle or 0.0)
-    if evidence.busy < 0.8:
-        return None
-    if evidence.on_gpu:
-        return idle if idle is not None and idle >= IDLE_GPU else None
-    unsteady = evidence.unsteady or 0.0
-    pressed = evidence.pressure is not None and evidence.pressure >= 0.5
-    return max(unsteady, NOTICEABLE) if evidence.busy >= FULL and (pressed or unsteady >= NOTICEABLE) else None
-
-
-def sensible_workers(evidence: Evidence) -> int:
-    """Workers a process that fill what its own work leaves of its cores.
-
-    Its own work is its measured CPU time, of which its own decoding is no part once there are workers; where that was not
-    measured, one core, or none where it mostly waits.
-    """
-    cores, own = evidence.cores_each or 1.0, evidence.own_cpu
-    waits = evidence.share("data_wait") or 0.0
-    if own is not None and evidence.workers and evidence.step_seconds:
-        taken = min(own / evidence.step_seconds, cores)
-    else:
-        taken = 0.0 if waits >= 0.5 else 1.0
-    return max(1, math.floor(cores - taken + 0.5))
-
-
 def _everywhere(evidence: Evidence) -> bool:
     """Whether the wait is in all of an epoch, and not only where it begins."""
     for steps in evidence.ranks:
-        first, later = _epoch_firsts(evidence, steps)
+        first, later = epoch_firsts(evidence, steps)
         if first is not None and later < NOTICEABLE * windows.mean_seconds(steps, "step"):
             return False
     return True
-
-
-def _epoch_firsts(evidence: Evidence, steps) -> tuple[np.ndarray | None, float]:
-    """(which logged windows are an epoch's first, mean wait in the others); (None, 0) where one cannot tell."""
-    first = np.concatenate([[True], np.diff(steps.epoch) > 0])
-    kept = windows.steady(steps)
-    if "data_wait" not in steps.seconds or not (kept & first).any() or (kept & ~first).sum() < 2:
-        return None, 0.0
-    return first, windows.mean_seconds(steps, "data_wait", ~first)
 
 
 def _blocked(evidence: Evidence) -> bool:
@@ -198,31 +101,39 @@ def _cores(evidence: Evidence) -> str:
 
 
 def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
-    workers, sensible = evidence.workers, sensible_workers(evidence)
+    workers, sensible, starts = evidence.workers, sensible_workers(evidence), epoch_start_share(evidence)
+    share = min(1.0, lost * evidence.steps_part + starts)
     work, expected, formula = evidence.all_cpu, None, ""
     if work is not None and evidence.step_seconds:
-        needed = work / evidence.cores_each
-        expected = evidence.step_seconds / needed if needed else None
+        needed = min(1.0, work / evidence.cores_each / evidence.step_seconds)
+        left = 1 - evidence.steps_part * (1 - needed) - starts * (1 - sensible / workers)
+        expected = 1 / left
         formula = (
-            f"the step's {work:.3g} CPU seconds on {evidence.cores_each:.3g} cores take {needed:.3g} s "
-            f"of its {evidence.step_seconds:.3g} s; what the workers lose by taking turns comes on top"
+            f"the step's {work:.3g} CPU seconds on {evidence.cores_each:.3g} cores take {needed * evidence.step_seconds:.3g} s of its "
+            f"{evidence.step_seconds:.3g} s; waits where epochs begin, {percent(starts)} of the time, become {sensible} / {workers} "
+            "of that; what the workers lose by taking turns comes on top"
+        )
+    told = _numbers(evidence, evidence.share("data_wait"))
+    if starts >= NOTICEABLE:
+        told.append(
+            f"{percent(starts)} of the training time passes where epochs begin, while all workers make their first batches"
         )
     return Verdict(
         kind="too_many_workers",
         title=f"Too many workers: {workers} a process on {evidence.cores_each:.3g} cores",
-        share=lost * evidence.steps_part,
-        evidence=tuple(_numbers(evidence, evidence.share("data_wait"))),
+        share=share,
+        evidence=tuple(told),
         cause="the workers take turns on full cores, and take them from the training process too; more workers would only add to it",
         cures=(
             Cure(
                 setting="hyperparameters.num_workers",
                 value=sensible,
                 now=workers,
-                why="as many as fill what the training process leaves of its cores; more only if images come slowly",
+                why="as many as make the images of a step while it is computed; more would take turns",
             ),
             *_cheaper_images(evidence),
         ),
-        gain=bounded(lost * evidence.steps_part, expected, formula),
+        gain=bounded(share, expected, formula),
     )
 
 
@@ -265,7 +176,11 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
 
 
 def _costly_images(evidence: Evidence, wait: float) -> Verdict:
-    cures = _cheaper_images(evidence)
+    cures, touched, formula = _cheaper_images(evidence), wait * evidence.steps_part, ""
+    theirs = evidence.workers_part
+    if not evidence.on_gpu and theirs is not None and theirs * evidence.steps_part > touched:
+        touched = theirs * evidence.steps_part  # cores that images leave compute, so more than the wait can go
+        formula = f"images take {percent(theirs)} of the CPU time, which the model computes with too: 1 / (1 - {touched:.2f})"
     return Verdict(
         kind="data_bound",
         title="Preparing the images takes more than the cores can give",
@@ -273,7 +188,7 @@ def _costly_images(evidence: Evidence, wait: float) -> Verdict:
         evidence=tuple(_numbers(evidence, wait)),
         cause="the cores are full with decoding and augmentation, and more workers would only take turns on them",
         cures=cures,
-        gain=bounded(wait * evidence.steps_part),
+        gain=bounded(touched, formula=formula),
     )
 
 

@@ -1,4 +1,4 @@
-"""Time that passes between steps or in a few of them: checkpoints, evaluations, the start, outliers."""
+"""Time that passes between steps or in a few of them: checkpoints, evaluations, the start, where epochs begin, outliers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
-from launcher.insight.rules.data import crowded
+from launcher.insight.rules.workers import crowded, taken_by_workers
 from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
 
 SLOW_START = 120.0
@@ -55,6 +55,58 @@ def evaluations(evidence: Evidence) -> Answer:
             ),
         ),
     )
+
+
+def epoch_starts(evidence: Evidence) -> Answer:
+    """The loader's wait is in the first steps of epochs, and nowhere else."""
+    if evidence.share("data_wait") is None:
+        return NotMeasured(what="pauses where epochs begin", reason=evidence.why_no_steps)
+    share = epoch_start_share(evidence)
+    if share < NOTICEABLE:
+        return None
+    if taken_by_workers(evidence) is not None:
+        return EXPLAINED  # all of them make their first batches at once, on too few cores
+    return Verdict(
+        kind="slow_epoch_starts",
+        title="Each epoch begins with a wait for the first batches",
+        share=share,
+        evidence=(
+            f"{percent(share)} of the training time passes before the first steps of epochs or in a wait of these for data",
+            f"in all other steps waiting for data takes {percent(evidence.share('data_wait') or 0)}",
+        ),
+        cause="the loader starts again with every epoch: workers come up, or the list of images is made anew, while nothing is ready",
+        cures=(
+            Cure(
+                setting=None, value="launcher prepare --shards", why="a list of few shards instead of a file an image"
+            ),
+            *_half_the_workers(evidence),
+        ),
+        gain=bounded(share, 1 / (1 - share), f"all of the wait at epochs' starts: 1 / (1 - {share:.2f})"),
+    )
+
+
+def epoch_start_share(evidence: Evidence) -> float:
+    """Share of the training time between epochs, and in a wait for data that only an epoch's first steps have; the median rank's."""
+    shares = []
+    for steps in evidence.ranks:
+        first, later = epoch_firsts(evidence, steps)
+        between = float(windows.between(steps, evidence.measurements.stalls).sum()) / (evidence.training_seconds or 1)
+        waited = 0.0
+        if first is not None and later < NOTICEABLE * windows.mean_seconds(steps, "step"):
+            everything = np.ones(len(first), bool)
+            excess = windows.mean_seconds(steps, "data_wait", everything) - later
+            waited = excess / windows.mean_seconds(steps, "step", everything)
+        shares.append(between + waited * evidence.steps_seconds / (evidence.training_seconds or 1))
+    return float(np.median(shares)) if shares else 0.0
+
+
+def epoch_firsts(evidence: Evidence, steps) -> tuple[np.ndarray | None, float]:
+    """(which logged windows are an epoch's first, mean wait in the others); (None, 0) where one cannot tell."""
+    first = np.concatenate([[True], np.diff(steps.epoch) > 0])
+    kept = windows.steady(steps)
+    if "data_wait" not in steps.seconds or not (kept & first).any() or (kept & ~first).sum() < 2:
+        return None, 0.0
+    return first, windows.mean_seconds(steps, "data_wait", ~first)
 
 
 def start(evidence: Evidence) -> Answer:
@@ -207,3 +259,11 @@ def _at_epoch_starts(epochs: np.ndarray, far: np.ndarray) -> bool:
     """Whether most of the slow windows are an epoch's first."""
     first = np.concatenate([[False], np.diff(epochs) > 0])
     return bool(first.any() and first.mean() < 0.5 and (far & first).sum() > 0.7 * far.sum())
+
+
+def _half_the_workers(evidence: Evidence) -> tuple[Cure, ...]:
+    workers = evidence.workers
+    if not workers or workers < 2:
+        return ()
+    why = "fewer are sooner ready"
+    return (Cure(setting="hyperparameters.num_workers", value=workers // 2, now=workers, why=why),)

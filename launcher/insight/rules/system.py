@@ -6,7 +6,7 @@ import numpy as np
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Series
-from launcher.insight.rules.data import crowded
+from launcher.insight.rules.workers import crowded
 from launcher.insight.verdicts import (
     EXPLAINED,
     NOTICEABLE,

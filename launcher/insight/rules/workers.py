@@ -1,0 +1,55 @@
+"""Data workers and cores: how many of them are too many, what that takes from a step, and how many suffice."""
+
+from __future__ import annotations
+
+import math
+
+from launcher.insight.evidence import IDLE_GPU, Evidence
+from launcher.insight.verdicts import NOTICEABLE
+
+TOO_MANY = 2.0
+"""Workers for each core that their process may use, from which there are too many: they then only take turns."""
+
+FULL = 0.9
+"""Share of the usable cores from which they are full: no more than 1 / 0.9 = 1.11 times the work fits on them."""
+
+
+def crowded(evidence: Evidence) -> bool:
+    """Whether there are too many workers for the cores."""
+    each = evidence.cores_each
+    return bool(evidence.workers and each and evidence.workers >= max(TOO_MANY * each, each + 2))
+
+
+def taken_by_workers(evidence: Evidence) -> float | None:
+    """Share of a step that too many workers take, at least as far as it shows; None where there are not too many, or no harm.
+
+    It shows as a wait for data, or without any, as in KT's job: the device idles, or steps that compute on the same cores falter.
+    """
+    if not crowded(evidence) or evidence.busy is None or evidence.busy < 0.6:
+        return None
+    wait, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
+    if wait >= NOTICEABLE:
+        return max(wait, idle or 0.0)
+    if evidence.busy < 0.8:
+        return None
+    if evidence.on_gpu:
+        return idle if idle is not None and idle >= IDLE_GPU else None
+    unsteady = evidence.unsteady or 0.0
+    pressed = evidence.pressure is not None and evidence.pressure >= 0.5
+    return max(unsteady, NOTICEABLE) if evidence.busy >= FULL and (pressed or unsteady >= NOTICEABLE) else None
+
+
+def sensible_workers(evidence: Evidence) -> int:
+    """The fewest workers a process that a step does not wait for.
+
+    Where the workers' CPU time is measured: as many as make a step's images while the device computes it, or while all cores do the
+    work of both. Else: as many as fill what the training process's own CPU time leaves of its cores; where that was not measured
+    either, it counts as one core, or as none where it mostly waits.
+    """
+    cores, own, step = evidence.cores_each or 1.0, evidence.own_cpu, evidence.step_seconds
+    waits = evidence.share("data_wait") or 0.0
+    if own is None or not evidence.workers or not step:
+        return max(1, math.floor(cores - (0.0 if waits >= 0.5 else 1.0) + 0.5))
+    theirs = evidence.all_cpu - own
+    lasts = max(evidence.all_cpu / cores, (1 - waits) * step if evidence.on_gpu else 0.0)
+    return min(max(1, math.ceil(theirs / lasts - 0.1)), max(1, math.floor(cores + 0.5))) if lasts else 1
