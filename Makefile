@@ -7,7 +7,8 @@
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's and DALI's, fidelity, and memory over time
 # make bench-insight    what the system monitor costs, and how fast its files are read
-# make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the cure brought (about 20 minutes)
+# make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the cure brought (about 35 minutes)
+# make bench-planted-others    the same runs watched by TraceML and gpuprof, and judged by Debugger's rules (about 25 minutes)
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
@@ -23,9 +24,10 @@ TESTS := -m pytest -n $(WORKERS) --dist worksteal
 PYTEST := $(VENV)/bin/python $(TESTS)
 OLDEST := .venv-oldest
 SMDEBUG := .venv-smdebug
+OTHERS := .venv-others
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-input bench-insight bench-planted drill image image-base image-training test-docker clean
+.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-input bench-insight bench-planted bench-planted-others drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -73,6 +75,9 @@ bench-insight: $(INSTALLED)
 bench-planted: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py
 
+bench-planted-others: $(INSTALLED) $(OTHERS)/.installed
+	PYTHONPATH=$(OTHERS) $(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py --others
+
 drill: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
 	$(LAUNCHER) drill configs/quickstart_teacher.yaml hyperparameters.epochs=6 hyperparameters.checkpoint_every=7 --kills 20
@@ -102,5 +107,10 @@ $(SMDEBUG)/.installed: pyproject.toml .ci/constraints-smdebug.txt .ci/install
 	PYTHON=$(OLDEST_PYTHON) .ci/install $(SMDEBUG) smdebug
 	touch $@
 
+# beside .venv and not in it: what they need is there already, but for two small packages
+$(OTHERS)/.installed: Makefile
+	$(VENV)/bin/pip install --no-deps --target $(OTHERS) --upgrade traceml-ai==0.5.0 gpuprof==0.7.1 msgspec==0.22.0 nvidia-ml-py==13.615.71
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(OLDEST) $(SMDEBUG) dist
+	rm -rf $(VENV) $(OLDEST) $(SMDEBUG) $(OTHERS) dist

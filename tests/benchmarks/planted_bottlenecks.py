@@ -1,9 +1,11 @@
 """Trains with a bottleneck of each kind planted, diagnoses the run, applies the cure and trains again. `make bench-planted`.
 
 The table says what was planted, the top verdict, the gain that it expects, and what the cure brought. Kinds that need a GPU are not here:
-tests/insight/test_rules.py plants their measurements. A run takes some 10 to 20 s; name kinds to run only those:
+tests/insight/test_rules.py plants their measurements. A run takes some 10 to 50 s; name kinds to run only those:
 
     .venv/bin/python tests/benchmarks/planted_bottlenecks.py too_many_workers teacher_bound
+
+`make bench-planted-others` gives the same runs to TraceML, gpuprof and Debugger's rules too.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import other_diagnosers
 from PIL import Image
 
 from launcher.insight.comparison import Comparison
@@ -110,6 +113,28 @@ def slow(self, *arguments):
     return start(self, *arguments)
 batches.TrainingBatches.start = slow
 """
+SLOW_COPIES = """
+import time
+from training.data import batches
+fields = batches.LabelledBatch._asdict
+def slow(self):
+    time.sleep({seconds})
+    return fields(self)
+batches.LabelledBatch._asdict = slow
+"""
+QUOTA = """
+import os, pathlib
+root = next(place for place in map(pathlib.Path, {roots!r}) if place.is_dir())
+group = root / f"planted-{{os.getpid()}}"
+group.mkdir()
+if (group / "cpu.max").exists():
+    (group / "cpu.max").write_text("{quota} 100000")
+else:
+    (group / "cpu.cfs_quota_us").write_text("{quota}")
+(group / "cgroup.procs").write_text(str(os.getpid()))
+"""
+CONTROL_GROUPS = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"]
+"""Where the CPU's quotas are set: version 1, version 2."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +250,10 @@ CASES = (
         SLOW_EPOCHS.format(seconds=5.0),
         cured={},
     ),
+    Case("host_to_device_bound", "a fifth of the step", HEAVY, SLOW_COPIES.format(seconds=0.25), cured={}),
+    Case("host_to_device_bound", "most of the step", HEAVY, SLOW_COPIES.format(seconds=1.5), cured={}),
+    Case("cpu_throttled", "1.2 cores", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=120_000), cured={}),
+    Case("cpu_throttled", "half a core", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=50_000), cured={}),
     Case("slow_start", "150 s", HEAVY, "import time; time.sleep(150)", cured={}),
     Case(None, "a worker", HEAVY),
     Case(None, "threads", {**HEAVY, "worker_type": "threads"}),
@@ -249,23 +278,30 @@ def photographs(folder: Path) -> None:
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(place / f"{number}.jpg", quality=90)
 
 
-def train(case: Case, settings: Mapping[str, Any], plant: str, data: Path, teacher: Path | None) -> Diagnosis:
-    """One run, and its diagnosis."""
+def train(
+    case: Case, settings: Mapping[str, Any], plant: str, data: Path, teacher: Path | None, tool: str = ""
+) -> Path:
+    """One run, watched by us or by another tool; returns its folder."""
     folder = Path(tempfile.mkdtemp(dir=data.parent))
     script = "train_kd" if case.distils else "train_classifier"
     kind = "DistillationSettings" if case.distils else "ClassifierSettings"
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
     plant = plant.replace("{slow}", str(total * 0.15 / 60)).replace("{fast}", str(total * 0.4 / 60))
+    run = f"{script}.main(read_settings({kind}))"
+    if tool == "gpuprof":
+        place = {"file": str(folder / "gpuprof.db"), "found": str(folder / "gpuprof.json"), "run": f"    {run}"}
+        run = other_diagnosers.GPUPROF.format(**place)
     (folder / "planted.py").write_text(
         f"{plant}\nimport {script}\nfrom training.script_settings import {kind}\nfrom training.settings import read_settings\n"
-        f"{script}.main(read_settings({kind}))\n"
+        f"{run}\n"
     )
     places = {"SM_OUTPUT_DATA_DIR": "output", "SM_MODEL_DIR": "model"}
+    path = os.pathsep.join([str(ENTRYPOINTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SM_")},
         **{name: str(folder / place) for name, place in places.items()},
         **{"SM_HPS": json.dumps(dict(settings))},
-        **{"SAGEMAKER_BASE_DIR": str(folder), "SM_CURRENT_HOST": "algo-1", "PYTHONPATH": str(ENTRYPOINTS)},
+        **{"SAGEMAKER_BASE_DIR": str(folder), "SM_CURRENT_HOST": "algo-1", "PYTHONPATH": path},
         **{f"SM_CHANNEL_{part.upper()}": str(data / part) for part in ("train", "validation")},
         **({"SM_CHANNEL_TEACHER": str(teacher)} if case.distils else {}),
         **({"OMP_NUM_THREADS": str(case.threads)} if case.threads else {}),
@@ -273,12 +309,36 @@ def train(case: Case, settings: Mapping[str, Any], plant: str, data: Path, teach
     if case.checkpoints:
         (folder / "checkpoints").mkdir()
     start = [sys.executable]
-    if case.ranks > 1:
+    if tool == "TraceML":
+        start = [*other_diagnosers.TRACEML, str(folder / "logs"), "--nproc-per-node", str(case.ranks)]
+    elif case.ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(case.ranks)]
     done = subprocess.run([*start, str(folder / "planted.py")], env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{case.kind} {case.form}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    return Diagnosis(read(str(folder)))
+        raise SystemExit(f"{case.kind} {case.form} {tool}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    for root in CONTROL_GROUPS:
+        for group in Path(root).glob("planted-*"):
+            group.rmdir()
+    return folder
+
+
+def others(case: Case, data: Path, teacher: Path | None, ours: Path) -> list[str]:
+    """Two cells a tool: what it finds, and whether that leads to what was planted."""
+    logs = train(case, base(case), case.plant, data, teacher, "TraceML") / "logs"
+    watched = train(case, base(case), case.plant, data, teacher, "gpuprof") / "gpuprof.json"
+    found = {
+        "TraceML": other_diagnosers.traceml_findings(logs),
+        "gpuprof": json.loads(watched.read_text()),
+        "Debugger": other_diagnosers.debugger_findings(read(str(ours))),
+    }
+    return [
+        cell
+        for tool, findings in found.items()
+        for cell in (
+            ", ".join(findings) or "nothing",
+            "yes" if other_diagnosers.right(tool, findings, case.kind) else "NO",
+        )
+    ]
 
 
 def base(case: Case) -> dict[str, Any]:
@@ -303,17 +363,23 @@ def whole(run: Diagnosis) -> float:
     return run.evidence.facts["seconds_to_first_step"] + run.evidence.training_seconds
 
 
-def row(case: Case, data: Path, teacher: Path | None, told: bool) -> list[str]:
-    before = train(case, base(case), case.plant, data, teacher)
+def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespace) -> list[str]:
+    """What was planted, what was found and gained; with `--others` what other tools find."""
+    folder = train(case, base(case), case.plant, data, teacher)
+    before = Diagnosis(read(str(folder)))
     top = before.verdicts[0] if before.verdicts else None
-    if told:
+    if options.tell:
         print(before, end="\n\n", flush=True)
     right = (top is None) if case.kind is None else (top is not None and top.kind == case.kind)
     cells = [case.kind or "healthy", case.form, "none" if top is None else top.kind, "yes" if right else "NO"]
+    if options.others:
+        return cells + others(case, data, teacher, folder)
     change = changed(case, top)
     if change is None or top is None or top.gain is None:
         return [*cells, "-", "-", "-"]
-    after = train(case, {**base(case), **change}, "" if case.cured is not None else case.plant, data, teacher)
+    after = Diagnosis(
+        read(str(train(case, {**base(case), **change}, "" if case.cured is not None else case.plant, data, teacher)))
+    )
     obtained = whole(before) / whole(after) if case.kind == "slow_start" else Comparison(before, after).speedup
     expected = top.gain.expected
     shown = f"at most {top.gain.at_most:.2f}" if expected is None else f"{expected:.2f}"
@@ -325,24 +391,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="only these; `healthy` for those without a bottleneck")
     parser.add_argument("--tell", action="store_true", help="print every run's diagnosis too")
+    parser.add_argument(
+        "--others", action="store_true", help="give the runs to other tools too, instead of applying the cure"
+    )
     options = parser.parse_args()
     chosen = [case for case in CASES if not options.kinds or (case.kind or "healthy") in options.kinds]
+    if os.geteuid():
+        chosen = [case for case in chosen if case.kind != "cpu_throttled"]
+        print("cpu_throttled is not run: only root may set a quota", file=sys.stderr)
     rows = []
     with tempfile.TemporaryDirectory() as place:
         data, teacher = Path(place) / "data", None
         photographs(data)
         if any(case.distils for case in chosen):
-            made = train(Case(None, "", TEACHER), {**BASE, **TEACHER, "max_steps": 1, "image_size": 64}, "", data, None)
-            teacher = Path(made.measurements.source) / "model"
+            teacher = (
+                train(Case(None, "", TEACHER), {**BASE, **TEACHER, "max_steps": 1, "image_size": 64}, "", data, None)
+                / "model"
+            )
         for case in chosen:
-            rows.append(row(case, data, teacher, options.tell))
+            rows.append(row(case, data, teacher, options))
             print("  ".join(rows[-1]), flush=True)
+    gained = ["gain expected", "obtained", "within 25 %"]
+    told = [cell for tool in other_diagnosers.ACCEPTED for cell in (tool, "right")] if options.others else gained
     print()
-    print(table(["planted", "form", "verdict", "right", "gain expected", "obtained", "within 25 %"], rows))
-    near = [cells[-1] for cells in rows if cells[-1] != "-"]
-    print(
-        f"\n{sum(cells[3] == 'yes' for cells in rows)} of {len(rows)} right; gain within 25 % in {near.count('yes')} of {len(near)}"
-    )
+    print(table(["planted", "form", "verdict", "right", *told], rows))
+    print(f"\nright: this kit {_share(rows, 3)}")
+    if options.others:
+        for number, tool in enumerate(other_diagnosers.ACCEPTED):
+            print(f"right: {tool} {_share(rows, 5 + 2 * number)}")
+    else:
+        near = [cells[-1] for cells in rows if cells[-1] != "-"]
+        print(f"gain within 25 % in {near.count('yes')} of {len(near)}")
+
+
+def _share(rows: list[list[str]], column: int) -> str:
+    return f"{sum(cells[column] == 'yes' for cells in rows)} of {len(rows)}"
 
 
 if __name__ == "__main__":

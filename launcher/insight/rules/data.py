@@ -180,7 +180,9 @@ def _costly_images(evidence: Evidence, wait: float) -> Verdict:
     theirs = evidence.workers_part
     if not evidence.on_gpu and theirs is not None and theirs * evidence.steps_part > touched:
         touched = theirs * evidence.steps_part  # cores that images leave compute, so more than the wait can go
-        formula = f"images take {percent(theirs)} of the CPU time, which the model computes with too: 1 / (1 - {touched:.2f})"
+        formula = (
+            f"images take {percent(theirs)} of the CPU time, which the model computes with too: 1 / (1 - {touched:.2f})"
+        )
     return Verdict(
         kind="data_bound",
         title="Preparing the images takes more than the cores can give",
