@@ -263,10 +263,10 @@ CASES = (
 )
 
 
-def photographs(folder: Path) -> None:
-    """10 classes of 40 images to train on and 20 held out, about as detailed as photographs are."""
+def photographs(folder: Path, train: int = 40, held_out: int = 20) -> None:
+    """10 classes of so many images, about as detailed as photographs are."""
     random = np.random.default_rng(0)
-    for part, each in (("train", 40), ("validation", 20)):
+    for part, each in (("train", train), ("validation", held_out)):
         for label in range(10):
             place = folder / part / f"class-{label}"
             place.mkdir(parents=True)
