@@ -46,6 +46,10 @@ def about(evidence: Evidence) -> str:
         steps = evidence.ranks[0]
         parts.append(f"steps {int(steps.step[0] - windows.counts(steps)[0]) + 1} to {int(steps.step[-1])}")
         parts.append(f"{evidence.step_seconds:.3g} s a step")
+        if steps.step[-1] - steps.step[0] + windows.counts(steps)[0] <= windows.WARM_UP_STEPS:
+            parts.append(
+                "all of them first steps, in which memory is allocated and kernels are chosen: usual ones are faster"
+            )
         batch = evidence.settings.get("global_batch_size")
         if isinstance(batch, int):
             parts.append(f"{batch / evidence.step_seconds:.4g} images/s")

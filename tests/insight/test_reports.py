@@ -195,3 +195,9 @@ def test_windows_that_the_profiler_slowed_do_not_count():
     steps.extra["profiled"] = np.where(np.arange(20) < 8, 1.0, np.nan)
     steps.seconds["backward"][:8] *= 10
     assert Evidence(planted).phases["backward"] == pytest.approx(0.15 / 0.25, rel=0.01)
+
+
+def test_a_run_of_first_steps_alone_says_so():
+    phases = {"student_forward": 1.0, "backward": 2.0}
+    assert "all of them first steps" in str(Diagnosis(plant(phases=phases, steps=4, log_every=1)))
+    assert "first steps" not in str(Diagnosis(plant(phases=phases, steps=6, log_every=1)))

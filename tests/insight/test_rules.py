@@ -185,6 +185,7 @@ HEALTHY = {
     ),
     "a small teacher": dict(phases=gpu_step(teacher_forward=0.03), gpu=95),
     "some checkpoints and evaluations": dict(phases=GPU, gpu=93, checkpoint=(50, 0.3), evaluate=(50, 0.6)),
+    "one long evaluation, after the last step": dict(phases=GPU, gpu=93, evaluate=(200, 400.0)),
     "one slow step": dict(phases=GPU, gpu=94, slow_steps={100: ("backward", 1.5)}),
     "memory that rises at first": dict(phases=GPU, gpu=95, memory_growth=2),
     "data that are nearly late": dict(phases=gpu_step(data_wait=0.012), gpu=92),

@@ -7,7 +7,17 @@ import numpy as np
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.rules.workers import crowded, taken_by_workers
-from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
+from launcher.insight.verdicts import (
+    EXPLAINED,
+    NOTICEABLE,
+    Answer,
+    Cure,
+    DoesNotApply,
+    NotMeasured,
+    Verdict,
+    bounded,
+    percent,
+)
 
 SLOW_START = 120.0
 """Seconds until the first step from which a start can be slow: loading torch, models and data takes most of a minute."""
@@ -40,6 +50,10 @@ def checkpoints(evidence: Evidence) -> Answer:
 def evaluations(evidence: Evidence) -> Answer:
     """Training stands still while the model is evaluated."""
     every = evidence.settings.get("evaluate_every")
+    if evidence.ranks and {stall.step for stall in evidence.measurements.stalls if stall.kind == "evaluate"} == {
+        _steps(evidence)
+    }:
+        return DoesNotApply("one evaluation, after the last step")
     return _stalls(
         evidence,
         "evaluate",
