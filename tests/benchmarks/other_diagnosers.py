@@ -64,6 +64,18 @@ HEALTHY_TOO = {"COMPUTE_BOUND"}
 
 TRACEML = [sys.executable, "-c", "from traceml_ai.launcher.cli import main; main()", "run", "--logs-dir"]
 
+TRACEML_STEPS = """
+from traceml_ai.api import init, trace_step
+from training import loop
+init()
+untraced = loop._step
+def traced(task, state, *rest):
+    with trace_step(state.trained):
+        return untraced(task, state, *rest)
+loop._step = traced
+"""
+"""Python after the plant: where a step begins and ends, which TraceML has its users say in a loop of their own."""
+
 GPUPROF = """
 import os, gpuprof
 with gpuprof.profile("planted", summary=False, db_path={file!r} + os.environ.get("RANK", "0")):
