@@ -181,10 +181,10 @@ class _Bench:
     def input_alone(self, loaders: Loaders, workers: int) -> dict[str, float]:
         """Images a second of all processes' input sides, and CPU seconds an image of the first one's."""
         self._agreed(0.0)  # all at once: they share a host's cores
-        crowd = workers + 1 if self.kind == "processes" else 0
+        crowd = workers if self.kind == "processes" else 0
         began, seconds = time.perf_counter(), TURNS["input_alone"] * self.turn
         alone = probes.input_alone(
-            loaders, sys.maxsize, self.world, most_seconds=seconds, first_step=self.next_step, warm_up=crowd
+            loaders, sys.maxsize, self.world, most_seconds=seconds, first_step=self.next_step, crowd=crowd
         )
         speed = self._agreed(alone["input_images_per_second"]) * self.world.size
         images = self._agreed(time.perf_counter() - began) * speed

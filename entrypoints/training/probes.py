@@ -39,30 +39,33 @@ def input_alone(
     *,
     most_seconds: float | None = None,
     first_step: int = 0,
-    warm_up: int = 0,
+    crowd: int = 0,
 ) -> dict[str, float]:
     """Make micro-batches of so many images, or for some seconds, and drop them; a few before them are not counted.
 
     Args:
         most_seconds: None: MOST_SECONDS.
         first_step: the optimizer step, from 0 on, with whose images it begins.
-        warm_up: micro-batches that are not counted, where these are more than WARM_UP_STEPS.
+        crowd: micro-batches that so many worker processes make side by side and bring all at once: so many come before those that
+            count, and so many count, unless that takes thrice the time.
 
     Returns:
         input_images_per_second of this process, input_cpu_seconds_an_image (this process and its workers), and
         input_start_seconds: from asking the loader to its first batch, so with the start of its workers.
     """
     most_seconds = MOST_SECONDS if most_seconds is None else most_seconds
-    asked, counted, made = time.perf_counter(), 0, _epochs(loaders, first_step)
+    asked, counted, batches, made = time.perf_counter(), 0, 0, _epochs(loaders, first_step)
     next(made)
     settle(world)
     first = time.perf_counter() - asked
-    for _ in range(max(warm_up, WARM_UP_STEPS) - 1):
+    for _ in range(max(crowd + 1, WARM_UP_STEPS) - 1):
         next(made)
     settle(world)
     began, cpu = time.perf_counter(), time.process_time() + worker_cpu_seconds()
-    while not counted or (counted < images and time.perf_counter() - began < most_seconds):
-        counted += len(next(made).images)
+    while not counted or (
+        counted < images and time.perf_counter() - began < most_seconds * (1 if batches >= crowd else 3)
+    ):
+        counted, batches = counted + len(next(made).images), batches + 1
     settle(world)
     seconds, cpu = time.perf_counter() - began, time.process_time() + worker_cpu_seconds() - cpu
     return {

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
+from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.rules import Judgement
 from launcher.insight.verdicts import NOTICEABLE, Verdict, bounded, percent
@@ -140,6 +141,11 @@ class Probe:
         return max(1.0, min(self.one_batch, self.fastest.images_per_second) / self.speed)
 
     @property
+    def feeds(self) -> bool:
+        """Whether some number of workers alone is as fast as the model alone."""
+        return self.fastest is not None and self.fastest.images_per_second >= self.one_batch
+
+    @property
     def bound(self) -> Bound:
         if self.input_share >= NOTICEABLE:
             return "shared_cores" if self.today and self.today.images_per_second >= self.one_batch else "input"
@@ -209,8 +215,9 @@ def _unlike(evidence: Evidence, probe: Probe) -> str:
             return f"the run computed {what} {before}, the probe {what} {now}"
     if not evidence.step_seconds or not isinstance(batch, int):
         return ""
-    speed = batch / evidence.step_seconds
-    if not 1 / LIKE_THE_RUN <= probe.speed / speed <= LIKE_THE_RUN:
+    speed = batch / evidence.step_seconds  # of usual steps; with what lies between them it is less
+    least = min(speed, batch * windows.steps_done(evidence.ranks[0]) / evidence.training_seconds)
+    if not least / LIKE_THE_RUN <= probe.speed <= speed * LIKE_THE_RUN:
         return (
             f"the run made {speed:.4g} images/s, the same steps now {probe.speed:.4g}: other work on the machine, files that come "
             "from memory by now, or another machine"
@@ -292,12 +299,12 @@ def _workers_told(probe: Probe) -> list[str]:
     elif probe.today is not None:
         told.append(f"No other number of workers makes the input alone faster than today's {probe.workers}.")
     busy, cost = probe.busy(probe.fastest), probe.fastest.cpu_seconds_an_image * 1000
-    if probe.bound == "input" and busy >= BUSY:
+    if not probe.feeds and busy >= BUSY:
         told.append(
             f"The fastest input alone keeps {percent(busy)} of the cores busy, at {cost:.3g} ms of CPU an image: beyond it help "
             "cheaper images or more cores."
         )
-    elif probe.bound == "input" and busy < IDLE:
+    elif not probe.feeds and busy < IDLE:
         told.append(
             f"The fastest input alone keeps {percent(busy)} of the cores busy: it waits for storage, or for one thread."
         )
@@ -349,7 +356,9 @@ def _said(verdict: Verdict, probe: Probe) -> str | None:
     busy = probe.busy(probe.fastest)
     told = f"{alone}, other workers do not help, and the input alone keeps {percent(busy)} of the cores busy"
     if verdict.kind == "data_bound":
-        return f"confirmed: {told}" if busy >= BUSY or probe.bound == "shared_cores" else _refuted_if(busy < IDLE, told)
+        return f"confirmed: {told}" if busy >= BUSY or probe.feeds else _refuted_if(busy < IDLE, told)
+    if probe.feeds:
+        return "refuted: the input alone is as fast as the model alone, unless the files came from memory"
     return (
         f"confirmed: {told}" if busy < IDLE else _refuted_if(busy >= BUSY, f"{told}, unless the files came from memory")
     )

@@ -95,6 +95,10 @@ CASES = {
         PLANTED["storage_bound", "far storage, no I/O wait"], 4, dict(alone={4: 1.0, 8: 1.02}, one_batch=3.0, cost=0.1),
         ("input", 4, 1.02, "confirmed: without any input"),
     ),
+    "slow storage was seen, and the input alone is fast": (
+        PLANTED["storage_bound", "far storage, no I/O wait"], 4, dict(alone={4: 3.5, 8: 3.4}, one_batch=3.0, cost=0.1),
+        ("shared_cores", 4, 3.0, "refuted: the input alone is as fast as the model alone"),
+    ),
     "slow storage was seen, and other workers help": (
         PLANTED["storage_bound", "far storage, no I/O wait"], 4, dict(alone={4: 1.0, 8: 2.0}, one_batch=3.0, with_workers=(8, 1.9)),
         ("input", 8, 2.0, "refuted: with 8 workers whole steps are 1.90"),
@@ -177,6 +181,16 @@ def test_a_probe_of_something_else_judges_no_finding(changed, why):
     found = Diagnosis(plant(**{**planted, "settings": settings, "facts": changed.get("facts")}), probe)
     assert found.verdicts[0].probe is None and not found.verdicts[0].refuted
     assert "not judged by it" in str(found) and why in " ".join(str(found).split())
+
+
+def test_a_run_whose_epochs_begin_slowly_is_as_slow_in_the_probe_and_is_judged():
+    """A probe's steps are of several epochs, and those that a run is timed by leave out what lies between epochs."""
+    measured = plant(**PLANTED["too_many_workers", "harsh"])
+    [steps] = measured.ranks
+    steps.ended[:] += 40.0 * (steps.epoch - 1)  # as long as the steps of an epoch take
+    probe = probe_of(measured, 16, {2: 1.5, 16: 1.1}, one_batch=4.0, with_workers=(2, 1.4))
+    slower = Probe(**{**vars(probe), "as_it_is": tuple(0.55 * speed for speed in probe.as_it_is)})
+    assert Diagnosis(measured, slower).verdicts[0].probe.startswith("confirmed")
 
 
 def test_every_form_of_the_report_shows_the_same_probe(tmp_path):
