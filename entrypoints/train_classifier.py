@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from training import distributed, memory, models, probes, reporting
+from training import distributed, memory, models, probe_run, probes, reporting
 from training.classification import Classification
 from training.data.loaders import Data, Loaders, open_loaders
 from training.data.views import open_data
@@ -57,7 +57,8 @@ def main(settings: ClassifierSettings) -> None:
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         size = memory.choose_batch_size(now, without, settings, world, run.report)
-        loaders = open_loaders(data, settings, world, batch_size_per_device=size, say=run.report.say)
+        reopened = partial(open_loaders, data, world=world, batch_size_per_device=size)
+        loaders = reopened(settings, say=run.report.say)
         probed = {}
         if settings.probe_input_images:
             probed = probe_input(loaders, opened, settings, world, size)
@@ -67,6 +68,8 @@ def main(settings: ClassifierSettings) -> None:
             )
             loaders = replace(loaders, train=probes.RepeatedBatch(loaders.train))
         task = Classification(state.trained, settings.label_smoothing, run.timeline)
+        if settings.probe_seconds:
+            return probe_run.measure(task, state, loaders, reopened, run, environment)
         measure = partial(evaluate, loader=loaders.validation, world=world, autocast=state.precision.autocast)
 
         torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks

@@ -13,7 +13,7 @@ normalisation and resolution. With `teacher_cache` the teacher runs once for eac
 from functools import partial
 
 import torch
-from training import distributed, memory, models, reporting
+from training import distributed, memory, models, probe_run, reporting
 from training import teacher as teachers
 from training.data.loaders import held_out_loader, open_loaders
 from training.data.views import open_data
@@ -79,7 +79,12 @@ def main(settings: DistillationSettings) -> None:
             now, without = with_teacher(now, without, teacher, settings, memory.example(data, world.device))
         size = memory.choose_batch_size(now, without, settings, world, run.report)
         views = settings.teacher_cache.views if settings.teacher_cache else None
-        loaders = open_loaders(data, settings, world, batch_size_per_device=size, views=views, say=say)
+        reopened = partial(open_loaders, data, world=world, batch_size_per_device=size, views=views)
+        loaders = reopened(settings, say=say)
+        if settings.probe_seconds:  # without a cache: measured is the pass that fills it
+            taught, alone = (Distillation(state.trained, one, None, settings, run.timeline) for one in (teacher, None))
+            bare = None if teacher is None else alone
+            return probe_run.measure(taught, state, loaders, reopened, run, environment, without_teacher=bare)
 
         cache = teacher_logits = taught = None
         if teacher is not None:

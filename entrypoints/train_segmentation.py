@@ -12,7 +12,7 @@ ones that nobody labelled. `launcher prepare shapes data/shapes` makes such a fo
 from functools import partial
 
 import torch
-from training import distributed, memory, models, reporting, segmenter
+from training import distributed, memory, models, probe_run, reporting, segmenter
 from training.data.loaders import open_loaders
 from training.data.masks import open_data
 from training.delivery import deliver
@@ -60,8 +60,11 @@ def main(settings: SegmentationSettings) -> None:
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         size = memory.choose_batch_size(now, without, settings, world, run.report)
-        loaders = open_loaders(data, settings, world, batch_size_per_device=size, say=run.report.say)
+        reopened = partial(open_loaders, data, world=world, batch_size_per_device=size)
+        loaders = reopened(settings, say=run.report.say)
         task = Segmentation(state.trained, settings.ignore_index, world, run.timeline)
+        if settings.probe_seconds:
+            return probe_run.measure(task, state, loaders, reopened, run, environment)
         measure = partial(
             evaluate_pixels,
             loader=loaders.validation,

@@ -15,6 +15,7 @@ from pathlib import Path
 import launcher
 from launcher import backends, records, tables
 from launcher.backends.base import Unreachable
+from launcher.diagnosing import INTERRUPTED as INTERRUPTED_PROBE
 from launcher.findings import UserError, mistake
 from launcher.following import follow
 from launcher.planning import plan_config
@@ -200,11 +201,19 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def diagnose(options: argparse.Namespace) -> int:
-    found = launcher.diagnose(*(source for source in (options.source, options.other) if source is not None))
+    if (options.changes or options.on != "process") and not options.probe:
+        raise mistake("--with" if options.changes else "--on", "without --probe", "add --probe, whose run it is for")
+    if options.probe:
+        more = {"overrides": options.changes, "on": options.on, "say": _note}
+        found = launcher.diagnose(options.source, options.other, probe=True, **more)
+    else:
+        found = launcher.diagnose(*(source for source in (options.source, options.other) if source is not None))
     print(json.dumps(found.to_dict(), indent=2) if options.json else found)
     if options.html is not None:
         print(f"page: {found.save_html(options.html)}", file=sys.stderr)
-    return DONE
+    if not options.probe or not isinstance(found.probe, str):
+        return DONE
+    return INTERRUPTED if found.probe == INTERRUPTED_PROBE else RUN_FAILED
 
 
 def profile(options: argparse.Namespace) -> int:
@@ -225,6 +234,11 @@ def drill(options: argparse.Namespace) -> int:
 
 def _say(text: str) -> None:
     print(text, flush=True)
+
+
+def _note(text: str) -> None:
+    """A line beside what is printed for machines."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -375,6 +389,20 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "other", metavar="OTHER", nargs="?", help="the run after a change: before and after, side by side"
     )
+    made.add_argument(
+        "--probe",
+        action="store_true",
+        help="also measure what observation cannot tell apart: up to two minutes, on this machine",
+    )
+    made.add_argument(
+        "--with",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="what the probe is to take otherwise than the run, for example 'inputs.train={folder: data/train}'",
+    )
+    made.add_argument("--on", default="process", metavar="BACKEND", help="where the probe runs: process or docker")
     made.add_argument("--html", metavar="FILE", help="also write one page with charts")
     made.add_argument("--json", action="store_true", help="for machines")
     made = command("profile", profile, "switch the system metrics of a running SageMaker job")

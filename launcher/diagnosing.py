@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -11,24 +12,44 @@ if TYPE_CHECKING:
     from launcher.insight.comparison import Comparison
     from launcher.insight.diagnosis import Diagnosis
 
+INTERRUPTED = "it was interrupted"
+"""Why there is no probe after Ctrl-C."""
+
+Say = Callable[[str], None]
+
 
 @overload
-def diagnose(source: str | Path) -> Diagnosis: ...
+def diagnose(
+    source: str | Path, *, probe: bool = False, overrides: Sequence[str] = (), on: str = "process", say: Say = ...
+) -> Diagnosis: ...
 @overload
 def diagnose(source: str | Path, after: str | Path) -> Comparison: ...
-def diagnose(source: str | Path, after: str | Path | None = None) -> Diagnosis | Comparison:
+def diagnose(
+    source: str | Path,
+    after: str | Path | None = None,
+    *,
+    probe: bool = False,
+    overrides: Sequence[str] = (),
+    on: str = "process",
+    say: Say = lambda text: None,
+) -> Diagnosis | Comparison:
     """Explain where a run's time went.
 
     Args:
         source: a run's name, its folder, or system metrics in Debugger's format, SageMaker's or ours: a folder or s3:// prefix
             profiler-output.
         after: the run after a change, to lay beside it.
+        probe: also start its job again on this machine for up to two minutes, to measure what observation cannot tell apart.
+        overrides: with probe, `key=value` texts, for example inputs.train={folder: data/train} for a run whose data are elsewhere.
+        on: with probe, the backend: process or docker.
+        say: with probe, takes lines for people.
 
     Returns:
         The diagnosis, or with `after` both of them side by side. Printing it shows it, a notebook too; `save_html` makes a page.
+        Where a probe fails or is interrupted, the diagnosis without it, which says why.
 
     Raises:
-        UserError: nothing was measured there, or numpy is not installed.
+        UserError: nothing was measured there, or numpy is not installed, or a probe cannot be started.
     """
     try:
         from launcher.insight.comparison import Comparison
@@ -38,5 +59,17 @@ def diagnose(source: str | Path, after: str | Path | None = None) -> Diagnosis |
         if error.name != "numpy":
             raise
         raise mistake("diagnose", "not installed: numpy", "pip install numpy; the extra `local` brings it") from None
-    found = Diagnosis(read(str(source)))
-    return found if after is None else Comparison(found, Diagnosis(read(str(after))))
+    if after is not None and probe:
+        raise mistake("--probe", f"two runs: {source} and {after}", "probe one of them")
+    if after is not None:
+        return Comparison(Diagnosis(read(str(source))), Diagnosis(read(str(after))))
+    if not probe:
+        return Diagnosis(read(str(source)))
+    from launcher import probing
+
+    planned = probing.planned(str(source), overrides, on=on)
+    observed = read(str(source))
+    try:
+        return Diagnosis(observed, probing.probe(planned, say))
+    except KeyboardInterrupt:
+        return Diagnosis(observed, INTERRUPTED)

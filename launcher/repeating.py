@@ -56,7 +56,7 @@ def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -
     Raises:
         UserError: no such run, or its record is not whole.
     """
-    return _again(records.find(name), overrides, on)
+    return again(records.find(name), overrides, on)
 
 
 def resume(name: str, overrides: Sequence[str] = ()) -> Plan:
@@ -76,7 +76,7 @@ def resume(name: str, overrides: Sequence[str] = ()) -> Plan:
     earlier = Run(folder)
     if earlier.state not in records.OVER:
         raise mistake("run", f"{folder.name} is {earlier.state}", f"launcher stop {folder.name}, or wait for its end")
-    made = _again(folder, overrides, None)
+    made = again(folder, overrides, None)
     anew = f"launcher replay {folder.name} starts it anew"
     if made.backend == "aws" and made.job.checkpoints is None:
         cure = f"{anew}; with checkpoints: s3://your-bucket/prefix it can be resumed the next time"
@@ -91,8 +91,12 @@ def left_checkpoints(run: Run) -> bool:
     return any(name.startswith("checkpoints ") for name in run.artifacts())
 
 
-def _again(folder: records.RunFolder, overrides: Sequence[str], on: str | None) -> Plan:
-    """The plan of a recorded run's job, with overrides and on another backend where asked for."""
+def again(folder: records.RunFolder, overrides: Sequence[str], on: str | None) -> Plan:
+    """The plan of a recorded run's job, with overrides and on another backend where asked for.
+
+    Raises:
+        UserError: its record is not whole, or an override is wrong.
+    """
     if not folder.job.is_file() or not folder.code.is_dir():
         missing = folder.job if not folder.job.is_file() else folder.code
         raise mistake(

@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,13 +166,17 @@ class Run:
             raise mistake("run", f"{self.name} is over: {self.state}", "only a running job can be switched")
         backends.get(self.backend).profile(self.folder, interval_ms)
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self, *, probe: bool = False, overrides: Sequence[str] = ()) -> Diagnosis:
         """Why the run is as slow as it is: its measurements explained. In a notebook it shows itself.
 
+        Args:
+            probe: also start its job again on this machine for up to two minutes, to measure what observation cannot tell apart.
+            overrides: with probe, `key=value` texts, for example inputs.train={folder: data/train} where its data are elsewhere.
+
         Raises:
-            UserError: nothing was measured, or numpy is not installed.
+            UserError: nothing was measured, numpy is not installed, or a probe cannot be started.
         """
-        return diagnosing.diagnose(self.folder.path)
+        return diagnosing.diagnose(self.folder.path, probe=probe, overrides=overrides)
 
     def detach(self) -> None:
         """Let the run outlive this process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -166,6 +167,27 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
     seconds = timeline.seconds_per_step()
     speed = settings.global_batch_size / seconds if seconds else None
     return Outcome(state.step, resumed_from, stopped, speed, validation)
+
+
+def step_by_step(task: Task, state: TrainingState, loaders: Loaders, run: Run, first_step: int = 0) -> Iterator[None]:
+    """An optimizer step at each `next`, epoch after epoch, and nothing between them: no line, evaluation, checkpoint or end.
+
+    Args:
+        first_step: the step of the run, from 0 on, with whose images it begins.
+    """
+    batches, timeline = loaders.train_batches, run.timeline
+    epoch, first = divmod(first_step, len(batches))
+    state.model.train()
+    timeline.start()
+    for number in itertools.count(epoch + 1):
+        batches.start(number, first)
+        task.begin_epoch(number, batches)
+        moved = _on_device(iter(loaders.train), run.world, timeline)
+        for _ in range(first, len(batches)):
+            _step(task, state, moved, batches.accumulation, run.settings, timeline)
+            timeline.step()
+            yield
+        first = 0
 
 
 def _step(

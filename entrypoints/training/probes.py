@@ -32,24 +32,41 @@ class RepeatedBatch:
         return itertools.repeat(self._first)
 
 
-def input_alone(loaders: Loaders, images: int, world: World) -> dict[str, float]:
-    """Make micro-batches of so many images, or for MOST_SECONDS, and drop them; a few before them are not counted.
+def input_alone(
+    loaders: Loaders,
+    images: int,
+    world: World,
+    *,
+    most_seconds: float | None = None,
+    first_step: int = 0,
+    crowd: int = 0,
+) -> dict[str, float]:
+    """Make micro-batches of so many images, or for some seconds, and drop them; a few before them are not counted.
+
+    Args:
+        most_seconds: None: MOST_SECONDS.
+        first_step: the optimizer step, from 0 on, with whose images it begins.
+        crowd: micro-batches that so many worker processes make side by side and bring all at once: so many come before those that
+            count, and so many count, unless that takes thrice the time.
 
     Returns:
         input_images_per_second of this process, input_cpu_seconds_an_image (this process and its workers), and
         input_start_seconds: from asking the loader to its first batch, so with the start of its workers.
     """
-    asked, counted, made = time.perf_counter(), 0, _epochs(loaders)
+    most_seconds = MOST_SECONDS if most_seconds is None else most_seconds
+    asked, counted, batches, made = time.perf_counter(), 0, 0, _epochs(loaders, first_step)
     next(made)
-    _settle(world)
+    settle(world)
     first = time.perf_counter() - asked
-    for _ in range(WARM_UP_STEPS - 1):
+    for _ in range(max(crowd + 1, WARM_UP_STEPS) - 1):
         next(made)
-    _settle(world)
+    settle(world)
     began, cpu = time.perf_counter(), time.process_time() + worker_cpu_seconds()
-    while not counted or (counted < images and time.perf_counter() - began < MOST_SECONDS):
-        counted += len(next(made).images)
-    _settle(world)
+    while not counted or (
+        counted < images and time.perf_counter() - began < most_seconds * (1 if batches >= crowd else 3)
+    ):
+        counted, batches = counted + len(next(made).images), batches + 1
+    settle(world)
     seconds, cpu = time.perf_counter() - began, time.process_time() + worker_cpu_seconds() - cpu
     return {
         "input_images_per_second": counted / seconds,
@@ -58,14 +75,16 @@ def input_alone(loaders: Loaders, images: int, world: World) -> dict[str, float]
     }
 
 
-def _epochs(loaders: Loaders) -> Iterator[Any]:
+def _epochs(loaders: Loaders, first_step: int) -> Iterator[Any]:
     """The batches of one epoch after the other."""
-    for epoch in itertools.count(1):
-        loaders.train_batches.start(epoch)
+    epoch, step = divmod(first_step, len(loaders.train_batches))
+    for number in itertools.count(epoch + 1):
+        loaders.train_batches.start(number, step)
         yield from loaders.train
+        step = 0
 
 
-def _settle(world: World) -> None:
-    """Wait for what the input side does on a GPU."""
+def settle(world: World) -> None:
+    """Wait for what is under way on a GPU."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)

@@ -22,6 +22,7 @@ FREE_ON_RESUME = {
         "system_monitor",
         "profile_steps",
         "profile_after",
+        "probe_seconds",
         "export_onnx",
         "min_teacher_accuracy",
     ),
@@ -103,6 +104,10 @@ class TrainingSettings:
     trace.json.gz opens in Perfetto. They are slower than others. 0: none."""
     profile_after: int = 10
     """Steps that come before these, in which memory is allocated and libraries choose their kernels."""
+    probe_seconds: float = 0.0
+    """Measure instead of training, until about so many seconds after the process's start: whole steps, steps on one batch over and
+    over, without a teacher, and the input side alone by its number of workers; probe.json in the output folder has the speeds.
+    There is no checkpoint and no model. `launcher diagnose RUN --probe` sets it. 0: train."""
     process_group_minutes: float = 10.0
     """How long processes wait for each other, at the start and in every collective."""
 
@@ -147,6 +152,7 @@ class TrainingSettings:
             ("log_every", self.log_every >= 1, "at least 1"),
             ("profile_steps", 0 <= self.profile_steps <= 300, "from 0 to 300: a trace grows by megabytes a step"),
             ("profile_after", self.profile_after >= 0, "0 or more"),
+            ("probe_seconds", self.probe_seconds >= 0, "0 or more"),
             ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
             ("checkpoint_every", self.checkpoint_every is None or self.checkpoint_every >= 1, "at least 1, or null"),
             ("keep_checkpoints", self.keep_checkpoints >= 1, "at least 1"),

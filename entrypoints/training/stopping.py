@@ -25,6 +25,11 @@ class StopSignal:
     def _remember(self, *_) -> None:
         self._received = True
 
+    @property
+    def received(self) -> bool:
+        """Whether this rank has got SIGTERM."""
+        return self._received
+
     def agreed(self) -> bool:
         """Whether to stop now, the same on every rank: some rank had got SIGTERM LAG steps ago, or has where it trains alone.
 

@@ -10,6 +10,7 @@ from typing import Any
 from launcher.insight import page, report, summary
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Measurements
+from launcher.insight.probe import Probe, tested
 from launcher.insight.rules import Judgement, judge
 from launcher.insight.verdicts import Verdict
 
@@ -19,6 +20,8 @@ class Diagnosis:
     """What holds a run up, and how that is known. `print` shows it, a notebook too; `save_html` makes a page with charts."""
 
     measurements: Measurements
+    probe: Probe | str | None = None
+    """What a probe of the run measured, or why it could not; None: none was asked for."""
 
     @functools.cached_property
     def evidence(self) -> Evidence:
@@ -26,7 +29,8 @@ class Diagnosis:
 
     @functools.cached_property
     def judgement(self) -> Judgement:
-        return judge(self.evidence)
+        found = judge(self.evidence)
+        return found if self.probe is None else tested(found, self.evidence, self.probe)
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -70,4 +74,12 @@ class Diagnosis:
             ],
             "use": [asdict(use) for use in summary.uses(evidence)],
             "sampled": self.measurements.sampled,
+            "probe": self._probe_to_dict(),
         }
+
+    def _probe_to_dict(self) -> dict[str, Any] | None:
+        if self.probe is None:
+            return None
+        answer = self.judgement.probe
+        told = {"title": answer.title, "sentences": list(answer.sentences)}
+        return {**told, **({"failed": self.probe} if isinstance(self.probe, str) else self.probe.to_dict())}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.insight import charts, report, summary, windows
 from launcher.insight.evidence import Evidence
+from launcher.insight.probe import ProbeAnswer
 from launcher.insight.rules import Judgement
 from launcher.insight.verdicts import Verdict, percent, written
 
@@ -105,9 +106,11 @@ def settings_table(evidence: Evidence) -> str:
 
 
 def findings(judgement: Judgement) -> str:
-    """The ranked list, and what was looked for or could not be."""
+    """The ranked list, below what a probe says, and what was looked for or could not be."""
     parts = [_finding(verdict) for verdict in judgement.verdicts]
     parts = [f"<ol class='findings'>{''.join(parts)}</ol>"] if parts else []
+    if judgement.probe is not None:
+        parts.insert(0, _probe(judgement.probe))
     if judgement.not_found:
         parts.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(judgement.not_found))}.</p>")
     if judgement.not_applicable:
@@ -117,6 +120,12 @@ def findings(judgement: Judgement) -> str:
         told = "; ".join(f"{'; '.join(what)} ({reason})" for reason, what in report.not_measured(judgement).items())
         parts.append(f"<p><b>Not measured:</b> {escape(told)}.</p>")
     return "".join(parts)
+
+
+def _probe(answer: ProbeAnswer) -> str:
+    body = table(answer.HEAD, [list(row) for row in answer.rows])
+    told = "".join(f"<p>{escape(sentence)}</p>" for sentence in answer.sentences)
+    return f"<div class='probe'><h3>Probe: {escape(answer.title)}</h3><div class='scroll'>{body}</div>{told}</div>"
 
 
 def phase_table(evidence: Evidence) -> str:
@@ -151,6 +160,7 @@ def _finding(verdict: Verdict) -> str:
         ("cause", (verdict.cause,)),
         ("cure", tuple(str(cure) for cure in verdict.cures)),
         ("gain", (str(verdict.gain),) if verdict.gain else ()),
+        ("probe", (verdict.probe,) if verdict.probe else ()),
     ):
         if values:
             parts.append(f"<dt>{name}</dt>" + "".join(f"<dd>{escape(value)}</dd>" for value in values))

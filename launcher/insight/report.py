@@ -21,6 +21,9 @@ ESSENTIAL = ("CPU", "CPU of the quota", "busiest core", "memory", "GPU", "GPU me
 
 def headline(evidence: Evidence, judgement: Judgement) -> str:
     """The run's verdict in one sentence."""
+    left = [one for one in judgement.verdicts if one.level == "bottleneck" and not one.refuted]
+    if judgement.probe is not None and judgement.probe.speaks and not left:
+        return judgement.probe.title
     if judgement.verdicts:
         top = judgement.verdicts[0]
         return top.title if top.share is None else f"{top.title} ({taken(top)})"
@@ -63,6 +66,13 @@ def text(evidence: Evidence, judgement: Judgement) -> str:
     lines = [f"{evidence.measurements.source}: {headline(evidence, judgement)}"]
     lines += [f"  {about(evidence)}"] if about(evidence) else []
     lines += [f"  {evidence.measurements.sampled}"] if evidence.measurements.sampled else []
+    if judgement.probe is not None:
+        lines += ["", *_wrapped("probe: ", judgement.probe.title)]
+        lines += (
+            [table(judgement.probe.HEAD, [list(row) for row in judgement.probe.rows])] if judgement.probe.rows else []
+        )
+        for sentence in judgement.probe.sentences:
+            lines += _wrapped("  ", sentence)
     for number, verdict in enumerate(judgement.verdicts, 1):
         lines += ["", *_verdict(number, verdict)]
     phases = summary.phase_rows(evidence)
@@ -109,7 +119,8 @@ def not_measured(judgement: Judgement) -> dict[str, list[str]]:
 
 def taken(verdict: Verdict) -> str:
     """How much time a finding takes, in words."""
-    return "a risk" if verdict.share is None else f"{percent(verdict.share)} of the time"
+    share = "a risk" if verdict.share is None else f"{percent(verdict.share)} of the time"
+    return f"{share}; refuted" if verdict.refuted else share
 
 
 def _verdict(number: int, verdict: Verdict) -> list[str]:
@@ -119,6 +130,7 @@ def _verdict(number: int, verdict: Verdict) -> list[str]:
         ("cause", (verdict.cause,)),
         ("cure", tuple(str(cure) for cure in verdict.cures)),
         ("gain", (str(verdict.gain),) if verdict.gain else ()),
+        ("probe", (verdict.probe,) if verdict.probe else ()),
     ):
         for place, value in enumerate(values):
             lines += _wrapped(f"   {name if place == 0 else '':<8}  ", value)

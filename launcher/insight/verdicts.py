@@ -85,6 +85,12 @@ class Verdict:
     gain: Gain | None = None
     """Of the first cure; None: it is not about speed."""
     level: Level = "bottleneck"
+    probe: str | None = None
+    """What a probe's measurements say of it, in words that begin with confirmed or refuted; None: none was made, or it cannot tell."""
+
+    @property
+    def refuted(self) -> bool:
+        return self.probe is not None and self.probe.startswith("refuted")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

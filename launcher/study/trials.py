@@ -7,10 +7,12 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import platform
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +23,7 @@ from launcher import records
 from launcher.findings import Finding, UserError, mistake
 from launcher.job import Job
 from launcher.package import TravelFile
-from launcher.planning import plan
+from launcher.planning import Plan, plan
 from launcher.running import Run, start
 
 ALIKE = ("code", "settings", "machine")
@@ -117,19 +119,47 @@ def try_once(job: Job, on: str, max_cost: float | None = None, say: Callable[[st
     Args:
         say: takes a line while the run's far side cannot be asked, and where it is interrupted.
     """
-    trouble, planned = "", plan(job, on=on)
-    with _later() as interrupted:
+
+    def stopping() -> None:
+        say("stopping the trial that runs: it stays out of the table, and the same command goes on with it")
+
+    return to_its_end(plan(job, on=on), max_cost=max_cost, say=say, interrupted=stopping)
+
+
+def to_its_end(
+    planned: Plan,
+    *,
+    max_cost: float | None = None,
+    say: Callable[[str], None],
+    interrupted: Callable[[], None],
+    started: Callable[[Run], None] = lambda run: None,
+    seconds: float = math.inf,
+) -> Run:
+    """Carry out a plan and wait until it is over. Where this process is interrupted the run is stopped first.
+
+    Args:
+        say: takes a line while the run's far side cannot be asked.
+        interrupted: called before the run is stopped for that.
+        started: called with the run when it is under way.
+        seconds: after which it is stopped.
+    """
+    trouble, ends = "", time.monotonic() + seconds
+    with _later() as came:
         run = start(planned, max_cost=max_cost)
+    started(run)
     try:
-        if interrupted:
+        if came:
             raise KeyboardInterrupt
-        while run.wait(1) not in records.OVER:
+        while run.wait(1) not in records.OVER and time.monotonic() < ends:
             if run.trouble != trouble:
                 trouble = run.trouble
                 say(trouble or "AWS answers again")
+        if run.state not in records.OVER:
+            run.stop(f"not over after {seconds:g} s")
+            run.wait(150)
     except KeyboardInterrupt:
-        say("stopping the trial that runs: it stays out of the table, and the same command goes on with it")
-        run.stop("Ctrl-C in launcher study")
+        interrupted()
+        run.stop("Ctrl-C")
         run.wait(150)
         raise
     return run

@@ -69,6 +69,15 @@ def test_a_slow_input_side_is_measured_for_a_while_and_not_by_all_images(monkeyp
     assert input_alone(opened, 10**9, ALONE)["input_images_per_second"] > 0
 
 
+def test_batches_that_come_all_at_once_count_as_many_as_are_made_side_by_side(monkeypatch):
+    opened, taken = loaders(2), []
+    start = opened.train_batches.start
+    monkeypatch.setattr(opened.train_batches, "start", lambda *epoch: taken.append(epoch) or start(*epoch))
+    found = input_alone(opened, 10**9, ALONE, most_seconds=0.05, first_step=4, crowd=6)
+    assert taken == [(1, 4), (2, 0), (3, 0)], "2 batches, 6 and 6: 7 before those that count, and at least 6"
+    assert 0 < found["input_images_per_second"] <= 2 / BURNT * 1.5
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_repeated_batch_is_the_first_for_ever(workers):
     opened = loaders(workers, "threads")

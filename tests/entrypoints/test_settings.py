@@ -94,7 +94,7 @@ def test_every_setting_has_a_docstring_and_a_default_that_holds(settings_class):
 WRONG = {
     "epochs": 0, "max_steps": 0, "global_batch_size": 0, "learning_rate": 0, "weight_decay": -1, "warmup_fraction": 1.1, "max_grad_norm": 0,
     "label_smoothing": 1, "shuffle_window_shards": 0, "shard_cache_gb": 0, "images_per_class": 0, "image_size": 7, "min_crop_area": 0, "max_shift_pixels": 500, "max_rotation_degrees": 181,
-    "seed": -1, "profile_steps": 301, "profile_after": -1, "num_workers": -1, "log_every": 0, "evaluate_every": 0, "temperature": 0, "hard_label_weight": -0.1, "teacher_options": {"a": 1},
+    "seed": -1, "probe_seconds": -1, "profile_steps": 301, "profile_after": -1, "num_workers": -1, "log_every": 0, "evaluate_every": 0, "temperature": 0, "hard_label_weight": -0.1, "teacher_options": {"a": 1},
     "batch_size_per_device": 0, "ema_decay": 1, "checkpoint_every": 0, "keep_checkpoints": 0, "process_group_minutes": 0, "mixup": -1, "cutmix": -1,
     "mix_probability": 1.1, "random_erasing": -0.1, "teacher_loss_weight": -1, "teacher_pretrained": True, "min_teacher_accuracy": 1.1,
     "dkd_alpha": -1, "dkd_beta": -1, "dist_beta": -1, "dist_gamma": -1, "view_size": 7, "augmentation_load": -1,

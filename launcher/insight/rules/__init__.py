@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.rules import compute, data, feeding, pauses, processes, system
 from launcher.insight.verdicts import Answer, DoesNotApply, NotMeasured, Verdict
+
+if TYPE_CHECKING:
+    from launcher.insight.probe import ProbeAnswer
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Judgement:
     not_measured: tuple[NotMeasured, ...]
     not_applicable: tuple[tuple[str, str], ...] = ()
     """(what was not looked for, why)."""
+    probe: ProbeAnswer | None = None
+    """What a probe says; None: there was none."""
 
 
 def judge(evidence: Evidence) -> Judgement:

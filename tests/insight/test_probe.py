@@ -1,0 +1,465 @@
+"""Probes: what follows from measured speeds, the three scripts measuring for real, and what keeps a run from being probed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import train_classifier
+import train_kd
+import train_segmentation
+import yaml
+from training import classification, export, models, probe_run
+from training import teacher as teachers
+from training.data import folders
+from training.script_settings import ClassifierSettings, DistillationSettings, SegmentationSettings
+from training.settings import check
+
+import launcher
+from launcher import probing, records, running
+from launcher.diagnosing import INTERRUPTED
+from launcher.findings import UserError
+from launcher.insight import rules
+from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.measurements import Measurements
+from launcher.insight.probe import INPUT_KINDS, STEP_KINDS, Probe
+from launcher.prepare import prepare
+from tests.conftest import assert_nothing_left
+from tests.insight.planted import plant, write
+from tests.insight.test_rules import CPU, GPU, PLANTED
+
+VIT = "vit_tiny_patch16_224"
+TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "in_chans": 1}
+FEW = {"image_size": 16, "global_batch_size": 8, "num_workers": 0, "worker_type": "threads", "system_monitor": False}
+PYRAMID = {"embed_dims": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1], "mlp_ratios": [2, 2, 2, 2]}
+
+
+# -- what follows from speeds ------------------------------------------------------------------------------------------
+
+
+def probe_of(measured: Measurements, workers: int, alone: dict[int, float], *, cost: float = 0.0, **speeds) -> Probe:
+    """A probe whose whole steps are as fast as the run; the other speeds are times that.
+
+    Args:
+        alone: by the number of workers; cost: CPU seconds an image, times those that all cores have for it.
+    """
+    cores = 8.0 if measured.facts["device"] == "cuda" else 2.0
+    speed = measured.settings["global_batch_size"] / Diagnosis(measured).evidence.step_seconds
+    tried = speeds.pop("with_workers", None)
+    values = {
+        "as_it_is": [speed, speed],
+        **{name: speeds.get(name) and speeds[name] * speed for name in ("one_batch", "one_batch_without_teacher")},
+        "input_alone": [
+            {"workers": count, "images_per_second": times * speed, "cpu_seconds_an_image": cost * cores / speed}
+            for count, times in alone.items()
+        ],
+        "with_workers": tried and {"workers": tried[0], "images_per_second": tried[1] * speed},
+        **{"workers": workers, "worker_kind": "threads", "cores_a_process": cores, "left_out": {}},
+        **{"world_size": 1, "device": measured.facts["device"], "device_name": None},
+    }
+    return Probe.from_file("x-probe", values)
+
+
+# (what was observed, workers, the probe's speeds in times those of whole steps) -> bound, best workers, at most, what it says of the
+# finding on top
+CASES = {
+    "one worker where two are twice as fast": (
+        PLANTED["too_few_workers", "harsh"], 1, dict(alone={0: 0.9, 1: 1.0, 2: 2.0, 4: 3.9}, one_batch=6.0, with_workers=(4, 3.7)),
+        ("input", 4, 3.9, "confirmed: with 4 workers whole steps are 3.70"),
+    ),
+    "too few were seen, and more bring nothing": (
+        PLANTED["too_few_workers", "harsh"], 1, dict(alone={0: 0.9, 1: 1.0, 2: 1.02, 4: 1.01}, one_batch=6.0),
+        ("input", 1, 1.02, "refuted: the input alone is 1.02 times as fast with 2 workers"),
+    ),
+    "KT's, and fewer are faster": (
+        PLANTED["too_many_workers", "harsh"], 16, dict(alone={0: 1.0, 1: 1.1, 2: 1.5, 16: 1.1}, one_batch=4.0, with_workers=(2, 1.4)),
+        ("input", 2, 1.5, "confirmed: with 2 workers whole steps are 1.40"),
+    ),
+    "too many were seen, and fewer are as slow": (
+        PLANTED["too_many_workers", "harsh"], 16, dict(alone={1: 0.6, 2: 1.05, 16: 1.0}, one_batch=4.0, with_workers=(2, 1.03)),
+        ("input", 16, 1.05, "refuted: with 2 workers whole steps are 1.03"),
+    ),
+    "images that cost what the cores have": (
+        PLANTED["data_bound", "harsh"], 8, dict(alone={4: 0.8, 8: 1.0}, one_batch=5.0, cost=0.95),
+        ("input", 8, 1.0, "confirmed: without any input, steps are 5.00"),
+    ),
+    "images that cost nothing and come slowly": (
+        PLANTED["storage_bound", "far storage, no I/O wait"], 4, dict(alone={4: 1.0, 8: 1.02}, one_batch=3.0, cost=0.1),
+        ("input", 4, 1.02, "confirmed: without any input"),
+    ),
+    "slow storage was seen, and the input alone is fast": (
+        PLANTED["storage_bound", "far storage, no I/O wait"], 4, dict(alone={4: 3.5, 8: 3.4}, one_batch=3.0, cost=0.1),
+        ("shared_cores", 4, 3.0, "refuted: the input alone is as fast as the model alone"),
+    ),
+    "slow storage was seen, and other workers help": (
+        PLANTED["storage_bound", "far storage, no I/O wait"], 4, dict(alone={4: 1.0, 8: 2.0}, one_batch=3.0, with_workers=(8, 1.9)),
+        ("input", 8, 2.0, "refuted: with 8 workers whole steps are 1.90"),
+    ),
+    "each half alone is fast": (
+        PLANTED["data_bound", "mild"], 7, dict(alone={7: 1.8}, one_batch=1.6, cost=0.5),
+        ("shared_cores", 7, 1.6, "confirmed: without any input, steps are 1.60"),
+    ),
+    "waiting was seen, and goes away by itself": (
+        PLANTED["data_bound", "harsh"], 8, dict(alone={8: 1.5}, one_batch=1.05),
+        ("model", 8, 1.05, "refuted: without any input, steps are 1.05"),
+    ),
+    "a teacher": (
+        PLANTED["teacher_bound", "harsh"], 4, dict(alone={4: 9.0}, one_batch=1.01, one_batch_without_teacher=4.0),
+        ("teacher", 4, 1.01, "confirmed: the teacher takes 74 % of a step"),
+    ),
+    "a teacher that takes nothing": (
+        PLANTED["teacher_bound", "mild"], 4, dict(alone={4: 9.0}, one_batch=1.0, one_batch_without_teacher=1.05),
+        ("model", 4, 1.0, "refuted: the teacher takes 5 % of a step"),
+    ),
+    "arithmetic was seen, and it is the input": (
+        PLANTED["fp32_compute", "harsh"], 4, dict(alone={4: 1.0}, one_batch=3.0),
+        ("input", 4, 1.0, "refuted: without any input, steps are 3.00 times as fast, so that all but the input takes 33 %"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_speeds_say_what_bounds_a_step_and_which_findings_hold(case):
+    observed, workers, speeds, (bound, best, at_most, said) = CASES[case]
+    measured = plant(**observed)
+    top = Diagnosis(measured).verdicts[0]
+    found = Diagnosis(measured, probe_of(measured, workers, **speeds))
+    [now] = [verdict for verdict in found.verdicts if verdict.kind == top.kind]
+    assert (found.probe.bound, found.probe.best_workers) == (bound, best)
+    assert found.probe.at_most == pytest.approx(at_most) and now.probe.startswith(said)
+    assert now.refuted == said.startswith("refuted") and f"probe     {said[:9]}" in str(found)
+    if said.startswith("confirmed: with "):
+        assert now.cures[0].value == best and now.gain.expected == pytest.approx(speeds["with_workers"][1])
+        assert "measured by the probe" in str(now.gain)
+    if now.refuted:
+        assert f"{report_share(now)}; refuted" in str(found) and found.headline == found.judgement.probe.title
+    else:
+        assert found.headline.startswith(now.title)
+
+
+def report_share(verdict) -> str:
+    return f"{verdict.share * 100:.0f} % of the time"
+
+
+def test_a_refuted_finding_comes_after_the_others_and_before_risks():
+    measured = plant(
+        phases={**GPU, "data_wait": 1.0, "teacher_forward": 0.8},
+        busy=7.6,
+        gpu=30,
+        memory_growth=30,
+        settings={"num_workers": 7},
+    )
+    before = [verdict.kind for verdict in Diagnosis(measured).verdicts]
+    assert before[0] == "data_bound" and "teacher_bound" in before and before[-1] == "memory_growth"
+    probe = probe_of(measured, 7, {7: 1.5}, one_batch=1.02, one_batch_without_teacher=1.5)
+    after = [verdict.kind for verdict in Diagnosis(measured, probe).verdicts]
+    assert sorted(after) == sorted(before) and after[-2:] == ["data_bound", "memory_growth"]
+    assert Diagnosis(measured, probe).headline.startswith(Diagnosis(measured, probe).verdicts[0].title)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"settings": {"global_batch_size": 512}}, "the run made"),
+        ({"facts": {"world_size": 8}}, "by processes: 8"),
+        ({"facts": {"device_name": "Tesla V100"}}, "on Tesla V100, the probe on NVIDIA H200"),
+    ],
+)
+def test_a_probe_of_something_else_judges_no_finding(changed, why):
+    planted = PLANTED["data_bound", "harsh"]
+    probe = probe_of(plant(**planted), 8, {8: 1.5}, one_batch=1.05)
+    probe = Probe(**{**vars(probe), "device_name": "NVIDIA H200"})
+    settings = {**planted["settings"], **changed.get("settings", {})}
+    found = Diagnosis(plant(**{**planted, "settings": settings, "facts": changed.get("facts")}), probe)
+    assert found.verdicts[0].probe is None and not found.verdicts[0].refuted
+    assert "not judged by it" in str(found) and why in " ".join(str(found).split())
+
+
+def test_a_run_whose_epochs_begin_slowly_is_as_slow_in_the_probe_and_is_judged():
+    """A probe's steps are of several epochs, and those that a run is timed by leave out what lies between epochs."""
+    measured = plant(**PLANTED["too_many_workers", "harsh"])
+    [steps] = measured.ranks
+    steps.ended[:] += 40.0 * (steps.epoch - 1)  # as long as the steps of an epoch take
+    probe = probe_of(measured, 16, {2: 1.5, 16: 1.1}, one_batch=4.0, with_workers=(2, 1.4))
+    slower = Probe(**{**vars(probe), "as_it_is": tuple(0.55 * speed for speed in probe.as_it_is)})
+    assert Diagnosis(measured, slower).verdicts[0].probe.startswith("confirmed")
+
+
+def test_every_form_of_the_report_shows_the_same_probe(tmp_path):
+    measured = plant(**PLANTED["too_many_workers", "harsh"])
+    probe = probe_of(measured, 16, {0: 1.0, 2: 1.5, 16: 1.1}, one_batch=4.0, with_workers=(2, 1.4))
+    found = Diagnosis(measured, Probe(**{**vars(probe), "left_out": {"again": "0.2 s were left"}}))
+    page, told = found.save_html(tmp_path / "page.html").read_text(), json.loads(json.dumps(found.to_dict()))["probe"]
+    for text in (str(found), page, found._repr_html_()):
+        flat = " ".join(text.split())
+        assert told["title"] in flat and "input alone, 16 workers (threads), as it is" in flat and "x-probe" in flat
+        assert "Not measured: again (0.2 s were left)." in flat
+    assert (
+        told["bound"] == "input"
+        and told["best_workers"] == 2
+        and told["images_per_second"]["input_alone"].keys() == {"0", "2", "16"}
+    )
+    assert max(len(line) for line in str(found).splitlines()) <= 130
+    assert Diagnosis(measured).to_dict()["probe"] is None
+
+
+def test_what_a_probe_judges_are_findings_that_exist():
+    source = "".join(file.read_text() for file in Path(rules.__file__).parent.glob("*.py"))
+    assert all(f'"{kind}"' in source for kind in INPUT_KINDS | STEP_KINDS | {"teacher_bound"})
+
+
+def test_too_little_of_a_probe_is_none():
+    assert Probe.from_file("x", {}) is None and Probe.from_file("x", {"as_it_is": [1.0], "one_batch": None}) is None
+
+
+# -- the scripts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    prepare("digits", folder / "digits")
+    prepare("shapes", folder / "shapes")
+    return folder
+
+
+@pytest.fixture
+def measured(data, tmp_path, monkeypatch):
+    """Runs a script in this process as a probe of a few seconds, and gives what it wrote."""
+    before, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for each other where the machine is busy, longer than what is planted here
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(probe_run, "process_started", time.time)
+    monkeypatch.setattr(probe_run, "cores_a_process", lambda environ: (2.0, "two"))
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+
+    def run(script, kind, values, source="digits", seconds=4.0, finished=True) -> Probe:
+        for name in ("train", "validation"):
+            monkeypatch.setenv(f"SM_CHANNEL_{name.upper()}", str(data / source / name))
+        settings, problems = check(kind, {**FEW, **values, "probe_seconds": seconds})
+        assert not problems
+        script.main(settings)
+        assert not [*(tmp_path / "checkpoints").iterdir()] and not (tmp_path / "output/model").exists()
+        assert not (tmp_path / "output/data/algo-1/result.json").exists()
+        found = json.loads((tmp_path / "output/data/algo-1/probe.json").read_text())
+        assert found["finished"] == finished
+        return Probe.from_file("here", found)
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+    torch.set_num_threads(threads)
+
+
+CLASSIFIER = (train_classifier, ClassifierSettings, {"model": VIT, "model_options": TINY})
+
+
+def test_images_that_come_slowly_are_found_and_so_is_the_number_of_workers_that_helps(measured, monkeypatch):
+    encoded = folders.LabelledFolder.encoded
+
+    def slow(self, number):
+        time.sleep(0.025)  # which frees the core: more workers sleep side by side
+        return encoded(self, number)
+
+    monkeypatch.setattr(folders.LabelledFolder, "encoded", slow)
+    probe = measured(*CLASSIFIER, seconds=12.0)
+    assert probe.bound == "input" and probe.workers == 0 and [one.workers for one in probe.input_alone] == [0, 1, 2]
+    assert probe.input_share > 0.5 and probe.with_workers[0] == 2 == probe.best_workers and probe.gained > 1.3
+    assert probe.at_most >= probe.gained * 0.8 and len(probe.as_it_is) == 2 and not probe.left_out
+    assert probe.busy(probe.fastest) < 0.5
+
+
+def test_a_slow_model_is_found_and_no_worker_is_tried_in_vain(measured, monkeypatch):
+    call = classification.Classification.__call__
+
+    def slow(self, batch):
+        time.sleep(0.06)
+        return call(self, batch)
+
+    monkeypatch.setattr(classification.Classification, "__call__", slow)
+    probe = measured(*CLASSIFIER)
+    assert probe.bound == "model" and probe.with_workers is None and probe.input_share < 0.1
+    assert min(one.images_per_second for one in probe.input_alone) > probe.speed
+
+
+def test_a_teacher_whose_logits_come_slowly_is_found_and_its_cache_is_left_alone(measured, monkeypatch, tmp_path):
+    call = teachers.Teacher.__call__
+
+    def slow(self, images):
+        time.sleep(0.06)
+        return call(self, images)
+
+    monkeypatch.setattr(teachers.Teacher, "__call__", slow)
+    folder = tmp_path / "teacher"
+    export.save(
+        models.build(VIT, TINY, 10, pretrained=False),
+        folder,
+        name=VIT,
+        options=TINY,
+        classes=[str(n) for n in range(10)],
+        image_size=16,
+    )
+    monkeypatch.setenv("SM_CHANNEL_TEACHER", str(folder))
+    values = {"student": VIT, "student_options": TINY, "hard_label_weight": 0.1, "teacher_cache": {"views": 2}}
+    probe = measured(train_kd, DistillationSettings, values)
+    assert probe.bound == "teacher" and probe.teacher_share > 0.5
+    assert probe.one_batch_without_teacher > 1.5 * probe.one_batch
+
+
+def test_segmentation_is_probed_too_and_says_what_it_had_no_time_for(measured):
+    values = {
+        "model": "pvt_v2_b0",
+        "model_options": PYRAMID,
+        "classes": 4,
+        "image_size": [32, 32],
+        "worker_type": "processes",
+        "num_workers": 1,
+    }
+    probe = measured(train_segmentation, SegmentationSettings, values, source="shapes", seconds=0.01)
+    assert probe.speed > 0 and probe.one_batch > 0 and probe.bound and probe.worker_kind == "processes"
+    assert probe.one_batch_without_teacher is None and "again" in probe.left_out
+
+
+def test_the_stop_that_ctrl_c_asks_for_ends_a_probe_with_what_it_has(measured, monkeypatch):
+    alone = probe_run._Bench.input_alone
+
+    def stop(self, *arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return alone(self, *arguments)
+
+    monkeypatch.setattr(probe_run._Bench, "input_alone", stop)
+    probe = measured(*CLASSIFIER, finished=False)
+    assert probe.one_batch > 0 and probe.input_alone == () and probe.at_most is None and probe.best_workers is None
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def recorded(job: dict, on: str = "process", measured: Measurements | None = None) -> launcher.Run:
+    """A run as it lies in the store when it is over, with planted measurements, without having run."""
+    plan = launcher.plan(launcher.from_values(job), on=on)
+    folder = records.RunFolder(records.store() / plan.name)
+    folder.path.mkdir(parents=True)
+    running._write_records(plan, folder)
+    records.write_json(folder.outcome, {"state": "Completed"})
+    write(measured or plant(phases=CPU), folder.host("algo-1") / "output/data")
+    return launcher.Run(folder)
+
+
+@pytest.fixture
+def quick(data) -> dict:
+    return {
+        "name": "quick",
+        "script": "train_classifier.py",
+        "inputs": {name: {"folder": str(data / "digits" / name)} for name in ("train", "validation")},
+        "hyperparameters": {**FEW, "model": VIT, "model_options": TINY},
+    }
+
+
+def typed(*arguments: object, **more) -> subprocess.CompletedProcess:
+    words = [sys.executable, "-m", "launcher", "diagnose", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=180, **more)
+
+
+def test_a_run_of_two_processes_is_probed_by_its_own_record(quick):
+    job = {
+        **quick,
+        "distribution": "torchrun",
+        "compute": {"processes_per_host": 2},
+        "checkpoints": "s3://amzn-s3-demo-bucket/kept",
+    }
+    run = recorded(job, measured=plant(phases=CPU, ranks=2, settings={"global_batch_size": 8}))
+    before = {file: file.stat().st_mtime_ns for file in run.folder.path.rglob("*")}
+    done = typed(run.name, "--probe", "--json", "--with", "hyperparameters.probe_seconds=9")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["probe"]
+    assert told["images_per_second"]["one_batch"] > 0 and told["images_per_second"]["as_it_is"], done.stdout
+    probe = launcher.attach(told["run"])
+    assert probe.name.startswith("quick-probe-") and f"run {probe.name}" in done.stderr
+    assert launcher.attach("quick").name == run.name, "the job's latest run is still the one that trained"
+    assert [*probe.artifacts()] == ["output 127.0.0.1", "log 127.0.0.1"] or "model" not in probe.artifacts()
+    assert yaml.safe_load(probe.folder.job.read_text())["hyperparameters"]["probe_seconds"] == 9
+    assert any("2 processes on cpu" in line for _, line in probe.logs())
+    assert before == {file: file.stat().st_mtime_ns for file in run.folder.path.rglob("*")}, "the run is as it was"
+    assert_nothing_left(probe)
+
+
+def test_where_the_probe_fails_the_diagnosis_is_told_with_the_reason(quick):
+    run = recorded(quick, measured=plant(**PLANTED["data_bound", "harsh"]))
+    (run.folder.code / "training/probe_run.py").write_text("raise RuntimeError('no probe today')\n")
+    done = typed(run.name, "--probe")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "Preparing the images takes more than the cores can give" in done.stdout.splitlines()[0]
+    assert "probe: not done: quick-probe-" in done.stdout and "no probe today" in " ".join(done.stdout.split())
+
+
+def test_ctrl_c_stops_the_probe_and_the_diagnosis_is_told(quick):
+    run = recorded(quick, measured=plant(**PLANTED["data_bound", "harsh"]))
+    words = [sys.executable, "-m", "launcher", "diagnose", run.name, "--probe"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "probing for at most two minutes" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    told, said = process.communicate(timeout=170)
+    assert process.returncode == 130 and "stopping the probe" in said
+    assert f"probe: not done: {INTERRUPTED}" in told and "Preparing the images" in told.splitlines()[0]
+    assert launcher.attach("quick-probe").state in records.OVER
+
+
+def test_a_run_whose_data_are_elsewhere_says_how_to_tell_where_they_are(quick, data):
+    job = yaml.safe_load(Path("configs/quickstart.yaml").read_text())
+    job = {name: value for name, value in job.items() if name in ("role", "region", "output", "image")}
+    job |= {**quick, "inputs": {name: {"s3": f"s3://amzn-s3-demo-bucket/{name}/"} for name in ("train", "validation")}}
+    job |= {"distribution": "torchrun", "compute": {"instance_type": "ml.g5.xlarge", "instance_count": 2}}
+    run = recorded(job, on="aws")
+    with pytest.raises(UserError) as raised:
+        run.diagnose(probe=True)
+    told = str(raised.value)
+    assert "s3, which is there on SageMaker only" in told and "--with 'inputs.train={folder: FOLDER}'" in told
+    assert "2 hosts, which would all share this machine" in told and "instance_count=1" in told
+    here = [f"inputs.{name}={{folder: {data / 'digits' / name}}}" for name in ("train", "validation")]
+    made = probing.planned(run.name, [*here, "compute.instance_count=1"])
+    assert made.backend == "process" and not made.errors and made.replay_of == run.name
+
+
+@pytest.mark.parametrize("declares", [False, True])
+def test_a_script_of_the_users_own_is_told_what_it_lacks(tmp_path, declares):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "own_settings.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Own:\n    depth: int = 1\n"
+    )
+    main = "from own_settings import Own\ndef main(settings: Own):\n    pass\n" if declares else "print('trained')\n"
+    (source / "own.py").write_text(main)
+    run = recorded({"name": "own", "script": "own.py", "source": str(source)})
+    with pytest.raises(UserError, match="own.py of own-(.|\n)*has no setting probe_seconds(.|\n)*train_classifier.py"):
+        run.diagnose(probe=True)
+
+
+def test_what_cannot_be_probed_is_told_before_anything_starts(quick, tmp_path):
+    place = write(plant(phases=CPU), tmp_path / "found")
+    for words, told in (
+        ((place, "--probe"), "measurements, and not what they are of"),
+        (("s3://amzn-s3-demo-bucket/profiler-output", "--probe"), "measurements, and not what they are of"),
+        (("nobody", "--probe"), "no such run"),
+        ((place, place, "--probe"), "probe one of them"),
+        ((place, "--with", "hyperparameters.epochs=1"), "add --probe"),
+        ((place, "--probe", "--on", "aws"), "process or docker"),
+    ):
+        done = typed(*words)
+        assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr, (words, done.stderr)
+    run = recorded(quick)
+    run.folder.outcome.unlink()
+    with open(run.folder.lock, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="is InProgress on this machine"):
+            launcher.Run(run.folder).diagnose(probe=True)
+    assert len(launcher.runs()) == 1
