@@ -313,7 +313,9 @@ def test_a_run_tells_each_class_by_its_name(learned):
 
 def test_a_run_leaves_a_picture_of_what_its_model_sees(learned):
     [file] = learned.folder.path.rglob("overlays.png")
-    assert file.parent.name == learned.hosts[0]
+    assert file.parent.parent == learned.folder.host("algo-1") / "output/data", (
+        "in the host's folder of what comes back"
+    )
     with Image.open(file) as picture:
         pixels = np.array(picture)
     third = pixels.shape[1] // 3
