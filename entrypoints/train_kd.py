@@ -76,7 +76,8 @@ def main(settings: DistillationSettings) -> None:
                 precision=settings.teacher_number_format,
                 compile=settings.compile_teacher,
             ).to(world.device)
-            now, without = with_teacher(now, without, teacher, settings, memory.example(data, world.device))
+            cached, image = settings.teacher_cache is not None, memory.example(data, world.device)
+            now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
         size = memory.choose_batch_size(now, without, settings, world, run.report)
         views = settings.teacher_cache.views if settings.teacher_cache else None
         reopened = partial(open_loaders, data, world=world, batch_size_per_device=size, views=views)

@@ -1,29 +1,33 @@
-"""Train a model that gives every pixel a class, from images and masks.
+"""Train a model that gives every pixel a class, from images and masks; on a teacher's answers too, where there is one.
 
     In a job:         launcher run CONFIG, with script: train_segmentation.py
     In a shell:       SM_CHANNEL_TRAIN=data/shapes/train SM_CHANNEL_VALIDATION=data/shapes/validation \\
                       python entrypoints/train_segmentation.py --model resnet10t --classes 4 --image_size "[64, 64]"
     On many devices:  the same behind `torchrun --nproc_per_node 8`
 
-A channel holds images/…/<name>.jpg or .png, and masks/…/<name>.png, whose pixels are class numbers; `ignore_index` marks the
-ones that nobody labelled. `launcher prepare shapes data/shapes` makes such a folder.
+A channel holds images/…/<name>.jpg or .png, and masks/…/<name>.png, whose pixels are class numbers, or shards of them;
+`ignore_index` marks the pixels that nobody labelled. `launcher prepare shapes data/shapes` makes such a folder.
+
+With `hard_label_weight` below 1 the model is a student of the one in the channel `teacher`: the model.tar.gz of an earlier run.
 """
 
 from functools import partial
 
 import torch
-from training import distributed, memory, models, probe_run, reporting, segmenter
+from training import distributed, memory, models, overlays, probe_run, reporting, segmenter
+from training import teacher as teachers
 from training.data.loaders import open_loaders
 from training.data.masks import open_data
 from training.delivery import deliver
+from training.distillation import with_teacher
 from training.environment import read_environment
-from training.evaluation import evaluate_pixels
+from training.evaluation import evaluate_pixels, told_by_class
 from training.failure import failure_file
 from training.loop import open_run, total_steps, train
 from training.monitor import system_monitor
 from training.rendezvous import read_place
-from training.script_settings import SegmentationSettings
 from training.segmentation import Segmentation
+from training.segmentation_settings import SegmentationSettings
 from training.settings import read_settings
 from training.state import prepare
 
@@ -59,23 +63,46 @@ def main(settings: SegmentationSettings) -> None:
         steps = total_steps(settings, len(data.training))
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
+        teacher = None
+        if settings.teacher_weight > 0:
+            teacher = teachers.load(
+                environment.channel("teacher"),
+                data.classes,
+                channels=channels,
+                image_size=settings.image_size,
+                precision=settings.teacher_number_format,
+                compile=settings.compile_teacher,
+                pixels=True,
+            ).to(world.device)
+            now, without = with_teacher(now, without, teacher, settings, memory.example(data, world.device))
         size = memory.choose_batch_size(now, without, settings, world, run.report)
         reopened = partial(open_loaders, data, world=world, batch_size_per_device=size)
         loaders = reopened(settings, say=run.report.say)
-        task = Segmentation(state.trained, settings.ignore_index, world, run.timeline)
+        task, untaught = (Segmentation(state.trained, one, settings, world, run.timeline) for one in (teacher, None))
         if settings.probe_seconds:
-            return probe_run.measure(task, state, loaders, reopened, run, environment)
+            bare = None if teacher is None else untaught
+            return probe_run.measure(task, state, loaders, reopened, run, environment, without_teacher=bare)
         measure = partial(
             evaluate_pixels,
             loader=loaders.validation,
             world=world,
-            classes=settings.classes,
+            classes=data.classes,
             ignore_index=settings.ignore_index,
             autocast=state.precision.autocast,
         )
+        taught = None
+        if teacher is not None:
+            taught = {"model": teacher.name, "parameters": teacher.parameters, **measure(teacher)}
+            run.report.say(
+                f"teacher {teacher.name}: {teacher.parameters:,} parameters in {settings.teacher_number_format}, frozen, "
+                f"validation_miou {taught['validation_miou']:.4f}"
+            )
+            teachers.require_miou(taught["validation_miou"], settings.min_teacher_miou, teacher.name)
 
-        torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks
+        torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
         outcome = train(task, measure, state, loaders, steps, run)
+        if outcome.validation:
+            run.report.say(told_by_class(outcome.validation))
         summary = reporting.summary(settings.model, parameters, outcome, settings, world)
         if world.is_first:
             deliver(
@@ -87,9 +114,16 @@ def main(settings: SegmentationSettings) -> None:
                 name=settings.model,
                 options=settings.model_options,
                 image_size=settings.image_size,
-                decoder={"channels": settings.decoder_channels, "ignore_index": settings.ignore_index},
+                decoder={
+                    "channels": settings.decoder_channels,
+                    "ignore_index": settings.ignore_index,
+                    "class_colours": overlays.colours(settings),
+                },
+                teacher=taught,
             )
-        run.report.result(summary)
+        run.report.result({**summary, "teacher": taught})
+        if world.is_first and not outcome.stopped:
+            overlays.save(state, environment.output_data_dir, data, settings, run.report.say)
 
 
 if __name__ == "__main__":

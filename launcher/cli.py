@@ -440,7 +440,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "source",
         metavar="SOURCE",
-        help="digits, fashion-mnist, photos, shapes (with masks), a folder with idx files, one with one subfolder a class, "
+        help="digits, fashion-mnist, photos, shapes or cutouts (with masks), a folder with idx files, one with one subfolder a class, "
         "or one with images/ and masks/",
     )
     made.add_argument("target", nargs="?", metavar="TARGET", help="the folder to make; what is already in it is kept")

@@ -171,6 +171,7 @@ def with_data(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("with-data")
     for source in ("digits", "photos", "shapes"):
         prepare(source, place / "data" / source)
+    prepare("shapes", place / "data/cutouts")  # the pictures of `cutouts` are Debian's, and not on every machine
     return place
 
 

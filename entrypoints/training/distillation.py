@@ -18,7 +18,7 @@ from training.distributed import World
 from training.environment import Environment
 from training.losses import distillation_loss, label_cross_entropy
 from training.memory import Footprint
-from training.script_settings import DistillationSettings
+from training.script_settings import DistillationSettings, TeacherSettings
 from training.teacher import Teacher
 from training.teacher_cache import TeacherCache
 from training.timeline import Timeline
@@ -82,13 +82,16 @@ def with_teacher(
     now: Footprint,
     without: Mapping[str, Footprint],
     teacher: Teacher,
-    settings: DistillationSettings,
+    settings: TeacherSettings,
     image: torch.Tensor,
+    *,
+    cached: bool = False,
 ) -> tuple[Footprint, dict[str, Footprint]]:
     """The footprints of `memory.measure` with a teacher that runs beside the student, or does so until its cache is filled.
 
     Args:
         image: uint8 (1, channels, height, width), on the teacher's device.
+        cached: the teacher's logits are kept.
     """
     working = max(memory.working_bytes(member.model, image) for member in teacher.members)
     running = {"teacher": teacher.memory_bytes, "teacher_activations": working}
@@ -96,7 +99,6 @@ def with_teacher(
         "teacher": 4 * teacher.parameters,
         "teacher_activations": working * 4 * teacher.parameters / teacher.memory_bytes,
     }
-    cached = settings.teacher_cache is not None
     changed = {name: step if cached else replace(step, **running) for name, step in without.items()}
     if cached:
         changed[memory.FILLED] = replace(now, **running)

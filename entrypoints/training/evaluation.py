@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +54,7 @@ def evaluate(
     """
     sums = torch.zeros(6, dtype=torch.float64, device=world.device)  # nothing waits for the device before the end
     images = ranked = 0
-    with _evaluating(model):
+    with evaluating(model):
         for number, (pixels, labels) in enumerate(batch for batch in loader if batch is not None):
             pixels, labels = (values.to(world.device, non_blocking=True) for values in (pixels, labels))
             with autocast():
@@ -82,72 +83,99 @@ def evaluate(
 
 @torch.no_grad()
 def evaluate_pixels(
-    model: nn.Module,
+    model: Callable[[torch.Tensor], torch.Tensor],
     loader: Batches,
     world: World,
     *,
-    classes: int,
+    classes: Sequence[str],
     ignore_index: int,
     autocast: Autocast = contextlib.nullcontext,
-) -> dict[str, float]:
-    """Mean IoU, accuracy and mean cross-entropy over all ranks' pixels; every pixel that is not ignored counts once.
+) -> dict[str, Any]:
+    """IoU, accuracy and mean cross-entropy over all ranks' pixels; every pixel that is not ignored counts once.
 
     Args:
         model: takes uint8 images (batch, channels, height, width), gives logits (batch, classes, height, width). Not a DDP
             wrapper: ranks may have different numbers of batches.
         loader: this rank's share: images, and for each its mask (height, width) in its own size, to which the logits are
             scaled, so that the numbers do not depend on the size that the model sees.
+        classes: their names, in the order of the logits.
 
     Returns:
-        validation_miou and validation_pixel_accuracy in 0…1, validation_loss in nats, the same on every rank.
+        The same on every rank: validation_miou and validation_pixel_accuracy in 0…1, validation_loss in nats; and by name
+        validation_iou of each class, None of one that occurs neither in a label nor in a prediction; and validation_majority,
+        what a model would reach that gives every pixel the label that is most frequent: its class, miou and pixel_accuracy.
 
     Raises:
         ValueError: no pixel of any mask is labelled, or none can be read.
     """
-    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=world.device)
+    count = len(classes)
+    confusion = torch.zeros(count, count, dtype=torch.int64, device=world.device)
     loss = torch.zeros(1, dtype=torch.float64, device=world.device)
-    with _evaluating(model):
+    with evaluating(model):
         for images, masks in (batch for batch in loader if batch is not None):
             with autocast():
                 batch = model(images.to(world.device, non_blocking=True))
             for logits, mask in zip(batch.float(), masks):
                 mask = mask.to(world.device).long()
-                logits = F.interpolate(logits[None], size=mask.shape, mode="bilinear", align_corners=False)
+                logits = of_size(logits[None], mask.shape)
                 loss += F.cross_entropy(logits, mask[None], ignore_index=ignore_index, reduction="sum")
                 labelled = mask != ignore_index
-                pairs = mask[labelled] * classes + logits[0].argmax(0)[labelled]
-                confusion += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+                pairs = mask[labelled] * count + logits[0].argmax(0)[labelled]
+                confusion += torch.bincount(pairs, minlength=count**2).view(count, count)
     confusion, loss = world.total(confusion), world.total(loss)
     pixels = confusion.sum().item()
     if pixels == 0:
         raise ValueError(
             f"every pixel of the validation masks that can be read is ignored ({ignore_index}): there is nothing to measure"
         )
+    ious = class_ious(confusion, ignore_index)
+    largest = int(confusion.sum(1).argmax())
+    majority = torch.zeros_like(confusion)
+    majority[:, largest] = confusion.sum(1)
     return {
-        "validation_miou": mean_iou(confusion, ignore_index),
+        "validation_miou": ious.nanmean().item(),
         "validation_pixel_accuracy": confusion.diagonal().sum().item() / pixels,
         "validation_loss": loss.item() / pixels,
+        "validation_iou": {name: None if iou != iou else iou for name, iou in zip(classes, ious.tolist())},
+        "validation_majority": {
+            "class": classes[largest],
+            "miou": class_ious(majority, ignore_index).nanmean().item(),
+            "pixel_accuracy": confusion.sum(1).max().item() / pixels,
+        },
     }
 
 
-def mean_iou(confusion: torch.Tensor, ignore_index: int) -> float:
-    """Intersection over union, TP / (TP + FP + FN), mean over the classes that occur in a label or in a prediction.
+def class_ious(confusion: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Intersection over union of each class, TP / (TP + FP + FN): float64 (classes,).
 
     The measure of PASCAL VOC (Everingham et al. 2015, https://doi.org/10.1007/s11263-014-0733-5, section 4.1.3).
 
     Args:
         confusion: (classes, classes), pixels by label and prediction.
-        ignore_index: a class of this number is left out.
+        ignore_index: a class of this number is NaN, as one is that occurs neither in a label nor in a prediction.
     """
     intersection = confusion.diagonal().double()
-    union = confusion.sum(0) + confusion.sum(1) - intersection
-    counted = union > 0
-    counted[ignore_index : ignore_index + 1] = False
-    return (intersection[counted] / union[counted]).mean().item()
+    ious = intersection / (confusion.sum(0) + confusion.sum(1) - intersection)  # 0 / 0 is NaN
+    ious[ignore_index : ignore_index + 1] = torch.nan
+    return ious
+
+
+def told_by_class(metrics: Mapping[str, Any]) -> str:
+    """What `evaluate_pixels` gives of each class, as a line for people."""
+    ious = ", ".join(
+        f"{name} {'-' if iou is None else f'{iou:.4f}'}" for name, iou in metrics["validation_iou"].items()
+    )
+    majority = metrics["validation_majority"]
+    return f"IoU: {ious}; with {majority['class']} for every pixel the mean would be {majority['miou']:.4f}"
+
+
+def of_size(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Logits (batch, classes, height, width), scaled to another height and width, bilinearly."""
+    return F.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
 
 
 @contextlib.contextmanager
-def _evaluating(model: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def evaluating(model: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """A module in eval mode, and afterwards in the mode that it had; a teacher, which is none, sees to that itself."""
     if not isinstance(model, nn.Module):
         yield

@@ -50,8 +50,9 @@ SAID_PHASES = ("data_wait_s", "teacher_forward_s", "student_forward_s", "backwar
 Place = tuple[int, int, int, int]
 """Epoch, epochs, step, steps."""
 
-Evaluate = Callable[[nn.Module], dict[str, float]]
-"""model -> metrics by name over all ranks' shares of the held-out images, the same on every rank."""
+Evaluate = Callable[[nn.Module], dict[str, Any]]
+"""model -> metrics by name over all ranks' shares of the held-out images, the same on every rank: numbers, or mappings such as
+one of each class, which no metric line has room for."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Outcome:
     """Whether SIGTERM ended it before its last step."""
     images_per_second: float | None
     """Over all processes, without the first steps and without evaluation. None: there were no other steps."""
-    validation: dict[str, float]
+    validation: dict[str, Any]
     """Metrics of the last evaluation: a stopped run leaves at once, without one more. Empty: there was none."""
 
 
@@ -285,14 +286,22 @@ def _record_steps(
     run.record.steps(place[0], place[2], shown, {**window, **speed, **used, **memory, **slowed})
 
 
-def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) -> dict[str, float]:
+def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) -> dict[str, Any]:
     started = time.perf_counter()
     run.world.average_buffers(state.evaluated)
     metrics = evaluate(state.evaluated)
     state.evaluated_at = state.step
     seconds = time.perf_counter() - started
     run.record.stall("evaluate", state.step, seconds)
-    run.report.metrics(*place, {**metrics, "evaluate_s": seconds})
+    said = {name: value for name, value in metrics.items() if not isinstance(value, Mapping)}
+    parts = {
+        f"{name}/{part}": value
+        for name, values in metrics.items()
+        if isinstance(values, Mapping)
+        for part, value in values.items()
+        if isinstance(value, float)
+    }
+    run.report.metrics(*place, {**said, "evaluate_s": seconds}, parts)
     return metrics
 
 

@@ -52,8 +52,14 @@ def temperature_kl(student_logits: torch.Tensor, teacher_logits: torch.Tensor, t
     Hinton, Vinyals and Dean 2015, https://arxiv.org/abs/1503.02531, section 2; the factor T² keeps its gradients on the
     scale of the label loss. The mean is over images, not over images × classes (`batchmean` of torch's KLDivLoss).
 
+    Of logits for each pixel it is the mean over all pixels, as Liu et al. have it (2019, https://arxiv.org/abs/1903.04197,
+    equation 1, there at T = 1). Those that nobody labelled count too: a teacher's answer needs no label, and where there is
+    none it is all that a student can learn from. So each process's mean is over as many pixels, and no count is exchanged.
+    What a crop has beyond its image counts likewise: both models see it black.
+
     Args:
-        student_logits, teacher_logits: (batch, classes). The teacher's may be -inf where it excludes a class.
+        student_logits, teacher_logits: (batch, classes), or (batch, classes, height, width). The teacher's may be -inf where it
+            excludes a class.
         temperature: T, above 0.
 
     Returns:
@@ -206,6 +212,43 @@ def pixel_cross_entropy(
         labelled = (masks != ignore_index).sum()
     total = F.cross_entropy(logits.float(), masks, ignore_index=ignore_index, reduction="sum")
     return total / torch.where(labelled > 0, labelled, 1)
+
+
+def dice_sums(logits: torch.Tensor, masks: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """What the Dice loss needs of some pixels. The sums of parts of a batch add up to those of the whole.
+
+    Args:
+        logits: (batch, classes, height, width).
+        masks: (batch, height, width), class numbers or `ignore_index`, int64.
+
+    Returns:
+        (3, classes), in float32 at least: of each class, over the pixels that are not ignored, the sum of its probability where it is the
+        label; the sum of its probability; and how many pixels have it as their label.
+    """
+    probabilities = _exact(logits).softmax(1)
+    labelled = (masks != ignore_index)[:, None]
+    own = (masks[:, None] == torch.arange(logits.shape[1], device=masks.device).view(1, -1, 1, 1)) & labelled
+    both, predicted = ((probabilities * counted).sum((0, 2, 3)) for counted in (own, labelled))
+    return torch.stack([both, predicted, own.sum((0, 2, 3)).to(both.dtype)])
+
+
+def dice_loss(sums: torch.Tensor) -> torch.Tensor:
+    """One minus the soft Dice coefficient of each class, 2 Σ p g / (Σ p + Σ g), mean over the classes that some pixel is labelled as.
+
+    Drozdzal et al. 2016, https://arxiv.org/abs/1608.04117, section 2.2, for two classes; of several classes the mean, as in
+    nnU-Net (https://arxiv.org/abs/1809.10486, section 2.2), over the pixels of the whole batch and not image by image: an image
+    shows few of the classes. A class without a labelled pixel has no gradient that would tell right from wrong, and is left out.
+
+    Args:
+        sums: (3, classes), of `dice_sums`.
+
+    Returns:
+        A scalar from 0 to 1; 0 with gradients of 0 where no pixel is labelled.
+    """
+    both, predicted, labelled = sums
+    occurs = labelled > 0
+    dice = 2 * both / torch.where(occurs, predicted + labelled, 1)
+    return ((1 - dice) * occurs).sum() / occurs.sum().clamp(min=1)
 
 
 def _exact(logits: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,10 @@ FREE_ON_RESUME = {
         "probe_seconds",
         "export_onnx",
         "min_teacher_accuracy",
+        "min_teacher_miou",
+        "overlays",
+        "class_names",
+        "class_colours",
     ),
 }
 """Settings that a run which goes on from a checkpoint may have changed: how long and how, not what it learns."""
@@ -238,6 +242,49 @@ class ClassifierSettings(LabelledImageSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherSettings(TrainingSettings):
+    """What every script can be told that may learn from a teacher, beside what it learns from labels."""
+
+    teacher_precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """Of the teacher's weights and arithmetic, whatever the student's. None: bf16 or fp16 where `precision` is, else fp32."""
+    compile_teacher: bool = False
+    """Pass the teacher through torch.compile."""
+    temperature: float = 4.0
+    """Both models' logits are divided by it before the softmax."""
+    hard_label_weight: float = 0.5
+    """Weight of the label loss. 1, with no teacher_loss_weight: labels alone, and the teacher is neither loaded nor run."""
+    teacher_loss_weight: float | None = None
+    """Weight of the teacher's part. None: 1 - hard_label_weight."""
+
+    @property
+    def teacher_weight(self) -> float:
+        """The weight of the teacher's part of the loss; 0: there is no teacher."""
+        return 1 - self.hard_label_weight if self.teacher_loss_weight is None else self.teacher_loss_weight
+
+    @property
+    def teacher_number_format(self) -> Literal["fp32", "bf16", "fp16"]:
+        """Of the teacher's weights: teacher_precision, or what follows from the student's precision."""
+        if self.teacher_precision is not None:
+            return self.teacher_precision
+        return self.precision if self.precision in ("bf16", "fp16") else "fp32"
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        return super().conditions() + [
+            ("temperature", self.temperature > 0, "above 0"),
+            (
+                "hard_label_weight",
+                self.hard_label_weight >= 0 and (self.hard_label_weight <= 1 or self.teacher_loss_weight is not None),
+                "from 0 to 1; above 1 only beside teacher_loss_weight",
+            ),
+            (
+                "teacher_loss_weight",
+                self.teacher_loss_weight is None or self.teacher_loss_weight >= 0,
+                "0 or more, or null",
+            ),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TeacherCacheSettings:
     """Where the teacher's logits are kept, and how many."""
 
@@ -266,7 +313,7 @@ class TeacherCacheSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationSettings(LabelledImageSettings):
+class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """Settings of train_kd.py. The teacher arrives as the channel `teacher`, or by its published weights."""
 
     student: str
@@ -285,10 +332,6 @@ class DistillationSettings(LabelledImageSettings):
     view_size: int | None = None
     """Height and width in pixels of the views that both models see, where the teacher wants more of them than the student; each
     model scales a view to its own size. None: image_size."""
-    teacher_precision: Literal["fp32", "bf16", "fp16"] | None = None
-    """Of the teacher's weights and arithmetic, whatever the student's. None: bf16 or fp16 where `precision` is, else fp32."""
-    compile_teacher: bool = False
-    """Pass the teacher through torch.compile."""
     min_teacher_accuracy: float = 0.0
     """Refuse to start with a teacher whose accuracy on the validation images is lower, 0 to 1."""
     teacher_cache: TeacherCacheSettings | None = None
@@ -296,14 +339,8 @@ class DistillationSettings(LabelledImageSettings):
     method: Literal["kl", "hard", "dkd", "dist"] = "kl"
     """The teacher's part of the loss: temperature KL (https://arxiv.org/abs/1503.02531), hard labels of the teacher
     (https://arxiv.org/abs/2012.12877), decoupled KD (https://arxiv.org/abs/2203.08679), DIST (https://arxiv.org/abs/2205.10536)."""
-    temperature: float = 4.0
-    """Both models' logits are divided by it before the softmax."""
     standardize_logits: bool = False
     """Both models' logits are z-scored image by image before the teacher's part (https://arxiv.org/abs/2403.01427)."""
-    hard_label_weight: float = 0.5
-    """Weight of the label loss. 1, with no teacher_loss_weight: labels alone, and the teacher is neither loaded nor run."""
-    teacher_loss_weight: float | None = None
-    """Weight of the teacher's part. None: 1 - hard_label_weight."""
     dkd_alpha: float = 1.0
     """DKD's weight of the target class's part."""
     dkd_beta: float = 8.0
@@ -313,18 +350,6 @@ class DistillationSettings(LabelledImageSettings):
     dist_gamma: float = 1.0
     """DIST's weight of the relation between a class's images."""
 
-    @property
-    def teacher_weight(self) -> float:
-        """The weight of the teacher's part of the loss; 0: there is no teacher."""
-        return 1 - self.hard_label_weight if self.teacher_loss_weight is None else self.teacher_loss_weight
-
-    @property
-    def teacher_number_format(self) -> Literal["fp32", "bf16", "fp16"]:
-        """Of the teacher's weights: teacher_precision, or what follows from the student's precision."""
-        if self.teacher_precision is not None:
-            return self.teacher_precision
-        return self.precision if self.precision in ("bf16", "fp16") else "fp32"
-
     def channels(self) -> list[str]:
         teacher = ["teacher"] if self.teacher_weight > 0 and not self.teacher_pretrained else []
         cache = [self.teacher_cache.channel] if self.teacher_cache and self.teacher_cache.channel else []
@@ -332,17 +357,6 @@ class DistillationSettings(LabelledImageSettings):
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         return super().conditions() + [
-            ("temperature", self.temperature > 0, "above 0"),
-            (
-                "hard_label_weight",
-                self.hard_label_weight >= 0 and (self.hard_label_weight <= 1 or self.teacher_loss_weight is not None),
-                "from 0 to 1; above 1 only beside teacher_loss_weight",
-            ),
-            (
-                "teacher_loss_weight",
-                self.teacher_loss_weight is None or self.teacher_loss_weight >= 0,
-                "0 or more, or null",
-            ),
             (
                 "teacher_options",
                 not self.teacher_options or isinstance(self.teacher, str),
@@ -356,45 +370,4 @@ class DistillationSettings(LabelledImageSettings):
                 (name, getattr(self, name) >= 0, "0 or more")
                 for name in ("dkd_alpha", "dkd_beta", "dist_beta", "dist_gamma")
             ),
-        ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentationSettings(TrainingSettings):
-    """Settings of train_segmentation.py."""
-
-    model: str
-    """The encoder: a timm model that gives features at several scales, for example resnet50 or mobilenetv3_large_100."""
-    model_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments for timm.create_model, for example {in_chans: 1, output_stride: 16}."""
-    pretrained: bool = False
-    """Start the encoder from timm's published weights; the training machine must reach the Hugging Face hub."""
-    decoder_channels: int = 128
-    """Channels of the decoder, as in Panoptic FPN (https://arxiv.org/abs/1901.02446, section 3.1)."""
-    classes: int
-    """How many classes there are; a mask's pixels are 0 to classes - 1, or `ignore_index`."""
-    ignore_index: int = 255
-    """Mask pixels of this value count neither in the loss nor in a metric; it may be a class's number."""
-    image_size: tuple[int, int] = (512, 512)
-    """Height and width in pixels to which whole images are scaled, whatever their aspect."""
-    crop_size: tuple[int, int] | None = None
-    """Height and width in pixels of the part that a training step sees. None: `image_size`."""
-    min_scale: float = 1.0
-    """Training images are scaled to `image_size` times a random factor, from this one ..."""
-    max_scale: float = 1.0
-    """... to this one, before the crop; what the crop has beyond the image is ignored."""
-
-    def conditions(self) -> list[tuple[str, bool, str]]:
-        return super().conditions() + [
-            ("decoder_channels", self.decoder_channels >= 4 and self.decoder_channels % 4 == 0, "a multiple of 4"),
-            ("classes", self.classes in range(2, 257), "from 2 to 256"),
-            ("ignore_index", 0 <= self.ignore_index <= 255, "from 0 to 255"),
-            ("image_size", min(self.image_size) >= 32, "[height, width], each at least 32"),
-            (
-                "crop_size",
-                self.crop_size is None or min(self.crop_size) >= 32,
-                "[height, width], each at least 32, or null",
-            ),
-            ("min_scale", 0 < self.min_scale <= self.max_scale, "above 0 and at most max_scale"),
-            ("max_scale", self.max_scale <= 10, "at most 10"),
         ]

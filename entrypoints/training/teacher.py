@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import timm
 import torch
 
-from training import models
+from training import models, segmenter
 from training.export import read_description
 from training.precision import FORMATS
 from training.teacher_files import member_folders, read_weights, weights_file
@@ -52,7 +52,7 @@ class FrozenModel:
         self._compiled: Callable[[torch.Tensor], torch.Tensor] | None = torch.compile(model) if compile else None
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes)."""
+        """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, height, width])."""
         if any(module.training for module in self._parts):  # whoever called train(): dropout and BatchNorm stay off
             self.model.eval()
         # no_grad and not inference_mode, whose tensors the backward pass of the student's loss may not keep
@@ -102,7 +102,7 @@ class Teacher:
         self.name = " + ".join(member.name for member in members)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes), without a gradient."""
+        """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, height, width]), without a gradient."""
         first, *others = (member(images) for member in self.members)
         return torch.stack([first, *others]).mean(0) if others else first
 
@@ -148,16 +148,26 @@ def require_accuracy(accuracy: float, minimum: float, name: str) -> None:
         )
 
 
+def require_miou(miou: float, minimum: float, name: str) -> None:
+    """Refuse a teacher of pixels likewise: by its mean IoU on the validation images, 0…1, and the setting min_teacher_miou."""
+    if miou < minimum:
+        raise ValueError(
+            f"the teacher {name} has a mean IoU of {miou:.4f} on the validation images, below min_teacher_miou {minimum:g}: see that "
+            "the masks number the classes as those that it learned from did, train it further, or lower min_teacher_miou"
+        )
+
+
 def load(
     channel: Path | None,
     classes: Sequence[str],
     *,
     channels: int,
-    image_size: int,
+    image_size: int | Sequence[int],
     name: str | Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
     precision: Precision = "fp32",
     compile: bool = False,
+    pixels: bool = False,
 ) -> Teacher:
     """The teacher in a channel, or with published weights; on the CPU.
 
@@ -166,16 +176,19 @@ def load(
             (.safetensors, .pt, .pth or .bin: a state dict, or a checkpoint that holds one under state_dict, model or model_ema);
             or several, each an archive or a subfolder. None: `name` says where the weights are.
         classes: the student's classes, in the order of its logits.
-        channels, image_size: of the images that it will see; it scales them to its own size where that is another.
+        channels, image_size: of the images that it will see: the side of a square, which it scales to its own size where that is
+            another; with `pixels` the height and width to which whole images are scaled.
         name, options: the timm model that the weights are for; None: as the description beside the weights says. A list: one for
             each model of the channel in the order of their names. Without a channel: timm models with published weights,
             hf-hub:OWNER/NAME, or local-dir:FOLDER.
         precision: of the weights and the arithmetic.
         compile: pass the models through torch.compile, at the first batch; where that fails they run as they are, with a warning.
+        pixels: the teacher gives every pixel a class, as the segmenters of train_segmentation.py do.
 
     Raises:
         ValueError: everything that is wrong with any of the models: no weights, several, no model name, weights that do not fit
-            it, or other classes or channels than the student's.
+            it, or other classes or channels than the student's; a segmenter that learned from images of another size, or one
+            where a classifier is wanted, or the other way round.
     """
     members, problems = [], []
     # random starting weights must not move the student's
@@ -183,7 +196,8 @@ def load(
         sources = _sources(channel, [name] if name is None or isinstance(name, str) else name, Path(unpacked))
         for source in sources:
             try:
-                found = _read(source, options or {}, classes, channels, image_size)
+                wanted = classes, channels, image_size
+                found = _read_segmenter(source, *wanted) if pixels else _read(source, options or {}, *wanted)
                 members.append(FrozenModel(*found, precision=precision, compile=compile))
             except ValueError as error:
                 problems.append(f"{source.label}: {error}" if len(sources) > 1 else str(error))
@@ -244,6 +258,10 @@ def _read(
     if source.folder is None:
         return _published(source.name, options, classes, channels)
     file, description, name = weights_file(source.folder), read_description(source.folder), source.name
+    if description is not None and description.decoder is not None:
+        raise ValueError(
+            f"{file.name} gives every pixel a class: take a classifier, or let train_segmentation.py learn from it"
+        )
     if description is not None and (name is None or (name == description.name and not options)):
         name, options = description.name, description.options
     if name is None:
@@ -252,18 +270,49 @@ def _read(
         )
     _require_fit(description and description.classes, classes, options.get("in_chans", 3), channels)
     model = models.build(name, options, len(classes))
-    try:
-        model.model.load_state_dict(read_weights(file))
-    except RuntimeError as error:
-        first = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"{file.name} does not fit {name} with {dict(options)} and {len(classes)} classes: {first}"
-        ) from error
+    _set_weights(model, file, f"{name} with {dict(options)} and {len(classes)} classes")
     if description is not None:
         model = models.Normalized(model.model, description.mean, description.std)
     described = None if description is None else description.image_size
     model.image_size = _side(described or _fixed_size(model.model.pretrained_cfg, options) or image_size)
     return model, name, options
+
+
+def _read_segmenter(source: _Source, classes: Sequence[str], channels: int, image_size: Sequence[int]) -> _Found:
+    """One of the teacher's models, of those that give every pixel a class.
+
+    Its features know things at the size at which it learned them, and its decoder merges scales: it would have to see images
+    scaled to that size, of which the student sees other crops. So both learn from images of one size.
+
+    Raises:
+        ValueError: as `load`.
+    """
+    file, description = weights_file(source.folder), read_description(source.folder)
+    if description is None or description.decoder is None:
+        raise ValueError(
+            f"{file.name} is no segmenter of train_segmentation.py, whose config.json tells its encoder and its decoder: give the "
+            "model.tar.gz of such a run as the channel teacher"
+        )
+    name, options = description.name, description.options
+    _require_fit(description.classes, classes, options.get("in_chans", 3), channels)
+    learned = description.image_size
+    height, width = (learned, learned) if isinstance(learned, int) else learned
+    if [height, width] != [*image_size]:
+        raise ValueError(
+            f"the teacher learned from images scaled to [{height}, {width}], the student's are scaled to {[*image_size]}: give both "
+            "the same image_size"
+        )
+    model = segmenter.build(name, options, len(classes), decoder_channels=description.decoder["channels"])
+    _set_weights(model, file, f"{name} with {dict(options)}, {description.decoder} and {len(classes)} classes")
+    return models.Normalized(model.model, description.mean, description.std), name, options
+
+
+def _set_weights(model: models.Normalized, file: Path, what: str) -> None:
+    try:
+        model.model.load_state_dict(read_weights(file))
+    except RuntimeError as error:
+        first = " ".join(str(error).split())[:300]
+        raise ValueError(f"{file.name} does not fit {what}: {first}") from error
 
 
 def _published(name: str, options: Mapping[str, Any], classes: Sequence[str], channels: int) -> _Found:

@@ -48,7 +48,7 @@ def prepare(
             one subfolder a class, or with images/ and masks/; the last two also below train/ and validation/ (or val/ or test/).
         target: becomes target/train and target/validation.
         size: scale images down so that the shorter side has so many pixels; smaller ones stay as they are;
-            `shapes` are drawn at that size.
+            `shapes` and `cutouts` are drawn at that size.
         validation_fraction: share of each class that is held out where the source has no split of its own; drawn by file name,
             so that a repeated call draws the same.
         shard_size: write tar shards of about so much, as in 100MB, with the images in a random order. None: a file an image.

@@ -22,17 +22,18 @@ LEAST_SCALE = 0.6
 
 def draw(label: str, number: int) -> Image:
     """A part of a photograph, 400 × 300 pixels (RGB). The same label and number give the same pixels."""
-    photograph, chance = _photograph(label), random.Random(f"photos/{label}/{number}")
-    largest = min(photograph.width / WIDTH, photograph.height / HEIGHT)
+    picture, chance = photograph(label), random.Random(f"photos/{label}/{number}")
+    largest = min(picture.width / WIDTH, picture.height / HEIGHT)
     scale = largest * chance.uniform(LEAST_SCALE, 1)
-    left = chance.uniform(0, photograph.width - WIDTH * scale)
-    top = chance.uniform(0, photograph.height - HEIGHT * scale)
+    left = chance.uniform(0, picture.width - WIDTH * scale)
+    top = chance.uniform(0, picture.height - HEIGHT * scale)
     box = (left, top, left + WIDTH * scale, top + HEIGHT * scale)
-    return photograph.resize((WIDTH, HEIGHT), resample=2, box=box)
+    return picture.resize((WIDTH, HEIGHT), resample=2, box=box)
 
 
 @cache
-def _photograph(label: str) -> Image:
+def photograph(label: str) -> Image:
+    """One of the two, whole: 640 × 427 pixels (RGB)."""
     from PIL import Image
     from sklearn.datasets import load_sample_image
 

@@ -1,4 +1,4 @@
-"""What there is to prepare: scikit-learn's digits, drawn shapes, idx files, or folders of images, with classes or masks."""
+"""What there is to prepare: scikit-learn's digits, drawn shapes, cut-outs, idx files, or folders of images, with classes or masks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import shapes
 from launcher.findings import UserError, did_you_mean, mistake
-from launcher.prepare import photos
+from launcher.prepare import cutouts, photos, shapes
 from launcher.prepare.samples import KEPT, Sample
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+DRAWN = ("cutouts", "digits", "fashion-mnist", "photos", "shapes")
+"""Sources that are no folders."""
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
@@ -79,11 +81,12 @@ def _samples(source: str, size: int | None, validation_fraction: float) -> Itera
         return _photos(validation_fraction)
     if source == "shapes" and not folder.is_dir():
         return _shapes(size or shapes.SIZE, validation_fraction)
+    if source == "cutouts" and not folder.is_dir():
+        return _cutouts(size or cutouts.SIZE, validation_fraction)
     if source == "fashion-mnist" and not folder.is_dir():
         folder = next((place for place in FASHION_FOLDERS if place.is_dir()), None) or _no_fashion()
     if not folder.is_dir():
-        cure = did_you_mean(source, ["digits", "fashion-mnist", "photos", "shapes"], "check the path")
-        valid = "digits, fashion-mnist, photos, shapes, or a folder"
+        cure, valid = did_you_mean(source, DRAWN, "check the path"), f"{', '.join(DRAWN)}, or a folder"
         raise mistake("SOURCE", f"{source}: no such folder", cure, valid=valid)
     if _idx_file(folder, IDX_FILES["train"][0]) is not None:
         return (sample for split, names in IDX_FILES.items() for sample in _idx(folder, split, *names))
@@ -157,6 +160,45 @@ def _shapes(size: int, validation_fraction: float) -> Iterator[Sample]:
 
 def _shape(number: int, size: int, part: int) -> Image:
     return shapes.draw(number, size)[part]
+
+
+def _cutouts(size: int, validation_fraction: float) -> Iterator[Sample]:
+    """Things on photographs, and for each image its mask."""
+    _require_scikit_learn("the photographs behind cutouts")
+    folder = next((place for place in cutouts.FOLDERS if place.is_dir()), None)
+    if folder is None:
+        raise mistake(
+            "SOURCE",
+            "the cut-outs are not on this machine",
+            "apt-get install --no-install-recommends tuxpaint-stamps-default (161 MB)",
+            valid=", ".join(str(place) for place in cutouts.FOLDERS),
+        )
+    files = cutouts.find(folder)
+    lacking = [name for name, own in files.items() if len(own) < 2]
+    if lacking:
+        raise mistake(
+            "SOURCE",
+            f"{folder} holds too few cut-outs of {', '.join(lacking)}",
+            "apt-get install --reinstall tuxpaint-stamps-default",
+            valid="two or more of each class, one for each side of the split",
+        )
+    held_out = _held_out(((name, file) for name, own in files.items() for file in own), validation_fraction)
+    of_split = {
+        split: {
+            name: [file for file in own if ((name, file) in held_out) == (split == "validation")]
+            for name, own in files.items()
+        }
+        for split in ("train", "validation")
+    }
+    validation = max(1, round(cutouts.IMAGES * validation_fraction))
+    for split, count in (("train", cutouts.IMAGES - validation), ("validation", validation)):
+        for number in range(count):
+            image, mask = (functools.partial(_cutout, number, split, of_split[split], size, part) for part in range(2))
+            yield Sample(split, None, f"{number:04d}", f"cutouts {split} {number}", image, mask)
+
+
+def _cutout(number: int, split: str, files: dict[str, list[str]], size: int, part: int) -> Image:
+    return cutouts.draw(number, split, files, size)[part]
 
 
 def _idx(folder: Path, split: str, images_name: str, labels_name: str) -> Iterator[Sample]:

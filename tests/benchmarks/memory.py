@@ -117,7 +117,7 @@ def explained(case: Case) -> list[str]:
     data = noise(2)
     now, without = memory.measure(prepare(model(STUDENT, seed=0), chosen, 1, ALONE), chosen, data)
     frozen, image = teacher(TEACHER, case.teacher), memory.example(data, ALONE.device)
-    return memory.explain(*with_teacher(now, without, frozen, chosen, image), GPU)
+    return memory.explain(*with_teacher(now, without, frozen, chosen, image, cached=case.cached), GPU)
 
 
 def main() -> None:

@@ -34,7 +34,9 @@ class Numbers(Dataset):
 
 
 def loaders(images: int = 24, *, workers: int = 0, ranks: tuple[int, int] = (0, 1), micro: int | None = None, **values) -> Loaders:  # fmt: skip
-    settings = TrainingSettings(**{"global_batch_size": 4, "num_workers": workers, "worker_type": "processes", **values})
+    settings = TrainingSettings(
+        **{"global_batch_size": 4, "num_workers": workers, "worker_type": "processes", **values}
+    )
     data = Data(["a"], Numbers(images), Numbers(7), default_collate)
     size = micro or settings.global_batch_size // ranks[1]
     return open_loaders(data, settings, world(*ranks), batch_size_per_device=size)

@@ -16,7 +16,7 @@ from training.data.decoding import BrokenImage
 from training.data.loaders import open_loaders
 from training.data.masks import open_data
 from training.distributed import World
-from training.script_settings import SegmentationSettings
+from training.segmentation_settings import SegmentationSettings
 
 import launcher
 from launcher.prepare import prepare

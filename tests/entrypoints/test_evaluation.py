@@ -101,7 +101,7 @@ def test_the_model_computes_in_the_given_context_and_the_metrics_do_not():
     found = evaluate(Product(), of(logits, [0]), ALONE, autocast=autocast)
     assert found["validation_loss"] == pytest.approx(math.log(math.e + 2) - 1, rel=1e-6)
     pixels = (torch.zeros(1, 3, 2, 3), [torch.zeros(2, 3, dtype=torch.uint8)])
-    evaluate_pixels(Product(), [pixels], ALONE, classes=3, ignore_index=255, autocast=autocast)
+    evaluate_pixels(Product(), [pixels], ALONE, classes=["0", "1", "2"], ignore_index=255, autocast=autocast)
     assert seen == [torch.bfloat16] * 2
 
 

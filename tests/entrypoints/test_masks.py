@@ -20,7 +20,7 @@ from training.data.pairs import pair_up
 from training.data.reference import ReferencePreprocessor
 from training.distributed import World
 from training.failure import describe
-from training.script_settings import SegmentationSettings
+from training.segmentation_settings import SegmentationSettings
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 

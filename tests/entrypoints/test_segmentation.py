@@ -16,9 +16,9 @@ from training import export, models, segmenter
 from training.data.loaders import open_loaders
 from training.data.masks import open_data
 from training.distributed import World
-from training.evaluation import evaluate_pixels, mean_iou
+from training.evaluation import class_ious, evaluate_pixels, told_by_class
 from training.losses import pixel_cross_entropy
-from training.script_settings import SegmentationSettings
+from training.segmentation_settings import SegmentationSettings
 
 import launcher
 from tests.entrypoints.ranks import run_ranks
@@ -61,11 +61,11 @@ def test_processes_that_average_their_gradients_weigh_every_pixel_the_same():
 # -- the metrics -------------------------------------------------------------------------------------------------------
 
 
-def test_mean_iou_by_hand_leaves_out_what_never_occurs_and_what_is_ignored():
+def test_iou_by_hand_leaves_out_what_never_occurs_and_what_is_ignored():
     confusion = torch.tensor([[3, 1, 0, 0], [2, 4, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
-    ious = [3 / 6, 4 / 8, 0 / 1]  # class 2 occurs nowhere; class 3 is labelled once and never found
-    assert mean_iou(confusion, 255) == pytest.approx(sum(ious) / 3)
-    assert mean_iou(confusion, 3) == pytest.approx(sum(ious[:2]) / 2)
+    ious = [3 / 6, 4 / 8, math.nan, 0 / 1]  # class 2 occurs nowhere; class 3 is labelled once and never found
+    assert class_ious(confusion, 255).tolist() == pytest.approx(ious, nan_ok=True)
+    assert class_ious(confusion, 3).tolist() == pytest.approx([*ious[:3], math.nan], nan_ok=True)
 
 
 class Brightness(nn.Module):
@@ -75,13 +75,18 @@ class Brightness(nn.Module):
         return 10 * nn.functional.one_hot(images[:, 0].long(), 3).permute(0, 3, 1, 2).float()
 
 
+def numbers_of(metrics: dict) -> dict[str, float]:
+    """Without those of each class."""
+    return {name: value for name, value in metrics.items() if isinstance(value, float)}
+
+
 def test_evaluation_counts_pixels_by_hand_in_the_masks_own_size():
     images = torch.tensor([[0, 1], [2, 0]], dtype=torch.uint8).view(1, 1, 2, 2)
     mask = torch.tensor([[0, 2], [2, 255]], dtype=torch.uint8)
     model = Brightness().train()
-    found = evaluate_pixels(model, [(images, [mask])], ALONE, classes=3, ignore_index=255)
+    found = evaluate_pixels(model, [(images, [mask])], ALONE, classes=["sky", "road", "car"], ignore_index=255)
     right = math.log(1 + 2 * math.exp(-10))
-    assert found == pytest.approx(
+    assert numbers_of(found) == pytest.approx(
         {
             "validation_miou": (1 + 0 + 1 / 2) / 3,
             "validation_pixel_accuracy": 2 / 3,
@@ -89,17 +94,20 @@ def test_evaluation_counts_pixels_by_hand_in_the_masks_own_size():
         },
         rel=1e-5,
     )
+    assert found["validation_iou"] == {"sky": 1, "road": 0, "car": 1 / 2}
+    assert found["validation_majority"] == {"class": "car", "miou": pytest.approx(2 / 3 / 2), "pixel_accuracy": 2 / 3}
+    assert told_by_class(found).startswith("IoU: sky 1.0000, road 0.0000, car 0.5000; with car for every pixel")
     assert model.training
     large = torch.zeros(20, 30, dtype=torch.uint8)
     large[:, 15:], large[10:, :15], large[10:, 15:] = 1, 2, 0
-    twice = evaluate_pixels(model, [(images, [large])], ALONE, classes=3, ignore_index=255)
+    twice = evaluate_pixels(model, [(images, [large])], ALONE, classes=["0", "1", "2"], ignore_index=255)
     assert twice["validation_pixel_accuracy"] == pytest.approx(1, abs=0.05)
 
 
 def test_masks_without_a_label_cannot_be_measured():
     batch = (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), [torch.full((4, 4), 255)])
     with pytest.raises(ValueError, match="every pixel of the validation masks that can be read is ignored"):
-        evaluate_pixels(Brightness(), [batch], ALONE, classes=3, ignore_index=255)
+        evaluate_pixels(Brightness(), [batch], ALONE, classes=["0", "1", "2"], ignore_index=255)
 
 
 def test_two_ranks_with_uneven_shares_measure_what_one_does(tmp_path):
@@ -118,7 +126,7 @@ def test_two_ranks_with_uneven_shares_measure_what_one_does(tmp_path):
         def evaluate(world):
             batches = [[number for _, number in batch] for batch in EvaluationBatches(7, 2, world)]
             loader = [(images[numbers].float(), [masks[number] for number in numbers]) for numbers in batches]
-            return evaluate_pixels(model, loader, world, classes=3, ignore_index=255)
+            return evaluate_pixels(model, loader, world, classes=["0", "1", "2"], ignore_index=255)
     """
     body = """
         with process_group() as world:
@@ -131,7 +139,10 @@ def test_two_ranks_with_uneven_shares_measure_what_one_does(tmp_path):
     expected = names["evaluate"](ALONE)
     assert 0.1 < expected["validation_miou"] < 0.9
     for rank in range(2):
-        assert json.loads((tmp_path / f"{rank}.json").read_text()) == pytest.approx(expected, rel=1e-6)
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert numbers_of(found) == pytest.approx(numbers_of(expected), rel=1e-6)
+        for name in ("validation_iou", "validation_majority"):
+            assert found[name] == expected[name], "these are of whole numbers of pixels"
 
 
 # -- the models --------------------------------------------------------------------------------------------------------
@@ -237,36 +248,108 @@ VALUES = {"model": "pvt_v2_b0", "model_options": TINY, "decoder_channels": 16, "
           "global_batch_size": 8, "learning_rate": 0.01}  # fmt: skip
 
 
-def segmentation(blocks, hyperparameters: dict, **values) -> launcher.Job:
+def segmentation(blocks, hyperparameters: dict, teacher: dict | None = None, **values) -> launcher.Job:
     inputs = {name: {"folder": str(blocks / name)} for name in ("train", "validation")}
+    inputs |= {"teacher": teacher} if teacher else {}
     return launcher.from_values(
         {"name": "blocks", "script": "train_segmentation.py", "inputs": inputs, "hyperparameters": {**VALUES, **hyperparameters}, **values}
     )  # fmt: skip
 
 
-def test_a_run_learns_and_leaves_a_model_that_does_as_well(blocks):
-    run = finished(
-        segmentation(
-            blocks, {"epochs": 6, "evaluate_every": 6, "horizontal_flip": True, "min_scale": 0.9, "max_scale": 1.2}
-        )
-    )
-    result = run.result()
+@pytest.fixture(scope="module")
+def learned(blocks, tmp_path_factory):
+    """A run of six epochs, and the store in which it lies."""
+    store = tmp_path_factory.mktemp("store")
+    values = {
+        **{
+            "epochs": 6,
+            "evaluate_every": 6,
+            "horizontal_flip": True,
+            "min_scale": 0.9,
+            "max_scale": 1.2,
+            "dice_weight": 0.5,
+        },
+        **{
+            "class_names": ["grey", "red", "green"],
+            "class_colours": [[0, 0, 0], [250, 0, 0], [0, 250, 0]],
+            "overlays": 3,
+        },
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAUNCHER_RUNS", str(store))
+        yield finished(segmentation(blocks, values))
+
+
+def test_a_run_learns_and_leaves_a_model_that_does_as_well(blocks, learned):
+    result = learned.result()
     assert result["validation_miou"] > 0.9 and result["validation_pixel_accuracy"] > 0.95
     assert result["settings"]["image_size"] == [64, 64] and result["steps"] == 36 and not result["stopped"]
-    [*_, shown] = (metric.values for metric in run.progress() if "validation_miou" in metric.values)
+    [*_, shown] = (metric.values for metric in learned.progress() if "validation_miou" in metric.values)
     for name in ("validation_miou", "validation_pixel_accuracy", "validation_loss"):
         assert shown[name] == pytest.approx(result[name], abs=1e-4)
+    assert {"cross_entropy", "dice_loss"} < {name for metric in learned.progress() for name in metric.values}
     settings = SegmentationSettings(**{**VALUES, "image_size": (64, 64)})
     data = open_data(blocks / "train", blocks / "validation", settings, 3)
     validation = open_loaders(data, settings, ALONE, batch_size_per_device=8).validation
-    model = rebuilt(run.folder.host("algo-1") / "model")
-    again = evaluate_pixels(model, validation, ALONE, classes=3, ignore_index=255)
+    model = rebuilt(learned.folder.host("algo-1") / "model")
+    again = numbers_of(evaluate_pixels(model, validation, ALONE, classes=["0", "1", "2"], ignore_index=255))
     assert again == pytest.approx({name: result[name] for name in again}, rel=1e-4)
+
+
+def test_a_run_tells_each_class_by_its_name(learned):
+    result, model = learned.result(), learned.folder.host("algo-1") / "model"
+    assert sum(result["validation_iou"].values()) / 3 == pytest.approx(result["validation_miou"])
+    assert list(result["validation_iou"]) == ["grey", "red", "green"]
+    assert result["validation_majority"]["class"] == "grey" and result["validation_majority"]["miou"] < 0.3
+    assert "| validation_iou.red | 0." in (model / "README.md").read_text()
+    assert any(line.startswith("IoU: grey 0.") for _, line in learned.logs())
+    description = export.read_description(model)
+    assert description.classes == ["grey", "red", "green"]
+    assert description.decoder["class_colours"] == [[0, 0, 0], [250, 0, 0], [0, 250, 0]]
+    assert any("validation_iou/red" in metrics for metrics in learned.metrics()), (
+        "after each evaluation, not only the last"
+    )
+
+
+def test_a_run_leaves_a_picture_of_what_its_model_sees(learned):
+    [file] = learned.folder.path.rglob("overlays.png")
+    assert file.parent.parent == learned.folder.host("algo-1") / "output/data", (
+        "in the host's folder of what comes back"
+    )
+    with Image.open(file) as picture:
+        pixels = np.array(picture)
+    third = pixels.shape[1] // 3
+    for column in range(
+        3
+    ):  # the middle of a block: its colour beside grey in the image, mixed with its class's in the others
+        seen = {tuple(pixel) for pixel in pixels[:, column * third : (column + 1) * third].reshape(-1, 3).tolist()}
+        expected = (200, 40, 40) if column == 0 else (230, 16, 16)
+        assert expected in seen
+
+
+def test_a_student_learns_from_a_teachers_answers_alone(blocks, learned):
+    """Its masks have no weight: what it knows of them, the teacher told."""
+    values = {
+        "epochs": 6,
+        "evaluate_every": 6,
+        "decoder_channels": 8,
+        "class_names": ["grey", "red", "green"],
+        "overlays": 0,
+    }
+    values |= {"hard_label_weight": 0, "min_teacher_miou": 0.8}
+    run = finished(segmentation(blocks, values, teacher={"file": str(learned.folder.path / "model.tar.gz")}))
+    result = run.result()
+    assert result["validation_miou"] > 0.8
+    assert result["teacher"]["validation_miou"] == pytest.approx(learned.result()["validation_miou"], rel=1e-4)
+    [*_, shown] = (metric.values for metric in run.progress() if "teacher_loss" in metric.values)
+    assert 0 < shown["teacher_share"] < 1 and shown["loss"] == pytest.approx(shown["teacher_loss"], abs=1e-4)
+    assert not [*run.folder.path.rglob("overlays.png")]
+    assert "knowledge-distillation" in (run.folder.host("algo-1") / "model/README.md").read_text()
 
 
 def test_two_hosts_train_the_same_model_as_one(blocks):
     """Thirteen held-out images do not divide by two, and labels lie unevenly in the batches."""
-    values = {"max_steps": 6, "max_grad_norm": None, "log_every": 1}
+    values = {"max_steps": 6, "max_grad_norm": None, "log_every": 1, "dice_weight": 1, "overlays": 0}
     one = finished(segmentation(blocks, values))
     two = finished(segmentation(blocks, values, distribution="torchrun", compute={"instance_count": 2}))
     assert (one.result()["world_size"], two.result()["world_size"]) == (1, 2)

@@ -10,14 +10,16 @@ import pytest
 from training.script_settings import (
     ClassifierSettings,
     DistillationSettings,
-    SegmentationSettings,
     TeacherCacheSettings,
+    TeacherSettings,
     TrainingSettings,
 )
+from training.segmentation_settings import SegmentationSettings
 from training.settings import check, convert, read_settings
 
 REQUIRED = {
     TrainingSettings: {},
+    TeacherSettings: {},
     ClassifierSettings: {"model": "x"},
     DistillationSettings: {"student": "x"},
     SegmentationSettings: {"model": "x", "classes": 4},
@@ -102,6 +104,7 @@ WRONG = {
 
 WRONG_SEGMENTATION = {
     "decoder_channels": 30, "classes": 1, "ignore_index": 256, "image_size": [64, 31], "crop_size": [16, 64], "min_scale": 1.5, "max_scale": 11,
+    "class_names": ["road", "sky", "car", "road"], "class_colours": [[0, 0, 0]] * 3 + [[0, 0, 256]], "dice_weight": -0.1, "overlays": -1, "min_teacher_miou": 1.1,
 }  # fmt: skip
 
 CASES = [(DistillationSettings, name, value) for name, value in WRONG.items()]
@@ -116,7 +119,7 @@ def test_every_condition_refuses_what_it_says(settings_class, name, value):
 
 
 def test_every_condition_has_a_case_above():
-    common = {name for name, *_ in TrainingSettings().conditions()}
+    common = {name for name, *_ in TeacherSettings().conditions()}
     assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {
         "teacher_cache",
         "compose_augmentation",
@@ -177,6 +180,25 @@ def test_a_cache_without_a_teacher_is_refused():
 )
 def test_the_channels_that_distillation_needs_follow_from_its_settings(values, channels):
     assert DistillationSettings(student="x", **settings_of(values)).channels() == channels
+
+
+@pytest.mark.parametrize(
+    ("values", "channels"),
+    [
+        ({}, ["train", "validation"]),
+        ({"hard_label_weight": 0.5}, ["train", "validation", "teacher"]),
+        ({"teacher_loss_weight": 0.5}, ["train", "validation", "teacher"]),
+    ],
+)
+def test_a_segmenter_needs_a_teacher_only_where_it_has_a_weight(values, channels):
+    assert SegmentationSettings(model="x", classes=4, **values).channels() == channels
+
+
+def test_class_names_of_another_number_are_refused_and_say_how_many_there_are():
+    made, problems = check(SegmentationSettings, {"model": "x", "classes": 3, "class_names": ["road", "sky"]})
+    assert made is None
+    [(name, _, valid)] = problems
+    assert name == "class_names" and valid.startswith("a name for each of the 3 classes")
 
 
 def settings_of(values: dict) -> dict:

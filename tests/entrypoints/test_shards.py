@@ -32,7 +32,8 @@ from training.data.sources import open_source
 from training.data.views import open_data
 from training.distributed import World
 from training.environment import is_streamed
-from training.script_settings import LabelledImageSettings, SegmentationSettings
+from training.script_settings import LabelledImageSettings
+from training.segmentation_settings import SegmentationSettings
 
 
 def world(rank: int = 0, size: int = 1) -> World:

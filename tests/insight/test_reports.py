@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from training import script_settings
+from training import script_settings, segmentation_settings
 
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
@@ -23,7 +23,7 @@ SETTINGS = {
     for settings in (
         script_settings.DistillationSettings,
         script_settings.ClassifierSettings,
-        script_settings.SegmentationSettings,
+        segmentation_settings.SegmentationSettings,
     )
     for field in dataclasses.fields(settings)
 }

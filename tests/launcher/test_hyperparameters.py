@@ -54,11 +54,11 @@ def test_the_kits_scripts_declare_their_settings():
         "training.script_settings",
         "DistillationSettings",
     )
-    for script, name in (
-        ("train_classifier.py", "ClassifierSettings"),
-        ("train_segmentation.py", "SegmentationSettings"),
+    for script, module, name in (
+        ("train_classifier.py", "script_settings", "ClassifierSettings"),
+        ("train_segmentation.py", "segmentation_settings", "SegmentationSettings"),
     ):
-        assert hyperparameters.declared_settings(KIT / script) == ("training.script_settings", name)
+        assert hyperparameters.declared_settings(KIT / script) == (f"training.{module}", name)
 
 
 def test_a_users_own_class_is_checked_in_the_same_way_and_all_at_once(user_source):

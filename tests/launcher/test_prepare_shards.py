@@ -154,14 +154,17 @@ def test_nasty_images_come_into_shards_as_into_folders(tmp_path):
 def test_masks_travel_in_the_shards_of_their_images(tmp_path):
     from training.data.broken import BrokenImages
     from training.data.masks import MaskedImages
-    from training.script_settings import SegmentationSettings
+    from training.segmentation_settings import SegmentationSettings
 
     prepare("shapes", tmp_path / "folder")
     assert "300 training and 100 validation images with a mask each" in prepare(
         "shapes", tmp_path / "shards", shard_size="1MB"
     )
     settings = SegmentationSettings(model="x", classes=4, image_size=(64, 64), global_batch_size=4)
-    one, other = (MaskedImages(tmp_path / kind / "train", settings, broken=BrokenImages(fail=True)) for kind in ("folder", "shards"))
+    one, other = (
+        MaskedImages(tmp_path / kind / "train", settings, broken=BrokenImages(fail=True))
+        for kind in ("folder", "shards")
+    )
 
     def contents(images: MaskedImages) -> set[bytes]:
         pairs = (images[(0, number)] for number in range(len(images)))

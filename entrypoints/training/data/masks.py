@@ -21,7 +21,7 @@ from training.data.loaders import Data, collate_items
 from training.data.mask_decoding import decode_mask
 from training.data.pairs import open_pairs
 from training.data.preprocessing import open_preprocessor
-from training.script_settings import SegmentationSettings
+from training.segmentation_settings import SegmentationSettings
 
 Made = TypeVar("Made")
 
@@ -181,7 +181,7 @@ def open_data(
     training = MaskedImages(train, settings, channels, variation, broken=broken)
     held_out = MaskedImages(validation, settings, channels, broken=broken)
     return Data(
-        [str(number) for number in range(settings.classes)],
+        settings.names,
         training,
         held_out,
         collate_masked,
