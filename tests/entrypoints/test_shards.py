@@ -35,6 +35,8 @@ from training.environment import is_streamed
 from training.script_settings import LabelledImageSettings
 from training.segmentation_settings import SegmentationSettings
 
+from tests.entrypoints.ranks import from_clean_forks
+
 
 def world(rank: int = 0, size: int = 1) -> World:
     return World(rank, size, rank, torch.device("cpu"), "none", "test")
@@ -78,8 +80,12 @@ def disk(tmp_path, monkeypatch) -> Path:
     """This host's own disk, for copies and for indices that were made here."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    monkeypatch.setattr(shard_cache, "tempfile", SimpleNamespace(gettempdir=lambda: str(folder)))
+    monkeypatch.setattr(shard_cache, "tempfile", disk_at(folder))
     return folder
+
+
+def disk_at(folder: Path) -> SimpleNamespace:
+    return SimpleNamespace(gettempdir=lambda: str(folder))
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------
@@ -140,8 +146,17 @@ def test_threads_and_forked_and_spawned_processes_read_the_same(tmp_path):
         thread.join()
     assert found == [[expected] * 20] * 4, "with more shards than stay open"
     assert [pickle.loads(pickle.dumps(opened)).encoded(number) for number in range(24)] == expected
+    forking = from_clean_forks().Process(target=_read_in_forks, args=(opened, tmp_path / "forks"))
+    forking.start()
+    forking.join()
+    assert pickle.loads((tmp_path / "forks").read_bytes()) == expected
+
+
+def _read_in_forks(opened: LabelledShards, file: Path) -> None:
+    """Of a process without other threads: as data workers are forked, with a file already open."""
+    opened.encoded(0)
     with get_context("fork").Pool(2) as pool:
-        assert pool.map(opened.encoded, range(24)) == expected
+        file.write_bytes(pickle.dumps(pool.map(opened.encoded, range(24))))
 
 
 @pytest.mark.parametrize(("workers", "ranks"), [(0, 1), (2, 2)])
@@ -392,17 +407,18 @@ def test_streamed_shards_are_copied_ahead_in_order_and_removed_behind(tmp_path, 
     assert {name for name in read[:6]} == {f"part-{shard:x}.tar" for shard in in_order[:6]}
 
 
-def test_a_shard_is_copied_once_by_whoever_needs_it_first(tmp_path):
+def test_a_shard_is_copied_once_by_whoever_needs_it_first(tmp_path, disk):
     root = indexed(write_channel(tmp_path / "train", 6))
     reading = ShardReading(streamed=True)
     LabelledShards(root, reading=reading)
-    with get_context("fork").Pool(3, initializer=_count_copies, initargs=(tmp_path / "count",)) as pool:
+    with from_clean_forks().Pool(3, initializer=_count_copies, initargs=(tmp_path / "count", disk)) as pool:
         found = pool.starmap(_read_streamed, [(root, number) for number in range(6)], chunksize=1)
     assert found == [picture(number) for number in range(6)]
     assert (tmp_path / "count").read_text() == "part-0.tar\n"
 
 
-def _count_copies(file: Path) -> None:
+def _count_copies(file: Path, disk: Path) -> None:
+    shard_cache.tempfile = disk_at(disk)
     original = shutil.copyfileobj
 
     def copied(source, target, piece):
@@ -419,7 +435,7 @@ def _read_streamed(root: Path, number: int) -> bytes:
 
 def test_a_copy_that_a_kill_cut_short_is_not_taken_for_one(tmp_path, disk):
     root = indexed(write_channel(tmp_path / "train", 4, 4))
-    child = get_context("fork").Process(target=_die_while_copying, args=(root,))
+    child = from_clean_forks().Process(target=_die_while_copying, args=(root, disk))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL and copies(disk) == []
@@ -428,7 +444,9 @@ def test_a_copy_that_a_kill_cut_short_is_not_taken_for_one(tmp_path, disk):
     assert not list(disk.rglob("*.part"))
 
 
-def _die_while_copying(root: Path) -> None:
+def _die_while_copying(root: Path, disk: Path) -> None:
+    shard_cache.tempfile = disk_at(disk)
+
     def copied(source, target, piece):
         target.write(source.read(1000))
         target.flush()
