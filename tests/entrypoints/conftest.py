@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from collections.abc import Iterator
 
 import pytest
+
+from tests.entrypoints.ranks import from_clean_forks
+
+multiprocessing.set_start_method("forkserver", force=True)  # data workers are forks: of a process with threads they may hang
+from_clean_forks()
 
 DECODERS = {
     "simplejpeg": "simplejpeg",
