@@ -89,7 +89,7 @@ def main(settings: SegmentationSettings) -> None:
                 image_size=settings.image_size,
                 decoder={"channels": settings.decoder_channels, "ignore_index": settings.ignore_index},
             )
-        run.report.result(summary)
+        run.report.result({**summary, "training_images": len(data.training)})
 
 
 if __name__ == "__main__":
