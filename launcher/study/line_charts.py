@@ -62,10 +62,10 @@ def svg(charts: Sequence[LineChart]) -> str:
 def _legend(chart: LineChart) -> list[str]:
     """What the signs mean, as far as they are there."""
     kinds = {mark.kind for curve in chart.curves for mark in curve.marks}
-    signs = {MEASURED: "dot: measured, median and range", PREDICTED: "ring: predicted by the model"}
-    signs[APART] = "cross: measured, the hosts share cores"
+    signs = {MEASURED: "dot: measured", PREDICTED: "ring: predicted"}
+    signs[APART] = "cross: hosts share cores"
     told = [signs[kind] for kind in (MEASURED, APART, PREDICTED) if kind in kinds]
-    return [*told, "dashed: the ideal line"] if any(curve.ideal for curve in chart.curves) else told
+    return [*told, "dashed: ideal line"] if any(curve.ideal for curve in chart.curves) else told
 
 
 def _height(chart: LineChart) -> int:

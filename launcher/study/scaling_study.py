@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Any
 
 from launcher import backends, records
 from launcher.aws import prices
-from launcher.backends.local_hosts import gpu_count
+from launcher.backends.local_hosts import core_count, gpu_count
 from launcher.findings import Finding, UserError
 from launcher.job import Job, StudySection
 from launcher.loading import load
@@ -64,13 +63,8 @@ class Trial:
 
 @dataclass
 class ScalingStudy:
-    """What the trials say. `print` it; `table`, `lines`, `model` and `held_out` are for machines.
-
-    >>> found = launcher.study.scaling("configs/hyundai_segmentation.yaml", ["study.hosts=[1,2]"], smoke=True)
-    >>> print(found.verdict)
-    >>> found.plot("scaling.svg")
-    >>> found.model.step(hosts=4, batch=8).seconds      # a size that was not run
-    """
+    """What the trials say. `print` it, show it in a notebook, `plot` it; `table`, `lines`, `model` and `held_out` are for machines:
+    `found.model.step(hosts=4, batch=8).seconds` is that of a size that was not run."""
 
     job: Job
     on: str
@@ -323,7 +317,7 @@ def _on_one_machine(job: Job, grid: StudySection, on: str) -> tuple[Job, int | N
         each = compute.processes_per_host or max(1, gpus // most)
         told = f"all hosts are on this machine and share its CPU and memory; {each} GPU{'s' if each > 1 else ''} a host"
         return job.model_copy(update={"compute": compute.model_copy(update={"processes_per_host": each})}), None, [told]
-    cores, each = len(os.sched_getaffinity(0)), compute.processes_per_host or 1
+    cores, each = core_count(), compute.processes_per_host or 1
     threads = job.environment.get(THREADS) or str(max(1, cores // (most * each)))
     job = job.model_copy(update={"environment": {**job.environment, THREADS: threads}})
     notes = [
