@@ -23,7 +23,7 @@ from launcher import backends, planning, records
 from launcher.backends.base import dollars
 from launcher.findings import Finding, UserError, mistake
 from launcher.job import Job
-from launcher.package import TravelFile
+from launcher.package import COMMIT_FILE, TravelFile
 from launcher.planning import Plan, plan
 from launcher.running import Run, refuse_cost, start
 
@@ -214,9 +214,10 @@ def _later() -> Iterator[list[int]]:
 
 
 def code_checksum(files: Sequence[TravelFile]) -> str:
-    """Of the files that travel: their paths and what is in them."""
+    """Of the files that travel: their paths and what is in them. The commit that this kit notes among them is no code: a table is
+    gone on with after a commit that changed something else."""
     checksum = hashlib.sha256()
-    for file in files:
+    for file in (file for file in files if file.path != COMMIT_FILE):
         checksum.update(f"{file.path}\0{hashlib.sha256(file.read()).hexdigest()}\n".encode())
     return checksum.hexdigest()[:16]
 
