@@ -178,7 +178,7 @@ def verdict(study: ScalingStudy) -> list[str]:
         speed = largest.rate.median / first.rate.median
         told.append(
             f"{line}: {largest.hosts} hosts are {speed:.2f} times as fast as {first.hosts}, {_percents(efficiency)} efficient"
-            f"{_why(largest, first)}"
+            f"{_why(largest, first)}{_apart(study, line)}"
         )
     told += _about_the_model(study)
     for line in study.lines:
@@ -211,6 +211,17 @@ def _why(largest: Size, first: Size) -> str:
         if computing[0] > computing[1] * 1.03:
             slower = f"the rest of the step takes {(computing[0] / computing[1] - 1) * 100:.0f} % longer than on {first.hosts}"
     return "".join(f"; {part}" for part in [*parts, *[slower] * bool(slower)])
+
+
+def _apart(study: ScalingStudy, line: Line) -> str:
+    """What the largest size would be if its hosts did not crowd one machine, where that was seen to cost something."""
+    model, first = study.model, line.first
+    if model is None or not model.crowding or first is None:
+        return ""
+    largest = line.clean[-1]
+    rate = largest.global_batch / model.step(largest.hosts, largest.batch).seconds
+    share = rate / first.rate.median / largest.hosts * first.hosts
+    return f"; with a machine for each host it would be {_percent(share)}, by the model"
 
 
 def _about_the_model(study: ScalingStudy) -> list[str]:

@@ -97,6 +97,20 @@ def test_hosts_that_share_cores_are_shown_and_not_judged():
     assert everything.model is None and everything.lines[0].first is None and "nothing to fit" in str(everything)
 
 
+def test_hosts_that_crowd_a_machine_are_told_apart_from_those_that_wait_for_each_other():
+    """Alone 10 ms an image, beside another 11; the exchange takes 4 ms a step of 8 or 16 images, and one of 20 MB is bandwidth."""
+    rows = [row(1, 8, 1, 100), row(1, 16, 1, 100)]
+    rows += [row(2, 16, 1, 16 / 0.092, exposed_seconds=0.004), row(2, 32, 1, 32 / 0.18, exposed_seconds=0.004)]
+    found = study(rows, "process", mode="weak", batches=[8, 16])
+    assert found.model.crowding == pytest.approx(0.001) and found.model.transfer(2) > 0.0039
+    first, second = found.verdict.splitlines()[:2]
+    assert "2 hosts are 1.74 times as fast as 1, 87.0 % efficient; 4 % of the step is exposed exchange" in first
+    assert "the rest of the step takes 10 % longer than on 1" in first
+    assert "with a machine for each host it would be 95.2 %" in first and "97.6 %" in second
+    assert "Each further host on this machine adds 1 ms an image" in str(found)
+    assert found.model.step(2, 8).seconds == pytest.approx(0.084)
+
+
 def test_the_advice_answers_deadline_and_budget_by_hand(known):
     """36,000 images: 0.1 h on one host for $0.36, 0.0526 h on two for $0.379, 0.0278 h on four for $0.40."""
     weak = known.lines[0]
