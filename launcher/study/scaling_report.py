@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 NO_PRICE = "no price known"
 
 GOAL = 0.10
-"""Relative error on sizes that the model was not shown, from which its predictions are called a guess."""
+"""Relative error on sizes that the model was not shown, from which its predictions are called a guess; and difference among the
+repeats of a size, from which the trials are called disturbed."""
 
 
 def text(study: ScalingStudy) -> str:
@@ -56,7 +57,8 @@ def _measured(study: ScalingStudy) -> Section:
         "images/s: median (least-most) of the repeats, each the median over windows of five steps after the warm-up. batch: images a",
         f"process, {first.processes // first.hosts} process(es) a host. efficiency: images/s a host beside the smallest size's. "
         "exposed: the share",
-        "of a step in which backward was over and the gradients were not yet exchanged (of the first ten steps).",
+        "of a step in which backward was over and the gradients were not yet exchanged (mean of the first ten steps), waiting for a "
+        "slower rank included.",
     ]
     if any(row[5] == APART for row in rows):
         below.append(f"{APART}: more threads than this machine has cores; a machine for each host would be faster.")
@@ -180,7 +182,7 @@ def verdict(study: ScalingStudy) -> list[str]:
             f"{line}: {largest.hosts} hosts are {speed:.2f} times as fast as {first.hosts}, {_percents(efficiency)} efficient"
             f"{_why(largest, first)}{_apart(study, line)}"
         )
-    told += _about_the_model(study)
+    told += [*_about_the_repeats(study), *_about_the_model(study)]
     for line in study.lines:
         choices = study.offers(line)
         told += [
@@ -222,6 +224,21 @@ def _apart(study: ScalingStudy, line: Line) -> str:
     rate = largest.global_batch / model.step(largest.hosts, largest.batch).seconds
     share = rate / first.rate.median / largest.hosts * first.hosts
     return f"; with a machine for each host it would be {_percent(share)}, by the model"
+
+
+def _about_the_repeats(study: ScalingStudy) -> list[str]:
+    """Whether something disturbed the trials: what follows from them is no surer than they agree."""
+    clean = [size for line in study.lines for size in line.clean]
+    if not clean:
+        return []
+    worst = max(clean, key=lambda size: size.rate.high / size.rate.low)
+    apart = worst.rate.high / worst.rate.low - 1
+    if apart <= GOAL:
+        return []
+    return [
+        f"disturbed: the repeats of {worst.hosts} hosts, batch {worst.batch:g}, differ by {apart * 100:.0f} %, so nothing here is surer "
+        "than that; more --repeats on a quiet machine would be"
+    ]
 
 
 def _about_the_model(study: ScalingStudy) -> list[str]:

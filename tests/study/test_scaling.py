@@ -111,6 +111,12 @@ def test_hosts_that_crowd_a_machine_are_told_apart_from_those_that_wait_for_each
     assert found.model.step(2, 8).seconds == pytest.approx(0.084)
 
 
+def test_repeats_that_differ_much_are_called_disturbed(known):
+    assert "disturbed" not in known.verdict, "nothing differs by more than a tenth"
+    known.table += [row(1, 32, 4, 60)]
+    assert "disturbed: the repeats of 1 hosts, batch 32, differ by 83 %" in study(known.table).verdict
+
+
 def test_the_advice_answers_deadline_and_budget_by_hand(known):
     """36,000 images: 0.1 h on one host for $0.36, 0.0526 h on two for $0.379, 0.0278 h on four for $0.40."""
     weak = known.lines[0]
