@@ -158,14 +158,14 @@ def main() -> None:
     parser.add_argument("--job", choices=ENGINES, default="distillation")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=2, help="of each in a round")
-    parser.add_argument("--batch", type=int, help="of each process (default: 32, or 8 with segmentation)")
+    parser.add_argument("--batch", type=int, help="of each process (default: 32, or 16 with segmentation)")
     parser.add_argument("--size", type=int, default=256, help="of segmentation's images, in pixels")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--compression", choices=("none", "bf16"), default="none")
     parser.add_argument("--static-graph", action="store_true")
     parser.add_argument("--teacher", action="store_true", help="a bf16 teacher too")
     asked = parser.parse_args()
-    asked.batch = asked.batch or (8 if asked.job == "segmentation" else 32)
+    asked.batch = asked.batch or (16 if asked.job == "segmentation" else 32)
     if "RANK" in os.environ:
         rank(asked)
         return
