@@ -5,6 +5,7 @@
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
+# make bench-scaling    two communicating gloo hosts beside two that do not, by the segmentation job; the scaling model on a local study
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's and DALI's, fidelity, and memory over time
 # make bench-insight    what the system monitor costs, and how fast its files are read
 # make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the cure brought (about 35 minutes)
@@ -27,7 +28,7 @@ SMDEBUG := .venv-smdebug
 OTHERS := .venv-others
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-input bench-insight bench-planted bench-planted-others drill image image-base image-training test-docker clean
+.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -64,6 +65,11 @@ bench-kd: $(INSTALLED)
 bench-training: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/benchmarks/requirements.txt
 	for script in training_speed loop_cost cache_cost scaling memory; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
+
+bench-scaling: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/scaling.py --job segmentation
+	$(LAUNCHER) prepare shapes data/shapes
+	$(LAUNCHER) study scaling configs/hyundai_segmentation.yaml --smoke "hyperparameters.image_size=[128, 128]"
 
 bench-input: $(INSTALLED)
 	for script in preprocessing memory_flat; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done

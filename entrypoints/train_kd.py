@@ -128,7 +128,7 @@ def main(settings: DistillationSettings) -> None:
                 image_size=settings.image_size,
                 teacher=taught,
             )
-        run.report.result({**summary, "teacher": taught})
+        run.report.result({**summary, "training_images": len(data.training), "teacher": taught})
 
 
 if __name__ == "__main__":

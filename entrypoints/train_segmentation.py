@@ -121,7 +121,7 @@ def main(settings: SegmentationSettings) -> None:
                 },
                 teacher=taught,
             )
-        run.report.result({**summary, "teacher": taught})
+        run.report.result({**summary, "training_images": len(data.training), "teacher": taught})
         if world.is_first and not outcome.stopped:
             overlays.save(state, environment.output_data_dir, data, settings, run.report.say)
 

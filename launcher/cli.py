@@ -322,18 +322,19 @@ def _parser() -> argparse.ArgumentParser:
     def add_hosts(made: argparse.ArgumentParser) -> None:
         made.add_argument("--hosts", type=int, metavar="N", help="the same as compute.instance_count=N")
 
-    def add_config(made: argparse.ArgumentParser) -> None:
+    def add_config(made: argparse.ArgumentParser, hosts: bool = True) -> None:
         made.add_argument("config", metavar="CONFIG", help="a YAML file")
         made.add_argument(
             "overrides", metavar="KEY=VALUE", nargs="*", help="override a key, for example hyperparameters.epochs=1"
         )
-        add_hosts(made)
+        if hosts:
+            add_hosts(made)
         made.add_argument(
             "--smoke", action="store_true", help="lay the config's smoke section over it: the same story, small"
         )
 
-    def add_job(made: argparse.ArgumentParser) -> None:
-        add_config(made)
+    def add_job(made: argparse.ArgumentParser, hosts: bool = True) -> None:
+        add_config(made, hosts)
         made.add_argument(
             "--on",
             default="process",

@@ -274,6 +274,25 @@ class StudySection(Part):
         examples=["[cpu_reference, dali]"],
     )
     """Ways of preprocessing; the first is what the others are compared with. Empty: all that the machine has."""
+    hosts: list[Annotated[int, Field(ge=1, le=MAX_HOSTS)]] = Field(
+        default_factory=lambda: [1, 2, 4, 8],
+        min_length=1,
+        description=f"a list of whole numbers from 1 to {MAX_HOSTS}",
+        examples=["[1, 2, 4, 8]"],
+    )
+    """Scaling: how many hosts."""
+    mode: Literal["strong", "weak", "both"] = Field("both", description="strong, weak or both", examples=["weak"])
+    """Scaling: the same global batch at every size (strong), the same batch a process (weak), or both."""
+    batches: list[Annotated[int, Field(ge=1)]] = Field(
+        default_factory=list, description="a list of whole numbers, 1 or more", examples=["[16, 32]"]
+    )
+    """Scaling: images a process, a line of weak scaling each. Empty: what the job's own batch is on its own hosts."""
+    steps: int = Field(30, ge=5, le=10000, description="a whole number from 5 to 10000", examples=[30])
+    """Scaling: steps of each trial that count, after the warm-up; rounded up to fives, which are measured together."""
+    deadline_hours: float | None = Field(None, gt=0, description="hours, above 0", examples=[24])
+    """Scaling: how long the whole training may take, all epochs together."""
+    budget_usd: float | None = Field(None, gt=0, description="US dollars, above 0", examples=[500])
+    """Scaling: what the whole training may cost."""
     repeats: int = Field(3, ge=1, le=100, description="a whole number from 1 to 100", examples=[3])
     """How often each trial is run, in turns with the others."""
 

@@ -68,8 +68,13 @@ def share(index: int, count: int, processes: int) -> dict[str, str]:
     """
     given = {"GOMP_SPINCOUNT": "1000"}  # this machine has other work too, beside which threads that spin for long crawl
     if count * processes > 1:
-        given["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // (count * processes)))
+        given["OMP_NUM_THREADS"] = str(max(1, core_count() // (count * processes)))
     return given | visible_gpus(gpus(), index, count, processes)
+
+
+def core_count() -> int:
+    """Cores that this process, and what it starts, may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def gpu_count() -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Callable
+from typing import Any
 
 
-def add_arguments(parser: argparse.ArgumentParser, add_job: Callable[[argparse.ArgumentParser], None]) -> None:
+def add_arguments(parser: argparse.ArgumentParser, add_job: Callable[..., None]) -> None:
     """The questions below `launcher study`."""
     questions = parser.add_subparsers(required=True, metavar="QUESTION")
     help = "which way of preprocessing feeds a model: models x ways x augmentation loads, trained and compared"
@@ -29,6 +30,30 @@ def add_arguments(parser: argparse.ArgumentParser, add_job: Callable[[argparse.A
         "--max-cost", type=float, metavar="USD", help="refuse trials that could cost more on SageMaker, all together"
     )
 
+    help = "how a job scales: weak and strong scaling on several numbers of hosts, a model of it, and the hosts to take"
+    made = questions.add_parser("scaling", help=help, description=help)
+    made.set_defaults(command=scaling)
+    made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
+    add_job(made, hosts=False)
+    for option, metavar, what in (
+        ("--hosts", "1,2,…", "the same as study.hosts=[…]: the numbers of hosts (default: 1,2,4,8)"),
+        ("--batches", "B,C,…", "the same as study.batches=[…]: images a process, a line of weak scaling each"),
+        ("--mode", "strong|weak|both", "the same as study.mode=…: one global batch, one batch a process, or both"),
+        ("--repeats", "N", "the same as study.repeats=N: how often each trial is run"),
+    ):
+        made.add_argument(option, metavar=metavar, help=what)
+    made.add_argument(
+        "--table", metavar="FILE.csv", help="where the trials are kept; those that it holds are not run again"
+    )
+    made.add_argument(
+        "--max-cost", type=float, metavar="USD", help="refuse trials that could cost more on SageMaker, all together"
+    )
+    help = "what a published speed-up says about scaling, from its published figures alone: kt or hyundai"
+    made = questions.add_parser("story", help=help, description=help)
+    made.set_defaults(command=story)
+    made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
+    made.add_argument("story", metavar="STORY", help="kt or hyundai")
+
 
 def overrides(options: argparse.Namespace) -> list[str]:
     """The command's words and options as overrides."""
@@ -40,15 +65,38 @@ def overrides(options: argparse.Namespace) -> list[str]:
 
 
 def preprocessing(options: argparse.Namespace) -> int:
-    """Exit code 1 where a trial failed. What ends this process, or closes its terminal, stops the trial that runs, as Ctrl-C does."""
+    """Exit code 1 where a trial failed."""
     from launcher import study
 
+    return _study(study.preprocessing, overrides(options), options)
+
+
+def scaling(options: argparse.Namespace) -> int:
+    """Exit code 1 where a trial failed."""
+    from launcher import study
+
+    given, found = {"hosts": options.hosts, "batches": options.batches}, list(options.overrides)
+    found += [f"study.{name}=[{', '.join(text.split(','))}]" for name, text in given.items() if text is not None]
+    given = {"mode": options.mode, "repeats": options.repeats}
+    found += [f"study.{name}={text}" for name, text in given.items() if text is not None]
+    return _study(study.scaling, found, options)
+
+
+def story(options: argparse.Namespace) -> int:
+    from launcher import study
+
+    print(study.story(options.story))
+    return 0
+
+
+def _study(run: Callable[..., Any], given: list[str], options: argparse.Namespace) -> int:
+    """Run a study and tell its answer. What ends this process, or closes its terminal, stops the trial that runs, as Ctrl-C does."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
-    found = study.preprocessing(
+    found = run(
         options.config,
-        overrides(options),
+        given,
         on=options.on,
         smoke=options.smoke,
         table=options.table,

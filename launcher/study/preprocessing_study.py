@@ -9,19 +9,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import config_file, planning, records
-from launcher.backends.base import dollars
+from launcher import config_file, records
 from launcher.backends.local_hosts import gpu_count
-from launcher.findings import Finding, UserError, did_you_mean, mistake
+from launcher.findings import Finding, UserError, did_you_mean
 from launcher.job import Job, StudySection
 from launcher.loading import load
 from launcher.package import travelling_files
-from launcher.planning import Plan, plan
-from launcher.running import refuse_cost
+from launcher.planning import plan
 from launcher.study import measures, report
 from launcher.study.cells import Cell, cells
 from launcher.study.model_names import timm_models, unknown
-from launcher.study.trials import Row, Table, code_checksum, commit_of, held, machine_of, settings_of, try_once
+from launcher.study.trials import (
+    Row,
+    Table,
+    code_checksum,
+    commit_of,
+    held,
+    machine_of,
+    settings_of,
+    tell_the_price,
+    try_once,
+)
 
 SCRIPT = "train_classifier.py"
 
@@ -136,7 +144,7 @@ def preprocessing(
         missing = [trial for trial in every if known.find(trial.key) is None]
         say(f"{len(every)} trials, {len(every) - len(missing)} of them in {file}")
         if missing:
-            _tell_the_price(plan(missing[0].job, on=on), len(missing), max_cost, say)
+            tell_the_price([plan(missing[0].job, on=on)] * len(missing), max_cost, say)
         failed = _run(missing, known, on, say)
         rows = [row for trial in every if (row := known.find(trial.key)) is not None]
     return PreprocessingStudy(job, on, file, grid, rows, notes, failed)
@@ -181,24 +189,6 @@ def _run(missing: Sequence[Trial], known: Table, on: str, say: Callable[[str], N
         known.add(trial.key, measured, run)
         say(f"{told}: {measured['images_per_second']:.1f} images/s, {measured['epoch_seconds']:.2f} s an epoch")
     return failed
-
-
-def _tell_the_price(one: Plan, count: int, max_cost: float | None, say: Callable[[str], None]) -> None:
-    """What all missing trials cost at most, before the first of them starts."""
-    if one.price is not None and one.price.ceiling is None:
-        one = planning.check(one)  # reads AWS's price list
-    if one.price is None:
-        return
-    if one.price.ceiling is None:
-        say(f"{count} trials, each: {one.price.told}")
-        if max_cost is not None:
-            refuse_cost(one, max_cost)
-        return
-    total = count * one.price.ceiling
-    say(f"{count} trials: at most {dollars(total)} in all; each {one.price.told}")
-    if max_cost is not None and not total <= max_cost:  # nan allows nothing
-        cure = "lower compute.max_hours or study.repeats, or allow more"
-        raise mistake("--max-cost", f"at most {dollars(total)} in all", cure, valid=f"at most {dollars(max_cost)}")
 
 
 def _to_be_small(config: str | Path, on: str) -> bool:

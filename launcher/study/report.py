@@ -7,25 +7,20 @@ from html import escape
 from math import inf
 from statistics import median
 
-from launcher import tables
 from launcher.backends.base import dollars
 from launcher.job import Job
 from launcher.study import sizing
 from launcher.study.cells import HIGHLY, INPUT_BOUND, MODERATELY, NOT_MEASURED, Cell, improvement
 from launcher.study.charts import Chart, number, svg
 from launcher.study.measures import PERCENTILES, Spread
-
-Section = tuple[str, list[str], list[list[str]], list[str]]
-"""A title, a table's head and rows, and what is to be said below it."""
+from launcher.study.sections import Section, as_html, as_text
 
 
 def text(cells: Sequence[Cell], ways: Sequence[str], job: Job, notes: Sequence[str]) -> str:
     """All of it for a terminal."""
     if not cells:
         return "\n".join(["no trial has completed", *notes])
-    parts = []
-    for title, head, rows, below in sections(cells, ways, job):
-        parts.append("\n".join([title, "", tables.table(head, rows), *below]))
+    parts = as_text(sections(cells, ways, job))
     return "\n\n".join([*parts, "\n".join(["verdict", "", *verdict(cells, ways, job), *notes])])
 
 
@@ -33,12 +28,7 @@ def html(cells: Sequence[Cell], ways: Sequence[str], job: Job, notes: Sequence[s
     """All of it for a notebook."""
     if not cells:
         return f"<p>{escape('no trial has completed: ' + '; '.join(notes))}</p>"
-    parts = [charts(cells, ways)]
-    for title, head, rows, below in sections(cells, ways, job):
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        names = "".join(f"<th>{escape(name)}</th>" for name in head)
-        parts.append(f"<h4>{escape(title)}</h4><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>")
-        parts += [f"<p>{escape(line)}</p>" for line in below]
+    parts = [charts(cells, ways), *as_html(sections(cells, ways, job))]
     return "\n".join([*parts, *(f"<p>{escape(line)}</p>" for line in [*verdict(cells, ways, job), *notes])])
 
 

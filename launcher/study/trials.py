@@ -19,12 +19,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from launcher import records
+from launcher import backends, planning, records
+from launcher.backends.base import dollars
 from launcher.findings import Finding, UserError, mistake
 from launcher.job import Job
-from launcher.package import TravelFile
+from launcher.package import COMMIT_FILE, TravelFile
 from launcher.planning import Plan, plan
-from launcher.running import Run, start
+from launcher.running import Run, refuse_cost, start
 
 ALIKE = ("code", "settings", "machine")
 """What must be the same in all lines of a table: a checksum of the code that travels, the job's settings but those that the study
@@ -64,7 +65,7 @@ class Table:
 
     def add(self, key: Mapping[str, Any], measured: Mapping[str, Any], run: Run) -> None:
         """Write a trial down; a reader sees the file with its line or without it. Not known is an empty field."""
-        values = {**key, **measured, **self.alike, "run": run.name, "finished": run.outcome().get("finished", "")}
+        values = {**key, **measured, **self.alike, "run": run.name, "finished": run.outcome().get("ended", "")}
         self.rows.append({name: _text(values.get(name)) for name in self.columns})
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
@@ -111,6 +112,37 @@ def held(file: Path) -> Iterator[None]:
                 "--table", f"{file} is another study's that runs now", "wait for it, or name another"
             ) from None
         yield
+
+
+def tell_the_price(planned: Sequence[Plan], max_cost: float | None, say: Callable[[str], None]) -> None:
+    """What all trials that are to run cost at most, before the first of them starts.
+
+    Args:
+        planned: at least one.
+
+    Raises:
+        UserError: they could cost more US dollars than `max_cost` together, or nobody knows what they cost.
+    """
+    first = planned[0]
+    if first.price is not None and first.price.ceiling is None:
+        first = planning.check(first)  # reads AWS's price list, and all others' prices with it
+    known = [backends.get(each.backend).price(each.job) for each in planned]
+    if first.price is None:
+        return
+    ceilings = [price.ceiling for price in known if price is not None and price.ceiling is not None]
+    count = f"{len(planned)} trials"
+    if len(ceilings) < len(planned):
+        say(f"{count}, each: {first.price.told}")
+        if max_cost is not None:
+            refuse_cost(first, max_cost)
+        return
+    total, dearest = sum(ceilings), max(known, key=lambda price: price.ceiling)
+    say(
+        f"{count}: at most {dollars(total)} in all; {'each' if len(set(ceilings)) == 1 else 'the dearest'} {dearest.told}"
+    )
+    if max_cost is not None and not total <= max_cost:  # nan allows nothing
+        cure = "lower compute.max_hours or study.repeats, or allow more"
+        raise mistake("--max-cost", f"at most {dollars(total)} in all", cure, valid=f"at most {dollars(max_cost)}")
 
 
 def try_once(job: Job, on: str, max_cost: float | None = None, say: Callable[[str], None] = lambda text: None) -> Run:
@@ -182,9 +214,10 @@ def _later() -> Iterator[list[int]]:
 
 
 def code_checksum(files: Sequence[TravelFile]) -> str:
-    """Of the files that travel: their paths and what is in them."""
+    """Of the files that travel: their paths and what is in them. The commit that this kit notes among them is no code: a table is
+    gone on with after a commit that changed something else."""
     checksum = hashlib.sha256()
-    for file in files:
+    for file in (file for file in files if file.path != COMMIT_FILE):
         checksum.update(f"{file.path}\0{hashlib.sha256(file.read()).hexdigest()}\n".encode())
     return checksum.hexdigest()[:16]
 

@@ -1,13 +1,14 @@
-"""How much speed two processes lose by training together. `make bench-training`.
+"""How much speed two processes lose by training together. `make bench-training` (distillation), `make bench-scaling` (segmentation).
 
-Two processes of one thread each train vit_tiny_patch16_224 at 224 px: in turn each for itself, at the same time, and both
-together over gloo, with the same batch a process. So the same cores do the same work, and what differs is the exchange of
+Two processes of one thread each train vit_tiny_patch16_224 at 224 px, or with --job segmentation a resnet18 segmenter at 256 px:
+in turn each for itself, at the same time, and both together over gloo, with the same batch a process. So the same cores do the same work, and what differs is the exchange of
 gradients and the waiting for each other. A round's ratio is the images/s of both together over those of both for themselves.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import socket
 import statistics
@@ -15,13 +16,40 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
-from engine import ALONE, STUDENT, TEACHER, Engine, machine, model, noise, open_engine, ratio, settings, table, teacher
+from engine import (
+    ALONE,
+    STEPS,
+    STUDENT,
+    TEACHER,
+    Engine,
+    Recorded,
+    machine,
+    model,
+    noise,
+    open_engine,
+    ratio,
+    settings,
+    table,
+    teacher,
+)
+from torch.utils.data import Dataset
+from training import segmenter
+from training.data.loaders import Data, open_loaders
+from training.data.masks import collate_masked
 from training.distributed import World, process_group
+from training.environment import Environment
+from training.loop import open_run
+from training.segmentation import Segmentation
+from training.segmentation_settings import SegmentationSettings
+from training.state import prepare
 
 PROCESSES = 2
+
+ENCODER, CLASSES, DECODER_CHANNELS = "resnet18", 19, 64
 
 
 def engine(folder: Path, world: World, asked: argparse.Namespace) -> Engine:
@@ -37,11 +65,61 @@ def engine(folder: Path, world: World, asked: argparse.Namespace) -> Engine:
     return open_engine(folder, noise(2 * share), model(STUDENT, seed=0), frozen, settings(**values), world)
 
 
+class MaskedNoise(Dataset):
+    """Images and masks of noise; an item is a Draw."""
+
+    def __init__(self, images: int, size: int):
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randint(0, 256, (images, 3, size, size), generator=generator, dtype=torch.uint8)
+        self.masks = torch.randint(0, CLASSES, (images, size, size), generator=generator, dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, draw: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        _, number = draw
+        return self.images[number], self.masks[number]
+
+
+def segmentation_engine(folder: Path, world: World, asked: argparse.Namespace) -> Engine:
+    """The same with the segmentation job, as train_segmentation.py puts it together."""
+    share = asked.batch * world.size
+    chosen = SegmentationSettings(
+        model=ENCODER,
+        classes=CLASSES,
+        decoder_channels=DECODER_CHANNELS,
+        image_size=(asked.size, asked.size),
+        global_batch_size=share,
+        precision=asked.precision,
+        gradient_compression=asked.compression if world.size > 1 else "none",
+        static_graph=asked.static_graph and world.size > 1,
+        epochs=STEPS,
+        evaluate_every=STEPS,
+        checkpoint_every=STEPS,
+        warmup_fraction=0.0,
+        num_workers=0,
+        log_every=STEPS,
+    )
+    environment = Environment("algo-1", folder / "model", folder / "data", folder / "failure", {}, None)
+    with redirect_stdout(io.StringIO()):
+        run = open_run(chosen, environment, world)
+    torch.manual_seed(0)
+    made = segmenter.build(ENCODER, {}, CLASSES, decoder_channels=DECODER_CHANNELS)
+    state = prepare(made, chosen, STEPS, world)
+    images = MaskedNoise(2 * share, asked.size)
+    data = Data([str(number) for number in range(CLASSES)], images, images, collate_masked)
+    loaders = open_loaders(data, chosen, world, batch_size_per_device=asked.batch)
+    return Engine(Recorded(Segmentation(state.trained, None, chosen, world, run.timeline)), state, loaders, run)
+
+
+ENGINES = {"distillation": engine, "segmentation": segmentation_engine}
+
+
 def rank(asked: argparse.Namespace) -> None:
     """One of the processes; rank 0 prints."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, process_group() as world:
-        apart, together = (engine(Path(name) / str(one.size), one, asked) for one in (ALONE, world))
+        apart, together = (ENGINES[asked.job](Path(name) / str(one.size), one, asked) for one in (ALONE, world))
         kinds = {"apart": apart, "together": together}
         for one in kinds.values():
             one.steps(3)
@@ -65,9 +143,10 @@ def report(taken: dict[str, list[list[list[float]]]], asked: argparse.Namespace)
     for kind in taken:
         found = ["{:.3f} ({:.3f}…{:.3f})".format(*ratio(values[kind], values["apart"])) for values in (speeds, cpu)]
         rows.append((kind, f"{statistics.median(speeds[kind]):.2f}", f"{statistics.median(cpu[kind]):.3f}", *found))
-    what = (
-        f"{STUDENT}, {'with teacher' if asked.teacher else 'alone'}, {asked.precision}, batch {asked.batch} a process"
-    )
+    what = f"{STUDENT}, {'with teacher' if asked.teacher else 'alone'}"
+    if asked.job == "segmentation":
+        what = f"{ENCODER} segmenter, {asked.size} px, {CLASSES} classes"
+    what += f", {asked.precision}, batch {asked.batch} a process"
     print(
         f"{what}; {machine(1)} a process\n{asked.rounds} rounds of {asked.steps} step(s) of each in turn; medians, quartiles in brackets\n"
     )
@@ -76,14 +155,17 @@ def report(taken: dict[str, list[list[list[float]]]], asked: argparse.Namespace)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--job", choices=ENGINES, default="distillation")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=2, help="of each in a round")
-    parser.add_argument("--batch", type=int, default=32, help="of each process")
+    parser.add_argument("--batch", type=int, help="of each process (default: 32, or 16 with segmentation)")
+    parser.add_argument("--size", type=int, default=256, help="of segmentation's images, in pixels")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--compression", choices=("none", "bf16"), default="none")
     parser.add_argument("--static-graph", action="store_true")
     parser.add_argument("--teacher", action="store_true", help="a bf16 teacher too")
     asked = parser.parse_args()
+    asked.batch = asked.batch or (16 if asked.job == "segmentation" else 32)
     if "RANK" in os.environ:
         rank(asked)
         return

@@ -10,7 +10,8 @@ import pytest
 
 from tests.entrypoints.ranks import from_clean_forks
 
-multiprocessing.set_start_method("forkserver", force=True)  # data workers are forks: of a process with threads they may hang
+# data workers are forks: of a process with threads they may hang
+multiprocessing.set_start_method("forkserver", force=True)
 from_clean_forks()
 
 DECODERS = {

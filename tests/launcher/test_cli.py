@@ -245,7 +245,8 @@ def test_no_new_option_by_accident():
         typed(*command.split(), "--help").stdout
         for command in (
             *("plan", "run", "replay", "attach", "runs", "show", "logs", "stop", "compare", "diff", "profile"),
-            *("emulate", "prepare", "resume", "drill", "study preprocessing", "diagnose"),
+            *("emulate", "prepare", "resume", "drill", "diagnose"),
+            *("study preprocessing", "study scaling", "study story"),
         )
     )
     options = set(re.findall(r"--[a-z-]+", text))
@@ -253,7 +254,7 @@ def test_no_new_option_by_accident():
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
         "--kills", "--hosts-after", "--seed", "--shards", "--jobs", "--jpeg-quality", "--verify",
-        "--models", "--loads", "--ways", "--repeats", "--table", "--html",
+        "--models", "--loads", "--ways", "--repeats", "--table", "--html", "--batches", "--mode",
     }  # fmt: skip
     readme = (Path(ROOT) / "README.md").read_text()
     assert all(option in readme for option in options - {"--help"})

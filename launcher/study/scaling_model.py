@@ -1,0 +1,317 @@
+"""A model of a data-parallel step's time, fitted to measured sizes: computing or input, and the exchange that backward leaves exposed.
+
+    step(h, b) = max(compute(b), input(b)) + exposed(h, b)
+
+    compute(b)    = fixed + (an_image + crowding * neighbours) * b           b: images a process
+    input(b)      = input_an_image * b                                       where the step was seen to wait for it, else 0
+    transfer(h)   = 2 (h-1)/h * bytes / bandwidth + 2 (h-1) * buckets * latency
+    exposed(h, b) = max(last * transfer(h), transfer(h) - backward * compute(b))          0 on one host
+
+transfer: the ring all-reduce, in which each of h hosts sends (h-1)/h of the gradients to gather their sums and as much to spread
+them, in 2 (h-1) turns: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
+Distrib. Comput. 69(2), section 3; each turn has a latency of its own: Thakur, Rabenseifner and Gropp 2005, "Optimization of
+Collective Communication Operations in MPICH", section 2. The ring is that of hosts, not of processes: what the processes of one host
+exchange among themselves is the same at every number of hosts and counts as computing.
+
+crowding: hosts that are processes of one machine share its memory, caches and power, so that each neighbour slows the others. Hosts
+with a machine of their own have no neighbours.
+
+exposed: DistributedDataParallel exchanges a bucket of gradients as soon as backward has made it, beside the rest of backward; the last
+bucket can hide behind nothing (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+https://arxiv.org/abs/2006.15704, section 3.2.3).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
+"""Bytes of DistributedDataParallel's first bucket and of the others: _DEFAULT_FIRST_BUCKET_BYTES of torch.distributed, and
+bucket_cap_mb of https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html."""
+
+BACKWARD = 2 / 3
+"""Of computing, where it was not measured: the gradients of a layer's inputs and of its weights take a product each, forward one."""
+
+WAITS = 0.05
+"""Share of a step from which waiting for data counts as a limit: MODERATELY of launcher/study/cells.py."""
+
+NUMBERS = ("fixed", "an_image", "seconds_a_byte", "latency", "crowding")
+"""What is fitted, in the order of a row's columns."""
+
+ROUNDS = 20
+"""At most so many times which parts limit a step is settled anew: two or three are usual."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A measured size. Times are seconds a step, medians of its repeats."""
+
+    hosts: int
+    batch: float
+    """Images a process."""
+    seconds: float
+    exposed: float | None = None
+    """Of it, what the exchange of gradients left exposed; None: not measured. On one host it counts as computing."""
+    waited: float = 0.0
+    """Of it, waiting for data."""
+    backward: float | None = None
+    """Of it, backward without the exposed exchange; None: not measured."""
+    neighbours: int = 0
+    """Other hosts on the same machine."""
+    side_by_side: bool = True
+    """Whether workers make the next batch beside the step; false: a batch is made between two steps, as a part of computing."""
+
+    @property
+    def exchanging(self) -> float:
+        """Seconds that the exchange between hosts was seen to leave exposed."""
+        return self.exposed or 0.0 if self.hosts > 1 else 0.0
+
+    @property
+    def computing(self) -> float:
+        return self.seconds - self.exchanging - (self.waited if self.side_by_side else 0.0)
+
+    @property
+    def limited_by_input(self) -> bool:
+        return self.side_by_side and self.waited >= WAITS * self.seconds
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step is made of, in seconds."""
+
+    computing: float
+    input: float
+    exposed: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.computing, self.input) + self.exposed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingModel:
+    """The fitted numbers; `step` predicts."""
+
+    gradient_bytes: float
+    fixed: float
+    """Seconds a step, whatever the batch."""
+    an_image: float
+    """Seconds of computing an image of a process's batch."""
+    input_an_image: float
+    """Seconds of the input side an image; 0: it never limited a measured step."""
+    seconds_a_byte: float
+    """The inverse of the bandwidth between hosts."""
+    latency: float
+    """Seconds of each turn of the ring."""
+    backward: float
+    """Share of computing."""
+    crowding: float = 0.0
+    """Seconds an image that each neighbour adds."""
+    assumptions: tuple[str, ...] = ()
+    """What the measured sizes could not tell, and what was taken in its place."""
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes a second; None: no share of the time grew with the bytes."""
+        return 1 / self.seconds_a_byte if self.seconds_a_byte > 0 else None
+
+    def step(self, hosts: int, batch: float, neighbours: int = 0) -> Step:
+        """A step on so many hosts with so many images a process, so many other hosts on the same machine."""
+        computing = self.fixed + (self.an_image + self.crowding * neighbours) * batch
+        transfer = self.transfer(hosts)
+        _, last = buckets(self.gradient_bytes)
+        exposed = max(last * transfer, transfer - self.backward * computing) if hosts > 1 else 0.0
+        return Step(computing, self.input_an_image * batch, exposed)
+
+    def predict(self, point: Point) -> Step:
+        """A step at a measured size, by the model alone."""
+        return self.step(point.hosts, point.batch, point.neighbours)
+
+    def transfer(self, hosts: int) -> float:
+        """Seconds of a step's all-reduce between so many hosts, if nothing ran beside it."""
+        turns, share = ring(hosts)
+        count, _ = buckets(self.gradient_bytes)
+        return share * self.gradient_bytes * self.seconds_a_byte + turns * count * self.latency
+
+
+def ring(hosts: int) -> tuple[int, float]:
+    """The turns of a ring all-reduce between so many hosts, and how many times the bytes each of them sends."""
+    return 2 * (hosts - 1), 2 * (hosts - 1) / hosts
+
+
+def buckets(gradient_bytes: float) -> tuple[int, float]:
+    """How many buckets DistributedDataParallel makes of so many bytes, and the share of the last one, 0 to 1."""
+    rest = gradient_bytes - FIRST_BUCKET
+    if rest <= 0:
+        return 1, 1.0
+    count = math.ceil(rest / BUCKET)
+    return 1 + count, (rest - (count - 1) * BUCKET) / gradient_bytes
+
+
+def fit(points: Sequence[Point], gradient_bytes: float) -> ScalingModel:
+    """The model whose predictions are nearest to the measured sizes.
+
+    Least squares of the relative errors: of each step's seconds, and of the exposed exchange where it was measured (relative to the
+    step too), with no number below 0. Which part limits a step makes the problem linear, so that is settled in turns with the
+    solution.
+
+    Args:
+        points: at least one. Sizes whose hosts share cores do not belong among them.
+        gradient_bytes: that a process gives to the all-reduce.
+
+    Raises:
+        ValueError: no points.
+    """
+    if not points:
+        raise ValueError("nothing was measured that a model could be fitted to")
+    assumed = []
+    free = [True] * len(NUMBERS)
+    if len({point.batch for point in points}) == 1:
+        free[0] = False
+        assumed.append("one batch a process alone: computing is taken to grow in proportion to it")
+    exchanging = {point.hosts for point in points if point.hosts > 1}
+    if len(exchanging) <= 1:
+        free[3] = False
+    if len(exchanging) == 1:
+        assumed.append(
+            f"only {exchanging.pop()} hosts exchange gradients: all of their exposed time is taken as bandwidth, none as latency"
+        )
+    elif not exchanging:
+        free[2] = False
+        assumed.append("no size has several hosts: what an exchange takes is not known, and taken as nothing")
+    if len({point.neighbours for point in points}) == 1:
+        free[4] = False
+    measured = [point.backward / point.computing for point in points if point.backward and point.computing > 0]
+    backward = min(1.0, median(measured)) if measured else BACKWARD
+    if not measured:
+        assumed.append("backward was not measured: taken as two thirds of computing")
+    waiting = [(point.seconds - point.exchanging) / point.batch for point in points if point.limited_by_input]
+    limited = [point.limited_by_input for point in points]
+    model = ScalingModel(
+        gradient_bytes=gradient_bytes,
+        fixed=0.0,
+        an_image=0.0,
+        input_an_image=median(waiting) if waiting else 0.0,
+        seconds_a_byte=0.0,
+        latency=0.0,
+        backward=backward,
+        assumptions=tuple(assumed),
+    )
+    best, least = model, math.inf
+    hidden = [False] * len(points)  # by what: nothing but the last bucket's own time, or all that backward leaves
+    for _ in range(ROUNDS):
+        solved = _solve(points, limited, hidden, free, model)
+        error = sum(((solved.predict(p).seconds - p.seconds) / p.seconds) ** 2 for p in points)
+        if error < least:
+            best, least = solved, error
+        again = [_backward_leaves_more(solved, point) for point in points]
+        if again == hidden:
+            break
+        hidden = again
+    return best
+
+
+def _backward_leaves_more(model: ScalingModel, point: Point) -> bool:
+    _, last = buckets(model.gradient_bytes)
+    transfer = model.transfer(point.hosts)
+    left = transfer - model.backward * model.predict(point).computing
+    return point.hosts > 1 and left > last * transfer
+
+
+def _solve(
+    points: Sequence[Point], limited: Sequence[bool], hidden: Sequence[bool], free: Sequence[bool], model: ScalingModel
+) -> ScalingModel:
+    """The numbers of the linear problem in which each step's limits are settled."""
+    rows, targets = [], []
+    count, last = buckets(model.gradient_bytes)
+    for point, waits, behind in zip(points, limited, hidden):
+        turns, share = ring(point.hosts)
+        transfer = [0.0, 0.0, share * model.gradient_bytes, float(turns * count), 0.0]
+        computing = [1.0, point.batch, 0.0, 0.0, point.batch * point.neighbours]
+        longer = [sent - model.backward * computed for sent, computed in zip(transfer, computing)]  # than backward
+        exchange = longer if behind else [last * value for value in transfer]
+        whole, measured = [value * (point.hosts > 1) for value in exchange], point.seconds
+        if waits:
+            measured -= model.input_an_image * point.batch
+            rows.append([value / point.seconds for value in computing])
+            targets.append(point.computing / point.seconds)
+        else:
+            whole = [exposed + computed for exposed, computed in zip(whole, computing)]
+        rows.append([value / point.seconds for value in whole])
+        targets.append(measured / point.seconds)
+        if point.hosts > 1 and point.exposed is not None:
+            rows.append([value / point.seconds for value in exchange])
+            targets.append(point.exposed / point.seconds)
+    return replace(model, **dict(zip(NUMBERS, _non_negative(rows, targets, free))))
+
+
+def _non_negative(rows: Sequence[Sequence[float]], targets: Sequence[float], free: Sequence[bool]) -> list[float]:
+    """The least squares without a number below 0, exactly: of so few unknowns every set that may be above 0 can be tried."""
+    import numpy as np  # here, so that whoever imports this module pays for it only when fitting
+
+    matrix, wanted = np.array(rows), np.array(targets)
+    names = [column for column, is_free in enumerate(free) if is_free]
+    best, least = [0.0] * len(free), float(wanted @ wanted)
+    for size in range(1, len(names) + 1):
+        for chosen in itertools.combinations(names, size):
+            part = matrix[:, chosen]
+            scale = np.abs(part).max(axis=0)  # bytes and images are of unlike sizes
+            if not scale.all():
+                continue
+            found, _, rank, _ = np.linalg.lstsq(part / scale, wanted, rcond=None)
+            if rank < size or (found < 0).any():
+                continue
+            error = float(((part / scale) @ found - wanted) @ ((part / scale) @ found - wanted))
+            if error < least * (1 - 1e-9):
+                least, best = error, [0.0] * len(free)
+                for column, value in zip(chosen, found / scale):
+                    best[column] = float(value)
+    return best
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A size that the model was not shown."""
+
+    point: Point
+    predicted: float | None
+    """Seconds a step; None: the other sizes cannot tell."""
+    why: str = ""
+    """It cannot be predicted."""
+
+    @property
+    def error(self) -> float | None:
+        """Relative: above 0 where the model is slower than what was measured."""
+        return None if self.predicted is None else self.predicted / self.point.seconds - 1
+
+
+def held_out(points: Sequence[Point], gradient_bytes: float) -> list[HeldOut]:
+    """Each size predicted by a model that was fitted to the others alone."""
+    return [_without(points, [point], point, gradient_bytes) for point in points]
+
+
+def hosts_held_out(points: Sequence[Point], gradient_bytes: float) -> list[HeldOut]:
+    """Each size predicted by a model that has seen no size with as many hosts; nothing where fewer than three host counts are there."""
+    counts = sorted({point.hosts for point in points})
+    if len(counts) < 3:
+        return []
+    return list(_by_hosts(points, counts, gradient_bytes))
+
+
+def _by_hosts(points: Sequence[Point], counts: Sequence[int], gradient_bytes: float) -> Iterator[HeldOut]:
+    for count in counts:
+        away = [point for point in points if point.hosts == count]
+        yield from (_without(points, away, point, gradient_bytes) for point in away)
+
+
+def _without(points: Sequence[Point], away: Sequence[Point], point: Point, gradient_bytes: float) -> HeldOut:
+    shown = [other for other in points if other not in away]
+    if not shown:
+        return HeldOut(point, None, "it is the only size")
+    if point.hosts > 1 and not any(other.hosts > 1 for other in shown):
+        return HeldOut(point, None, "no other size exchanges gradients between hosts")
+    return HeldOut(point, fit(shown, gradient_bytes).predict(point).seconds)

@@ -1,0 +1,172 @@
+"""The sizes of a scaling study, their trials put together, and the lines that they make: weak scaling, and strong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from launcher.study.measures import Spread, spread
+from launcher.study.scaling_model import Point
+from launcher.study.trials import Row
+
+WEAK, STRONG = "weak", "strong"
+
+
+@dataclass(frozen=True)
+class Size:
+    """So many hosts with one batch."""
+
+    hosts: int
+    global_batch: int
+    rows: tuple[Row, ...]
+    """A line of the table for each repeat."""
+    shares_cores: bool = False
+    """Whether the hosts are on one machine and have more threads than it has cores."""
+
+    def of(self, column: str) -> Spread | None:
+        """A measure over the repeats; None where none has it."""
+        return spread(row[column] for row in self.rows)
+
+    @property
+    def processes(self) -> int:
+        """On all hosts."""
+        return int(self.rows[0]["world_size"])
+
+    @property
+    def batch(self) -> float:
+        """Images a process."""
+        return self.global_batch / self.processes
+
+    @property
+    def rate(self) -> Spread:
+        """Images a second."""
+        found = self.of("images_per_second")
+        assert found is not None, "every trial that completed has told it"
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """A step's."""
+        return self.global_batch / self.rate.median
+
+    def share(self, column: str) -> float | None:
+        """Of a step: the median over the repeats; None where it was not measured."""
+        shares = [float(row[column]) / float(row["step_seconds"]) for row in self.rows if row[column]]
+        return median(shares) if shares else None
+
+    @property
+    def exposed(self) -> float | None:
+        """Share of a step that the exchange of gradients leaves exposed."""
+        return self.share("exposed_seconds")
+
+    @property
+    def images(self) -> int | None:
+        """Training images; None where the runs did not tell."""
+        return next((int(row["training_images"]) for row in self.rows if row["training_images"]), None)
+
+    def point(self, one_machine: bool) -> Point:
+        """As the model takes it.
+
+        Args:
+            one_machine: whether all hosts are on it.
+        """
+
+        def seconds(column: str) -> float | None:
+            share = self.share(column)
+            return None if share is None else share * self.seconds
+
+        return Point(
+            hosts=self.hosts,
+            batch=self.batch,
+            seconds=self.seconds,
+            exposed=seconds("exposed_seconds"),
+            waited=seconds("data_wait_seconds") or 0.0,
+            backward=seconds("backward_seconds"),
+            neighbours=self.hosts - 1 if one_machine else 0,
+            side_by_side=any(row["data_workers"] not in ("", "0") for row in self.rows),
+        )
+
+
+@dataclass(frozen=True)
+class Line:
+    """Sizes that may be compared: of one batch a process (weak), or of one global batch (strong)."""
+
+    kind: str
+    """weak or strong."""
+    batch: int
+    """Images a process (weak) or of all (strong)."""
+    sizes: tuple[Size, ...]
+    """By hosts, rising; at least one."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}, batch {self.batch} {'a process' if self.kind == WEAK else 'in all'}"
+
+    @property
+    def first(self) -> Size | None:
+        """What the others are compared with: the smallest whose hosts share no cores; None: all of them do."""
+        return next((size for size in self.sizes if not size.shares_cores), None)
+
+    @property
+    def clean(self) -> tuple[Size, ...]:
+        """Without those whose hosts share cores."""
+        return tuple(size for size in self.sizes if not size.shares_cores)
+
+    def efficiency(self, size: Size) -> Spread | None:
+        """Images a second a host, as a share of the first size's: the median's is that of the medians; low and high are those of
+        the repeats, each beside the one that ran in its turn. None where the hosts share cores."""
+        first = self.first
+        if first is None or size.shares_cores:
+            return None
+        hosts = size.hosts / first.hosts
+        turns = {row["repeat"]: float(row["images_per_second"]) for row in first.rows}
+        shares = tuple(
+            float(row["images_per_second"]) / turns[row["repeat"]] / hosts
+            for row in size.rows
+            if row["repeat"] in turns
+        )
+        middle = size.rate.median / first.rate.median / hosts
+        return Spread(shares or (middle,), middle)
+
+    def global_batch(self, processes: int) -> int | None:
+        """Of so many processes; None where it does not divide."""
+        if self.kind == WEAK:
+            return self.batch * processes
+        return None if self.batch % processes else self.batch
+
+
+def sizes(rows: Iterable[Row], cores: int | None) -> list[Size]:
+    """The sizes that have at least one trial, by hosts and batch.
+
+    Args:
+        cores: of the one machine that all hosts are on; None: each host has a machine, or a GPU, of its own.
+    """
+    grouped: dict[tuple[int, int], list[Row]] = {}
+    for row in rows:
+        grouped.setdefault((int(row["hosts"]), int(row["global_batch"])), []).append(row)
+    return [
+        Size(hosts, batch, tuple(mine), cores is not None and _threads(mine) > cores)
+        for (hosts, batch), mine in sorted(grouped.items())
+    ]
+
+
+def _threads(rows: Sequence[Row]) -> int:
+    return max(int(row["world_size"]) * int(row["threads"] or 1) for row in rows)
+
+
+def lines(found: Sequence[Size], batches: Sequence[int], global_batch: int | None) -> list[Line]:
+    """What may be compared of some sizes.
+
+    Args:
+        batches: images a process, a line of weak scaling each.
+        global_batch: of strong scaling; None: without.
+    """
+    made = []
+    for batch in batches:
+        fitting = tuple(size for size in found if size.global_batch == batch * size.processes)
+        if fitting:
+            made.append(Line(WEAK, batch, fitting))
+    fitting = tuple(size for size in found if size.global_batch == global_batch)
+    if fitting and global_batch is not None:
+        made.append(Line(STRONG, global_batch, fitting))
+    return made
