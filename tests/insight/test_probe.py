@@ -20,7 +20,8 @@ import yaml
 from training import classification, export, models, probe_run
 from training import teacher as teachers
 from training.data import folders
-from training.script_settings import ClassifierSettings, DistillationSettings, SegmentationSettings
+from training.script_settings import ClassifierSettings, DistillationSettings
+from training.segmentation_settings import SegmentationSettings
 from training.settings import check
 
 import launcher

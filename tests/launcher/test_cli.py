@@ -254,7 +254,7 @@ def test_no_new_option_by_accident():
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
         "--kills", "--hosts-after", "--seed", "--shards", "--jobs", "--jpeg-quality", "--verify",
-        "--models", "--loads", "--ways", "--repeats", "--table", "--html", "--batches", "--mode",
+        "--models", "--loads", "--ways", "--repeats", "--table", "--html", "--batches", "--mode", "--with", "--probe",
     }  # fmt: skip
     readme = (Path(ROOT) / "README.md").read_text()
     assert all(option in readme for option in options - {"--help"})
