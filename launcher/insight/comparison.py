@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from launcher.aws import catalog
-from launcher.insight import page, summary, windows
+from launcher.findings import mistake
+from launcher.insight import page, pictures, summary, windows
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.verdicts import written
+from launcher.records import write_atomically
 from launcher.tables import table
 
 
@@ -51,7 +53,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two diagnosed runs: before and after."""
+    """Two diagnosed runs: before and after. `print` shows it, a notebook too; `plot` writes its picture, `save_html` a page.
+
+    >>> comparison = launcher.diagnose("quickstart-teacher", "quickstart-teacher")
+    >>> comparison.speedup, comparison.changed()
+    (1.0, [])
+    >>> comparison.plot("before_and_after.svg").name
+    'before_and_after.svg'
+    """
 
     before: Diagnosis
     after: Diagnosis
@@ -88,6 +97,11 @@ class Comparison:
     def _batches_differ(self) -> bool:
         batches = [run.evidence.settings.get("global_batch_size") for run in (self.before, self.after)]
         return batches[0] != batches[1] and all(isinstance(batch, int) for batch in batches)
+
+    @property
+    def _unit(self) -> tuple[str, float]:
+        """Of the phases, and what makes it of seconds."""
+        return ("µs an image", 1e6) if self._batches_differ else ("ms a step", 1e3)
 
     def kept(self) -> list[Kept]:
         """The first run's cures that the second applied, with what was expected and what came of it."""
@@ -134,7 +148,7 @@ class Comparison:
             ]
             for row in self.results()
         ]
-        unit, factor = ("µs an image", 1e6) if self._batches_differ else ("ms a step", 1e3)
+        unit, factor = self._unit
         phases = [
             [name, *("-" if value is None else f"{value * factor:.2f}" for value in (a, b)), _times(a, b)]
             for name, a, b in self.phases()
@@ -188,7 +202,29 @@ class Comparison:
             for name, run in (("Before:", self.before), ("After:", self.after))
         )
         tables = "".join(f"<div class='scroll'>{page.table(head, rows)}</div>" for head, rows in self.tables())
-        return f"<div class='diagnosis'>{heads}{tables}{''.join(f'<p>{escape(told)}</p>' for told in self.sentences())}</div>"
+        return f"<div class='diagnosis'>{heads}{self._svg()}{tables}{''.join(f'<p>{escape(told)}</p>' for told in self.sentences())}</div>"
+
+    def _svg(self) -> str:
+        """Both runs' phases and cores; "" where no step was measured."""
+        phases = self.phases()
+        if not phases:
+            return ""
+        unit, factor = self._unit
+        changed = "; ".join(f"{name}: {_short(a)} before, {_short(b)} after" for name, a, b in self.changed())
+        runs = [("before", self.before.evidence), ("after", self.after.evidence)]
+        return pictures.before_and_after(phases, factor, unit, changed if len(changed) <= 110 else "", runs)
+
+    def plot(self, file: Path | str) -> Path:
+        """Write a picture of both as SVG: where a step's time goes, and how busy the cores were.
+
+        Raises:
+            UserError: neither run measured its steps.
+        """
+        drawn = self._svg()
+        if not drawn:
+            raise mistake("plot", "no step of either run was measured", "compare two runs of this kit's scripts")
+        write_atomically(Path(file), drawn)
+        return Path(file)
 
     def save_html(self, file: Path | str) -> Path:
         """One page: both runs side by side, then the charts of each."""

@@ -17,7 +17,13 @@ from launcher.insight.verdicts import Verdict
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What holds a run up, and how that is known. `print` shows it, a notebook too; `save_html` makes a page with charts."""
+    """What holds a run up, and how that is known. `print` shows it, a notebook too; `save_html` makes a page with charts.
+
+    >>> diagnosis = launcher.diagnose("quickstart-teacher")
+    >>> advice = [(verdict.title, str(verdict.cures[0])) for verdict in diagnosis.verdicts]
+    >>> "data_wait" in diagnosis.to_dict()["phases"]
+    True
+    """
 
     measurements: Measurements
     probe: Probe | str | None = None
