@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from launcher.planning import Plan
     from launcher.running import Run
 
-DIM, LINE, FILLED = "opacity:.7", "border-bottom:1px solid rgba(127,127,127,.3)", "rgba(0,114,178,.85)"
+DIM, LINE, FILLED = "opacity:.7", "border-bottom:1px solid rgba(127,127,127,.3)", "#3a8fd0"
 """Of whatever text and background the notebook has: an output cannot know its theme."""
 
 REDRAW_SECONDS = 0.5
@@ -172,7 +172,7 @@ def _table(rows: Rows) -> str:
         f"<td style='text-align:left;overflow-wrap:anywhere;white-space:pre-wrap;padding:1px 0;{LINE}'>{escape(value)}</td></tr>"
         for name, value in rows
     )
-    return f"<table style='border-collapse:collapse;margin:4px 0'><tbody>{lines}</tbody></table>"
+    return f"<table style='border-collapse:collapse;margin:4px 0;color:inherit;font-size:inherit'><tbody>{lines}</tbody></table>"
 
 
 def _more(title: str, rows: Rows) -> str:
@@ -222,9 +222,12 @@ def _settings(values: Mapping[str, Any]) -> Rows:
 
 
 def _value(value: Any) -> str:
-    """A setting in a line, as YAML would take it."""
+    """A setting in a line, as YAML would take it but for the outer brackets."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_value(item)}" for name, item in value.items())
+        parts = (
+            (name, f"{{{_value(item)}}}" if isinstance(item, Mapping) else _value(item)) for name, item in value.items()
+        )
+        return ", ".join(f"{name}: {text}" for name, text in parts)
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 

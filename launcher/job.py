@@ -359,6 +359,9 @@ class Job(Part):
     )
     """Environment variables for the script."""
 
+    def __repr__(self) -> str:
+        return f"<job {self.name}: {self.script}>"
+
     def _repr_html_(self) -> str:
         from launcher import display  # here, so that a Job stays apart from all that shows it
 

@@ -125,6 +125,9 @@ class Plan:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
+    def __repr__(self) -> str:
+        return f"<plan {self.name}: {self.backend}, {counted(len(self.errors), 'error')}>"
+
     def _repr_html_(self) -> str:
         return display.plan(self)
 

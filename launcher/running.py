@@ -100,6 +100,9 @@ class Run:
     def hosts(self) -> list[str]:
         return [host["name"] for host in self.folder.read(self.folder.plan)["hosts"]]
 
+    def __repr__(self) -> str:
+        return f"<run {self.name}: {self.folder.state()}>"
+
     def _repr_html_(self) -> str:
         return display.run(self)
 

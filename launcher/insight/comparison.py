@@ -196,6 +196,9 @@ class Comparison:
             lines += ["", table(head, rows)]
         return "\n".join([*lines, *([""] if self.sentences() else []), *self.sentences()])
 
+    def __repr__(self) -> str:
+        return f"<comparison of {self.before.measurements.source} and {self.after.measurements.source}>"
+
     def _repr_html_(self) -> str:
         heads = "".join(
             f"<p><b>{name}</b> {escape(run.measurements.source)}: {escape(run.headline)}</p>"

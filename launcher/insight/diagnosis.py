@@ -50,6 +50,9 @@ class Diagnosis:
     def __str__(self) -> str:
         return report.text(self.evidence, self.judgement)
 
+    def __repr__(self) -> str:
+        return f"<diagnosis of {self.measurements.source}: {self.headline}>"
+
     def _repr_html_(self) -> str:
         return page.fragment(self.evidence, self.judgement)
 

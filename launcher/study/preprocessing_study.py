@@ -91,6 +91,9 @@ class PreprocessingStudy:
     def __str__(self) -> str:
         return report.text(self.cells, self.grid.ways, self.job, [*self.notes, *self.failed])
 
+    def __repr__(self) -> str:
+        return f"<preprocessing study {self.file.name}: {len(self.table)} trials>"
+
     def _repr_html_(self) -> str:
         return report.html(self.cells, self.grid.ways, self.job, [*self.notes, *self.failed])
 
