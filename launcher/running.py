@@ -44,8 +44,8 @@ class Run:
     >>> run = launcher.attach("quickstart-teacher")
     >>> run.state, run.result()["steps"], run.metrics()[-1]["step"]
     ('Completed', 3, 3)
-    >>> [line for host, line in run.logs() if line.startswith("epoch 1/")][-1]
-    'epoch 1/... step 3/3 ...'
+    >>> [line for host, line in run.logs() if line.startswith("epoch 1/")][0]
+    'epoch 1/... step 1/3 ...'
     >>> run.artifacts()["model"].name
     'model.tar.gz'
 

@@ -19,6 +19,9 @@ from launcher.insight.verdicts import written
 from launcher.records import write_atomically
 from launcher.tables import table
 
+PAUSES = "beside the steps: epochs' first batches, checkpoints, evaluations"
+"""What passes of the training time beside its usual steps."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -97,6 +100,35 @@ class Comparison:
     def _batches_differ(self) -> bool:
         batches = [run.evidence.settings.get("global_batch_size") for run in (self.before, self.after)]
         return batches[0] != batches[1] and all(isinstance(batch, int) for batch in batches)
+
+    def course(self) -> tuple[str, list[tuple[str, float | None, float | None]]]:
+        """Where all of the training time goes.
+
+        Returns:
+            A unit, seconds per 1,000 images, or per 1,000 steps where a batch is not known; and (part, before, after): the phases of a
+            usual step, what passed beside usual steps under PAUSES, and under "whole" all of it. None where a run was not timed.
+        """
+        runs = (self.before.evidence, self.after.evidence)
+        batches = [evidence.settings.get("global_batch_size") for evidence in runs]
+        known = all(isinstance(batch, int) for batch in batches)
+        tables: list[dict[str, float]] = []
+        for evidence, batch in zip(runs, batches):
+            steps = windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0
+            if not steps or not evidence.step_seconds or not evidence.training_seconds:
+                tables.append({})
+                continue
+            each = 1000 / (steps * batch if known else steps)
+            found = {
+                name: seconds * steps * each
+                for name, seconds, _ in summary.phase_rows(evidence)
+                if name != "grad_sync"  # it lies within backward
+            }
+            whole = evidence.training_seconds * each
+            found[PAUSES] = max(0.0, whole - evidence.step_seconds * steps * each)
+            tables.append({**found, "whole": max(whole, sum(found.values()))})
+        names = {name: 0.0 for found in tables for name in found if name not in (PAUSES, "whole")}
+        rows = [(name, *(found.get(name) for found in tables)) for name in [*summary.in_order(names), PAUSES, "whole"]]
+        return f"seconds per 1,000 {'images' if known else 'steps'}", rows if any(tables) else []
 
     @property
     def _unit(self) -> tuple[str, float]:
@@ -209,13 +241,12 @@ class Comparison:
 
     def _svg(self) -> str:
         """Both runs' phases and cores; "" where no step was measured."""
-        phases = self.phases()
-        if not phases:
+        unit, course = self.course()
+        if not course:
             return ""
-        unit, factor = self._unit
         changed = "; ".join(f"{name}: {_short(a)} before, {_short(b)} after" for name, a, b in self.changed())
         runs = [("before", self.before.evidence), ("after", self.after.evidence)]
-        return pictures.before_and_after(phases, factor, unit, changed if len(changed) <= 110 else "", runs)
+        return pictures.before_and_after(course, unit, changed if len(changed) <= 110 else "", runs)
 
     def plot(self, file: Path | str) -> Path:
         """Write a picture of both as SVG: where a step's time goes, and how busy the cores were.

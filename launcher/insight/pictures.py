@@ -29,6 +29,9 @@ PHASE_COLOURS = (
 )
 """Those of the diagnosis's page, by the number of a phase's colour."""
 
+UNNAMED_COLOUR, BESIDE_COLOUR = "#c3c9d0", "#8d96a0"
+"""Of what of a step is in no phase, and of what passes beside the steps."""
+
 LEFT, WIDTH, RIGHT = 70, 560, 110
 """Pixels of the names, of what is drawn, and of the totals."""
 
@@ -44,19 +47,19 @@ MOST_CORES = 96
 LEAST_LABEL = 46
 """Pixels of a bar's part that holds its number."""
 
-Phases = Sequence[tuple[str, float | None, float | None]]
+Course = Sequence[tuple[str, float | None, float | None]]
 
 
-def before_and_after(phases: Phases, factor: float, unit: str, about: str, runs: Sequence[tuple[str, Evidence]]) -> str:
-    """Stacked bars of a step's phases, and a heat map of the cores, for two runs.
+def before_and_after(course: Course, unit: str, about: str, runs: Sequence[tuple[str, Evidence]]) -> str:
+    """Stacked bars of where the training time goes, and a heat map of the cores, for two runs.
 
     Args:
-        phases: (phase, seconds before, after), and the whole under the name step; grad_sync lies within backward.
-        factor: what makes `unit` of seconds.
+        course: (phase, before, after), what passed beside the steps, and last the whole.
+        unit: of these.
         about: a line below the title; "" for none.
         runs: (name, evidence) of the one before and the one after.
     """
-    lines, y = _bars(phases, factor, unit, about, [name for name, _ in runs])
+    lines, y = _bars(course, unit, about, [name for name, _ in runs])
     more, y = _heat_maps(runs, y)
     width = LEFT + WIDTH + RIGHT
     size = f'width="{width}" height="{y}" viewBox="0 0 {width} {y}"'
@@ -64,12 +67,11 @@ def before_and_after(phases: Phases, factor: float, unit: str, about: str, runs:
     return "\n".join([head, "<title>Before and after</title>", f"<style>{STYLE}</style>", *lines, *more, "</svg>", ""])
 
 
-def _bars(phases: Phases, factor: float, unit: str, about: str, names: Sequence[str]) -> tuple[list[str], int]:
+def _bars(course: Course, unit: str, about: str, names: Sequence[str]) -> tuple[list[str], int]:
     """The bars with their legend, and where they end."""
-    parts = [row for row in phases if row[0] not in ("step", "grad_sync")]
-    whole = next((row[1:] for row in phases if row[0] == "step"), (None, None))
+    *parts, (_, *whole) = course
     longest = max([value for value in whole if value is not None], default=0.0) or 1.0
-    lines = [f'<text class="title" x="12" y="26">Where a step\'s time goes, {escape(unit)}</text>']
+    lines = [f'<text class="title" x="12" y="26">Where the training time goes, {escape(unit)}</text>']
     lines += [f'<text class="faint" x="12" y="44">{escape(about)}</text>'] if about else []
     y = 62
     for place, name in enumerate(names):
@@ -80,18 +82,18 @@ def _bars(phases: Phases, factor: float, unit: str, about: str, names: Sequence[
             if not value:
                 continue
             wide = value / longest * WIDTH
-            told = f"{name}, {phase}: {value * factor:.4g} {unit}"
+            told = f"{name}, {phase}: {value:.4g} {unit}"
             lines.append(
                 f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{BAR}" fill="{_colour(phase)}"><title>{escape(told)}</title></rect>'
             )
             if wide >= LEAST_LABEL:
                 lines.append(
-                    f'<text class="on" x="{x + wide / 2:.1f}" y="{y + 18}" text-anchor="middle">{value * factor:.3g}</text>'
+                    f'<text class="on" x="{x + wide / 2:.1f}" y="{y + 18}" text-anchor="middle">{value:.3g}</text>'
                 )
             x += wide
         total = whole[place]
         if total is not None:
-            lines.append(f'<text x="{x + 8:.1f}" y="{y + 18}" font-weight="600">{total * factor:.4g}</text>')
+            lines.append(f'<text x="{x + 8:.1f}" y="{y + 18}" font-weight="600">{total:.4g}</text>')
         y += BAR + ROW_GAP
     x = LEFT
     for phase, *_ in parts:
@@ -123,7 +125,8 @@ def _heat_maps(runs: Sequence[tuple[str, Evidence]], y: int) -> tuple[list[str],
         for core in cores:
             means, _ = charts.binned(core, core.times[0], core.times[0] + span, here)
             lines.append(f'<rect class="cold" x="{LEFT}" y="{y}" width="{here * cell:.1f}" height="{high - 1}"/>')
-            strengths = [round(min(max(value, 0), 100) / 5) * 5 for value in np.nan_to_num(means)]
+            means = _filled(means)  # a sample tells of the time since the one before
+            strengths = [round(min(max(value, 0), 100) / 5) * 5 for value in means]
             place = 0
             for strength, alike in itertools.groupby(strengths):
                 count = len(list(alike))
@@ -137,6 +140,13 @@ def _heat_maps(runs: Sequence[tuple[str, Evidence]], y: int) -> tuple[list[str],
         )
         y += ROW_GAP
     return lines, y + 12
+
+
+def _filled(values: np.ndarray) -> np.ndarray:
+    """(n,) each missing value as the next one that is known; after the last, 0."""
+    known = np.flatnonzero(np.isfinite(values))
+    following = np.searchsorted(known, np.arange(len(values)))
+    return np.where(following < len(known), values[known[np.minimum(following, len(known) - 1)]], 0.0)
 
 
 def _cores(evidence: Evidence) -> tuple[list[Series], float]:
@@ -154,4 +164,6 @@ def _cores(evidence: Evidence) -> tuple[list[Series], float]:
 
 
 def _colour(phase: str) -> str:
+    if phase.startswith(("(no phase)", "beside the steps")):
+        return UNNAMED_COLOUR if phase.startswith("(") else BESIDE_COLOUR
     return PHASE_COLOURS[summary.colour(phase) % len(PHASE_COLOURS)]

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from launcher.findings import UserError
-from launcher.insight.comparison import Comparison, epochs_done
+from launcher.insight.comparison import PAUSES, Comparison, epochs_done
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from tests.insight.planted import plant
@@ -103,8 +103,8 @@ def test_the_picture_of_two_runs_shows_their_phases_and_cores_and_what_was_chang
     told = [element.text for element in picture.iter() if element.tag.endswith("}text")]
     assert "num_workers: 16 before, 1 after" in told and told.count("before") == told.count("after") == 2
     bars = {title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")}
-    assert any(re.fullmatch(r"before, data_wait: 7[12]\d(\.\d)? ms a step", bar) for bar in bars), bars
-    assert any(re.fullmatch(r"after, backward: 1[45]\d(\.\d)? ms a step", bar) for bar in bars), bars
+    assert any(re.fullmatch(r"before, data_wait: 2\.8\d* seconds per 1,000 images", bar) for bar in bars), bars
+    assert any(re.fullmatch(r"after, backward: 0\.58\d* seconds per 1,000 images", bar) for bar in bars), bars
     assert "prefers-color-scheme: dark" in text and text in comparison._repr_html_()
 
 
@@ -118,3 +118,14 @@ def test_runs_whose_steps_were_not_measured_have_no_picture(tmp_path):
     with pytest.raises(UserError, match="no step of either run was measured"):
         Comparison(nothing, nothing).plot(tmp_path / "both.svg")
     assert "<svg" not in Comparison(nothing, nothing)._repr_html_()
+
+
+def test_all_of_the_training_time_is_in_the_course_also_what_passes_beside_the_steps():
+    paused = run(evaluate=(50, 12.5), settings={"global_batch_size": 20})
+    unit, rows = Comparison(paused, run(settings={"global_batch_size": 20})).course()
+    course = {name: seconds for name, *seconds in rows}
+    assert unit == "seconds per 1,000 images" and rows[-1][0] == "whole"
+    assert course["backward"] == pytest.approx([7.5, 7.5], rel=0.02), "0.15 s a step of 20 images"
+    assert course[PAUSES] == pytest.approx([12.5, 0], abs=0.2), "four of 12.5 s in 200 steps of 20 images"
+    assert course["whole"] == pytest.approx([25, 12.5], rel=0.02)
+    assert course["whole"][0] == pytest.approx(sum(before for before, _ in list(course.values())[:-1]), rel=1e-6)
