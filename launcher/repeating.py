@@ -32,8 +32,8 @@ class Difference:
 def diff(first: Run, second: Run) -> list[Difference]:
     """What differed between two runs: their jobs key by key, their code file by file, commit, request and package versions.
 
-    >>> first, *_, last = launcher.runs()
-    >>> [difference.about for difference in launcher.diff(first, first)]
+    >>> run = launcher.attach("quickstart-teacher")
+    >>> launcher.diff(run, run)
     []
 
     Names and times, which always differ, are left out.
