@@ -47,14 +47,14 @@ def blocks(kind: str) -> list[tuple[str, str]]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """(document, command) of every line in a block that is typed at a prompt."""
+    """(document, command) of every line in a block that is typed at a prompt, without the … that stands for more of the same."""
     lines = []
     for document, text in [block for kind in ("", "sh", "bash") for block in blocks(kind)]:
         for line in text.splitlines():
             is_row = re.search(r"  +\d", line.partition("#")[0])  # of a table whose first column says launcher
             if re.match(r"(?:\$ )?(?:\.venv/bin/)?launcher ", line) and not is_row:
                 words = shlex.split(line.removeprefix("$ "), comments=True)
-                lines.append((document, shlex.join(words[1:])))
+                lines.append((document, shlex.join(word for word in words[1:] if word != "…")))
     return list(dict.fromkeys(lines))
 
 
