@@ -10,6 +10,8 @@
 # make bench-insight    what the system monitor costs, and how fast its files are read
 # make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the cure brought (about 35 minutes)
 # make bench-planted-others    the same runs watched by TraceML and gpuprof, and judged by Debugger's rules (about 25 minutes)
+# make notebooks    every notebook executed, its outputs and pictures stored (about ten minutes)
+# make test-notebooks   the notebooks' tests, every notebook executed
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
@@ -28,7 +30,7 @@ SMDEBUG := .venv-smdebug
 OTHERS := .venv-others
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others drill image image-base image-training test-docker clean
+.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others notebooks test-notebooks drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -83,6 +85,12 @@ bench-planted: $(INSTALLED)
 
 bench-planted-others: $(INSTALLED) $(OTHERS)/.installed
 	PYTHONPATH=$(OTHERS) $(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py --others
+
+notebooks: $(INSTALLED)
+	$(VENV)/bin/python -m tests.notebooks.executing --store
+
+test-notebooks: $(INSTALLED)
+	LAUNCHER_TEST_NOTEBOOKS=1 $(VENV)/bin/python -m pytest -n 0 tests/notebooks
 
 drill: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits

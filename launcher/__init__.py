@@ -1,14 +1,18 @@
 """Start vision training jobs on Amazon SageMaker, run the very same jobs without AWS, and see what came out.
 
-import launcher
-
-job = launcher.load("configs/quickstart.yaml", smoke=True)
-plan = launcher.plan(job)
-print(plan)                      # nothing has happened yet
-run = launcher.run(plan)
-run.wait()
-print(run.result())
+>>> import launcher
+>>> job = launcher.load("configs/quickstart_teacher.yaml", smoke=True)
+>>> plan = launcher.plan(job)
+>>> print(plan)                      # nothing has happened yet
+plan quickstart-teacher-...
+>>> run = launcher.run(plan)
+>>> run.wait()
+'Completed'
+>>> run.result()["model"]
+'pvt_v2_b0'
 """
+
+from typing import TYPE_CHECKING
 
 from launcher import study
 from launcher.diagnosing import diagnose
@@ -20,7 +24,13 @@ from launcher.repeating import diff, replay, resume
 from launcher.running import Run, attach, runs, upload
 from launcher.running import start as run
 
+if TYPE_CHECKING:
+    from launcher.insight.comparison import Comparison
+    from launcher.insight.diagnosis import Diagnosis
+
 __all__ = [
+    "Comparison",
+    "Diagnosis",
     "Finding",
     "Job",
     "Plan",
@@ -40,3 +50,16 @@ __all__ = [
     "study",
     "upload",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """What needs numpy is imported when it is asked for."""
+    if name == "Comparison":
+        from launcher.insight import comparison
+
+        return comparison.Comparison
+    if name == "Diagnosis":
+        from launcher.insight import diagnosis
+
+        return diagnosis.Diagnosis
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,17 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a value that no terminal can show is told all the same
-    parser = _parser()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    ours, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    options, more = parser.parse_known_args(ours)
-    options.behind = behind
-    if behind and options.command is not emulate:
-        parser.error("only `launcher emulate` takes a command behind --")
-    if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
-        options.overrides += more  # argparse takes key=value words before the first option only
-    elif more:
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    options = read(sys.argv[1:] if arguments is None else arguments)
     try:
         return options.command(options)
     except Unreachable as error:
@@ -60,6 +50,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def read(arguments: Sequence[str]) -> argparse.Namespace:
+    """A command's words as its options, `command` the function that carries it out. Exits with 2 where they are none."""
+    parser, words = _parser(), list(arguments)
+    ours, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    options, more = parser.parse_known_args(ours)
+    options.behind = behind
+    if behind and options.command is not emulate:
+        parser.error("only `launcher emulate` takes a command behind --")
+    if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
+        options.overrides += more  # argparse takes key=value words before the first option only
+    elif more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    return options
 
 
 def _about_the_disk(error: OSError) -> UserError:

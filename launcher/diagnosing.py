@@ -35,6 +35,10 @@ def diagnose(
 ) -> Diagnosis | Comparison:
     """Explain where a run's time went.
 
+    >>> diagnosis = launcher.diagnose("quickstart-teacher")
+    >>> diagnosis.save_html("why.html").name
+    'why.html'
+
     Args:
         source: a run's name, its folder, or system metrics in Debugger's format, SageMaker's or ours: a folder or s3:// prefix
             profiler-output.

@@ -12,7 +12,12 @@ Level = Literal["error", "warning", "not checked"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, doubtful or unknown about a job."""
+    """One thing that is wrong, doubtful or unknown about a job.
+
+    >>> [warning] = launcher.plan(launcher.load("configs/kt_food_tag.yaml"), on="aws").findings[:1]
+    >>> warning.level, warning.key
+    ('warning', 'image')
+    """
 
     key: str
     """Where: the config key with dots (`compute.instance_count`), or a file."""
@@ -36,7 +41,16 @@ class Finding:
 
 
 class UserError(ValueError):
-    """The user's mistakes, all at once. The command line prints it without a traceback and exits with 2."""
+    """The user's mistakes, all at once. The command line prints it without a traceback and exits with 2, a notebook too.
+
+    >>> try:
+    ...     launcher.load("configs/quickstart.yaml", ["compute.max_hour=2", "compute.instance_count=0"])
+    ... except launcher.UserError as mistakes:
+    ...     for finding in mistakes.findings:
+    ...         print(finding.key, "-", finding.cure)
+    compute.instance_count - write instance_count: 2
+    compute.max_hour - did you mean max_hours?
+    """
 
     def __init__(self, findings: Iterable[Finding], title: str = "", rest: Any = None):
         self.findings = tuple(findings)
@@ -51,6 +65,10 @@ class UserError(ValueError):
         head = f"{count} mistake{'s' if count > 1 else ''}" + (f" in {self.title}" if self.title else "")
         body = "\n".join(indent(str(finding)) for finding in self.findings)
         return f"{head}:\n{body}"
+
+    def _render_traceback_(self) -> list[str]:
+        """In a notebook, as on the command line: the mistakes without a traceback."""
+        return str(self).splitlines()
 
 
 def mistake(key: str, found: str, cure: str, valid: str = "") -> UserError:

@@ -8,7 +8,8 @@ import time
 
 from launcher.backends.base import dollars
 from launcher.findings import UserError
-from launcher.metric_lines import Metric, parse_line
+from launcher.metric_lines import parse_line
+from launcher.progress import Progress
 from launcher.running import Run
 
 
@@ -86,46 +87,22 @@ class _News:
             self.trouble = self.run.trouble
 
 
-def progress_line(
-    metrics: dict[str, float], last: Metric, seconds_left: float | None, spend: float | None = None
-) -> str:
-    """`epoch 3/60  step 40/1260  loss 0.1234  accuracy 97.1 %  512 images/s  $1.20  1:23 left`, from the latest of each number."""
-    parts = [f"epoch {last.epoch}/{last.epochs}", f"step {last.step}/{last.steps}"]
-    if "loss" in metrics:
-        parts.append(f"loss {metrics['loss']:.4f}")
-    if "validation_accuracy" in metrics:
-        parts.append(f"accuracy {metrics['validation_accuracy']:.1%}".replace("%", " %"))
-    if "validation_miou" in metrics:
-        parts.append(f"mIoU {metrics['validation_miou']:.1%}".replace("%", " %"))
-    if "images/s" in metrics:
-        parts.append(f"{metrics['images/s']:.0f} images/s")
-    if spend is not None:
-        parts.append(dollars(spend))
-    if seconds_left is not None:
-        parts.append(f"{int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left")
-    return "  ".join(parts)
-
-
 class _LiveLine:
     """One line that is written over and over."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.metrics: dict[str, float] = {}
-        self.first: tuple[float, int] | None = None
+        self.progress = Progress()
         self.drawn = False
 
     def show(self, host: str, line: str, *, is_first: bool) -> None:
         metric = parse_line(line) if is_first else None
         if metric is None:
             return
-        self.metrics.update(metric.values)
         now = time.monotonic()
-        self.first = self.first or (now, metric.step)
-        done = metric.step - self.first[1]
-        left = (now - self.first[0]) / done * (metric.steps - metric.step) if done else None
-        text = progress_line(self.metrics, metric, left, self.run.spend)[: shutil.get_terminal_size().columns - 1]
-        sys.stdout.write("\r\x1b[K" + text)
+        self.progress.add(metric, now)
+        text = self.progress.line(self.progress.seconds_left(now), self.run.spend)
+        sys.stdout.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
         sys.stdout.flush()
         self.drawn = True
 

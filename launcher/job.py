@@ -298,7 +298,12 @@ class StudySection(Part):
 
 
 class Job(Part):
-    """What one config file says."""
+    """What one config file says.
+
+    >>> job = launcher.load("configs/kt_food_tag.yaml")
+    >>> job.compute.instance_type, job.compute.instance_count, job.distribution
+    ('ml.p4d.24xlarge', 4, 'smddp')
+    """
 
     name: str = Field(
         pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$",
@@ -372,3 +377,11 @@ class Job(Part):
         default_factory=dict, description="texts by name", examples=['{NCCL_DEBUG: "INFO"}']
     )
     """Environment variables for the script."""
+
+    def __repr__(self) -> str:
+        return f"<job {self.name}: {self.script}>"
+
+    def _repr_html_(self) -> str:
+        from launcher import display  # here, so that a Job stays apart from all that shows it
+
+        return display.job(self)

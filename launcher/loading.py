@@ -51,6 +51,10 @@ SDK_NAMES = {
 def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> Job:
     """Read a config file into a Job.
 
+    >>> job = launcher.load("configs/quickstart.yaml", ["hyperparameters.temperature=2"], smoke=True)
+    >>> job.name, job.hyperparameters["temperature"], job.hyperparameters["max_steps"]
+    ('quickstart', 2, 3)
+
     Args:
         path: a YAML file.
         overrides: `dotted.key=value` texts, applied last; values are YAML.
@@ -100,7 +104,14 @@ def _inputs(values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def from_values(values: Mapping[str, Any], source: str = "the job") -> Job:
-    """A Job from a plain mapping, for Python and notebooks. Raises UserError with every mistake."""
+    """A Job from a plain mapping, for Python and notebooks. Raises UserError with every mistake.
+
+    >>> channels = {part: {"folder": f"data/digits/{part}"} for part in ("train", "validation")}
+    >>> settings = {"model": "resnet18", "model_options": {"in_chans": 1}, "image_size": 32, "epochs": 2}
+    >>> values = {"name": "mine", "script": "train_classifier.py", "inputs": channels, "hyperparameters": settings}
+    >>> launcher.plan(launcher.from_values(values)).errors
+    ()
+    """
     found = list(_problems(config_file.Config(source, dict(values))))
     if found:
         raise UserError(found, source)

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from launcher import backends, hyperparameters, preflight
+from launcher import backends, display, hyperparameters, preflight
 from launcher.backends.base import HostPlan, Price, Upload
 from launcher.findings import Finding, UserError, counted, did_you_mean, indent, mistake
 from launcher.job import Job
@@ -23,7 +23,16 @@ from launcher.redaction import redact
 
 @dataclass(frozen=True)
 class Plan:
-    """A job worked out in full. `print(plan)` is for people; `plan.to_dict()` for machines."""
+    """A job worked out in full. `print(plan)` is for people, as is showing it in a notebook; `plan.to_dict()` for machines.
+
+    >>> plan = launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True))
+    >>> print(plan)
+    plan quickstart-...
+      runs on     process, 1 host, at most 1 h
+      algo-1      127.0.0.1: ...
+    >>> sorted(plan.channels)
+    ['teacher', 'train', 'validation']
+    """
 
     name: str
     """The run's name, fixed here: job name, UTC time, four letters."""
@@ -116,6 +125,12 @@ class Plan:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
+    def __repr__(self) -> str:
+        return f"<plan {self.name}: {self.backend}, {counted(len(self.errors), 'error')}>"
+
+    def _repr_html_(self) -> str:
+        return display.plan(self)
+
     def __str__(self) -> str:
         total = sum(file.size for file in self.files)
         widest = max((len(file.path) for file in self.files), default=0)
@@ -169,6 +184,10 @@ class Plan:
 
 def plan(job: Job, *, on: str = "process") -> Plan:
     """Work a job out in full. Nothing is written, started, imported or asked over a network.
+
+    >>> plan = launcher.plan(launcher.load("configs/kt_food_tag.yaml"), on="aws")
+    >>> plan.errors, plan.request["ResourceConfig"]["InstanceCount"]
+    ((), 4)
 
     Args:
         job: what to run.
@@ -238,6 +257,10 @@ def check(planned: Plan) -> Plan:
     """The plan with what a look online shows: read-only requests to AWS about data, role, network, quota and price.
 
     Where something could not be looked at, the finding says "not checked". A plan for this machine comes back as it is.
+
+    >>> plan = launcher.check(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws"))
+    >>> plan.checked, plan.errors
+    (True, ())
     """
     if planned.errors:
         return planned

@@ -32,6 +32,10 @@ class Difference:
 def diff(first: Run, second: Run) -> list[Difference]:
     """What differed between two runs: their jobs key by key, their code file by file, commit, request and package versions.
 
+    >>> run = launcher.attach("quickstart-teacher")
+    >>> launcher.diff(run, run)
+    []
+
     Names and times, which always differ, are left out.
     """
     found = []
@@ -48,6 +52,10 @@ def diff(first: Run, second: Run) -> list[Difference]:
 def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -> Plan:
     """The plan of a run's job again, with the code and the earlier runs that it was started with.
 
+    >>> plan = launcher.replay("quickstart-teacher", ["hyperparameters.learning_rate=1e-3"])
+    >>> plan.replay_of, plan.job.hyperparameters["learning_rate"]
+    ('quickstart-teacher-...', 0.001)
+
     Args:
         name: a run, or a job's name for the latest.
         overrides: `key=value` texts. Secrets have to be given again: no record holds them.
@@ -61,6 +69,10 @@ def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -
 
 def resume(name: str, overrides: Sequence[str] = ()) -> Plan:
     """The plan of a run's job again, from its last checkpoint, on the same backend: with the code and the earlier runs that it had.
+
+    >>> plan = launcher.resume("quickstart-teacher", ["hyperparameters.max_steps=6"])
+    >>> plan.resumes
+    'quickstart-teacher-...'
 
     On this machine each host begins with a copy of the checkpoints that the host of its name left. On SageMaker the new job has the
     same `checkpoints`, from which SageMaker fills its hosts.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher import backends, diagnosing, planning, records
+from launcher import backends, diagnosing, display, planning, records
 from launcher.backends.base import Unreachable
 from launcher.findings import UserError, mistake
 from launcher.metric_lines import Metric, parse_line
@@ -39,7 +39,15 @@ PAUSE_IN_TROUBLE = 20.0
 
 @dataclass
 class Run:
-    """A run's folder, and what can be asked of it.
+    """A run's folder, and what can be asked of it. A notebook shows its state, cost and key numbers.
+
+    >>> run = launcher.attach("quickstart-teacher")
+    >>> run.state, run.result()["steps"], run.metrics()[-1]["step"]
+    ('Completed', 3, 3)
+    >>> [line for host, line in run.logs() if line.startswith("epoch 1/")][0]
+    'epoch 1/... step 1/3 ...'
+    >>> run.artifacts()["model"].name
+    'model.tar.gz'
 
     A run on this machine that this process started and did not `detach` is stopped when this process dies. One on SageMaker goes on.
     """
@@ -92,15 +100,34 @@ class Run:
     def hosts(self) -> list[str]:
         return [host["name"] for host in self.folder.read(self.folder.plan)["hosts"]]
 
-    def wait(self, timeout: float | None = None) -> str:
-        """Wait until the run is over, at most `timeout` seconds.
+    def __repr__(self) -> str:
+        return f"<run {self.name}: {self.folder.state()}>"
+
+    def _repr_html_(self) -> str:
+        return display.run(self)
+
+    def wait(self, timeout: float | None = None, *, progress: bool = True) -> str:
+        """Wait until the run is over, at most `timeout` seconds. In a notebook its progress is shown meanwhile.
+
+        What is shown comes from the run's record: whoever interrupts this, or comes back in another kernel, goes on with
+        `launcher.attach(name).wait()`, where a run of this machine was started with `detach=True` or runs elsewhere.
+
+        Args:
+            progress: False: show nothing in a notebook either.
 
         Returns:
             The state then; it is the unfinished one where the time was too short.
         """
         end = time.monotonic() + (timeout if timeout is not None else float("inf"))
-        while (state := self.state) not in OVER and time.monotonic() < end:
-            time.sleep(0.1)
+        shown = display.watch(self) if progress else None
+        try:
+            while (state := self.state) not in OVER and time.monotonic() < end:
+                if shown is not None:
+                    shown.update()
+                time.sleep(0.1)
+        finally:
+            if shown is not None:
+                shown.update(last=True)
         return state
 
     def logs(
@@ -217,6 +244,10 @@ class Run:
 def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) -> Run:
     """Carry a plan out.
 
+    >>> run = launcher.run(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True)))
+    >>> run.wait(), run.result()["steps"]
+    ('Completed', 3)
+
     Args:
         plan: from `plan()`. For SageMaker it is looked at online first, unless `check()` did.
         detach: let a run of this machine outlive this process from the start.
@@ -270,6 +301,12 @@ def refuse_cost(plan: Plan, max_cost: float) -> None:
 def upload(plan: Plan) -> None:
     """Bring a plan's data and code to S3, so that its estimator can be fitted: `estimator, inputs = plan.estimator()`.
 
+    >>> plan = launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws")
+    >>> launcher.upload(plan)
+    >>> estimator, inputs = plan.estimator()           # then estimator.fit(inputs, job_name=plan.name)
+    >>> estimator.instance_type, sorted(inputs)
+    ('ml.m5.xlarge', ['teacher', 'train', 'validation'])
+
     Raises:
         UserError: the plan has errors, is not for SageMaker, or AWS refuses.
     """
@@ -281,6 +318,9 @@ def upload(plan: Plan) -> None:
 
 def attach(name: str, *, region: str | None = None) -> Run:
     """A run by its name, or the latest of a job's name.
+
+    >>> launcher.attach("quickstart-teacher").wait()
+    'Completed'
 
     Args:
         region: where this machine knows no such run: the AWS region in which a training job of this name is looked for. Its
@@ -298,7 +338,11 @@ def attach(name: str, *, region: str | None = None) -> Run:
 
 
 def runs() -> list[Run]:
-    """Every run in the store, oldest first."""
+    """Every run in the store, oldest first.
+
+    >>> [run.state for run in launcher.runs()][0]
+    'Completed'
+    """
     return [Run(folder) for folder in records.all_runs()]
 
 

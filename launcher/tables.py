@@ -7,6 +7,7 @@ from typing import Any
 from launcher import records
 from launcher.backends.base import dollars
 from launcher.findings import indent
+from launcher.progress import percent, quality
 from launcher.repeating import diff
 from launcher.running import Run
 
@@ -36,7 +37,7 @@ def print_runs(runs: list[Run]) -> None:
                 run.folder.read(run.folder.plan)["backend"],
                 str(len(run.hosts)),
                 _seconds(outcome.get("seconds")),
-                _quality(run.result()),
+                quality(run.result()),
                 _cost(run, outcome),
             ]
         )
@@ -86,8 +87,8 @@ def print_end(run: Run) -> None:
         parts.append(f"({outcome['stop_reason']})")
     if outcome.get("cost_usd") is not None:
         parts.append(f"for {dollars(outcome['cost_usd'])}")
-    if _quality(result) != "-":
-        parts.append(f"- {_quality(result)} on held-out images")
+    if quality(result) != "-":
+        parts.append(f"- {quality(result)} on held-out images")
     print(" ".join(parts))
     if run.state == records.FAILED:
         _print_failure(outcome)
@@ -119,7 +120,7 @@ def print_comparison(runs: list[Run]) -> None:
                 learnt if result else "-",
                 _number(result.get("parameters"), ","),
                 str(result.get("steps", "-")),
-                _quality(result),
+                quality(result),
                 _number(result.get("images_per_second"), ".0f"),
                 _seconds(run.outcome().get("seconds")),
             ]
@@ -157,7 +158,7 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
         each = f", {dollars(outcome['cost_usd'] / epochs)} an epoch" if epochs else ""
         lines.append(f"  cost        {dollars(outcome['cost_usd'])}{each}")
     if outcome.get("saving") is not None:
-        lines.append(f"  spot        saved {_percent(outcome['saving'])}")
+        lines.append(f"  spot        saved {percent(outcome['saving'])}")
     if outcome.get("interruptions"):
         lines.append(f"  spot        interrupted {outcome['interruptions']} times")
     return lines
@@ -194,16 +195,6 @@ def _cost(run: Run, outcome: dict[str, Any]) -> str:
     """What a run on SageMaker has cost, or costs so far; - for one of this machine, or where the price is not known."""
     usd = outcome.get("cost_usd") if outcome else run.spend
     return "-" if usd is None else dollars(usd) + ("" if outcome else " so far")
-
-
-def _quality(result: dict[str, Any]) -> str:
-    """A result's accuracy, or its mean intersection over union where pixels were classified; - for neither."""
-    miou = _percent(result.get("validation_miou"))
-    return _percent(result.get("validation_accuracy")) if miou == "-" else f"{miou} mIoU"
-
-
-def _percent(fraction: Any) -> str:
-    return f"{fraction * 100:.2f} %" if isinstance(fraction, (int, float)) else "-"
 
 
 def _seconds(seconds: Any) -> str:

@@ -15,7 +15,7 @@ import yaml
 
 import launcher
 from launcher.prepare import prepare
-from tests.conftest import ROOT, thin_out
+from tests.conftest import ROOT
 
 TRACKED = subprocess.run(
     ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
@@ -109,54 +109,6 @@ def test_the_config_in_the_readme_is_a_job(with_data, tmp_path, monkeypatch):
         assert [finding.key for finding in plan.findings] == ["inputs.teacher"], (
             "nothing is wrong but that the teacher was not run yet"
         )
-
-
-@pytest.fixture(scope="module")
-def with_teacher(tmp_path_factory) -> Path:
-    """A folder with the digits and a run of the teacher."""
-    place = tmp_path_factory.mktemp("with-teacher")
-    (place / "configs").symlink_to(ROOT / "configs")
-    prepare("digits", place / "data/digits")
-    thin_out(place / "data", keep=40)
-    command = [sys.executable, "-m", "launcher", "run", "configs/quickstart_teacher.yaml", "--smoke"]
-    environment = {**os.environ, "LAUNCHER_RUNS": str(place / "runs")}
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return place
-
-
-@pytest.fixture
-def python_blocks(with_teacher, monkeypatch) -> list[str]:
-    """The README's Python, in that folder."""
-    monkeypatch.chdir(with_teacher)
-    monkeypatch.setenv("LAUNCHER_RUNS", str(with_teacher / "runs"))
-    return code_blocks("python")
-
-
-def test_the_python_in_the_readme_runs(python_blocks):
-    api, _, measurements, _, _ = python_blocks
-    done = subprocess.run([sys.executable, "-c", api], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Completed 0."), done.stdout + done.stderr
-    done = subprocess.run([sys.executable, "-c", measurements], capture_output=True, text=True)
-    assert re.fullmatch(r"\d+ % at \d+\.\d, of \d+ samples\n", done.stdout), done.stdout + done.stderr
-
-
-def test_the_estimator_in_the_readme_runs_against_the_emulator(python_blocks):
-    _, on_aws, _, _, _ = python_blocks
-    command = ["emulate", "configs/quickstart.yaml", "--", sys.executable, "-c", on_aws]
-    done = subprocess.run([sys.executable, "-m", "launcher", *command], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Completed "), done.stdout + done.stderr
-
-
-def test_a_script_of_ones_own_as_in_the_readme_runs_and_is_checked(tmp_path):
-    _, _, _, settings, script = code_blocks("python")
-    (tmp_path / "my_settings.py").write_text(settings)
-    (tmp_path / "train.py").write_text(script)
-    job = {"name": "mine", "script": "train.py", "source": str(tmp_path), "hyperparameters": {"depth": 7}}
-    run = launcher.run(launcher.plan(launcher.from_values(job)))
-    assert run.wait(60) == "Completed" and "7" in [line for _, line in run.logs()]
-    with pytest.raises(launcher.UserError, match="did you mean depth"):
-        launcher.run(launcher.plan(launcher.from_values({**job, "hyperparameters": {"depht": 7}})))
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,9 @@ NETWORK = (
 )
 SIGN_IN = ("TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError", "LoginRefreshRequired")
 
+WHOSE = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
+"""Variables that say which account is asked, and where: in a notebook they change while the process goes on."""
+
 MAX_ATTEMPTS = 8
 """How often one call is tried."""
 
@@ -44,9 +48,13 @@ def boto_session(region: str) -> Any:
     return boto3.Session(region_name=region)
 
 
-@functools.lru_cache(maxsize=32)
 def client(service: str, region: str) -> Any:
-    """A client that asks again what is worth it, with growing pauses."""
+    """A client that asks again what is worth it, with growing pauses; another one where the environment names another account."""
+    return _client(service, region, tuple(os.environ.get(name) for name in WHOSE))
+
+
+@functools.lru_cache(maxsize=32)
+def _client(service: str, region: str, whose: tuple[str | None, ...]) -> Any:
     made = boto_session(region)
     from botocore.config import Config
 
@@ -56,7 +64,7 @@ def client(service: str, region: str) -> Any:
 
 def forget_clients() -> None:
     """New clients from now on: renewed credentials are read by a new session only."""
-    client.cache_clear()
+    _client.cache_clear()
 
 
 def code(error: Exception) -> str:

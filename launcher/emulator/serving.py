@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher import config_file
 from launcher.aws.prices import instances
 from launcher.aws.upload import split
-from launcher.emulator import Emulator
+from launcher.emulator.emulator import Emulator
 from launcher.findings import mistake
 from launcher.job import Job
 from launcher.loading import load
@@ -48,18 +48,56 @@ def serve(
     Raises:
         UserError: a config is no job, or the command is not there.
     """
-    jobs = [job for config in configs for job in _both(config)]
     with tempfile.TemporaryDirectory(prefix="launcher-emulator-") as temporary:
         place = folder.absolute() if folder is not None else Path(temporary)
         place.mkdir(parents=True, exist_ok=True)
-        with Emulator(place, port) as emulator:
-            prepare(emulator, jobs, prices or {}, file_systems or {}, place)
+        with start(configs, place, port=port, prices=prices, file_systems=file_systems) as emulator:
             if command:
                 return _run(command, emulator.environment)
             settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in emulator.environment.items())
             print(f"export {settings}\n# in another terminal; Ctrl-C ends the emulator and its jobs", flush=True)
             threading.Event().wait()
     return 0
+
+
+def start(
+    configs: Sequence[str | Path],
+    folder: Path | str,
+    *,
+    port: int = 0,
+    prices: Mapping[str, float] | None = None,
+    file_systems: Mapping[str, Path] | None = None,
+) -> Emulator:
+    """An emulator in this process that has what some configs name. `close` ends it.
+
+    >>> import os, tempfile
+    >>> from launcher import emulator
+    >>> far_side = emulator.start(["configs/quickstart.yaml"], tempfile.mkdtemp(), prices={"ml.m5.xlarge": 0.23})
+    >>> os.environ.update(far_side.environment)        # boto3, the SageMaker SDK and this kit now talk to it
+    >>> launcher.check(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws")).price.ceiling
+    0.23
+    >>> far_side.close()
+
+    Args:
+        configs: files whose buckets, role, subnets, security groups, file systems and quotas shall be there.
+        folder: where the hosts' /opt/ml trees lie and stay.
+        port: on 127.0.0.1; 0 takes a free one.
+        prices: US dollars an instance-hour by instance type, in the regions of the configs.
+        file_systems: file system's id -> the folder that stands for its root; others are empty.
+
+    Raises:
+        UserError: a config is no job.
+        RuntimeError: there is an emulator in this process already.
+    """
+    jobs = [job for config in configs for job in _both(config)]
+    place = Path(folder)
+    emulator = Emulator(place, port)
+    try:
+        prepare(emulator, jobs, prices or {}, file_systems or {}, place)
+    except BaseException:
+        emulator.close()
+        raise
+    return emulator
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -122,7 +160,7 @@ def prepare(
             emulator.add_file_system(name, kind=what, region=region, folder=root)
 
 
-def _both(config: str) -> list[Job]:
+def _both(config: str | Path) -> list[Job]:
     """A config's job, and the one that --smoke makes of it."""
     has_smoke = "smoke" in config_file.read(config).values
     return [load(config), *([load(config, smoke=True)] if has_smoke else [])]

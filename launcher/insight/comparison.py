@@ -11,11 +11,16 @@ from typing import Any
 import numpy as np
 
 from launcher.aws import catalog
-from launcher.insight import page, summary, windows
+from launcher.findings import mistake
+from launcher.insight import page, pictures, summary, windows
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.verdicts import written
+from launcher.records import write_atomically
 from launcher.tables import table
+
+PAUSES = "beside the steps: epochs' first batches, checkpoints, evaluations"
+"""What passes of the training time beside its usual steps."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two diagnosed runs: before and after."""
+    """Two diagnosed runs: before and after. `print` shows it, a notebook too; `plot` writes its picture, `save_html` a page.
+
+    >>> comparison = launcher.diagnose("quickstart-teacher", "quickstart-teacher")
+    >>> comparison.speedup, comparison.changed()
+    (1.0, [])
+    >>> comparison.plot("before_and_after.svg").name
+    'before_and_after.svg'
+    """
 
     before: Diagnosis
     after: Diagnosis
@@ -88,6 +100,40 @@ class Comparison:
     def _batches_differ(self) -> bool:
         batches = [run.evidence.settings.get("global_batch_size") for run in (self.before, self.after)]
         return batches[0] != batches[1] and all(isinstance(batch, int) for batch in batches)
+
+    def course(self) -> tuple[str, list[tuple[str, float | None, float | None]]]:
+        """Where all of the training time goes.
+
+        Returns:
+            A unit, seconds per 1,000 images, or per 1,000 steps where a batch is not known; and (part, before, after): the phases of a
+            usual step, what passed beside usual steps under PAUSES, and under "whole" all of it. None where a run was not timed.
+        """
+        runs = (self.before.evidence, self.after.evidence)
+        batches = [evidence.settings.get("global_batch_size") for evidence in runs]
+        known = all(isinstance(batch, int) for batch in batches)
+        tables: list[dict[str, float]] = []
+        for evidence, batch in zip(runs, batches):
+            steps = windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0
+            if not steps or not evidence.step_seconds or not evidence.training_seconds:
+                tables.append({})
+                continue
+            each = 1000 / (steps * batch if known else steps)
+            found = {
+                name: seconds * steps * each
+                for name, seconds, _ in summary.phase_rows(evidence)
+                if name != "grad_sync"  # it lies within backward
+            }
+            whole = evidence.training_seconds * each
+            found[PAUSES] = max(0.0, whole - evidence.step_seconds * steps * each)
+            tables.append({**found, "whole": max(whole, sum(found.values()))})
+        names = {name: 0.0 for found in tables for name in found if name not in (PAUSES, "whole")}
+        rows = [(name, *(found.get(name) for found in tables)) for name in [*summary.in_order(names), PAUSES, "whole"]]
+        return f"seconds per 1,000 {'images' if known else 'steps'}", rows if any(tables) else []
+
+    @property
+    def _unit(self) -> tuple[str, float]:
+        """Of the phases, and what makes it of seconds."""
+        return ("µs an image", 1e6) if self._batches_differ else ("ms a step", 1e3)
 
     def kept(self) -> list[Kept]:
         """The first run's cures that the second applied, with what was expected and what came of it."""
@@ -134,7 +180,7 @@ class Comparison:
             ]
             for row in self.results()
         ]
-        unit, factor = ("µs an image", 1e6) if self._batches_differ else ("ms a step", 1e3)
+        unit, factor = self._unit
         phases = [
             [name, *("-" if value is None else f"{value * factor:.2f}" for value in (a, b)), _times(a, b)]
             for name, a, b in self.phases()
@@ -182,13 +228,37 @@ class Comparison:
             lines += ["", table(head, rows)]
         return "\n".join([*lines, *([""] if self.sentences() else []), *self.sentences()])
 
+    def __repr__(self) -> str:
+        return f"<comparison of {self.before.measurements.source} and {self.after.measurements.source}>"
+
     def _repr_html_(self) -> str:
         heads = "".join(
             f"<p><b>{name}</b> {escape(run.measurements.source)}: {escape(run.headline)}</p>"
             for name, run in (("Before:", self.before), ("After:", self.after))
         )
         tables = "".join(f"<div class='scroll'>{page.table(head, rows)}</div>" for head, rows in self.tables())
-        return f"<div class='diagnosis'>{heads}{tables}{''.join(f'<p>{escape(told)}</p>' for told in self.sentences())}</div>"
+        return f"<div class='diagnosis'>{heads}{self._svg()}{tables}{''.join(f'<p>{escape(told)}</p>' for told in self.sentences())}</div>"
+
+    def _svg(self) -> str:
+        """Both runs' phases and cores; "" where no step was measured."""
+        unit, course = self.course()
+        if not course:
+            return ""
+        changed = "; ".join(f"{name}: {_short(a)} before, {_short(b)} after" for name, a, b in self.changed())
+        runs = [("before", self.before.evidence), ("after", self.after.evidence)]
+        return pictures.before_and_after(course, unit, changed if len(changed) <= 110 else "", runs)
+
+    def plot(self, file: Path | str) -> Path:
+        """Write a picture of both as SVG: where a step's time goes, and how busy the cores were.
+
+        Raises:
+            UserError: neither run measured its steps.
+        """
+        drawn = self._svg()
+        if not drawn:
+            raise mistake("plot", "no step of either run was measured", "compare two runs of this kit's scripts")
+        write_atomically(Path(file), drawn)
+        return Path(file)
 
     def save_html(self, file: Path | str) -> Path:
         """One page: both runs side by side, then the charts of each."""

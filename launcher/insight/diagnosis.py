@@ -17,7 +17,13 @@ from launcher.insight.verdicts import Verdict
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What holds a run up, and how that is known. `print` shows it, a notebook too; `save_html` makes a page with charts."""
+    """What holds a run up, and how that is known. `print` shows it, a notebook too; `save_html` makes a page with charts.
+
+    >>> diagnosis = launcher.diagnose("quickstart-teacher")
+    >>> advice = [(verdict.title, str(verdict.cures[0])) for verdict in diagnosis.verdicts]
+    >>> "data_wait" in diagnosis.to_dict()["phases"]
+    True
+    """
 
     measurements: Measurements
     probe: Probe | str | None = None
@@ -43,6 +49,9 @@ class Diagnosis:
 
     def __str__(self) -> str:
         return report.text(self.evidence, self.judgement)
+
+    def __repr__(self) -> str:
+        return f"<diagnosis of {self.measurements.source}: {self.headline}>"
 
     def _repr_html_(self) -> str:
         return page.fragment(self.evidence, self.judgement)

@@ -65,7 +65,15 @@ class Trial:
 
 @dataclass
 class PreprocessingStudy:
-    """What the trials say. `print` it; `table` and `cells` are for machines."""
+    """What the trials say. `print` it, or show it in a notebook; `table` and `cells` are for machines.
+
+    >>> few = ["study.loads=[1]", "study.ways=[cpu]", "study.repeats=1", "hyperparameters.max_steps=8"]
+    >>> found = launcher.study.preprocessing("configs/dali_imagenette.yaml", few, smoke=True, say=lambda line: None)
+    >>> found.verdict.splitlines()[0]
+    'resnet18, load 1: cpu alone was tried; ...'
+    >>> found.plot("trials.svg").name
+    'trials.svg'
+    """
 
     job: Job
     on: str
@@ -91,6 +99,9 @@ class PreprocessingStudy:
     def __str__(self) -> str:
         return report.text(self.cells, self.grid.ways, self.job, [*self.notes, *self.failed])
 
+    def __repr__(self) -> str:
+        return f"<preprocessing study {self.file.name}: {len(self.table)} trials>"
+
     def _repr_html_(self) -> str:
         return report.html(self.cells, self.grid.ways, self.job, [*self.notes, *self.failed])
 
@@ -111,6 +122,11 @@ def preprocessing(
     say: Callable[[str], None] = print,
 ) -> PreprocessingStudy:
     """Run the trials of a config's `study` section that the table does not hold yet, and tell what all of them say.
+
+    >>> few = ["study.loads=[1]", "study.ways=[cpu]", "study.repeats=1", "hyperparameters.max_steps=8"]
+    >>> found = launcher.study.preprocessing("configs/dali_imagenette.yaml", few, smoke=True, say=lambda line: None)
+    >>> [(cell.model, cell.way, cell.load) for cell in found.cells]
+    [('resnet18', 'cpu', 1)]
 
     Args:
         config: a YAML file whose script is train_classifier.py.

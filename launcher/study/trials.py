@@ -182,17 +182,17 @@ def to_its_end(
     try:
         if came:
             raise KeyboardInterrupt
-        while run.wait(1) not in records.OVER and time.monotonic() < ends:
+        while run.wait(1, progress=False) not in records.OVER and time.monotonic() < ends:
             if run.trouble != trouble:
                 trouble = run.trouble
                 say(trouble or "AWS answers again")
         if run.state not in records.OVER:
             run.stop(f"not over after {seconds:g} s")
-            run.wait(150)
+            run.wait(150, progress=False)
     except KeyboardInterrupt:
         interrupted()
         run.stop("Ctrl-C")
-        run.wait(150)
+        run.wait(150, progress=False)
         raise
     return run
 

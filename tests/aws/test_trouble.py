@@ -175,3 +175,17 @@ def test_a_known_name_needs_no_region_and_a_broken_adoption_can_be_repeated(sage
     (running.records.store() / "half").mkdir()
     with pytest.raises(launcher.UserError, match="no such training job"):
         launcher.attach("half", region=REGION)
+
+
+@pytest.mark.parametrize("name", session.WHOSE)
+def test_where_the_environment_names_another_account_another_client_is_asked(name, monkeypatch, tmp_path):
+    """As in a notebook: an emulator that was closed and started again has another port."""
+    (tmp_path / "config").write_text("[profile http://127.0.0.1:1]\nregion = eu-west-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    first = session.client("s3", REGION)
+    assert session.client("s3", REGION) is first
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    if name == "AWS_ACCESS_KEY_ID":
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    assert session.client("s3", REGION) is not first
+    session.forget_clients()

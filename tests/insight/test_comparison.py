@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from launcher.insight.comparison import Comparison, epochs_done
+from launcher.findings import UserError
+from launcher.insight.comparison import PAUSES, Comparison, epochs_done
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from tests.insight.planted import plant
@@ -90,3 +93,39 @@ def test_epochs_are_counted_from_whatever_steps_were_logged(steps_per_epoch):
     )
     whole = max(1, 400 // steps_per_epoch)
     assert epochs_done(Evidence(planted)) == pytest.approx(whole)
+
+
+def test_the_picture_of_two_runs_shows_their_phases_and_cores_and_what_was_changed(tmp_path):
+    before = run(phases={**STEP, "data_wait": 0.72}, busy=7, settings={"num_workers": 16})
+    comparison = Comparison(before, run(settings={"num_workers": 1}))
+    text = comparison.plot(tmp_path / "both.svg").read_text()
+    picture = ElementTree.fromstring(text)
+    told = [element.text for element in picture.iter() if element.tag.endswith("}text")]
+    assert "num_workers: 16 before, 1 after" in told and told.count("before") == told.count("after") == 2
+    bars = {title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")}
+    assert any(re.fullmatch(r"before, data_wait: 2\.8\d* seconds per 1,000 images", bar) for bar in bars), bars
+    assert any(re.fullmatch(r"after, backward: 0\.58\d* seconds per 1,000 images", bar) for bar in bars), bars
+    assert "prefers-color-scheme: dark" in text and text in comparison._repr_html_()
+
+
+def test_a_picture_of_many_cores_and_a_long_run_stays_small(tmp_path):
+    large = run(cores=192, busy=100, steps=3000)
+    assert (Comparison(large, large).plot(tmp_path / "both.svg")).stat().st_size < 600_000
+
+
+def test_runs_whose_steps_were_not_measured_have_no_picture(tmp_path):
+    nothing = Diagnosis(plant(phases=None))
+    with pytest.raises(UserError, match="no step of either run was measured"):
+        Comparison(nothing, nothing).plot(tmp_path / "both.svg")
+    assert "<svg" not in Comparison(nothing, nothing)._repr_html_()
+
+
+def test_all_of_the_training_time_is_in_the_course_also_what_passes_beside_the_steps():
+    paused = run(evaluate=(50, 12.5), settings={"global_batch_size": 20})
+    unit, rows = Comparison(paused, run(settings={"global_batch_size": 20})).course()
+    course = {name: seconds for name, *seconds in rows}
+    assert unit == "seconds per 1,000 images" and rows[-1][0] == "whole"
+    assert course["backward"] == pytest.approx([7.5, 7.5], rel=0.02), "0.15 s a step of 20 images"
+    assert course[PAUSES] == pytest.approx([12.5, 0], abs=0.2), "four of 12.5 s in 200 steps of 20 images"
+    assert course["whole"] == pytest.approx([25, 12.5], rel=0.02)
+    assert course["whole"][0] == pytest.approx(sum(before for before, _ in list(course.values())[:-1]), rel=1e-6)

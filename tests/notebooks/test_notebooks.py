@@ -1,0 +1,106 @@
+"""The notebooks: the short ones executed, all of them checked for what readers and the next execution need. `make test-notebooks`."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import json
+import os
+import re
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import nbformat
+import pytest
+
+import launcher
+from tests.notebooks.executing import MOST_BYTES, NAMES, NOTEBOOKS, PICTURES, ROOT, execute
+
+ALL = bool(os.environ.get("LAUNCHER_TEST_NOTEBOOKS"))
+"""Whether every notebook is executed, and not the short ones alone."""
+
+SHORT = ("quickstart", "sagemaker")
+
+
+@functools.cache
+def read(name: str) -> nbformat.NotebookNode:
+    return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
+
+
+def code_cells(name: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in read(name).cells if cell.cell_type == "code"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NAMES if ALL else SHORT)
+def test_a_notebook_runs_from_top_to_bottom_and_leaves_nothing_in_the_repository(name, tmp_path):
+    before = subprocess.run(["git", "-C", str(ROOT), "status", "--porcelain"], capture_output=True, check=True).stdout
+    book = execute(name, tmp_path / "kit")
+    states = [cell.outputs for cell in book.cells if cell.cell_type == "code"]
+    assert "Completed" in json.dumps(states) or name not in SHORT
+    after = subprocess.run(["git", "-C", str(ROOT), "status", "--porcelain"], capture_output=True, check=True).stdout
+    assert after == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_stored_outputs_are_those_of_a_whole_run_small_and_of_no_machine(name):
+    book, text = read(name), (NOTEBOOKS / f"{name}.ipynb").read_text()
+    assert (book.nbformat, book.nbformat_minor) == (4, 5)
+    nbformat.validate(book)
+    assert len(text.encode()) <= MOST_BYTES
+    cells = code_cells(name)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "make notebooks executes them"
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert outputs and all(output.output_type != "error" for output in outputs)
+    assert not re.search(r"/(?:work|root|home|tmp)/\w", text), "a folder of the machine that executed it"
+    assert set(book.metadata) == {"kernelspec", "language_info"} and all(not cell.metadata for cell in book.cells)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_code_names_what_there_is(name):
+    """Of `launcher.a.b` and `from launcher.a import b`."""
+    for cell in code_cells(name):
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.Attribute) and (words := _dotted(node)) and words[0] == "launcher":
+                functools.reduce(getattr, words[1:], launcher)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("launcher"):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name) or importlib.import_module(f"{node.module}.{alias.name}")
+
+
+def _dotted(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value)
+        return [*before, node.attr] if before else []
+    return [node.id] if isinstance(node, ast.Name) else []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_opens_with_what_it_shows_and_how_long_it_takes(name):
+    first, second = read(name).cells[:2]
+    assert first.cell_type == "markdown" and first.source.startswith("# ")
+    assert re.search(r"^Takes about .* on 2 CPU cores", first.source, re.MULTILINE)
+    assert second.source == code_cells("quickstart")[0].source, "all begin in the same way"
+    assert f"({name}.ipynb)" in (NOTEBOOKS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_links_of_a_notebook_lead_somewhere(name):
+    text = "\n".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert target.startswith("https://") or (NOTEBOOKS / target).exists(), target
+
+
+@pytest.mark.parametrize("picture", sorted(PICTURES.glob("*.svg")), ids=lambda file: file.stem)
+def test_a_picture_loads_nothing_and_follows_the_readers_scheme(picture):
+    text = picture.read_text()
+    ElementTree.fromstring(text)
+    assert "prefers-color-scheme: dark" in text and len(text) < MOST_BYTES
+    assert not re.search(r"(?:href|src|url\()\s*=?\s*[\"']?(?:https?:|//)", text) and "<script" not in text
+    if picture.stem in NAMES:  # the same run as the notebook's own output, which Jupyter writes in its own way
+        outputs = [output.get("data", {}) for cell in code_cells(picture.stem) for output in cell.outputs]
+        shown = [data["image/svg+xml"] for data in outputs if "image/svg+xml" in data]
+        canonical = [ElementTree.canonicalize(given, strip_text=True) for given in shown]
+        assert ElementTree.canonicalize(text, strip_text=True) in canonical

@@ -1,0 +1,154 @@
+"""Every example runs: the Python of the documents and of the docstrings, and the commands of the documents as far as they can be told offline."""
+
+from __future__ import annotations
+
+import doctest
+import logging
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launcher
+from launcher import cli, emulator, study
+from launcher.planning import plan_config
+from launcher.prepare import prepare
+from tests.conftest import ROOT, thin_out
+from tests.test_repository import DOCUMENTS
+
+CONFIG = "configs/quickstart.yaml"
+
+PRINTED = {
+    "hyperparameters.epochs=5": r"Completed 0\.\d+ .*",
+    "launcher.insight.measurements": r"\d+ % at \d+\.\d, of \d+ samples",
+    "plan.estimator()": r"Completed \d+",
+}
+"""What stands in a block of Python -> the last line that it prints. Of others only that they end well is known."""
+
+YOURS = ("job.yaml", "train.yaml", "broken.yaml")
+"""Configs that the documents take for the reader's own."""
+
+FAR_AWAY = ("check", "upload")
+"""Examples that talk to AWS."""
+
+
+def blocks(kind: str) -> list[tuple[str, str]]:
+    """(document, text) of every fenced block of a kind."""
+    return [
+        (document, text)
+        for document in DOCUMENTS
+        for found, text in re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+        if found == kind
+    ]
+
+
+def commands() -> list[tuple[str, str]]:
+    """(document, command) of every line in a block that is typed at a prompt, without the … that stands for more of the same."""
+    lines = []
+    for document, text in [block for kind in ("", "sh", "bash") for block in blocks(kind)]:
+        for line in text.splitlines():
+            is_row = re.search(r"  +\d", line.partition("#")[0])  # of a table whose first column says launcher
+            if re.match(r"(?:\$ )?(?:\.venv/bin/)?launcher ", line) and not is_row:
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                lines.append((document, shlex.join(word for word in words[1:] if word != "…")))
+    return list(dict.fromkeys(lines))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with the configs, some of their data, and a run of the quickstart's teacher."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    for source in ("digits", "photos", "shapes"):
+        prepare(source, folder / "data" / source)
+    thin_out(folder / "data", keep=12)
+    command = [sys.executable, "-m", "launcher", "run", "configs/quickstart_teacher.yaml", "--smoke"]
+    environment = {**os.environ, "LAUNCHER_RUNS": str(folder / "runs")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def there(place, monkeypatch, tmp_path) -> Path:
+    """That folder as the current one, and no credentials of whoever runs the tests."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("LAUNCHER_RUNS", str(place / "runs"))
+    return place
+
+
+def public() -> list[str]:
+    """Every public name, and the ones that they lead to."""
+    names = [f"launcher.{name}" for name in launcher.__all__ if name != "study"]
+    return ["launcher", *names, *(f"launcher.study.{name}" for name in study.__all__), "launcher.emulator.start"]
+
+
+@pytest.mark.parametrize("name", public())
+def test_the_example_in_a_docstring_runs(name, there, monkeypatch, tmp_path):
+    thing = launcher
+    for part in name.split(".")[1:]:
+        thing = emulator if part == "emulator" else getattr(thing, part)
+    examples = doctest.DocTestParser().get_doctest(thing.__doc__ or "", {"launcher": launcher}, name, None, None)
+    assert examples.examples, f"{name} is public and its docstring has no example"
+    for variable in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(variable, "")  # which is put back afterwards, whatever the example sets
+        monkeypatch.delenv(variable)
+    far_side = emulator.start([CONFIG], tmp_path) if name.split(".")[-1] in FAR_AWAY else None
+    try:
+        for variable, value in far_side.environment.items() if far_side is not None else ():
+            monkeypatch.setenv(variable, value)
+        logging.disable(logging.INFO)  # the SDK's, which says where it found no settings
+        told: list[str] = []
+        found = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=told.append)
+    finally:
+        logging.disable(logging.NOTSET)
+        if far_side is not None:
+            far_side.close()
+    assert found.failed == 0, "".join(told)
+
+
+@pytest.mark.parametrize(
+    "document, text", [block for block in blocks("python") if not re.match(r"# \w+\.py\n", block[1])]
+)
+def test_the_python_of_a_document_runs(document, text, there):
+    command = [sys.executable, "-c", text]
+    if 'on="aws"' in text:
+        command = [sys.executable, "-m", "launcher", "emulate", CONFIG, "--", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for piece, line in PRINTED.items():
+        assert piece not in text or re.fullmatch(line, done.stdout.splitlines()[-1]), done.stdout
+
+
+def test_a_script_of_ones_own_as_in_the_readme_runs_and_is_checked(tmp_path):
+    for document, text in blocks("python"):
+        if match := re.match(r"# (\w+\.py)\n", text):
+            assert document == "README.md"
+            (tmp_path / match[1]).write_text(text)
+    job = {"name": "mine", "script": "train.py", "source": str(tmp_path), "hyperparameters": {"depth": 7}}
+    run = launcher.run(launcher.plan(launcher.from_values(job)))
+    assert run.wait(60) == "Completed" and "7" in [line for _, line in run.logs()]
+    with pytest.raises(launcher.UserError, match="did you mean depth"):
+        launcher.run(launcher.plan(launcher.from_values({**job, "hyperparameters": {"depht": 7}})))
+
+
+@pytest.mark.parametrize("document, command", commands())
+def test_a_command_of_a_document_is_one_and_its_job_has_no_mistake(document, command, there):
+    options = cli.read(shlex.split(command))
+    if options.command is cli.emulate and "launcher" in options.behind:
+        options = cli.read(options.behind[options.behind.index("launcher") + 1 :])
+    for config in [options.config] if hasattr(options, "config") else getattr(options, "configs", []):
+        assert config in YOURS or (ROOT / config).is_file(), f"{document}: {config}"
+    if options.command in (cli.plan, cli.run) and options.config not in YOURS:
+        hosts = [f"compute.instance_count={options.hosts}"] if options.hosts else []
+        made = plan_config(options.config, [*options.overrides, *hosts], on=options.on, smoke=options.smoke)
+        assert [str(finding) for finding in made.errors if "no such run" not in finding.found] == []
