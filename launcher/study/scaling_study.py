@@ -64,7 +64,13 @@ class Trial:
 @dataclass
 class ScalingStudy:
     """What the trials say. `print` it, show it in a notebook, `plot` it; `table`, `lines`, `model` and `held_out` are for machines:
-    `found.model.step(hosts=4, batch=8).seconds` is that of a size that was not run."""
+    `found.model.step(hosts=4, batch=8).seconds` is that of a size that was not run.
+
+    >>> few = ["study.hosts=[1]", "study.batches=[4]", "study.mode=weak", "study.repeats=1", "study.steps=5"]
+    >>> found = launcher.study.scaling("configs/hyundai_segmentation.yaml", few, smoke=True, say=lambda line: None)
+    >>> found.plot("scaling.svg").name
+    'scaling.svg'
+    """
 
     job: Job
     on: str
@@ -135,6 +141,9 @@ class ScalingStudy:
     def __str__(self) -> str:
         return scaling_report.text(self)
 
+    def __repr__(self) -> str:
+        return f"<scaling study {self.file.name}: {len(self.table)} trials>"
+
     def _repr_html_(self) -> str:
         return scaling_report.html(self)
 
@@ -160,6 +169,11 @@ def scaling(
     say: Callable[[str], None] = print,
 ) -> ScalingStudy:
     """Run the trials of a config's `study` section that the table does not hold yet, and tell what all of them say.
+
+    >>> few = ["study.hosts=[1]", "study.batches=[4]", "study.mode=weak", "study.repeats=1", "study.steps=5"]
+    >>> found = launcher.study.scaling("configs/hyundai_segmentation.yaml", few, smoke=True, say=lambda line: None)
+    >>> [(size.hosts, size.global_batch) for size in found.sizes]
+    [(1, 4)]
 
     Args:
         config: a YAML file whose script is one of this kit's.

@@ -17,7 +17,11 @@ from launcher.study.sections import Section, as_html, as_text
 
 @dataclass(frozen=True)
 class PublishedStory:
-    """The answer on paper: no run, only the published figures and the formulas of the scaling model. `print` it."""
+    """The answer on paper: no run, only the published figures and the formulas of the scaling model. `print` it.
+
+    >>> launcher.study.story("hyundai").title
+    'Reducing ML Model Training Time Using Amazon SageMaker...'
+    """
 
     title: str
     parts: tuple[Section, ...]
@@ -41,6 +45,9 @@ class PublishedStory:
         ]
         return "\n\n".join([self.title, *as_text(self.parts), "\n".join(told)])
 
+    def __repr__(self) -> str:
+        return f"<published story: {self.title}>"
+
     def _repr_html_(self) -> str:
         def points(lines: tuple[str, ...]) -> str:
             return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
@@ -52,6 +59,9 @@ class PublishedStory:
 
 def story(name: str) -> PublishedStory:
     """A story's figures, taken apart.
+
+    >>> len(launcher.study.story("kt").explained) > 0
+    True
 
     Args:
         name: kt or hyundai.
