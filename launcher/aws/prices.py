@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from launcher.backends.base import Price, dollars
 from launcher.job import Job
@@ -37,7 +38,7 @@ def price(job: Job) -> Price:
         return Price(None, None, f"price not known for {', '.join(missing)}: {cure}")
     read = min(known[name]["read"] for name in machines)
     per_hour = sum(known[name]["usd"] * count for name, count in machines.items())
-    return _price(job, per_hour, f"AWS's price list of {read}")
+    return _price(job, per_hour, f"{_endpoint() or 'AWS'}'s price list of {read}")
 
 
 def instances(job: Job) -> dict[str, int]:
@@ -127,8 +128,15 @@ def so_far(per_hour: float | None, described: Mapping[str, Any]) -> float | None
 
 
 def cache_file() -> Path:
-    """Where read prices are kept: $XDG_CACHE_HOME or ~/.cache, vision-launcher/prices.json."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vision-launcher" / "prices.json"
+    """Where read prices are kept: $XDG_CACHE_HOME or ~/.cache, vision-launcher/prices.json; an emulator's beside AWS's own."""
+    stood_in = _endpoint()
+    name = f"prices-{urlsplit(stood_in).netloc.replace(':', '-')}.json" if stood_in else "prices.json"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vision-launcher" / name
+
+
+def _endpoint() -> str | None:
+    """The service that stands in for AWS's price list; None: AWS itself."""
+    return os.environ.get("AWS_ENDPOINT_URL_PRICING") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def _price(job: Job, per_hour: float, source: str) -> Price:

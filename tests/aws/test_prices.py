@@ -145,6 +145,14 @@ def test_a_newer_price_takes_the_place_of_an_older_one(good, price_list):
     assert price(good).per_hour == 65.54
 
 
+def test_the_prices_of_an_emulator_are_not_kept_as_those_of_aws(good, price_list, monkeypatch):
+    with monkeypatch.context() as emulated:
+        emulated.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:5000")
+        prices.read_price_list(price_list, REGION, [P4D])
+        assert f"http://127.0.0.1:5000's price list of {TODAY}" in price(good).told
+    assert "price not known" in price(good).told
+
+
 def test_what_the_list_does_not_hold_is_left_out_and_nothing_is_written(price_list):
     assert prices.read_price_list(price_list, "sa-east-1", [P4D]) == {}
     assert not prices.cache_file().exists()
