@@ -43,6 +43,11 @@ class Evidence:
         """The ranks with at least one logged step."""
         return tuple(steps for steps in self.measurements.ranks if len(steps.step) and "step" in steps.seconds)
 
+    @property
+    def only_first_steps(self) -> bool:
+        """Whether steps were timed, but none after the first ones, which are slower."""
+        return bool(self.ranks) and all(windows.steps_done(steps) <= windows.WARM_UP_STEPS for steps in self.ranks)
+
     @functools.cached_property
     def world_size(self) -> int | None:
         """Training processes; None: not known."""

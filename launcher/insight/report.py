@@ -49,7 +49,7 @@ def about(evidence: Evidence) -> str:
         steps = evidence.ranks[0]
         parts.append(f"steps {int(steps.step[0] - windows.counts(steps)[0]) + 1} to {int(steps.step[-1])}")
         parts.append(f"{evidence.step_seconds:.3g} s a step")
-        if steps.step[-1] - steps.step[0] + windows.counts(steps)[0] <= windows.WARM_UP_STEPS:
+        if evidence.only_first_steps:
             parts.append(
                 "all of them first steps, in which memory is allocated and kernels are chosen: usual ones are faster"
             )

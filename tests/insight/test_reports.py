@@ -198,6 +198,8 @@ def test_windows_that_the_profiler_slowed_do_not_count():
 
 
 def test_a_run_of_first_steps_alone_says_so():
-    phases = {"student_forward": 1.0, "backward": 2.0}
-    assert "all of them first steps" in str(Diagnosis(plant(phases=phases, steps=4, log_every=1)))
-    assert "first steps" not in str(Diagnosis(plant(phases=phases, steps=6, log_every=1)))
+    phases = {"data_wait": 5.0, "student_forward": 1.0, "backward": 2.0}
+    few, more = (Diagnosis(plant(phases=phases, steps=steps, log_every=1)) for steps in (4, 6))
+    assert "all of them first steps" in str(few) and few.verdicts == ()
+    assert "waiting for data: workers, cores, storage" in [missing.what for missing in few.judgement.not_measured]
+    assert "first steps" not in str(more) and more.verdicts

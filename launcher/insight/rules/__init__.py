@@ -20,19 +20,21 @@ class Rule:
 
     looks_for: str
     ask: Callable[[Evidence], Answer]
+    of_usual_steps: bool = False
+    """Whether it judges by usual steps: not by the first ones, in which memory is allocated and kernels are chosen."""
 
 
 RULES = (
-    Rule("waiting for data: workers, cores, storage", data.waiting),
+    Rule("waiting for data: workers, cores, storage", data.waiting, of_usual_steps=True),
     Rule("cores held back by a quota", system.throttled),
-    Rule("pauses where epochs begin", pauses.epoch_starts),
-    Rule("copying batches to the device", compute.transfer),
-    Rule("a teacher that takes much of the step", compute.teacher),
-    Rule("arithmetic in fp32", compute.fp32),
-    Rule("a GPU that waits for the training process", feeding.starved),
-    Rule("steps too small for their fixed cost", feeding.fixed_cost),
-    Rule("exchange of gradients", processes.communication),
-    Rule("one slow rank", processes.slow_rank),
+    Rule("pauses where epochs begin", pauses.epoch_starts, of_usual_steps=True),
+    Rule("copying batches to the device", compute.transfer, of_usual_steps=True),
+    Rule("a teacher that takes much of the step", compute.teacher, of_usual_steps=True),
+    Rule("arithmetic in fp32", compute.fp32, of_usual_steps=True),
+    Rule("a GPU that waits for the training process", feeding.starved, of_usual_steps=True),
+    Rule("steps too small for their fixed cost", feeding.fixed_cost, of_usual_steps=True),
+    Rule("exchange of gradients", processes.communication, of_usual_steps=True),
+    Rule("one slow rank", processes.slow_rank, of_usual_steps=True),
     Rule("GPUs used unevenly", processes.uneven_gpus),
     Rule("checkpoints", pauses.checkpoints),
     Rule("evaluations", pauses.evaluations),
@@ -62,6 +64,9 @@ def judge(evidence: Evidence) -> Judgement:
     """Ask every rule."""
     verdicts, not_found, not_measured, not_applicable = [], [], [], []
     for rule in RULES:
+        if rule.of_usual_steps and evidence.only_first_steps:
+            not_measured.append(NotMeasured(what=rule.looks_for, reason="the run had first steps alone"))
+            continue
         answer = rule.ask(evidence)
         if isinstance(answer, Verdict):
             verdicts.append(answer)
