@@ -1,5 +1,5 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
-# make test         set up .venv, then run the tests (no Docker), one more at a time than there are cores, 4 at most (WORKERS=…)
+# make test         set up .venv, then run the tests (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
 # make compat       the entry scripts' tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
 # make compat-smdebug   smdebug's own readers (.venv-smdebug, Python 3.10 or 3.11) open what our monitor wrote
 # make bench        the benchmarks of start-up and planning
@@ -22,7 +22,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 LAUNCHER := $(VENV)/bin/launcher
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n + 1 : 4)))
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 TESTS := -m pytest -n $(WORKERS) --dist worksteal
 PYTEST := $(VENV)/bin/python $(TESTS)
 OLDEST := .venv-oldest

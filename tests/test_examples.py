@@ -65,6 +65,7 @@ def place(tmp_path_factory) -> Path:
     (folder / "configs").symlink_to(ROOT / "configs")
     for source in ("digits", "photos", "shapes"):
         prepare(source, folder / "data" / source)
+    (folder / "data" / "cutouts").symlink_to("shapes")  # whose pictures a package of Debian's brings
     thin_out(folder / "data", keep=12)
     command = [sys.executable, "-m", "launcher", "run", "configs/quickstart_teacher.yaml", "--smoke"]
     environment = {**os.environ, "LAUNCHER_RUNS": str(folder / "runs")}

@@ -20,7 +20,7 @@ from tests.notebooks.executing import MOST_BYTES, NAMES, NOTEBOOKS, PICTURES, RO
 ALL = bool(os.environ.get("LAUNCHER_TEST_NOTEBOOKS"))
 """Whether every notebook is executed, and not the short ones alone."""
 
-SHORT = ("quickstart", "sagemaker")
+SHORT = ("sagemaker",)
 
 
 @functools.cache

@@ -59,9 +59,13 @@ def _everywhere(evidence: Evidence) -> bool:
 
 
 def _blocked(evidence: Evidence) -> bool:
-    """Whether what fetches images waits for something other than a core."""
+    """Whether what fetches images waits for something other than a core.
+
+    On full cores only workers that use hardly any of their turns do: a core that they wanted they would get, each in its turn.
+    """
     if evidence.busy >= FULL:
-        return False
+        turn = min(1.0, (evidence.cores_each or 1.0) / max(evidence.workers or 1, 1))
+        return bool(evidence.workers) and evidence.worker_use is not None and evidence.worker_use < 0.1 * turn
     if (evidence.waiting_cores or 0) >= 0.5:
         return True
     if evidence.workers:
