@@ -203,3 +203,12 @@ def test_a_run_of_first_steps_alone_says_so():
     assert "all of them first steps" in str(few) and few.verdicts == ()
     assert "waiting for data: workers, cores, storage" in [missing.what for missing in few.judgement.not_measured]
     assert "first steps" not in str(more) and more.verdicts
+
+
+def test_where_the_model_computes_on_the_same_full_cores_cheaper_images_come_before_fewer_workers():
+    planted = {**PLANTED["too_many_workers", "harsh"], "busy": 1.95}
+    costly = {**planted, "settings": {**planted["settings"], "augmentation_load": 8, "compose_augmentation": False}}
+    [first, second] = Diagnosis(plant(**costly)).verdicts[0].cures[:2]
+    assert (first.setting, second.setting) == ("hyperparameters.compose_augmentation", "hyperparameters.num_workers")
+    [first, *_] = Diagnosis(plant(**planted)).verdicts[0].cures
+    assert first.setting == "hyperparameters.num_workers"

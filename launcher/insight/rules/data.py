@@ -13,7 +13,7 @@ from launcher.insight import windows
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
 from launcher.insight.rules.workers import FULL, crowded, sensible_workers, taken_by_workers
-from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
+from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, Gain, NotMeasured, Verdict, bounded, percent
 
 WORKING = 0.5
 """Share of a core from which a data worker counts as busy; below, it waits for something other than the CPU."""
@@ -111,12 +111,28 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
     if work is not None and evidence.step_seconds:
         needed = min(1.0, work / evidence.cores_each / evidence.step_seconds)
         left = 1 - evidence.steps_part * (1 - needed) - starts * (1 - sensible / workers)
-        expected = 1 / left
         formula = (
             f"the step's {work:.3g} CPU seconds on {evidence.cores_each:.3g} cores take {needed * evidence.step_seconds:.3g} s of its "
             f"{evidence.step_seconds:.3g} s; waits where epochs begin, {percent(starts)} of the time, become {sensible} / {workers} "
             "of that; what the workers lose by taking turns comes on top"
         )
+        if not evidence.on_gpu and evidence.busy > left:  # the same work on the same cores, whoever does it
+            left = evidence.busy
+            formula = f"the cores are in use {percent(left)} of the time, and the work stays the same; what taking turns costs comes on top"
+        expected = 1 / left
+    fewer = Cure(
+        setting="hyperparameters.num_workers",
+        value=sensible,
+        now=workers,
+        why="as many as make the images of a step while it is computed; more would take turns",
+    )
+    cheaper, gain = _cheaper_images(evidence), bounded(share, expected, formula)
+    settings = tuple(cure for cure in cheaper if (cure.setting or "").startswith("hyperparameters."))
+    cures = (fewer, *cheaper)
+    if settings and not evidence.on_gpu and evidence.busy >= FULL:
+        # where the model computes on the same full cores, less work helps more than fewer workers
+        cures = (*settings, fewer, *(cure for cure in cheaper if cure not in settings))
+        gain = _of_cheaper_images(evidence, share)
     told = _numbers(evidence, evidence.share("data_wait"))
     if starts >= NOTICEABLE:
         told.append(
@@ -128,16 +144,8 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
         share=share,
         evidence=tuple(told),
         cause="the workers take turns on full cores, and take them from the training process too; more workers would only add to it",
-        cures=(
-            Cure(
-                setting="hyperparameters.num_workers",
-                value=sensible,
-                now=workers,
-                why="as many as make the images of a step while it is computed; more would take turns",
-            ),
-            *_cheaper_images(evidence),
-        ),
-        gain=bounded(share, expected, formula),
+        cures=cures,
+        gain=gain,
     )
 
 
@@ -180,21 +188,29 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
 
 
 def _costly_images(evidence: Evidence, wait: float) -> Verdict:
-    cures, touched, formula = _cheaper_images(evidence), wait * evidence.steps_part, ""
-    theirs = evidence.workers_part
-    if not evidence.on_gpu and theirs is not None and theirs * evidence.steps_part > touched:
-        touched = theirs * evidence.steps_part  # cores that images leave compute, so more than the wait can go
-        formula = (
-            f"images take {percent(theirs)} of the CPU time, which the model computes with too: 1 / (1 - {touched:.2f})"
-        )
     return Verdict(
         kind="data_bound",
         title="Preparing the images takes more than the cores can give",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
         cause="the cores are full with decoding and augmentation, and more workers would only take turns on them",
-        cures=cures,
-        gain=bounded(touched, formula=formula),
+        cures=_cheaper_images(evidence),
+        gain=_of_cheaper_images(evidence, wait * evidence.steps_part),
+    )
+
+
+def _of_cheaper_images(evidence: Evidence, touched: float) -> Gain:
+    """The bound of what cheaper images bring, which take at least `touched` of the training time.
+
+    Where the model computes on the same cores, it gets those that images leave: more than the wait can go.
+    """
+    theirs = evidence.workers_part
+    if evidence.on_gpu or theirs is None or theirs * evidence.steps_part <= touched:
+        return bounded(touched)
+    touched = theirs * evidence.steps_part
+    return bounded(
+        touched,
+        formula=f"images take {percent(theirs)} of the CPU time, which the model computes with too: 1 / (1 - {touched:.2f})",
     )
 
 

@@ -17,7 +17,7 @@ from launcher.insight.verdicts import (
 SHORT_STEP = 0.06
 """Seconds of a micro-batch below which starting kernels is what a GPU waits for: some thousand kernels at about 10 µs each."""
 
-FIXED = 0.25
+FIXED = 0.2
 """Share of a step in what costs the same for any batch (optimizer, the loop itself) from which batches are small."""
 
 
@@ -100,7 +100,9 @@ def fixed_cost(evidence: Evidence) -> Answer:
             ),
         ),
         gain=bounded(
-            share, 1 / (1 - 0.75 * share), f"a quarter of the optimizer's steps: 1 / (1 - 0.75 · {share:.2f})"
+            0.75 * evidence.steps_part,
+            formula="a step of four times the images may take as long as one of now, if nothing but fixed cost fills it: "
+            f"1 / (1 - 0.75 · {evidence.steps_part:.2f})",
         ),
     )
 
