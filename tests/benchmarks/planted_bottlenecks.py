@@ -290,7 +290,7 @@ def train(
     script = "train_kd" if case.distils else "train_classifier"
     kind = "DistillationSettings" if case.distils else "ClassifierSettings"
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
-    plant = plant.replace("{slow}", str(total * 0.15 / 60)).replace("{fast}", str(total * 0.4 / 60))
+    plant = plant.replace("{slow}", str(total * 0.15 / 60)).replace("{fast}", str(total * 0.25 / 60))
     run = f"{script}.main(read_settings({kind}))"
     if tool == "gpuprof":
         place = {"file": str(folder / "gpuprof.db"), "found": str(folder / "gpuprof.json"), "run": f"    {run}"}
