@@ -154,6 +154,20 @@ PLANTED = {
         phases={**CPU, "student_forward": 0.003, "backward": 0.006, "data_wait": 0.001},
         settings={"global_batch_size": 2},
     ),
+    ("small_batch", "on the CPU, a little over a fifth in the optimizer"): dict(
+        phases={**CPU, "optimizer": 0.054}, settings={"global_batch_size": 4}
+    ),
+    ("too_many_workers", "on the CPU, seen where epochs begin"): dict(
+        phases=CPU, cores=2, busy=1.99, settings={"num_workers": 16}, noise=0.3, epoch_start=9.0, log_every=2
+    ),
+    ("storage_bound", "other programs fill the cores"): dict(
+        phases={**CPU, "data_wait": 0.8},
+        cores=2,
+        busy=1.95,
+        cpu_seconds=0.3,
+        worker_cpu_seconds=0.01,
+        settings={"num_workers": 2},
+    ),
     ("slow_start", "mild"): dict(phases=GPU, gpu=95, steps=2000, facts={"seconds_to_first_step": 200.0}),
     ("slow_start", "harsh"): dict(phases=GPU, gpu=95, facts={"seconds_to_first_step": 1500.0}),
     ("cpu_throttled", "mild"): dict(phases=CPU, cores=8, usable=2, busy=1.9, throttled=20, settings={"num_workers": 1}),
@@ -225,3 +239,11 @@ def test_at_least_16_kinds_are_planted_in_a_milder_and_a_harsher_form():
     for kind, form in PLANTED:
         found.setdefault(kind, []).append(form)
     assert len(found) >= 16 and all(len(forms) >= 2 for forms in found.values())
+
+
+def test_a_wait_where_epochs_begin_is_the_too_many_workers_own():
+    planted = PLANTED["too_many_workers", "on the CPU, seen where epochs begin"]
+    crowd, few = judged(**planted), judged(**{**planted, "settings": {"num_workers": 1}})
+    assert "slow_epoch_starts" not in [verdict.kind for verdict in crowd.verdicts]
+    starts = next(verdict.share for verdict in few.verdicts if verdict.kind == "slow_epoch_starts")
+    assert crowd.verdicts[0].share > starts > 0.1
