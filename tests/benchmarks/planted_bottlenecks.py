@@ -164,7 +164,7 @@ CASES = (
     Case(
         "too_few_workers",
         "none, cheap images",
-        {**HEAVY, "num_workers": 0, "image_size": 64, "max_steps": 60},
+        {**HEAVY, "num_workers": 0, "image_size": 48, "max_steps": 60},
         threads=1,
     ),
     Case(
@@ -226,14 +226,14 @@ CASES = (
     ),
     Case(
         "step_outliers",
-        "3 s in every 25th",
+        "4 s in every 25th",
         {**HEAVY, "max_steps": 75},
         SLEEP_SOMETIMES.format(every=25, seconds=4),
         cured={},
     ),
     Case(
         "step_outliers",
-        "8 s in every 20th",
+        "10 s in every 20th",
         {**HEAVY, "max_steps": 60},
         SLEEP_SOMETIMES.format(every=20, seconds=10),
         cured={},

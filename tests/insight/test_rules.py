@@ -6,6 +6,7 @@ import pytest
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.rules import judge
+from launcher.insight.verdicts import EXPLAINED
 from tests.insight.planted import plant
 
 GPU = {
@@ -239,6 +240,25 @@ def test_at_least_16_kinds_are_planted_in_a_milder_and_a_harsher_form():
     for kind, form in PLANTED:
         found.setdefault(kind, []).append(form)
     assert len(found) >= 16 and all(len(forms) >= 2 for forms in found.values())
+
+
+HALVES = {
+    "a wait that half lies where epochs begin": dict(
+        phases={"data_wait": 0.035, "student_forward": 0.2, "backward": 0.2},
+        **{"epoch_start": 1.3, "steps_per_epoch": 60, "log_every": 5, "steps": 300, "noise": 0.01},
+        **{"cores": 2, "busy": 1.96, "settings": {"num_workers": 2}},
+    ),
+    "a quota, and workers that harm nobody": dict(
+        phases=CPU, cores=8, busy=2.8, usable=4, throttled=15.0, settings={"num_workers": 16}
+    ),
+}
+"""What no single rule of those that point at each other would see enough of."""
+
+
+@pytest.mark.parametrize("case", HALVES)
+def test_what_another_finding_explains_has_that_finding(case):
+    judgement = judged(**HALVES[case])
+    assert judgement.verdicts or EXPLAINED.why not in [why for _, why in judgement.not_applicable]
 
 
 def test_a_wait_where_epochs_begin_is_the_too_many_workers_own():

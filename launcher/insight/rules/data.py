@@ -32,7 +32,7 @@ def waiting(evidence: Evidence) -> Answer:
         return _from_system_metrics(evidence, idle)
     if wait < NOTICEABLE:
         return None
-    if not _everywhere(evidence):
+    if epoch_start_share(evidence) >= NOTICEABLE and not _everywhere(evidence):
         return EXPLAINED
     if evidence.throttled is not None and evidence.throttled >= NOTICEABLE:
         return EXPLAINED  # by the quota: no number of workers helps against it

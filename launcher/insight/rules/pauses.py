@@ -6,7 +6,7 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
-from launcher.insight.rules.workers import crowded, taken_by_workers
+from launcher.insight.rules.workers import taken_by_workers
 from launcher.insight.verdicts import (
     EXPLAINED,
     NOTICEABLE,
@@ -178,8 +178,10 @@ def outliers(evidence: Evidence) -> Answer:
     excess = float(((seconds - median) * counts)[far].sum() / (seconds * counts).sum())
     if not far.any() or excess < NOTICEABLE:
         return None
-    if _at_epoch_starts(steps.epoch[mask], far) or (crowded(evidence) and (evidence.full or 0) >= 0.8):
-        return EXPLAINED  # by the epochs' starts, or by workers that take the cores
+    if taken_by_workers(evidence) is not None:
+        return EXPLAINED
+    if _at_epoch_starts(steps.epoch[mask], far) and epoch_start_share(evidence) >= NOTICEABLE:
+        return EXPLAINED
     where = {
         phase: float(np.nan_to_num(values[mask])[far].mean() - np.median(np.nan_to_num(values[mask])))
         for phase, values in steps.seconds.items()

@@ -6,7 +6,7 @@ import numpy as np
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Series
-from launcher.insight.rules.workers import crowded
+from launcher.insight.rules.workers import taken_by_workers
 from launcher.insight.verdicts import (
     EXPLAINED,
     NOTICEABLE,
@@ -36,7 +36,7 @@ def throttled(evidence: Evidence) -> Answer:
         return NotMeasured(what="cores held back by a quota", reason=evidence.why_no_series("throttled"))
     if share < NOTICEABLE:
         return None
-    if crowded(evidence) and (evidence.busy or 0) >= 0.6:
+    if taken_by_workers(evidence) is not None:
         return EXPLAINED  # with too many workers it is they who use the quota up
     if evidence.on_gpu and (evidence.gpu_idle or 0) < NOTICEABLE and (evidence.share("data_wait") or 0) < NOTICEABLE:
         return None  # the GPUs do not feel it
