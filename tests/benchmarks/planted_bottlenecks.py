@@ -5,7 +5,7 @@ tests/insight/test_rules.py plants their measurements. A run takes some 10 to 50
 
     .venv/bin/python tests/benchmarks/planted_bottlenecks.py too_many_workers teacher_bound
 
-`make bench-planted-others` gives the same runs to TraceML, gpuprof and Debugger's rules too.
+`make bench-planted-others` gives the harsher form of each kind, and the healthy runs, to TraceML, gpuprof and Debugger's rules too.
 """
 
 from __future__ import annotations
@@ -399,8 +399,12 @@ def main() -> None:
     parser.add_argument(
         "--others", action="store_true", help="give the runs to other tools too, instead of applying the cure"
     )
+    parser.add_argument("--harsher", action="store_true", help="only the harsher form of each kind, and the healthy runs")
     options = parser.parse_args()
     chosen = [case for case in CASES if not options.kinds or (case.kind or "healthy") in options.kinds]
+    if options.harsher:
+        harsher = {case.kind: case for case in chosen}
+        chosen = [case for case in chosen if case.kind is None or case is harsher[case.kind]]
     if os.geteuid():
         chosen = [case for case in chosen if case.kind != "cpu_throttled"]
         print("cpu_throttled is not run: only root may set a quota", file=sys.stderr)
