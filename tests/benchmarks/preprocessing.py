@@ -322,7 +322,7 @@ def cost_of_normalisation(rounds: int) -> str:
 
 
 def fidelity(crops: int) -> str:
-    """PSNR of the fast path's views against the reference's, in dB: the whole photograph, and the least of random crops."""
+    """PSNR of the fast path's views against the reference's, in dB: the whole photograph, random crops' least and median."""
     reference, fast = ReferencePreprocessor(), FastPreprocessor()
     rows = [("dB", "224 px, whole", "224 px, crops", "224 px of 2 MP, crops", "64 px, crops")]
     for name in NAMES:
@@ -344,7 +344,7 @@ def fidelity(crops: int) -> str:
                 pair = [way.varied(content, name, size, 3, Augmentation(area, area < 1), random.Random(f"{name}/{view}")) for way in (fast, reference)]  # fmt: skip
                 error = np.square(pair[0].astype(float) - pair[1]).mean()
                 found.append(10 * np.log10(255**2 / max(error, 1e-9)))
-            cells.append(f"{min(found):.1f}")
+            cells.append(f"{min(found):.1f}" if views == 1 else f"{min(found):.1f} · {statistics.median(found):.1f}")
         rows.append((name, *cells))
     return table(rows)
 
@@ -376,7 +376,7 @@ def main() -> None:
     if "normalisation" in asked.only:
         print(f"\nNormalisation\n\n{cost_of_normalisation(asked.rounds)}", flush=True)
     if "fidelity" in asked.only:
-        print(f"\nPSNR against Pillow with antialiasing, the least of 20 crops\n\n{fidelity(20)}")
+        print(f"\nPSNR against Pillow with antialiasing; of 100 crops the least and the median\n\n{fidelity(100)}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import struct
 import numpy as np
 import pytest
 from PIL import Image
-from training.data.jpeg import SCALES, JpegHeader, find_decoder, opencv, read_header
+from training.data.augmentation import PARTS
+from training.data.jpeg import JpegHeader, find_decoder, opencv, read_header
 
 from .conftest import DECODERS
 from .photographs import NAMES, jpeg, photograph, pixels_of, psnr
@@ -97,7 +98,7 @@ def test_what_is_no_plain_jpeg_is_left_to_pillow(monkeypatch):
 @pytest.mark.parametrize("grey", [False, True])
 @pytest.mark.parametrize(
     ("size", "part"),
-    [((9, 1), 1), ((1, 33), 1), *itertools.product([(640, 427), (203, 77), (19, 16)], [1, *SCALES])],
+    [((9, 1), 1), ((1, 33), 1), *itertools.product([(640, 427), (203, 77), (19, 16)], [1, *PARTS])],
 )
 def test_all_decoders_give_the_same_pixels_at_every_part_of_the_size(decoder, size, part, grey):
     encoded = jpeg(pixels_of("flower", size).convert("L" if grey else "RGB"))

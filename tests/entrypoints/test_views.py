@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
-from training.data.augmentation import Augmentation, erase, random_box
+from training.data.augmentation import Augmentation, decoded_part, random_box
 from training.data.batches import TrainingBatches
 from training.data.broken import BrokenImages
 from training.data.decoding import as_pixels
@@ -52,7 +52,7 @@ def views(root: Path, augmentation: Augmentation = STRONG, mixing: Mixing = BOTH
 
 def varied(augmentation: Augmentation, image: Image.Image, seed: int) -> np.ndarray:
     chance = random.Random(seed)
-    pixels = as_pixels(vary(image, 16, augmentation.draw(image.size, chance)))
+    pixels = as_pixels(vary(image, 16, augmentation.draw(image.size, 16, chance)))
     augmentation.erase(pixels, chance)
     return pixels
 
@@ -149,6 +149,21 @@ def test_fit_fills_the_square(size):
     assert fit(Image.new("RGB", size), 16).size == (16, 16)
 
 
+@pytest.mark.parametrize("image_size", [(1600, 1200), (427, 641), (1023, 2047)])
+def test_a_crop_that_can_be_decoded_smaller_begins_and_ends_where_that_has_pixels(image_size):
+    parts = Counter()
+    for seed in range(300):
+        whole = random_box(image_size, 0.08, random.Random(seed))
+        for size in (32, 64, 224):
+            box = Augmentation(0.08).draw(image_size, size, random.Random(seed)).box
+            part = decoded_part(whole, size)
+            parts[part] += 1
+            assert not any(side % part for side in box) and decoded_part(box, size) >= part
+            assert max(abs(drawn - side) for drawn, side in zip(box, whole)) < part
+            assert 0 <= box[0] < box[2] <= image_size[0] and 0 <= box[1] < box[3] <= image_size[1]
+    assert set(parts) == {1, 2, 4, 8}
+
+
 def test_fit_takes_the_middle_without_squashing():
     image = Image.linear_gradient("L").resize((64, 64)).transpose(Image.Transpose.ROTATE_90).resize((128, 64))
     middle = fit(image, 64)
@@ -170,7 +185,7 @@ def test_erasing_fills_a_box_of_the_papers_size_with_noise_and_leaves_the_rest()
     areas, aspects, places = [], [], set()
     for seed in range(400):
         pixels = np.full((3, 96, 128), 77, np.uint8)
-        erase(pixels, random.Random(seed))
+        Augmentation(random_erasing=1.0).erase(pixels, random.Random(seed))
         changed = (pixels != 77).any(0)
         rows, columns = np.flatnonzero(changed.any(1)), np.flatnonzero(changed.any(0))
         high, wide = rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1

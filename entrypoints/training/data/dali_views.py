@@ -73,7 +73,7 @@ class ViewsByDali:
             views.channels,
             by_reference=number in by_reference,
         )
-        variation = views.augmentation.draw(size, chance)
+        variation = views.augmentation.draw(size, views.size, chance)
         prepared = dali_graph.prepare(encoded, size, variation, self.operations)
         shape = (views.channels, views.size, views.size)
         return ViewItem(number, prepared, views.augmentation.draw_erasing(shape, chance))

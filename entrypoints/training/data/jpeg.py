@@ -14,10 +14,6 @@ from PIL import Image
 
 from training.data.decoding import ORIENTATION
 
-SCALES = (8, 4, 2)
-"""The parts of its size at which a JPEG can be decoded faster than whole: powers of two, where libjpeg's inverse DCT is smaller.
-Its other fractions (3/8, 5/8 …) take longer than the whole."""
-
 HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
 """Markers of baseline, extended and progressive frames (ITU-T T.81, table B.1); the others are lossless or arithmetic."""
 

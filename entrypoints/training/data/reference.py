@@ -38,7 +38,7 @@ class ReferencePreprocessor:
             BrokenImage: it cannot be decoded; the message names the file.
         """
         image = decode(encoded, file, channels)
-        return as_pixels(vary(image, size, augmentation.draw(image.size, chance)))
+        return as_pixels(vary(image, size, augmentation.draw(image.size, size, chance)))
 
     def whole(self, encoded: bytes, file: str, channels: int) -> np.ndarray:
         """Uint8 (height, width) for one channel, (height, width, 3) for three, of an image file, upright.
