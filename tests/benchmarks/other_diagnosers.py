@@ -65,16 +65,21 @@ HEALTHY_TOO = {"COMPUTE_BOUND"}
 TRACEML = [sys.executable, "-c", "from traceml_ai.launcher.cli import main; main()", "run", "--logs-dir"]
 
 TRACEML_STEPS = """
+import itertools
 from traceml_ai.api import init, trace_step
 from training import loop
 init()
-untraced = loop._step
-def traced(task, state, *rest):
+untraced, on_device = loop._step, loop._on_device
+loop._on_device = lambda *arguments: arguments
+def traced(task, state, batches, accumulation, *rest):
+    waiting, *place = batches
+    fetched = [*itertools.islice(waiting, accumulation)]
     with trace_step(state.trained):
-        return untraced(task, state, *rest)
+        return untraced(task, state, on_device(iter(fetched), *place), accumulation, *rest)
 loop._step = traced
 """
-"""Python after the plant: where a step begins and ends, which TraceML has its users say in a loop of their own."""
+"""Python after the plant: where a step begins and ends, which TraceML has its users say in a loop of their own: after the wait for a
+batch, which it times itself, and before the batch is copied to the device."""
 
 GPUPROF = """
 import os, gpuprof

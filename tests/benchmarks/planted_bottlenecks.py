@@ -399,7 +399,9 @@ def main() -> None:
     parser.add_argument(
         "--others", action="store_true", help="give the runs to other tools too, instead of applying the cure"
     )
-    parser.add_argument("--harsher", action="store_true", help="only the harsher form of each kind, and the healthy runs")
+    parser.add_argument(
+        "--harsher", action="store_true", help="only the harsher form of each kind, and the healthy runs"
+    )
     options = parser.parse_args()
     chosen = [case for case in CASES if not options.kinds or (case.kind or "healthy") in options.kinds]
     if options.harsher:

@@ -57,7 +57,7 @@ BARE, DALI, SMOOTH = "bare decoding", "DALI on the CPU", "the same, smooth chrom
 AHEAD = 6
 """Batches that are taken before the wall's clock starts: more than any of the ways makes ahead."""
 
-PARTS = ("small", "small-wall", "small-load", "large", "large-wall", "normalisation", "fidelity")
+PARTS = ("small", "small-wall", "small-load", "small-composed", "large", "large-wall", "normalisation", "fidelity")
 
 FORKED = multiprocessing.get_context("fork")
 
@@ -277,19 +277,22 @@ def speed_of_two(root: Path, images: int, rounds: int) -> str:
     return table(rows)
 
 
-def cost_of_the_load(root: Path, images: int, rounds: int) -> str:
-    """CPU time an image with so many rounds of mirroring and turning before the crop."""
+def cost_of_the_load(
+    root: Path, images: int, rounds: int, only: str | None = None, loads: tuple[int, ...] = LOADS
+) -> str:
+    """CPU time an image with so many rounds of mirroring and turning before the crop; by all ways, or only one."""
     makers: dict[str, Callable[[int], Contestant]] = {
         TORCHVISION: lambda load: Contestant(by_torchvision, root, 1, load=load),
         "torchvision, bilinear": lambda load: Contestant(by_torchvision, root, 1, load=load, bilinear=True),
         OURS: lambda load: Contestant(ours, root, 1, load=load),
         COMPOSED: lambda load: Contestant(ours, root, 1, load=load, compose_augmentation=True),
     }
-    ways = {f"{name}, {load}": make(load) for name, make in makers.items() for load in LOADS}
+    makers = {name: make for name, make in makers.items() if only in (None, name)}
+    ways = {f"{name}, {load}": make(load) for name, make in makers.items() for load in loads}
     found = measure(ways, images, rounds)
-    rows = [("CPU ms an image", *(f"load {load}" for load in LOADS), f"{LOADS[-1]} / 0")]
+    rows = [("CPU ms an image", *(f"load {load}" for load in loads), f"{loads[-1]} / 0")]
     for name in makers:
-        seconds = [found[f"{name}, {load}"] for load in LOADS]
+        seconds = [found[f"{name}, {load}"] for load in loads]
         rows.append((name, *(f"{1000 * median_of(values):.2f}" for values in seconds), versus(seconds[-1], seconds[0])))
     return table(rows)
 
@@ -373,6 +376,9 @@ def main() -> None:
             if f"{name}-load" in asked.only:
                 table_of_loads = cost_of_the_load(some_of(root, images // 3), images // 3, asked.rounds)
                 print(f"{title}, augmentation load\n\n{table_of_loads}", flush=True)
+            if f"{name}-composed" in asked.only:
+                ends = cost_of_the_load(some_of(root, images), images, asked.rounds, COMPOSED, (LOADS[0], LOADS[-1]))
+                print(f"{title}, augmentation load in one warp\n\n{ends}", flush=True)
     if "normalisation" in asked.only:
         print(f"\nNormalisation\n\n{cost_of_normalisation(asked.rounds)}", flush=True)
     if "fidelity" in asked.only:
