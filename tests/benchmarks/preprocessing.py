@@ -34,8 +34,8 @@ import torch
 from engine import ALONE, machine, progress, ratio, table
 from PIL import Image
 from torch.utils.data import DataLoader
-from training.data.augmentation import Augmentation
-from training.data.fast import FastPreprocessor
+from training.data.augmentation import Augmentation, random_box
+from training.data.fast import FastPreprocessor, resize
 from training.data.jpeg import find_decoder, read_header
 from training.data.loaders import open_loaders
 from training.data.reference import ReferencePreprocessor
@@ -52,7 +52,8 @@ PHOTOGRAPHS = Path(sklearn.__file__).parent / "datasets" / "images"
 NAMES = ("china.jpg", "flower.jpg")
 
 TORCHVISION, OURS, COMPOSED, REFERENCE = "torchvision", "cpu", "cpu, composed", "cpu_reference"
-BARE, DALI, SMOOTH = "bare decoding", "DALI on the CPU", "the same, smooth chroma"
+BARE, CUT = "bare decoding", "bare decoding, crop, resize"
+DALI, SMOOTH = "DALI on the CPU", "the same, smooth chroma"
 
 AHEAD = 6
 """Batches that are taken before the wall's clock starts: more than any of the ways makes ahead."""
@@ -138,14 +139,17 @@ def by_torchvision(root: Path, workers: int = 0, load: int = 0, bilinear: bool =
             yield len(images)
 
 
-def bare_decoding(root: Path) -> Way:
-    """Files read and decoded whole, by what the fast path decodes with, and nothing else."""
-    decode = find_decoder()[0]
+def bare_decoding(root: Path, cut: bool = False) -> Way:
+    """Files read and decoded whole, by what the fast path decodes with, and nothing else; or with `cut` a random crop resized too."""
+    decode, chance = find_decoder()[0], random.Random(0)
     files = sorted(root.rglob("*.jpg"))
     for first in itertools.cycle(range(0, len(files) - BATCH + 1, BATCH)):
         for file in files[first : first + BATCH]:
             encoded = file.read_bytes()
-            assert decode(encoded, read_header(encoded), 1, False) is not None
+            pixels = decode(encoded, read_header(encoded), 1, False)
+            if cut:
+                left, top, right, bottom = random_box(pixels.shape[1::-1], MIN_AREA, chance)
+                resize(pixels[top:bottom, left:right], (SIZE, SIZE))
         yield BATCH
 
 
@@ -251,6 +255,7 @@ def cost_of_a_view(root: Path, images: int, rounds: int) -> str:
         TORCHVISION: Contestant(by_torchvision, root, 1),
         REFERENCE: Contestant(ours, root, 1, preprocessing="cpu_reference"),
         BARE: Contestant(bare_decoding, root),
+        CUT: Contestant(bare_decoding, root, cut=True),
     }
     if has_dali():
         ways |= {DALI: Contestant(by_dali, root), SMOOTH: Contestant(by_dali, root, fancy=True)}

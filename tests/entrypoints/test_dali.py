@@ -217,7 +217,7 @@ def test_an_erased_box_is_the_reference_paths_noise_to_the_bit(root):
     (batch,) = epoch(asked, batches())
     for image, view, number in zip(batch.images.numpy(), batch.views.tolist(), batch.numbers.tolist(), strict=True):
         chance = asked.chance(view, number)
-        always.draw((1, 1), chance)
+        always.draw((1, 1), 64, chance)
         drawn = always.draw_erasing((3, 64, 64), chance)
         assert np.array_equal(image[drawn.place], drawn.noise)
 
