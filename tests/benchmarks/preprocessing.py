@@ -147,6 +147,7 @@ def bare_decoding(root: Path, cut: bool = False) -> Way:
         for file in files[first : first + BATCH]:
             encoded = file.read_bytes()
             pixels = decode(encoded, read_header(encoded), 1, False)
+            assert pixels is not None
             if cut:
                 left, top, right, bottom = random_box(pixels.shape[1::-1], MIN_AREA, chance)
                 resize(pixels[top:bottom, left:right], (SIZE, SIZE))

@@ -251,6 +251,12 @@ HALVES = {
     "a quota, and workers that harm nobody": dict(
         phases=CPU, cores=8, busy=2.8, usable=4, throttled=15.0, settings={"num_workers": 16}
     ),
+    "a quota and many workers, whose wait nobody measured": dict(
+        cores=8, busy=1.95, usable=2, throttled=15.0, pressure=80, settings={"num_workers": 16}
+    ),
+    "a quota and many workers, in first steps": dict(
+        phases=CPU, steps=4, log_every=1, cores=8, busy=1.95, usable=2, throttled=15.0, settings={"num_workers": 16}
+    ),
 }
 """What no single rule of those that point at each other would see enough of."""
 
@@ -259,6 +265,15 @@ HALVES = {
 def test_what_another_finding_explains_has_that_finding(case):
     judgement = judged(**HALVES[case])
     assert judgement.verdicts or EXPLAINED.why not in [why for _, why in judgement.not_applicable]
+
+
+def test_outliers_at_epoch_starts_do_not_outdo_a_wait_that_is_everywhere():
+    found = judged(
+        phases={"data_wait": 0.1, "student_forward": 0.2, "backward": 0.2},
+        **{"epoch_start": 9.0, "steps_per_epoch": 60, "log_every": 5, "steps": 300, "noise": 0.01},
+        **{"cores": 2, "busy": 1.96, "settings": {"num_workers": 2}},
+    )
+    assert kinds(found) == ["data_bound"]
 
 
 def test_a_wait_where_epochs_begin_is_the_too_many_workers_own():

@@ -31,13 +31,14 @@ class Variation(NamedTuple):
 
     turns: tuple[Turn, ...] = ()
     box: tuple[int, int, int, int] | None = None
-    """left, top, right, bottom in pixels: the part that is scaled to the view. None: the middle square (`fit`). Where it can be decoded
-    smaller (`decoded_part`) all four are multiples of that, so that it is cut there without pixels in between."""
+    """left, top, right, bottom in pixels, multiples of `part`: what is scaled to the view. None: the middle square (`fit`)."""
     degrees: float = 0.0
     """The scaled part is rotated counterclockwise around its middle, and then …"""
     shift: tuple[int, int] = (0, 0)
     """… moved right and down, in pixels of the view; what comes in from beyond is black."""
     mirrored: bool = False
+    part: int = 1
+    """How many times smaller the image can be decoded for its box: that begins and ends there where the smaller image has pixels."""
 
 
 class Erasing(NamedTuple):
@@ -73,15 +74,16 @@ class Augmentation:
         turns = tuple(
             Turn(chance.random() < 0.5, chance.random() < 0.5, chance.uniform(-5, 5)) for _ in range(self.load)
         )
-        box = None
+        box, part = None, 1
         if self.min_crop_area < 1:
             box = random_box(image_size, self.min_crop_area, chance)
-            box = _at_multiples(box, image_size, decoded_part(box, size))
+            part = decoded_part(box, size)
+            box = _at_multiples(box, image_size, part)
         shift, degrees = (0, 0), 0.0
         if self.max_shift_pixels or self.max_rotation_degrees:
             shift = tuple(chance.randint(-self.max_shift_pixels, self.max_shift_pixels) for _ in range(2))
             degrees = chance.uniform(-self.max_rotation_degrees, self.max_rotation_degrees)
-        return Variation(turns, box, degrees, shift, self.horizontal_flip and chance.random() < 0.5)
+        return Variation(turns, box, degrees, shift, self.horizontal_flip and chance.random() < 0.5, part)
 
     def draw_erasing(self, shape: tuple[int, int, int], chance: random.Random) -> Erasing | None:
         """What of some images is erased, of that (channels, height, width); `chance` drew the image's variation before."""
@@ -99,16 +101,18 @@ def decoded_part(box: tuple[int, int, int, int], size: int) -> int:
     """How many times smaller an image can be decoded of which a view of `size` × `size` pixels shows that box; 1: not at all.
 
     The box still has a view's pixels then, at least. What is near to having just these comes out sharper than by the reference's
-    filter, which blurs what it shrinks: 36 dB at the least on photographs full of details, and over 45 dB where there are twice as many.
+    filter, which blurs what it shrinks: 34 dB at the least on photographs full of details, over 45 dB where there are twice as many.
     """
     left, top, right, bottom = box
     return next((part for part in PARTS if min(right - left, bottom - top) >= part * size), 1)
 
 
 def _at_multiples(box: tuple[int, int, int, int], image_size: tuple[int, int], part: int) -> tuple[int, int, int, int]:
-    """A box with its sides at the multiples of `part` that are nearest in the image: at most half a view's pixel away."""
-    left, top, right, bottom = (min(round(side / part), end // part) * part for side, end in zip(box, 2 * image_size))
-    return left, top, right, bottom
+    """The smallest box around a box whose sides are multiples of `part`; what an image's last pixels lack of one is left out."""
+    width, height = (side // part * part for side in image_size)
+    left, top = (side // part * part for side in box[:2])
+    right, bottom = (-(-side // part) * part for side in box[2:])
+    return left, top, min(right, width), min(bottom, height)
 
 
 def random_box(image_size: tuple[int, int], min_area: float, chance: random.Random) -> tuple[int, int, int, int]:

@@ -82,7 +82,7 @@ class FastPreprocessor:
         """How many times smaller to decode; repeated rotations see all pixels that there are."""
         if variation.turns and not self.compose:
             return 1
-        return decoded_part(variation.box or (0, 0, header.width, header.height), size)
+        return decoded_part((0, 0, header.width, header.height), size) if variation.box is None else variation.part
 
     def _vary(self, pixels: np.ndarray, header: JpegHeader, part: int, size: int, variation: Variation) -> np.ndarray:
         """Uint8 (1 or 3, size, size) of (⌈height / part⌉, ⌈width / part⌉[, 3]) as stored."""
@@ -156,7 +156,7 @@ def _scaled(
 def _scaled_part(pixels: np.ndarray, sides: list[list[float]], size: tuple[int, int]) -> np.ndarray:
     """Left and right, top and bottom of pixels (height, width[, 3]) as planes (1 or 3, *size).
 
-    Between the pixels, where a box can lie in an image that was turned and decoded smaller, Pillow alone cuts: four times as slow.
+    Between the pixels, where an image that was decoded smaller can end or, turned, begin, Pillow alone cuts: four times as slow.
     """
     (left, right), (top, bottom) = sides
     if all(side.is_integer() for side in (left, right, top, bottom)):

@@ -176,11 +176,13 @@ def outliers(evidence: Evidence) -> Answer:
     median = float(np.median(seconds))
     far = windows.far(steps)[mask]
     excess = float(((seconds - median) * counts)[far].sum() / (seconds * counts).sum())
-    if not far.any() or excess < NOTICEABLE:
+    share = excess * evidence.steps_seconds / evidence.training_seconds
+    if not far.any() or share < NOTICEABLE:
         return None
-    if taken_by_workers(evidence) is not None:
+    if taken_by_workers(evidence) is not None and (evidence.full or 0) >= 0.8:
         return EXPLAINED
-    if _at_epoch_starts(steps.epoch[mask], far) and epoch_start_share(evidence) >= NOTICEABLE:
+    waits = max(epoch_start_share(evidence), evidence.share("data_wait") or 0.0)
+    if _at_epoch_starts(steps.epoch[mask], far) and waits >= NOTICEABLE:
         return EXPLAINED
     where = {
         phase: float(np.nan_to_num(values[mask])[far].mean() - np.median(np.nan_to_num(values[mask])))
@@ -188,7 +190,6 @@ def outliers(evidence: Evidence) -> Answer:
         if phase != "step"
     }
     phase = max(where, key=where.get, default="no phase")
-    share = excess * evidence.steps_seconds / evidence.training_seconds
     numbers = ", ".join(str(number) for number in steps.step[mask][far][:5])
     return Verdict(
         kind="step_outliers",

@@ -23,8 +23,11 @@ def crowded(evidence: Evidence) -> bool:
 def taken_by_workers(evidence: Evidence) -> float | None:
     """Share of a step that too many workers take, at least as far as it shows; None where there are not too many, or no harm.
 
-    It shows as a wait for data, or without any, as in KT's job: the device idles, or steps that compute on the same cores falter.
+    It shows as a wait for data, or without any, as in KT's job: the device idles, or steps that compute on the same cores falter. Where
+    neither the wait nor the device was measured, or only first steps were, nobody can tell.
     """
+    if evidence.only_first_steps or (evidence.share("data_wait") is None and evidence.gpu_idle is None):
+        return None
     if not crowded(evidence) or evidence.busy is None or evidence.busy < 0.6:
         return None
     wait, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
