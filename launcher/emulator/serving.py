@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher import config_file
+from launcher.aws import catalog
 from launcher.aws.prices import instances
 from launcher.aws.upload import split
 from launcher.emulator.emulator import Emulator
-from launcher.findings import mistake
+from launcher.findings import Finding, UserError, did_you_mean, mistake
 from launcher.job import Job
 from launcher.loading import load
 
@@ -38,7 +40,7 @@ def serve(
         configs: files whose buckets, role, subnets, security groups, file systems and quotas shall be there.
         command: what to run with the emulator's environment; empty: print that environment and wait for Ctrl-C.
         port: on 127.0.0.1; 0 takes a free one.
-        prices: US dollars an instance-hour by instance type, in the regions of the configs.
+        prices: US dollars an instance-hour by instance type, in the regions of the configs; us-east-1 where they name none.
         file_systems: file system's id -> the folder that stands for its root; others are empty.
         folder: where the hosts' /opt/ml trees lie and stay; None: in a temporary folder.
 
@@ -46,7 +48,7 @@ def serve(
         The command's exit status; 0 without one.
 
     Raises:
-        UserError: a config is no job, or the command is not there.
+        UserError: as `start`; or the command is not there.
     """
     with tempfile.TemporaryDirectory(prefix="launcher-emulator-") as temporary:
         place = folder.absolute() if folder is not None else Path(temporary)
@@ -82,22 +84,49 @@ def start(
         configs: files whose buckets, role, subnets, security groups, file systems and quotas shall be there.
         folder: where the hosts' /opt/ml trees lie and stay.
         port: on 127.0.0.1; 0 takes a free one.
-        prices: US dollars an instance-hour by instance type, in the regions of the configs.
+        prices: US dollars an instance-hour by instance type, in the regions of the configs; us-east-1 where they name none.
         file_systems: file system's id -> the folder that stands for its root; others are empty.
 
     Raises:
-        UserError: a config is no job.
+        UserError: a config is no job; a price is none, or of a type that SageMaker does not train on; a file system is in no config, or
+            its folder is not there.
         RuntimeError: there is an emulator in this process already.
     """
     jobs = [job for config in configs for job in _both(config)]
+    prices, file_systems = prices or {}, file_systems or {}
+    findings = [*_wrong_prices(prices), *_wrong_file_systems(file_systems, jobs)]
+    if findings:
+        raise UserError(findings, "what the emulator shall have")
     place = Path(folder)
     emulator = Emulator(place, port)
     try:
-        prepare(emulator, jobs, prices or {}, file_systems or {}, place)
+        prepare(emulator, jobs, prices, file_systems, place)
     except BaseException:
         emulator.close()
         raise
     return emulator
+
+
+def _wrong_prices(prices: Mapping[str, float]) -> Iterator[Finding]:
+    types = catalog.instance_types()
+    for name, dollars in prices.items():
+        if name not in types:
+            cure = did_you_mean(name, types)
+            yield Finding(key="--price", found=name, valid="an instance type of SageMaker's training jobs", cure=cure)
+        if not (math.isfinite(dollars) and dollars >= 0):
+            cure = f"write {name}=1.23"
+            yield Finding(key="--price", found=f"{name}={dollars}", valid="US dollars an hour", cure=cure)
+
+
+def _wrong_file_systems(file_systems: Mapping[str, Path], jobs: Sequence[Job]) -> Iterator[Finding]:
+    named = {given.fsx or given.efs for job in jobs for given in job.inputs.values()} - {None}
+    for name, folder in file_systems.items():
+        if name not in named:
+            valid = f"a file system of the configs: {', '.join(sorted(named)) or 'they name none'}"
+            yield Finding(key="--file-system", found=name, valid=valid, cure=did_you_mean(name, named))
+        if not folder.is_dir():
+            cure = "check its path"
+            yield Finding(key="--file-system", found=f"{name}={folder}", valid="a folder that is there", cure=cure)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -140,6 +169,9 @@ def prepare(
         there |= {(what, name) for what, name in named if what == "bucket"}  # a bucket's name is one in all regions
         for kind, count in instances(job).items():
             wanted["instance", kind, region] = max(count, wanted.get(("instance", kind, region), 0))
+    for region in {job.region or "us-east-1" for job in jobs} or {"us-east-1"}:
+        for name, dollars in prices.items():  # of types that no config names too: a command may override the type
+            emulator.set_price(name, dollars, region)
     for (what, name, region), count in wanted.items():
         if what == "bucket":
             emulator.add_bucket(name, region)
@@ -152,8 +184,6 @@ def prepare(
         elif what == "instance":
             for use in ("training job", "spot training job", "training warm pool"):
                 emulator.set_quota(f"{name} for {use} usage", float(count), region)
-            if name in prices:
-                emulator.set_price(name, prices[name], region)
         else:
             root = file_systems.get(name, folder / "file-systems" / name)
             root.mkdir(parents=True, exist_ok=True)
