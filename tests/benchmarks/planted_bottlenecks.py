@@ -34,15 +34,16 @@ from launcher.tables import table
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 
 BASE = {
-    **{
-        "model": "mobilenetv3_small_050",
-        "image_size": 96,
-        "global_batch_size": 32,
-        "epochs": 100_000,
-        "max_steps": 60,
-        "log_every": 2,
-    },
-    **{"evaluate_every": 100_000, "num_workers": 1, "learning_rate": 1e-4, "worker_type": "processes"},
+    "model": "mobilenetv3_small_050",
+    "image_size": 96,
+    "global_batch_size": 32,
+    "epochs": 100_000,
+    "max_steps": 60,
+    "log_every": 2,
+    "evaluate_every": 100_000,
+    "num_workers": 1,
+    "learning_rate": 1e-4,
+    "worker_type": "processes",
 }
 """A small model on photographs of 500 by 375 pixels."""
 
@@ -305,8 +306,10 @@ def train(
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SM_")},
         **{name: str(folder / place) for name, place in places.items()},
-        **{"SM_HPS": json.dumps(dict(settings))},
-        **{"SAGEMAKER_BASE_DIR": str(folder), "SM_CURRENT_HOST": "algo-1", "PYTHONPATH": path},
+        "SM_HPS": json.dumps(dict(settings)),
+        "SAGEMAKER_BASE_DIR": str(folder),
+        "SM_CURRENT_HOST": "algo-1",
+        "PYTHONPATH": path,
         **{f"SM_CHANNEL_{part.upper()}": str(data / part) for part in ("train", "validation")},
         **({"SM_CHANNEL_TEACHER": str(teacher)} if case.distils else {}),
         **({"OMP_NUM_THREADS": str(case.threads)} if case.threads else {}),

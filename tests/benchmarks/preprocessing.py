@@ -112,9 +112,16 @@ def bits_a_pixel(root: Path, size: tuple[int, int]) -> float:
 
 def ours(root: Path, workers: int = 0, kind: str = "auto", load: int = 0, **values) -> Way:
     chosen = LabelledImageSettings(
-        **{"image_size": SIZE, "global_batch_size": BATCH, "min_crop_area": MIN_AREA, "horizontal_flip": True, **values},
-        **{"augmentation_load": load, "num_workers": workers, "worker_type": kind, "epochs": 1_000_000},
-    )  # fmt: skip
+        image_size=SIZE,
+        global_batch_size=BATCH,
+        min_crop_area=MIN_AREA,
+        horizontal_flip=True,
+        augmentation_load=load,
+        num_workers=workers,
+        worker_type=kind,
+        epochs=1_000_000,
+        **values,
+    )
     loaders = open_loaders(open_data(root, root, chosen, 3), chosen, ALONE, batch_size_per_device=BATCH)
     for epoch in itertools.count(1):
         loaders.train_batches.start(epoch)

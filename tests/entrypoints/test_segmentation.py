@@ -261,19 +261,15 @@ def learned(blocks, tmp_path_factory):
     """A run of six epochs, and the store in which it lies."""
     store = tmp_path_factory.mktemp("store")
     values = {
-        **{
-            "epochs": 6,
-            "evaluate_every": 6,
-            "horizontal_flip": True,
-            "min_scale": 0.9,
-            "max_scale": 1.2,
-            "dice_weight": 0.5,
-        },
-        **{
-            "class_names": ["grey", "red", "green"],
-            "class_colours": [[0, 0, 0], [250, 0, 0], [0, 250, 0]],
-            "overlays": 3,
-        },
+        "epochs": 6,
+        "evaluate_every": 6,
+        "horizontal_flip": True,
+        "min_scale": 0.9,
+        "max_scale": 1.2,
+        "dice_weight": 0.5,
+        "class_names": ["grey", "red", "green"],
+        "class_colours": [[0, 0, 0], [250, 0, 0], [0, 250, 0]],
+        "overlays": 3,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LAUNCHER_RUNS", str(store))

@@ -154,21 +154,20 @@ def plant(
             usable_cores=usable if usable is not None else float(cores),
         )
     defaults = {
-        **{
-            "num_workers": 4,
-            "worker_type": "auto",
-            "preprocessing": "cpu",
-            "precision": "bf16",
-            "global_batch_size": 256,
-        },
-        **{
-            "batch_size_per_device": None,
-            "epochs": 100,
-            "evaluate_every": 1,
-            "checkpoint_every": None,
-            "log_every": 10,
-        },
-        **{"gradient_compression": "none", "compile": False, "compile_teacher": False, "teacher_cache": None},
+        "num_workers": 4,
+        "worker_type": "auto",
+        "preprocessing": "cpu",
+        "precision": "bf16",
+        "global_batch_size": 256,
+        "batch_size_per_device": None,
+        "epochs": 100,
+        "evaluate_every": 1,
+        "checkpoint_every": None,
+        "log_every": 10,
+        "gradient_compression": "none",
+        "compile": False,
+        "compile_teacher": False,
+        "teacher_cache": None,
     }
     return Measurements(
         source="planted",
@@ -195,15 +194,16 @@ def write(measurements: Measurements, folder: Path) -> Path:
     for steps in measurements.ranks:
         lines = [
             {
-                **{
-                    "kind": "start",
-                    "rank": steps.rank,
-                    "node": steps.host,
-                    "not_measured": {},
-                    "backend": "nccl",
-                    "torch": "2.0.0",
-                },
-                **{"device_name": None, "instance_type": None, "threads": 1, "process_started": BEGAN},
+                "kind": "start",
+                "rank": steps.rank,
+                "node": steps.host,
+                "not_measured": {},
+                "backend": "nccl",
+                "torch": "2.0.0",
+                "device_name": None,
+                "instance_type": None,
+                "threads": 1,
+                "process_started": BEGAN,
                 **{name: measurements.facts[name] for name in ("world_size", "device")},
                 "settings": dict(measurements.settings),
             },
@@ -217,12 +217,10 @@ def write(measurements: Measurements, folder: Path) -> Path:
         ]
         lines += [
             {
-                **{
-                    "kind": "steps",
-                    "epoch": int(steps.epoch[at]),
-                    "step": int(steps.step[at]),
-                    "ended": float(steps.ended[at]),
-                },
+                "kind": "steps",
+                "epoch": int(steps.epoch[at]),
+                "step": int(steps.step[at]),
+                "ended": float(steps.ended[at]),
                 "seconds": {name: float(values[at]) for name, values in steps.seconds.items()},
                 "extra": {name: float(values[at]) for name, values in steps.extra.items()},
             }

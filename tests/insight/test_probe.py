@@ -63,8 +63,13 @@ def probe_of(measured: Measurements, workers: int, alone: dict[int, float], *, c
             for count, times in alone.items()
         ],
         "with_workers": tried and {"workers": tried[0], "images_per_second": tried[1] * speed},
-        **{"workers": workers, "worker_kind": "threads", "cores_a_process": cores, "left_out": {}},
-        **{"world_size": 1, "device": measured.facts["device"], "device_name": None},
+        "workers": workers,
+        "worker_kind": "threads",
+        "cores_a_process": cores,
+        "left_out": {},
+        "world_size": 1,
+        "device": measured.facts["device"],
+        "device_name": None,
     }
     return Probe.from_file("x-probe", values)
 

@@ -245,8 +245,14 @@ def test_at_least_16_kinds_are_planted_in_a_milder_and_a_harsher_form():
 HALVES = {
     "a wait that half lies where epochs begin": dict(
         phases={"data_wait": 0.035, "student_forward": 0.2, "backward": 0.2},
-        **{"epoch_start": 1.3, "steps_per_epoch": 60, "log_every": 5, "steps": 300, "noise": 0.01},
-        **{"cores": 2, "busy": 1.96, "settings": {"num_workers": 2}},
+        epoch_start=1.3,
+        steps_per_epoch=60,
+        log_every=5,
+        steps=300,
+        noise=0.01,
+        cores=2,
+        busy=1.96,
+        settings={"num_workers": 2},
     ),
     "a quota, and workers that harm nobody": dict(
         phases=CPU, cores=8, busy=2.8, usable=4, throttled=15.0, settings={"num_workers": 16}
@@ -270,8 +276,14 @@ def test_what_another_finding_explains_has_that_finding(case):
 def test_outliers_at_epoch_starts_do_not_outdo_a_wait_that_is_everywhere():
     found = judged(
         phases={"data_wait": 0.1, "student_forward": 0.2, "backward": 0.2},
-        **{"epoch_start": 9.0, "steps_per_epoch": 60, "log_every": 5, "steps": 300, "noise": 0.01},
-        **{"cores": 2, "busy": 1.96, "settings": {"num_workers": 2}},
+        epoch_start=9.0,
+        steps_per_epoch=60,
+        log_every=5,
+        steps=300,
+        noise=0.01,
+        cores=2,
+        busy=1.96,
+        settings={"num_workers": 2},
     )
     assert kinds(found) == ["data_bound"]
 

@@ -60,8 +60,11 @@ def by_sagemakers_agent(measured: Measurements, folder: Path) -> Path:
             values |= {("i/o", "IOPS", ""): 5357.94, ("network", "ReceiveBytesPerSecond", "Platform"): 66775126.66}
             events = [
                 {
-                    **{"Type": kind, "Name": name, "Dimension": dimension},
-                    **{"Value": int(value) if value == int(value) else value, "NodeId": host.name},
+                    "Type": kind,
+                    "Name": name,
+                    "Dimension": dimension,
+                    "Value": int(value) if value == int(value) else value,
+                    "NodeId": host.name,
                     "Timestamp": when + AGENTS_GROUPS.index(kind) / 1000,
                 }
                 for (kind, name, dimension), value in values.items()

@@ -235,8 +235,12 @@ def test_the_grid_takes_turns_and_measures_each_model_alone():
     alone, first = made[0].job.hyperparameters, made[4].job.hyperparameters
     assert alone == {"epochs": 2, "model": "resnet18", "preprocessing": A, "repeat_batch": True}
     assert first == {
-        **{"epochs": 2, "model": "resnet18", "preprocessing": "cpu", "compose_augmentation": True},
-        **{"augmentation_load": 12, "probe_input_images": 256},
+        "epochs": 2,
+        "model": "resnet18",
+        "preprocessing": "cpu",
+        "compose_augmentation": True,
+        "augmentation_load": 12,
+        "probe_input_images": 256,
     }
     assert all(trial.job.study is None for trial in made) and set(WAYS) >= set(grid.ways)
 

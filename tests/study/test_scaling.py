@@ -206,8 +206,12 @@ def test_sizes_take_turns_and_one_that_is_weak_and_strong_runs_once():
     first = next(trials(job, grid, 1)).job
     assert (first.compute.instance_count, first.study) == (1, None)
     assert first.hyperparameters | {"epochs": 0, "evaluate_every": 0, "checkpoint_every": 0} == {
-        **{"global_batch_size": 8, "max_steps": 20, "log_every": 5},
-        **{"epochs": 0, "evaluate_every": 0, "checkpoint_every": 0},
+        "global_batch_size": 8,
+        "max_steps": 20,
+        "log_every": 5,
+        "epochs": 0,
+        "evaluate_every": 0,
+        "checkpoint_every": 0,
     }
     many = [trial.key["global_batch"] for trial in trials(job, grid.model_copy(update={"repeats": 1}), 4)]
     assert many == [32, 16, 64, 16], "four processes a host"
