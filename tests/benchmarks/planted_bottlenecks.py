@@ -385,9 +385,9 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     change = changed(case, top)
     if change is None or top is None or top.gain is None:
         return [*cells, "-", "-", "-"]
-    after = Diagnosis(
-        read(str(train(case, {**base(case), **change}, "" if case.cured is not None else case.plant, data, teacher)))
-    )
+    cured = {**base(case), **change}
+    cured["max_steps"] = cured["max_steps"] * base(case)["global_batch_size"] // cured["global_batch_size"]  # as many images
+    after = Diagnosis(read(str(train(case, cured, "" if case.cured is not None else case.plant, data, teacher))))
     obtained = whole(before) / whole(after) if case.kind == "slow_start" else Comparison(before, after).speedup
     expected = top.gain.expected
     shown = f"at most {top.gain.at_most:.2f}" if expected is None else f"{expected:.2f}"

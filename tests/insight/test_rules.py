@@ -273,6 +273,14 @@ def test_what_another_finding_explains_has_that_finding(case):
     assert judgement.verdicts or EXPLAINED.why not in [why for _, why in judgement.not_applicable]
 
 
+def test_only_where_there_are_several_ranks_can_another_one_come_late():
+    slow = {60: ("backward", 4.0), 150: ("backward", 4.0)}
+    alone, both = (judged(phases=GPU, gpu=90, slow_steps=slow, ranks=ranks).verdicts[0] for ranks in (1, 2))
+    assert alone.kind == both.kind == "step_outliers"
+    assert "rank" not in alone.cause and "other jobs" in alone.cause
+    assert "another rank comes late" in both.cause
+
+
 def test_outliers_at_epoch_starts_do_not_outdo_a_wait_that_is_everywhere():
     found = judged(
         phases={"data_wait": 0.1, "student_forward": 0.2, "backward": 0.2},

@@ -81,6 +81,7 @@ def fixed_cost(evidence: Evidence) -> Answer:
     if optimizer < FIXED or (small is not None and small > 64):
         return None
     share = optimizer * evidence.steps_part
+    steps = evidence.steps_seconds / evidence.training_seconds  # the first and the slow ones too: all become fewer
     batch = evidence.settings.get("global_batch_size")
     return Verdict(
         kind="small_batch",
@@ -100,9 +101,9 @@ def fixed_cost(evidence: Evidence) -> Answer:
             ),
         ),
         gain=bounded(
-            0.75 * evidence.steps_part,
+            0.75 * steps,
             formula="a step of four times the images may take as long as one of now, if nothing but fixed cost fills it: "
-            f"1 / (1 - 0.75 · {evidence.steps_part:.2f})",
+            f"1 / (1 - 0.75 · {steps:.2f}), where steps are {percent(steps)} of the time",
         ),
     )
 

@@ -190,6 +190,11 @@ def outliers(evidence: Evidence) -> Answer:
         if phase != "step"
     }
     phase = max(where, key=where.get, default="no phase")
+    cause = "something else takes the device or the cores now and then: other jobs, clean-up of memory, new shapes to compile for"
+    if phase == "data_wait":
+        cause = "the loader runs dry now and then: storage or a shared file system with other users"
+    elif phase == "backward" and (evidence.world_size or 1) > 1:
+        cause = "another rank comes late now and then, or the network does"
     numbers = ", ".join(str(number) for number in steps.step[mask][far][:5])
     return Verdict(
         kind="step_outliers",
@@ -202,13 +207,7 @@ def outliers(evidence: Evidence) -> Answer:
             f"at steps {numbers}{' …' if far.sum() > 5 else ''}",
             *((f"most of it in {phase}: {where[phase]:.3g} s more than usual",) if where else ()),
         ),
-        cause={
-            "data_wait": "the loader runs dry now and then: storage or a shared file system with other users",
-            "backward": "another rank comes late now and then, or the network does",
-        }.get(
-            phase,
-            "something else takes the device or the cores now and then: other jobs, clean-up of memory, new shapes to compile for",
-        ),
+        cause=cause,
         cures=(
             Cure(setting=None, value="compare the page's step chart with its heat map at these times"),
             *(
