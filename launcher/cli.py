@@ -1,4 +1,4 @@
-"""The commands. Each is thin: it reads arguments, calls the Python API, and prints."""
+"""The commands. Each is thin: it takes its options, calls the Python API, and prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import launcher
-from launcher import backends, records, tables
+from launcher import records, tables
+from launcher.arguments import read
 from launcher.backends.base import Unreachable
 from launcher.diagnosing import INTERRUPTED as INTERRUPTED_PROBE
 from launcher.findings import UserError, mistake
@@ -25,18 +26,15 @@ from launcher.study import command as study_command
 DONE, RUN_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
 
-INTERVALS = (100, 200, 500, 1000, 5000, 60000)
-"""Milliseconds that SageMaker takes for ProfilingIntervalInMilliseconds."""
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; the user's mistakes are printed without a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a value that no terminal can show is told all the same
-    options = read(sys.argv[1:] if arguments is None else arguments)
+    options = read(sys.argv[1:] if words is None else words)
     try:
-        return options.command(options)
+        return COMMANDS[options.command](options)
     except Unreachable as error:
         print(error, file=sys.stderr)
         return USER_ERROR
@@ -50,21 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def read(arguments: Sequence[str]) -> argparse.Namespace:
-    """A command's words as its options, `command` the function that carries it out. Exits with 2 where they are none."""
-    parser, words = _parser(), list(arguments)
-    ours, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    options, more = parser.parse_known_args(ours)
-    options.behind = behind
-    if behind and options.command is not emulate:
-        parser.error("only `launcher emulate` takes a command behind --")
-    if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
-        options.overrides += more  # argparse takes key=value words before the first option only
-    elif more:
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
-    return options
 
 
 def _about_the_disk(error: OSError) -> UserError:
@@ -309,163 +292,26 @@ def prepare(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="launcher", description="Start vision training jobs on SageMaker, or run the very same jobs without AWS."
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(name: str, function, help: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=help, description=help)
-        made.set_defaults(command=function)
-        made.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
-        )
-        return made
-
-    def add_hosts(made: argparse.ArgumentParser) -> None:
-        made.add_argument("--hosts", type=int, metavar="N", help="the same as compute.instance_count=N")
-
-    def add_config(made: argparse.ArgumentParser, hosts: bool = True) -> None:
-        made.add_argument("config", metavar="CONFIG", help="a YAML file")
-        made.add_argument(
-            "overrides", metavar="KEY=VALUE", nargs="*", help="override a key, for example hyperparameters.epochs=1"
-        )
-        if hosts:
-            add_hosts(made)
-        made.add_argument(
-            "--smoke", action="store_true", help="lay the config's smoke section over it: the same story, small"
-        )
-
-    def add_job(made: argparse.ArgumentParser, hosts: bool = True) -> None:
-        add_config(made, hosts)
-        made.add_argument(
-            "--on",
-            default="process",
-            metavar="BACKEND",
-            help=f"where it runs: {', '.join(backends.BACKENDS)} (default: process)",
-        )
-
-    made = command("plan", plan, "show what a run would do; nothing happens")
-    add_job(made)
-    made.add_argument("--check", action="store_true", help="also look at AWS, by read-only requests")
-    made.add_argument("--json", action="store_true", help="for machines")
-
-    def add_start(made: argparse.ArgumentParser) -> None:
-        made.add_argument("--detach", action="store_true", help="return at once; the run goes on")
-        made.add_argument("--logs", action="store_true", help="print every log line instead of the progress line")
-        made.add_argument("--max-cost", type=float, metavar="USD", help="refuse what could cost more on SageMaker")
-
-    made = command("run", run, "plan, then run, with a progress line")
-    add_job(made)
-    add_start(made)
-    made = command("replay", replay, "run a run's job again, with the code that it had")
-    made.add_argument("run", metavar="RUN")
-    made.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="override a key")
-    made.add_argument("--on", metavar="BACKEND", help="another backend than the run's")
-    add_start(made)
-    made = command("resume", resume, "run a run's job again from its last checkpoint, with the code that it had")
-    made.add_argument("run", metavar="RUN")
-    made.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="override a key")
-    add_hosts(made)
-    add_start(made)
-    made = command("attach", attach, "follow a run that was started elsewhere")
-    made.add_argument("run", metavar="RUN", help="a run's name, or its job's name for the latest")
-    made.add_argument("--region", metavar="REGION", help="where to find a training job that another machine started")
-    made.add_argument("--logs", action="store_true", help="print every log line instead of the progress line")
-    made = command("runs", runs, "list all runs")
-    made.add_argument("--json", action="store_true", help="for machines")
-    made = command("show", show, "everything about one run")
-    made.add_argument("run", metavar="RUN")
-    made = command("logs", logs, "print a run's log lines")
-    made.add_argument("run", metavar="RUN")
-    made.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
-    made = command("stop", stop, "stop a run after its current step")
-    made.add_argument("run", metavar="RUN")
-    made = command("compare", compare, "what came out of several runs, side by side")
-    made.add_argument("runs", metavar="RUN", nargs="+")
-    made = command("diff", diff, "what two runs were not started with alike")
-    made.add_argument("first", metavar="RUN")
-    made.add_argument("second", metavar="RUN")
-    made = command("diagnose", diagnose, "why a run is slow, and what to change; two runs side by side")
-    made.add_argument(
-        "source", metavar="RUN", help="a run, its folder, or system metrics: a folder or s3:// prefix profiler-output"
-    )
-    made.add_argument(
-        "other", metavar="OTHER", nargs="?", help="the run after a change: before and after, side by side"
-    )
-    made.add_argument(
-        "--probe",
-        action="store_true",
-        help="also measure what observation cannot tell apart: up to two minutes, on this machine",
-    )
-    made.add_argument(
-        "--with",
-        dest="changes",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="what the probe is to take otherwise than the run, for example 'inputs.train={folder: data/train}'",
-    )
-    made.add_argument("--on", default="process", metavar="BACKEND", help="where the probe runs: process or docker")
-    made.add_argument("--html", metavar="FILE", help="also write one page with charts")
-    made.add_argument("--json", action="store_true", help="for machines")
-    made = command("profile", profile, "switch the system metrics of a running SageMaker job")
-    made.add_argument("run", metavar="RUN")
-    switch = made.add_mutually_exclusive_group(required=True)
-    switch.add_argument(
-        "--interval", type=int, choices=INTERVALS, metavar="MS", help=f"a sample every so often: {INTERVALS}"
-    )
-    switch.add_argument("--off", action="store_true", help="no samples any more")
-    made = command("emulate", emulate, "SageMaker's far side on this machine, for tests and trials")
-    made.add_argument("configs", metavar="CONFIG", nargs="*", help="what these files name is there")
-    made.add_argument("--port", type=int, default=0, metavar="N", help="on 127.0.0.1 (default: a free one)")
-    made.add_argument("--price", action="append", default=[], metavar="TYPE=USD", help="what an instance-hour costs")
-    made.add_argument(
-        "--file-system", action="append", default=[], metavar="ID=FOLDER", help="the folder that stands for its root"
-    )
-    made.add_argument("--folder", metavar="FOLDER", help="keep the hosts' /opt/ml there")
-    made.usage = "launcher emulate [CONFIG ...] [options] [-- COMMAND ...]"
-    made = command(
-        "drill", drill, "kill a run of this machine at random moments, resume it, and compare it with one undisturbed"
-    )
-    add_config(made)
-    made.add_argument("--kills", type=int, default=3, metavar="N", help="how many (default: 3)")
-    made.add_argument("--hosts-after", type=int, metavar="N", help="every other run has N hosts")
-    made.add_argument("--seed", type=int, default=0, metavar="S", help="of the moments and hosts (default: 0)")
-    study_command.add_arguments(command("study", None, "many runs, one question and its answer"), add_job)
-    made = command("doctor", doctor, "what this machine is ready for, backend by backend")
-    made.add_argument("--json", action="store_true", help="for machines")
-
-    made = command("prepare", prepare, "make images ready for training, TARGET/train and TARGET/validation")
-    made.usage = (
-        "launcher prepare SOURCE TARGET [--size PIXELS] [--shards SIZE] [options]\n"
-        "       launcher prepare --verify TARGET [--jobs N]"
-    )
-    made.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="digits, fashion-mnist, photos, shapes or cutouts (with masks), a folder with idx files, one with one subfolder a class, "
-        "or one with images/ and masks/",
-    )
-    made.add_argument("target", nargs="?", metavar="TARGET", help="the folder to make; what is already in it is kept")
-    made.add_argument("--size", type=int, metavar="PIXELS", help="scale images down to this shorter side")
-    made.add_argument(
-        "--validation-fraction",
-        type=float,
-        default=0.25,
-        metavar="F",
-        help="share of each class held out where the source has no split (default: 0.25)",
-    )
-    made.add_argument(
-        "--shards", metavar="SIZE", help="write tar shards of about that size, as in 100MB (default: a file an image)"
-    )
-    made.add_argument(
-        "--jpeg-quality", type=int, default=95, metavar="Q", help="of images that are scaled, 1 to 100 (default: 95)"
-    )
-    made.add_argument("--jobs", type=int, metavar="N", help="processes (default: the cores that it may use)")
-    made.add_argument(
-        "--verify", action="store_true", help="make nothing: read again what was made, and compare checksums"
-    )
-    return parser
+COMMANDS = {
+    "plan": plan,
+    "run": run,
+    "replay": replay,
+    "resume": resume,
+    "attach": attach,
+    "runs": runs,
+    "show": show,
+    "logs": logs,
+    "stop": stop,
+    "compare": compare,
+    "diff": diff,
+    "diagnose": diagnose,
+    "profile": profile,
+    "emulate": emulate,
+    "study preprocessing": study_command.preprocessing,
+    "study scaling": study_command.scaling,
+    "study story": study_command.story,
+    "drill": drill,
+    "doctor": doctor,
+    "prepare": prepare,
+}
+"""What carries each command out: options -> exit code."""

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher import cli, emulator, study
+from launcher import emulator, study
+from launcher.arguments import read
 from launcher.planning import plan_config
 from launcher.prepare import prepare
 from tests.conftest import ROOT, thin_out
@@ -144,12 +145,12 @@ def test_a_script_of_ones_own_as_in_the_readme_runs_and_is_checked(tmp_path):
 
 @pytest.mark.parametrize("document, command", commands())
 def test_a_command_of_a_document_is_one_and_its_job_has_no_mistake(document, command, there):
-    options = cli.read(shlex.split(command))
-    if options.command is cli.emulate and "launcher" in options.behind:
-        options = cli.read(options.behind[options.behind.index("launcher") + 1 :])
+    options = read(shlex.split(command))
+    if options.command == "emulate" and "launcher" in options.behind:
+        options = read(options.behind[options.behind.index("launcher") + 1 :])
     for config in [options.config] if hasattr(options, "config") else getattr(options, "configs", []):
         assert config in YOURS or (ROOT / config).is_file(), f"{document}: {config}"
-    if options.command in (cli.plan, cli.run) and options.config not in YOURS:
+    if options.command in ("plan", "run") and options.config not in YOURS:
         hosts = [f"compute.instance_count={options.hosts}"] if options.hosts else []
         made = plan_config(options.config, [*options.overrides, *hosts], on=options.on, smoke=options.smoke)
         assert [str(finding) for finding in made.errors if "no such run" not in finding.found] == []

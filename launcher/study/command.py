@@ -8,53 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 
-def add_arguments(parser: argparse.ArgumentParser, add_job: Callable[..., None]) -> None:
-    """The questions below `launcher study`."""
-    questions = parser.add_subparsers(required=True, metavar="QUESTION")
-    help = "which way of preprocessing feeds a model: models x ways x augmentation loads, trained and compared"
-    made = questions.add_parser("preprocessing", help=help, description=help)
-    made.set_defaults(command=preprocessing)
-    made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
-    add_job(made)
-    for option, what in (
-        ("--models", "timm models, for example resnet18,resnet50"),
-        ("--loads", "augmentation load factors, for example 1,12"),
-        ("--ways", "of cpu_reference, cpu, cpu_composed, dali; the first is what the others are compared with"),
-    ):
-        made.add_argument(option, metavar="A,B,…", help=f"the same as study.{option[2:]}=[…]: {what}")
-    made.add_argument("--repeats", metavar="N", help="the same as study.repeats=N: how often each trial is run")
-    made.add_argument(
-        "--table", metavar="FILE.csv", help="where the trials are kept; those that it holds are not run again"
-    )
-    made.add_argument(
-        "--max-cost", type=float, metavar="USD", help="refuse trials that could cost more on SageMaker, all together"
-    )
-
-    help = "how a job scales: weak and strong scaling on several numbers of hosts, a model of it, and the hosts to take"
-    made = questions.add_parser("scaling", help=help, description=help)
-    made.set_defaults(command=scaling)
-    made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
-    add_job(made, hosts=False)
-    for option, metavar, what in (
-        ("--hosts", "1,2,…", "the same as study.hosts=[…]: the numbers of hosts (default: 1,2,4,8)"),
-        ("--batches", "B,C,…", "the same as study.batches=[…]: images a process, a line of weak scaling each"),
-        ("--mode", "strong|weak|both", "the same as study.mode=…: one global batch, one batch a process, or both"),
-        ("--repeats", "N", "the same as study.repeats=N: how often each trial is run"),
-    ):
-        made.add_argument(option, metavar=metavar, help=what)
-    made.add_argument(
-        "--table", metavar="FILE.csv", help="where the trials are kept; those that it holds are not run again"
-    )
-    made.add_argument(
-        "--max-cost", type=float, metavar="USD", help="refuse trials that could cost more on SageMaker, all together"
-    )
-    help = "what a published speed-up says about scaling, from its published figures alone: kt or hyundai"
-    made = questions.add_parser("story", help=help, description=help)
-    made.set_defaults(command=story)
-    made.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
-    made.add_argument("story", metavar="STORY", help="kt or hyundai")
-
-
 def overrides(options: argparse.Namespace) -> list[str]:
     """The command's words and options as overrides."""
     found = list(options.overrides)
