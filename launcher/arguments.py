@@ -11,7 +11,7 @@ INTERVALS = (100, 200, 500, 1000, 5000, 60000)
 """Milliseconds that SageMaker takes for ProfilingIntervalInMilliseconds."""
 
 Add = Callable[..., argparse.ArgumentParser]
-"""Adds a command: (its words after `launcher`, what it does) -> its parser."""
+"""Adds a command: (its last word, what it does) -> its parser."""
 
 
 def read(words: Sequence[str]) -> argparse.Namespace:

@@ -52,7 +52,6 @@ def serve(
     """
     with tempfile.TemporaryDirectory(prefix="launcher-emulator-") as temporary:
         place = folder.absolute() if folder is not None else Path(temporary)
-        place.mkdir(parents=True, exist_ok=True)
         with start(configs, place, port=port, prices=prices, file_systems=file_systems) as emulator:
             if command:
                 return _run(command, emulator.environment)
@@ -98,6 +97,7 @@ def start(
     if findings:
         raise UserError(findings, "what the emulator shall have")
     place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
     emulator = Emulator(place, port)
     try:
         prepare(emulator, jobs, prices, file_systems, place)
@@ -113,7 +113,7 @@ def _wrong_prices(prices: Mapping[str, float]) -> Iterator[Finding]:
         if name not in types:
             cure = did_you_mean(name, types)
             yield Finding(key="--price", found=name, valid="an instance type of SageMaker's training jobs", cure=cure)
-        if not (math.isfinite(dollars) and dollars >= 0):
+        if not (math.isfinite(dollars) and dollars > 0):
             cure = f"write {name}=1.23"
             yield Finding(key="--price", found=f"{name}={dollars}", valid="US dollars an hour", cure=cure)
 
