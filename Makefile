@@ -9,7 +9,7 @@
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's and DALI's, fidelity, and memory over time
 # make bench-insight    what the system monitor costs, and how fast its files are read
 # make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the cure brought (about 55 minutes)
-# make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 70 minutes)
+# make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 75 minutes)
 # make notebooks    every notebook executed, its outputs and pictures stored (about ten minutes)
 # make test-notebooks   the notebooks' tests, every notebook executed
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
