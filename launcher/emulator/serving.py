@@ -115,7 +115,7 @@ def _wrong_prices(prices: Mapping[str, float]) -> Iterator[Finding]:
             yield Finding(key="--price", found=name, valid="an instance type of SageMaker's training jobs", cure=cure)
         if not (math.isfinite(dollars) and dollars > 0):
             cure = f"write {name}=1.23"
-            yield Finding(key="--price", found=f"{name}={dollars}", valid="US dollars an hour", cure=cure)
+            yield Finding(key="--price", found=f"{name}={dollars}", valid="US dollars an hour, more than 0", cure=cure)
 
 
 def _wrong_file_systems(file_systems: Mapping[str, Path], jobs: Sequence[Job]) -> Iterator[Finding]:
