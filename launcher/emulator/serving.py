@@ -24,6 +24,9 @@ from launcher.loading import load
 ACCOUNT = "123456789012"
 """moto's, and the one that AWS's documentation uses."""
 
+REGION = "us-east-1"
+"""Of a config that names none."""
+
 
 def serve(
     configs: Sequence[str],
@@ -152,7 +155,7 @@ def prepare(
     """(what, name, region) -> how many hosts, for an instance type; else 0."""
     there: set[tuple[str, str]] = set()
     for job in jobs:
-        region = job.region or "us-east-1"
+        region = job.region or REGION
         checkpoints = job.checkpoints.s3 if job.checkpoints else None
         uris = [job.output, job.code, checkpoints, *(given.s3 for given in job.inputs.values())]
         named = [("bucket", split(uri)[0]) for uri in uris if uri is not None]
@@ -169,7 +172,7 @@ def prepare(
         there |= {(what, name) for what, name in named if what == "bucket"}  # a bucket's name is one in all regions
         for kind, count in instances(job).items():
             wanted["instance", kind, region] = max(count, wanted.get(("instance", kind, region), 0))
-    for region in {job.region or "us-east-1" for job in jobs} or {"us-east-1"}:
+    for region in {job.region or REGION for job in jobs} or {REGION}:
         for name, dollars in prices.items():  # of types that no config names too: a command may override the type
             emulator.set_price(name, dollars, region)
     for (what, name, region), count in wanted.items():

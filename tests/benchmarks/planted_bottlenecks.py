@@ -386,7 +386,8 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     if change is None or top is None or top.gain is None:
         return [*cells, "-", "-", "-"]
     cured = {**base(case), **change}
-    cured["max_steps"] = cured["max_steps"] * base(case)["global_batch_size"] // cured["global_batch_size"]  # as many images
+    images = cured["max_steps"] * base(case)["global_batch_size"]
+    cured["max_steps"] = images // cured["global_batch_size"]
     after = Diagnosis(read(str(train(case, cured, "" if case.cured is not None else case.plant, data, teacher))))
     obtained = whole(before) / whole(after) if case.kind == "slow_start" else Comparison(before, after).speedup
     expected = top.gain.expected

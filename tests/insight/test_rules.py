@@ -242,17 +242,15 @@ def test_at_least_16_kinds_are_planted_in_a_milder_and_a_harsher_form():
     assert len(found) >= 16 and all(len(forms) >= 2 for forms in found.values())
 
 
+FULL_CORES = dict(
+    steps_per_epoch=60, log_every=5, steps=300, noise=0.01, cores=2, busy=1.96, settings={"num_workers": 2}
+)
+
 HALVES = {
     "a wait that half lies where epochs begin": dict(
         phases={"data_wait": 0.035, "student_forward": 0.2, "backward": 0.2},
         epoch_start=1.3,
-        steps_per_epoch=60,
-        log_every=5,
-        steps=300,
-        noise=0.01,
-        cores=2,
-        busy=1.96,
-        settings={"num_workers": 2},
+        **FULL_CORES,
     ),
     "a quota, and workers that harm nobody": dict(
         phases=CPU, cores=8, busy=2.8, usable=4, throttled=15.0, settings={"num_workers": 16}
@@ -281,17 +279,19 @@ def test_only_where_there_are_several_ranks_can_another_one_come_late():
     assert "another rank comes late" in both.cause
 
 
+def test_all_steps_become_fewer_with_a_larger_batch_the_slow_ones_too():
+    planted = PLANTED["small_batch", "on the CPU"]
+    (found,) = [
+        one for one in judged(**planted, slow_steps={100: ("backward", 3.0)}).verdicts if one.kind == "small_batch"
+    ]
+    assert found.gain.at_most == pytest.approx(4), "four times the images, and nothing but steps in the run"
+
+
 def test_outliers_at_epoch_starts_do_not_outdo_a_wait_that_is_everywhere():
     found = judged(
         phases={"data_wait": 0.1, "student_forward": 0.2, "backward": 0.2},
         epoch_start=9.0,
-        steps_per_epoch=60,
-        log_every=5,
-        steps=300,
-        noise=0.01,
-        cores=2,
-        busy=1.96,
-        settings={"num_workers": 2},
+        **FULL_CORES,
     )
     assert kinds(found) == ["data_bound"]
 

@@ -81,7 +81,8 @@ def fixed_cost(evidence: Evidence) -> Answer:
     if optimizer < FIXED or (small is not None and small > 64):
         return None
     share = optimizer * evidence.steps_part
-    steps = evidence.steps_seconds / (evidence.training_seconds or 1)  # the first and the slow ones too: all become fewer
+    # the first steps and the slow ones too: all become fewer
+    steps = evidence.steps_seconds / (evidence.training_seconds or 1)
     batch = evidence.settings.get("global_batch_size")
     return Verdict(
         kind="small_batch",
