@@ -10,6 +10,8 @@ from types import ModuleType
 
 import torch
 
+from training import accelerator
+
 NAMES: set[str] = set()
 """What was annotated so far: in a profiler's list these are no operators."""
 
@@ -26,9 +28,10 @@ def annotate(name: str) -> Iterator[None]:
         ):  # record_function would cost three times as much even where nobody records
             NAMES.add(name)
             stack.enter_context(torch.profiler.record_function(name))
-        if torch.cuda.is_initialized():
-            torch.cuda.nvtx.range_push(name)
-            stack.callback(torch.cuda.nvtx.range_pop)
+        nvtx = accelerator.nvtx()
+        if nvtx is not None:
+            nvtx.range_push(name)
+            stack.callback(nvtx.range_pop)
         sagemaker = sagemaker_profiler()
         if sagemaker is not None:
             stack.enter_context(sagemaker.annotate(name))

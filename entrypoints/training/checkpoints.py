@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from training import accelerator
 from training.distributed import World
 from training.reporting import write_line
 
@@ -215,13 +216,13 @@ def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
     if "numpy" in sys.modules:
         _, key, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
         found["rng numpy"] = _packed([*key.tolist(), position], gauss if has_gauss else None)
-    if device.type == "cuda":
-        found["rng cuda"] = torch.cuda.get_rng_state(device)
+    if accelerator.is_gpu(device):
+        found["rng gpu"] = accelerator.module(device).get_rng_state(device)
     return found
 
 
-def restore_rng(state: Mapping[str, torch.Tensor]) -> None:
-    """Set the generators as `rng_state` found them; the GPU's is that of the current device. Other names are passed over."""
+def restore_rng(state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Set the generators as `rng_state` found them. Other names are passed over."""
     key, gauss = _unpacked(state["rng python"])
     random.setstate((3, tuple(key), gauss))
     torch.set_rng_state(state["rng torch"])
@@ -230,8 +231,8 @@ def restore_rng(state: Mapping[str, torch.Tensor]) -> None:
 
         (*key, position), gauss = _unpacked(state["rng numpy"])
         numpy.random.set_state(("MT19937", key, position, int(gauss is not None), gauss or 0.0))
-    if "rng cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["rng cuda"])
+    if "rng gpu" in state and accelerator.is_gpu(device):
+        accelerator.module(device).set_rng_state(state["rng gpu"], device)
 
 
 def reseed(seed: int, step: int, rank: int) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from training import smddp
+from training import accelerator, smddp
 from training.distributed import World
 
 _BUFFERS_IN_FORWARD = (
@@ -56,7 +56,7 @@ def distribute(
     kind = StaticGraphDataParallel if static_graph else DistributedDataParallel
     wrapped = kind(
         model,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        device_ids=[world.device.index] if accelerator.is_gpu(world.device) else None,
         gradient_as_bucket_view=True,
         static_graph=static_graph,
         **{_BUFFERS_IN_FORWARD: False},

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from training import failure, smddp
+from training import accelerator, failure, smddp
 from training.rendezvous import Place, Wait, in_time, read_place, roll_call, this_host
 
 _PIECE_BYTES = 64 * 2**20
@@ -154,7 +155,7 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
         ValueError: the environment describes no group, or a rank has no GPU of its own.
     """
     place = read_place()
-    device = _device(place)
+    device = accelerator.find(place.local_rank)
     if place.size == 1:
         yield World(0, 1, place.local_rank, device, "none", _why_alone())
         return
@@ -177,20 +178,6 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def _device(place: Place) -> torch.device:
-    """This process's GPU, made the current one; the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    if place.local_rank >= torch.cuda.device_count():
-        raise ValueError(
-            f"local rank {place.local_rank} has no GPU of its own: {torch.cuda.device_count()} are visible. "
-            "Start one process a GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
-        )
-    device = torch.device("cuda", place.local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
 def _why_alone() -> str:
     hosts = len(json.loads(os.environ.get("SM_HOSTS", "[]")))
     if hosts > 1:
@@ -202,7 +189,7 @@ def _why_alone() -> str:
 
 def _choose_backend(place: Place, device: torch.device) -> tuple[str, str, ModuleType]:
     """The backend, why that one, and where its collectives are."""
-    backend, reason = ("nccl", "there are GPUs") if device.type == "cuda" else ("gloo", "there is no GPU")
+    backend, reason = ("nccl", "there are GPUs") if accelerator.is_gpu(device) else ("gloo", "there is no GPU")
     if smddp.is_asked_for():
         collectives, why = smddp.find(place)
         if collectives is not None:
@@ -215,8 +202,7 @@ def _connect(world: World, store: dist.Store, timeout: timedelta, wait: Wait) ->
     """Form the group, and prove it by a first collective: NCCL connects the ranks only then."""
 
     def connect() -> None:
-        if world.device.type == "cuda":
-            torch.cuda.set_device(world.device)  # it is each thread's own
+        accelerator.make_current(world.device)  # it is each thread's own
         if world.collectives is not dist:
             world.collectives.init_process_group()
         elif world.backend == "smddp":  # in its documented form: the library is closed
@@ -260,7 +246,7 @@ def _tell_first(store: dist.Store, text: str) -> str | None:
 
 def _answer(work: dist.Work, count: torch.Tensor) -> Callable[[], bool]:
     """What gives whether `count` is not zero, once the collective is done that sums it."""
-    if count.device.type != "cuda":
+    if not accelerator.is_gpu(count.device):
 
         def answer() -> bool:
             work.wait()
@@ -268,8 +254,9 @@ def _answer(work: dist.Work, count: torch.Tensor) -> Callable[[], bool]:
 
         return answer
     # .item() would wait for all work that the device was given until then; a copy on a stream of its own does not
-    host, done, stream = torch.empty(1, pin_memory=True), torch.cuda.Event(blocking=True), _side_stream(count.device)
-    with torch.cuda.stream(stream):
+    gpu, stream = accelerator.module(count.device), _side_stream(count.device)
+    host, done = torch.empty(1, pin_memory=True), gpu.Event(blocking=True)
+    with gpu.stream(stream):
         work.wait()
         host.copy_(count, non_blocking=True)
         done.record()
@@ -283,5 +270,5 @@ def _answer(work: dist.Work, count: torch.Tensor) -> Callable[[], bool]:
 
 
 @functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def _side_stream(device: torch.device) -> Any:
+    return accelerator.module(device).Stream(device)

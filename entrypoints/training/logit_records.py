@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from training import accelerator
+
 Precision = Literal["fp16", "fp32"]
 
 WORD = 4
@@ -191,4 +193,4 @@ class ViewFile:
 def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
     """A copy that the host does not wait for, where the device works beside it."""
     tensor = torch.from_numpy(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if accelerator.is_gpu(device) else tensor.to(device)

@@ -327,7 +327,7 @@ def _resume(state: TrainingState, run: Run) -> int | None:
     if loaded.own is None:
         reseed(run.settings.seed, state.step, run.world.rank)
     else:
-        restore_rng(loaded.own)
+        restore_rng(loaded.own, run.world.device)
         for name, buffer in state.own_buffers().items():
             buffer.copy_(loaded.own[f"buffer {name}"])
     run.report.say(f"going on from the checkpoint of step {state.step}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from training import accelerator
 from training.data.batches import share_of_batch
 from training.data.loaders import Data
 from training.distributed import World
@@ -83,7 +84,7 @@ def activation_bytes(model: nn.Module, image: torch.Tensor, precision: Precision
         image: (1, channels, height, width), as the model takes it.
     """
     buffers = [buffer.clone() for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[image.device] if image.device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[image.device] if accelerator.is_gpu(image.device) else []):
         few, more = (_kept(model, image.repeat(count, 1, 1, 1), precision) for count in PROBES)
     for buffer, before in zip(model.buffers(), buffers):
         buffer.copy_(before)
@@ -115,16 +116,16 @@ def working_bytes(model: nn.Module, images: torch.Tensor) -> float:
 
 def peak_memory(device: torch.device) -> int:
     """The most bytes that this process has held so far: on its GPU, or else in the machine's memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if accelerator.is_gpu(device):
+        return accelerator.peak_memory(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2): kB
 
 
 def capacity(world: World) -> int:
     """Bytes that this process can use: its GPU's, or its share of what the machine, and its container, have left. A collective."""
-    if world.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(world.device)
-        return free + torch.cuda.memory_reserved(world.device)
+    if accelerator.is_gpu(world.device):
+        free, _ = accelerator.memory(world.device)
+        return free + accelerator.reserved_memory(world.device)
     # proc(5): one value for each start of a machine's kernel; several hosts may be containers or processes of one machine
     machine = torch.tensor([*BOOT_ID.read_bytes()])[None]
     neighbours = int((world.gather_rows(machine) == machine).all(1).sum())

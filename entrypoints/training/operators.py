@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from training import accelerator
 from training.annotate import NAMES, sagemaker_profiler
 from training.distributed import World
 from training.script_settings import TrainingSettings
@@ -56,8 +56,7 @@ class OperatorWindow:
         if self._profile is None:
             return
         recorded, self._profile = self._profile, None
-        if self._world.device.type == "cuda":
-            torch.cuda.synchronize(self._world.device)
+        accelerator.synchronize(self._world.device)
         recorded.stop()
         if sagemaker_profiler() is not None:
             sagemaker_profiler().SMProfiler.instance().stop_profiling()
@@ -72,7 +71,7 @@ class OperatorWindow:
 
     def _open(self) -> None:
         activities = [ProfilerActivity.CPU]
-        if self._world.device.type == "cuda":
+        if accelerator.is_gpu(self._world.device):
             activities.append(ProfilerActivity.CUDA)
         last = self._first + self._steps
         self._say(f"torch.profiler records steps {self._first + 1} to {last} of this process, which it makes slower")

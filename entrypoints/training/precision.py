@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from training import accelerator
 from training.script_settings import Precision as Name
 
 AMPERE = (8, 0)
@@ -37,7 +38,7 @@ class Precision:
         """What keeps small gradients from vanishing in fp16 (https://arxiv.org/abs/1710.03740, section 3.2); None for the others."""
         if self.name != "fp16":
             return None
-        if self.device.type == "cuda" and not hasattr(torch.amp, "GradScaler"):  # before torch 2.3
+        if accelerator.is_gpu(self.device) and not hasattr(torch.amp, "GradScaler"):  # before torch 2.3
             return torch.cuda.amp.GradScaler()
         return torch.amp.GradScaler(self.device.type)
 
@@ -51,18 +52,18 @@ def choose(name: Name, device: torch.device) -> Precision:
     problem = unsupported(name, device)
     if problem:
         raise ValueError(f"precision {name}: {problem}")
-    if device.type == "cuda":
+    if accelerator.is_gpu(device):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name != "fp32"
     return Precision(name, device)
 
 
 def unsupported(name: str, device: torch.device) -> str | None:
     """Why a device cannot compute in a precision, with the cure; None: it can."""
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
+    if accelerator.is_gpu(device):
+        capability = accelerator.capability(device)
         if name in ("bf16", "tf32") and capability < AMPERE:
             return (
-                f"{torch.cuda.get_device_name(device)} has compute capability {'.'.join(map(str, capability))} and {name} needs 8.0 "
+                f"{accelerator.name(device)} has compute capability {'.'.join(map(str, capability))} and {name} needs 8.0 "
                 "(A100, A10G, L4, H100 and later): set fp16 or fp32, or take such an instance"
             )
     elif name == "tf32":

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from training import probes
+from training import accelerator, probes
 from training.data.dali import DaliBatches
 from training.data.loaders import Loaders
 from training.data.workers import cores_a_process
@@ -101,7 +101,7 @@ class _Bench:
             "cores_a_process": cores_a_process(os.environ)[0],
             "world_size": self.world.size,
             "device": self.world.device.type,
-            "device_name": torch.cuda.get_device_name(self.world.device) if self.world.device.type == "cuda" else None,
+            "device_name": accelerator.name(self.world.device),
         }
 
     def measure_all(self, task: Task, without_teacher: Task | None) -> None:

@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-
+from training import accelerator
 from training.data.loaders import Loaders
 from training.distributed import World
 from training.timeline import WARM_UP_STEPS
@@ -86,5 +85,4 @@ def _epochs(loaders: Loaders, first_step: int) -> Iterator[Any]:
 
 def settle(world: World) -> None:
     """Wait for what is under way on a GPU."""
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
+    accelerator.synchronize(world.device)

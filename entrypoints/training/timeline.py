@@ -6,9 +6,11 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+from training import accelerator
 from training.annotate import annotate
 from training.usage import worker_cpu_seconds
 
@@ -27,9 +29,9 @@ class Timeline:
     """
 
     def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
+        self._gpu = accelerator.module(device) if accelerator.is_gpu(device) else None
         self._seconds: dict[str, float] = defaultdict(float)
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._events: list[tuple[str, Any, Any]] = []
         self._steps, self._since, self._cpu_since = 0, time.perf_counter(), time.process_time()
         self._worker_cpu = worker_cpu_seconds()
         self._counted_steps, self._counted_seconds, self._all_steps = 0, 0.0, 0
@@ -44,8 +46,8 @@ class Timeline:
             yield from self._timed(name)
 
     def _timed(self, name: str) -> Iterator[None]:
-        if self._cuda and name not in HOST_PHASES:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if self._gpu is not None and name not in HOST_PHASES:
+            begin, end = (self._gpu.Event(enable_timing=True) for _ in range(2))
             begin.record()
             yield
             end.record()

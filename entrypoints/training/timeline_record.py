@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from training import accelerator
 from training.distributed import World
 from training.monitor import node_name
 
@@ -45,7 +46,7 @@ class TimelineRecord:
             world_size=world.size,
             backend=world.backend,
             device=world.device.type,
-            device_name=torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None,
+            device_name=accelerator.name(world.device),
             instance_type=os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
             torch=torch.__version__,
             threads=torch.get_num_threads(),

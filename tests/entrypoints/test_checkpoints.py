@@ -231,7 +231,7 @@ def test_random_numbers_go_on_bit_for_bit(checkpoints):
     draw()  # each generator of normal numbers makes two at a time: one is held ready now
     checkpoints().save(1, state(1), rng_state(torch.device("cpu")))
     expected = [draw() for _ in range(3)]
-    restore_rng(checkpoints().load().own)
+    restore_rng(checkpoints().load().own, torch.device("cpu"))
     assert [draw() for _ in range(3)] == expected
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from training import accelerator
 from training.data import dali_graph
 from training.data.batches import Draw, TrainingBatches
 from training.data.dali_graph import QUEUED, Operations, Prepared
@@ -197,7 +198,7 @@ class DaliBatches:
             self.recipe.operations,
             images=self._most,
             threads=max(1, self.threads.count),
-            device_id=(device.index or 0) if device.type == "cuda" else None,
+            device_id=(device.index or 0) if accelerator.is_gpu(device) else None,
         )
         # The first run that is asked of a graph fills its queue, so it takes as many batches. These also show early whether DALI
         # works here at all.
@@ -264,7 +265,7 @@ class DaliBatches:
 
 def _own_tensor(made: TensorListCPU | TensorListGPU, device: torch.device) -> torch.Tensor:
     """A copy of what DALI made, as DALI uses its memory again."""
-    if device.type != "cuda":
+    if not accelerator.is_gpu(device):
         return torch.from_numpy(np.array(made.as_array()))
     stream = torch.cuda.Stream(device)  # of its own: to wait for it is not to wait for the model
     with torch.cuda.stream(stream):

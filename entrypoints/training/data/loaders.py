@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
+from training import accelerator
 from training.data.batches import (
     Announce,
     Draw,
@@ -141,7 +142,7 @@ def _loader(
     *,
     keep_workers: bool,
 ) -> Batches:
-    pin_memory = world.device.type == "cuda"
+    pin_memory = accelerator.is_gpu(world.device)
     if workers.kind == "threads" and workers.count:
         return ThreadedLoader(dataset, batches, collate, workers.count, pin_memory=pin_memory)
     return DataLoader(

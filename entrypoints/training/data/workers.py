@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch.utils.data import Dataset
 
+from training import accelerator
 from training.distributed import World
 from training.script_settings import TrainingSettings, WorkerKind
 
@@ -51,7 +52,7 @@ def choose(
     if cost < TINY:
         why = f"an image costs {cost:.2f} ms, too little to hand over"
         return Workers(kind, 0, f"data workers: {_counted(kind, 0)} (auto: {why})")
-    count = min(MOST, max(int(share) - 1, 1 if world.device.type == "cuda" else 0))
+    count = min(MOST, max(int(share) - 1, 1 if accelerator.is_gpu(world.device) else 0))
     why = f"{where}, one of them for training itself; an image costs {cost:.2f} ms"
     return Workers(kind, count, f"data workers: {_counted(kind, count)} (auto: {why})")
 

@@ -1,0 +1,90 @@
+"""Everything that is asked of a GPU beside arithmetic: its events, streams, memory, generator, name and NVTX.
+
+PyTorch gives each kind of accelerator a module with the same functions, under the name of its device type: `torch.cuda` for
+`cuda:0`. No other file of the kit names one, so that a device of another type runs the very same lines.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+NO_GPU = ("cpu", "meta")
+"""Device types without events, streams and memory of their own."""
+
+
+def find(local_rank: int) -> torch.device:
+    """The GPU of this process, made the current one; the CPU where the machine has none.
+
+    Args:
+        local_rank: of this process on its host.
+
+    Raises:
+        ValueError: there are GPUs, but fewer than processes.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"local rank {local_rank} has no GPU of its own: {torch.cuda.device_count()} are visible. "
+            "Start one process a GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+    device = torch.device("cuda", local_rank)
+    make_current(device)
+    return device
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether a device runs its kernels beside the host."""
+    return device.type not in NO_GPU
+
+
+def module(device: torch.device) -> Any:
+    """PyTorch's module for a GPU's type, such as torch.cuda."""
+    return getattr(torch, device.type)
+
+
+def make_current(device: torch.device) -> None:
+    """Have this thread use a GPU where none is named; nothing on the CPU."""
+    if is_gpu(device):
+        module(device).set_device(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done all that it was given; nothing on the CPU."""
+    if is_gpu(device):
+        module(device).synchronize(device)
+
+
+def name(device: torch.device) -> str | None:
+    """A GPU's name, such as "NVIDIA A100-SXM4-40GB"; None for the CPU."""
+    return str(module(device).get_device_name(device)) if is_gpu(device) else None
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """A GPU's compute capability, such as (8, 0) (NVIDIA, CUDA C++ programming guide, appendix "Compute Capabilities")."""
+    major, minor = module(device).get_device_capability(device)
+    return int(major), int(minor)
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of a GPU that nobody uses, this process's cache aside, and all of them."""
+    free, total = module(device).mem_get_info(device)
+    return int(free), int(total)
+
+
+def reserved_memory(device: torch.device) -> int:
+    """Bytes that PyTorch's allocator holds of a GPU for this process, in use or kept."""
+    return int(module(device).memory_reserved(device))
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes of a GPU that this process's tensors took at once."""
+    return int(module(device).max_memory_allocated(device))
+
+
+def nvtx() -> ModuleType | None:
+    """NVIDIA's ranges for Nsight; None where no GPU is in use."""
+    return torch.cuda.nvtx if torch.cuda.is_initialized() else None
