@@ -1,5 +1,6 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
 # make test         set up .venv, then run the tests (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
+# make lint         ruff, and mypy over launcher/ and entrypoints/
 # make compat       the entry scripts' tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
 # make compat-smdebug   smdebug's own readers (.venv-smdebug, Python 3.10 or 3.11) open what our monitor wrote
 # make bench        the benchmarks of start-up and planning
@@ -57,6 +58,7 @@ compat-smdebug: $(SMDEBUG)/.installed $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
 
 bench: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/startup.py
