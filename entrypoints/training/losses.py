@@ -145,7 +145,7 @@ def relation_distances(
 def pearson_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """1 - Pearson's correlation of each row: (rows, values) twice -> (rows,)."""
     first, second = (values - values.mean(1, keepdim=True) for values in (first, second))
-    norms = torch.linalg.vector_norm(first, dim=1) * torch.linalg.vector_norm(second, dim=1)
+    norms: torch.Tensor = torch.linalg.vector_norm(first, dim=1) * torch.linalg.vector_norm(second, dim=1)
     return 1 - (first * second).sum(1) / (norms + EPSILON)
 
 
@@ -191,6 +191,7 @@ def label_cross_entropy(
 
     if other_labels is None:
         return each(labels).mean()
+    assert own_share is not None, "mixed labels come with the images' own shares"
     return (own_share * each(labels) + (1 - own_share) * each(other_labels)).mean()
 
 
@@ -245,7 +246,7 @@ def dice_loss(sums: torch.Tensor) -> torch.Tensor:
     Returns:
         A scalar from 0 to 1; 0 with gradients of 0 where no pixel is labelled.
     """
-    both, predicted, labelled = sums
+    both, predicted, labelled = sums.unbind()
     occurs = labelled > 0
     dice = 2 * both / torch.where(occurs, predicted + labelled, 1)
     return ((1 - dice) * occurs).sum() / occurs.sum().clamp(min=1)

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import timm
 import torch
 import torch.nn.functional as F
-from timm.layers import use_fused_attn
-from timm.optim import param_groups_weight_decay
+from timm.layers.config import use_fused_attn
+from timm.optim import param_groups_weight_decay  # type: ignore[attr-defined]  # timm hands it on without `as`
 from torch import nn
+
+if TYPE_CHECKING:
+    from timm.models import FeatureInfo
+
+    class TimmModel(nn.Module):
+        """What timm's models have beside what every module has."""
+
+        pretrained_cfg: dict[str, Any]
+        feature_info: FeatureInfo
+        """Of one that was made with features_only."""
+
+
+@runtime_checkable
+class FusedAttention(Protocol):
+    """A layer of timm's with attention that can be computed in one call."""
+
+    fused_attn: bool
+    """Whether it is."""
 
 
 class Normalized(nn.Module):
@@ -20,6 +38,9 @@ class Normalized(nn.Module):
     standard deviation, and returns its logits: (batch, classes), or (batch, classes, height, width). That arithmetic is
     float32, whatever `to` made of the wrapped model; the result is cast to the type of the model's weights.
     """
+
+    mean: torch.Tensor
+    std: torch.Tensor
 
     def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float], image_size: int | None = None):
         """
@@ -41,25 +62,26 @@ class Normalized(nn.Module):
                 f"a model for {self.mean.shape[1]} channels got images with {images.shape[1]}: set in_chans"
             )
         pixels = images.to(torch.float32, memory_format=self.memory_format)
-        size = (self.image_size, self.image_size)
-        if self.image_size is not None and images.shape[-2:] != size:
+        if self.image_size is not None and images.shape[-2:] != (self.image_size, self.image_size):
+            size = (self.image_size, self.image_size)
             pixels = F.interpolate(pixels, size, mode="bilinear", align_corners=False, antialias=True)
         pixels = (pixels / 255).sub_(self.mean).div_(self.std)
         weight = next(self.model.parameters(), pixels)
-        return self.model(pixels.to(weight.dtype))
+        logits: torch.Tensor = self.model(pixels.to(weight.dtype))
+        return logits
 
     def _apply(self, *arguments: Any, **options: Any) -> Normalized:
         """What `to`, `half`, `cuda` … call: mean and std move with the weights, but stay as exact as they are."""
         mean, std = self.mean, self.std
-        super()._apply(*arguments, **options)
+        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]  # torch does not annotate its own
         self.mean, self.std = mean.to(self.mean.device), std.to(self.std.device)
-        channels_last = any(_only_channels_last(parameter) for parameter in self.model.parameters())
+        channels_last = any(only_channels_last(parameter) for parameter in self.model.parameters())
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         return self
 
 
-def _only_channels_last(parameter: torch.Tensor) -> bool:
-    """Whether a tensor lies in channels-last order; one with a single channel or pixel lies in both."""
+def only_channels_last(parameter: torch.Tensor) -> bool:
+    """Whether a tensor lies in channels-last order alone; one with a single channel or pixel lies in both."""
     return (
         parameter.ndim == 4
         and parameter.is_contiguous(memory_format=torch.channels_last)
@@ -86,7 +108,7 @@ def build(
     return normalize(model, model.pretrained_cfg, options, image_size)
 
 
-def create(name: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
+def create(name: str, options: Mapping[str, Any], **more: Any) -> TimmModel:
     """A timm model by its name; `options` and `more` are keyword arguments for timm.create_model.
 
     Raises:
@@ -98,7 +120,7 @@ def create(name: str, options: Mapping[str, Any], **more: Any) -> nn.Module:
             f"timm {timm.__version__} knows no model {name}" + (f"; near: {', '.join(near)}" if near else "")
         )
     try:
-        return timm.create_model(name, **more, **options)
+        return cast("TimmModel", timm.create_model(name, **more, **options))
     except (TypeError, AssertionError) as error:
         raise ValueError(f"{name} cannot be made with {dict(options)}: {error}") from error
 
@@ -139,7 +161,7 @@ def choose_attention(model: nn.Module, dtype: torch.dtype, device: torch.device)
     """
     fused = use_fused_attn() and not (dtype == torch.bfloat16 and device.type == "cpu")
     for module in model.modules():
-        if hasattr(module, "fused_attn"):
+        if isinstance(module, FusedAttention):
             module.fused_attn = fused
 
 
@@ -150,5 +172,6 @@ def parameter_count(model: nn.Module) -> int:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """An optimizer's groups: weight decay for weights, none for biases, normalisation weights and the model's own exceptions."""
     inner = model.model if isinstance(model, Normalized) else model
-    exceptions = inner.no_weight_decay() if hasattr(inner, "no_weight_decay") else ()
-    return param_groups_weight_decay(inner, weight_decay, no_weight_decay_list=exceptions)
+    exceptions: set[str] = getattr(inner, "no_weight_decay", set)()
+    groups: list[dict[str, Any]] = param_groups_weight_decay(inner, weight_decay, no_weight_decay_list=exceptions)
+    return groups

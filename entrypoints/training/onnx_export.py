@@ -8,11 +8,12 @@ import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from training.export import whole_file
-from training.models import Normalized
+from training.models import FusedAttention, Normalized
 
 FILE = "model.onnx"
 
@@ -64,7 +65,7 @@ def save_onnx(model: Normalized, folder: Path, image_size: int | Sequence[int], 
     import onnxruntime
 
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    model = copy.deepcopy(model).to("cpu", torch.float32, memory_format=torch.contiguous_format).eval()
+    model = copy.deepcopy(model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format).eval()
     size = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     if size >= MAX_BYTES:
         raise ValueError(
@@ -80,7 +81,7 @@ def save_onnx(model: Normalized, folder: Path, image_size: int | Sequence[int], 
             expected = model(images)
         found = torch.from_numpy(session.run(None, {"pixels": images.numpy()})[0])
         largest = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-        difference = ((found - expected).abs().max() / largest).item()
+        difference: float = ((found - expected).abs().max() / largest).item()
         if not difference <= TOLERANCE:
             raise ValueError(
                 f"ONNX Runtime's logits differ from PyTorch's by {difference:.1e} of the largest, more than {TOLERANCE:g}: "
@@ -91,11 +92,10 @@ def save_onnx(model: Normalized, folder: Path, image_size: int | Sequence[int], 
 
 def _write(model: Normalized, images: torch.Tensor, file: Path) -> None:
     for module in model.modules():
-        if hasattr(module, "fused_attn"):  # timm's switch for attention in one call, which torch 2.0 cannot export
+        if isinstance(module, FusedAttention):  # torch 2.0 cannot export attention in one call
             module.fused_attn = False
-    names = {"input_names": ["pixels"], "output_names": ["logits"]}
     # the exporter by tracing: every torch since 2.0 has it, and it needs no package beyond onnx
-    exporter = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
+    exporter: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is the older one, and that a shape's check becomes constant
         torch.onnx.export(
@@ -103,7 +103,8 @@ def _write(model: Normalized, images: torch.Tensor, file: Path) -> None:
             (images,),
             str(file),
             opset_version=OPSET,
+            input_names=["pixels"],
+            output_names=["logits"],
             dynamic_axes={"pixels": {0: "batch"}, "logits": {0: "batch"}},
-            **names,
             **exporter,
         )

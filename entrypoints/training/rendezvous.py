@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, MutableMapping
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from training.reporting import write_line
 
@@ -112,7 +113,7 @@ def read_place(environ: MutableMapping[str, str] = os.environ) -> Place:
     return Place(rank, size, local_rank, "mpirun")
 
 
-def roll_call(place: Place, backend: str, wait: Wait) -> dist.Store:
+def roll_call(place: Place, backend: str, wait: Wait) -> Store:
     """Wait until every rank is there.
 
     Every rank enters its number and host in a store that torchrun's agent keeps, or else rank 0. Rank 0 says who is waited
@@ -133,7 +134,7 @@ def roll_call(place: Place, backend: str, wait: Wait) -> dist.Store:
     store = _open_store(place, host, port, by_agent, wait)
     # a prefix of its own for every start of the workers and every call in a process: an agent's store outlives them
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"roll call {restart}.{next(_calls)}", store)
+    store = PrefixStore(f"roll call {restart}.{next(_calls)}", store)
     kind = f"{backend} of {place.size}"
     try:
         _enter(store, place.rank, kind)
@@ -167,13 +168,14 @@ def in_time(action: Callable[[], T], wait: Wait, what: str, cause: str, *, is_he
     Raises:
         TimeoutError: the wait is over; the call goes on in its thread, which does not keep the process alive.
     """
-    outcome: list[tuple[Any, BaseException | None]] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            outcome.append((action(), None))
+            results.append(action())
         except BaseException as error:
-            outcome.append((None, error))
+            errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -181,10 +183,9 @@ def in_time(action: Callable[[], T], wait: Wait, what: str, cause: str, *, is_he
         if wait.left <= 0:
             raise TimeoutError(f"after {wait.limit} {wait.who} still waits for {what}: {cause}")
         wait.pause(lambda: what, is_heard=is_heard)
-    [(result, error)] = outcome
-    if error is not None:
-        raise error
-    return result
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def this_host() -> str:
@@ -205,14 +206,16 @@ def _meeting_place(place: Place) -> tuple[str, int, bool]:
     return host, int(port) + (place.launcher == "mpirun"), by_agent
 
 
-def _open_store(place: Place, host: str, port: int, by_agent: bool, wait: Wait) -> dist.Store:
+def _open_store(place: Place, host: str, port: int, by_agent: bool, wait: Wait) -> Store:
     """The store of the roll call; rank 0 makes it where no agent did."""
     makes_it = place.rank == 0 and not by_agent
     if not makes_it:
         _reach(host, port, wait)
 
-    def connect() -> dist.Store:
-        return dist.TCPStore(host, port, None, makes_it, timedelta(seconds=max(wait.left, 1)), False)
+    def connect() -> Store:
+        limit = timedelta(seconds=max(wait.left, 1))
+        store: Store = dist.TCPStore(host, port, None, makes_it, limit, False)  # type: ignore[attr-defined]  # no `as` in torch
+        return store
 
     try:
         return in_time(
@@ -256,7 +259,7 @@ def _entered(rank: int) -> str:
     return f"rank {rank}"
 
 
-def _enter(store: dist.Store, rank: int, kind: str) -> None:
+def _enter(store: Store, rank: int, kind: str) -> None:
     """Write this rank down. Counters are read by adding 0, which never blocks in any version of torch."""
     host = this_host()
     entry = f"process {os.getpid()} on {host}: {kind}"
@@ -269,14 +272,14 @@ def _enter(store: dist.Store, rank: int, kind: str) -> None:
         store.add(key, 1)
 
 
-def _absent(store: dist.Store, size: int) -> str:
+def _absent(store: Store, size: int) -> str:
     """Who has not entered, for people."""
     absent = [rank for rank in range(size) if not store.add(_entered(rank), 0)]
     silent = [host for host in json.loads(os.environ.get("SM_HOSTS", "[]")) if not store.add(f"host {host}", 0)]
     return f"{_ranks(absent)} (of {size})" + (f", and anyone from {', '.join(silent)}" if silent else "")
 
 
-def _leave_last(store: dist.Store, place: Place) -> None:
+def _leave_last(store: Store, place: Place) -> None:
     """On rank 0, which may keep the store: let the others read what it has before this process fails, but not for ever."""
     store.add("read", 1)
     end = time.monotonic() + _LINGER_SECONDS
@@ -284,7 +287,7 @@ def _leave_last(store: dist.Store, place: Place) -> None:
         time.sleep(0.01)
 
 
-def _kinds(store: dist.Store, size: int) -> str:
+def _kinds(store: Store, size: int) -> str:
     """Which ranks want what, for people."""
     kinds: dict[str, list[int]] = {}
     for rank in range(size):

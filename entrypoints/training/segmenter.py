@@ -27,7 +27,7 @@ class Segmenter(nn.Module):
     Takes normalised images (batch, channels, height, width), gives logits (batch, classes, height, width).
     """
 
-    def __init__(self, encoder: nn.Module, classes: int, channels: int):
+    def __init__(self, encoder: models.TimmModel, classes: int, channels: int):
         super().__init__()
         self.encoder = encoder
         strides, widths = encoder.feature_info.reduction(), encoder.feature_info.channels()
