@@ -6,6 +6,7 @@ PyTorch gives each kind of accelerator a module with the same functions, under t
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -85,6 +86,24 @@ def peak_memory(device: torch.device) -> int:
     return int(module(device).max_memory_allocated(device))
 
 
+@functools.cache
+def side_stream(device: torch.device) -> Any:
+    """A GPU's one stream for what need not wait for the model's work."""
+    return module(device).Stream(device)
+
+
+def pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A CPU tensor in memory from which a GPU fetches by itself: from other memory a copy makes the host wait for earlier work.
+
+    Args:
+        device: that it is meant for; for the CPU it stays where it is.
+    """
+    if not is_gpu(device) or values.device.type != "cpu" or values.is_pinned():
+        return values
+    return values.pin_memory()
+
+
 def nvtx() -> ModuleType | None:
     """NVIDIA's ranges for Nsight; None where no GPU is in use."""
-    return torch.cuda.nvtx if torch.cuda.is_initialized() else None
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch does not annotate it
+    return torch.cuda.nvtx if begun else None

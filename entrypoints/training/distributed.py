@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import ModuleType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -254,7 +253,7 @@ def _answer(work: dist.Work, count: torch.Tensor) -> Callable[[], bool]:
 
         return answer
     # .item() would wait for all work that the device was given until then; a copy on a stream of its own does not
-    gpu, stream = accelerator.module(count.device), _side_stream(count.device)
+    gpu, stream = accelerator.module(count.device), accelerator.side_stream(count.device)
     host, done = torch.empty(1, pin_memory=True), gpu.Event(blocking=True)
     with gpu.stream(stream):
         work.wait()
@@ -268,7 +267,3 @@ def _answer(work: dist.Work, count: torch.Tensor) -> Callable[[], bool]:
 
     return answer_of_device
 
-
-@functools.cache
-def _side_stream(device: torch.device) -> Any:
-    return accelerator.module(device).Stream(device)

@@ -63,7 +63,7 @@ class TrainingState:
         self.model.load_state_dict(captured["model"])
         if self.average is not None:
             self.average.module.load_state_dict(captured["average"])
-        self.optimizer.load_state_dict(captured["optimizer"])
+        optimizers.restore(self.optimizer, captured["optimizer"])
         self.schedule.load_state_dict(captured["schedule"])
         if self.scaler is not None:
             self.scaler.load_state_dict(captured["scaler"])

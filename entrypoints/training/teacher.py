@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +14,7 @@ import timm
 import torch
 
 from training import models, segmenter
+from training.compiled import StaticBatch
 from training.export import read_description
 from training.precision import FORMATS
 from training.teacher_files import member_folders, read_weights, weights_file
@@ -44,12 +45,12 @@ class FrozenModel:
             model: it is changed, and must not be used elsewhere.
             name, options: as timm.create_model took them.
         """
-        self.name, self.options = name, dict(options)
+        self.name, self.options, self.precision = name, dict(options), precision
         memory_format = torch.channels_last if models.convolutional(model) else torch.contiguous_format
         self.model = model.to(dtype=FORMATS[precision], memory_format=memory_format).eval().requires_grad_(False)
         models.choose_attention(model, FORMATS[precision], model.mean.device)
         self._parts = [*model.modules()]
-        self._compiled: Callable[[torch.Tensor], torch.Tensor] | None = torch.compile(model) if compile else None
+        self._compiled = StaticBatch(model) if compile else None
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, height, width])."""

@@ -87,6 +87,9 @@ class Recipe(Protocol):
 
         Args:
             pixels: uint8 (items, channels, height, width) of the batch's items, on the device; it may be changed.
+
+        Returns:
+            Its other tensors may be on the CPU, pinned where the pixels are on a GPU. Nothing in it waits for the device.
         """
 
 
@@ -267,11 +270,11 @@ def _own_tensor(made: TensorListCPU | TensorListGPU, device: torch.device) -> to
     """A copy of what DALI made, as DALI uses its memory again."""
     if not accelerator.is_gpu(device):
         return torch.from_numpy(np.array(made.as_array()))
-    stream = torch.cuda.Stream(device)  # of its own: to wait for it is not to wait for the model
-    with torch.cuda.stream(stream):
+    gpu, stream = accelerator.module(device), accelerator.side_stream(device)
+    with gpu.stream(stream):  # to wait for this one is not to wait for the model
         copied = torch.from_dlpack(made.as_tensor()).clone()
     stream.synchronize()
-    copied.record_stream(torch.cuda.current_stream(device))
+    copied.record_stream(gpu.current_stream(device))
     return copied
 
 

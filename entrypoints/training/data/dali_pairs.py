@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from training import accelerator
 from training.data import dali_graph
 from training.data.batches import Draw, MaskedBatch
 from training.data.dali import Read
@@ -55,4 +56,5 @@ class PairsByDali:
         return DrawnPair(number, prepared, mask)
 
     def finish(self, batch: Read, pixels: torch.Tensor) -> MaskedBatch:
-        return MaskedBatch(pixels, torch.from_numpy(np.stack([one.mask for one in batch.drawn])))
+        masks = torch.from_numpy(np.stack([one.mask for one in batch.drawn]))
+        return MaskedBatch(pixels, accelerator.pinned(masks, pixels.device))

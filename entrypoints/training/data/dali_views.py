@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
+from training import accelerator
 from training.data import dali_graph
 from training.data.augmentation import Erasing
 from training.data.batches import Draw, LabelledBatch
@@ -79,25 +81,39 @@ class ViewsByDali:
         return ViewItem(number, prepared, views.augmentation.draw_erasing(shape, chance))
 
     def finish(self, batch: Read, pixels: torch.Tensor) -> LabelledBatch:
-        for image, item in zip(pixels, batch.items):
-            if item.erasing is not None:
-                image[item.erasing.place] = torch.from_numpy(item.erasing.noise.copy()).to(pixels.device)
+        erase(pixels, [item.erasing for item in batch.items])
         labels = torch.from_numpy(self.views.source.labels)
         own, others = ([one.items[which] for one in batch.drawn] for which in (0, -1))
         numbers, partners = (torch.tensor([item.number for item in items]) for items in (own, others))
         mixes = [one.mix for one in batch.drawn]
+        shares = torch.tensor([1.0 if mix is None else mix.own_share for mix in mixes], dtype=torch.float32)
+        of_images = (accelerator.pinned(values, pixels.device) for values in (labels[numbers], labels[partners], shares))
         return LabelledBatch(
             mixed(pixels, batch.places(own), batch.places(others), mixes),
-            labels[numbers],
-            labels[partners],
-            torch.tensor([1.0 if mix is None else mix.own_share for mix in mixes], dtype=torch.float32),
+            *of_images,
             numbers,
             torch.tensor([one.view for one in batch.drawn]),
         )
 
 
+def erase(pixels: torch.Tensor, erasings: list[Erasing | None]) -> None:
+    """Put each image's noise into its box, in place; all noise travels to the device at once.
+
+    Args:
+        pixels: uint8 (n, channels, height, width).
+        erasings: of each image. None: nothing of it is erased.
+    """
+    boxes = [(image, erasing) for image, erasing in enumerate(erasings) if erasing is not None]
+    if not boxes:
+        return
+    noise = torch.from_numpy(np.concatenate([erasing.noise.ravel() for _, erasing in boxes]))
+    parts = _moved(noise, pixels.device).split([erasing.noise.size for _, erasing in boxes])
+    for (image, erasing), part in zip(boxes, parts):
+        pixels[image][erasing.place] = part.view(erasing.noise.shape)
+
+
 def mixed(pixels: torch.Tensor, own: list[int], others: list[int], mixes: list[Mix | None]) -> torch.Tensor:
-    """Images mixed as `mixing` mixes them, to the bit, on their device.
+    """Images mixed as `mixing` mixes them, to the bit, on their device, whose queue nobody waits for.
 
     Args:
         pixels: uint8 (n, channels, height, width).
@@ -106,15 +122,31 @@ def mixed(pixels: torch.Tensor, own: list[int], others: list[int], mixes: list[M
     Returns:
         uint8 (len(mixes), channels, height, width).
     """
-    made, device = pixels[own], pixels.device
-    blended = [place for place, mix in enumerate(mixes) if mix is not None and mix.weight < 256]
-    if blended:
-        weights = torch.tensor([mixes[place].weight for place in blended], dtype=torch.int32).view(-1, 1, 1, 1)
-        weights, places = weights.to(device), torch.tensor(blended).to(device)
-        partners = pixels[torch.tensor([others[place] for place in blended]).to(device)]
-        made[places] = ((made[places] * weights + partners * (256 - weights) + 128) >> 8).to(torch.uint8)
-    for place, mix in enumerate(mixes):
-        if mix is not None and mix.weight == 256:
-            box = (slice(None), mix.rows, mix.columns)
-            made[place][box] = pixels[others[place]][box]
+    rows = [_row(*row) for row in zip(own, others, mixes)]
+    columns = _moved(torch.tensor(rows).T.contiguous(), pixels.device)  # one copy
+    made = pixels.index_select(0, columns[0])
+    if all(mix is None for mix in mixes):
+        return made
+    partners = pixels.index_select(0, columns[1])
+    weight, top, bottom, left, right = columns[2:, :, None, None, None].int()
+    if any(mix is not None and mix.weight < 256 for mix in mixes):
+        blended = made * weight  # int32
+        blended += partners * (256 - weight)
+        blended += 128
+        made = blended.bitwise_right_shift_(8).to(torch.uint8)
+    if any(mix is not None and mix.weight == 256 for mix in mixes):
+        y = torch.arange(pixels.shape[2], device=pixels.device)[:, None]
+        x = torch.arange(pixels.shape[3], device=pixels.device)
+        made = torch.where((top <= y) & (y < bottom) & (left <= x) & (x < right), partners, made)
     return made
+
+
+def _row(own: int, other: int, mix: Mix | None) -> tuple[int, ...]:
+    """Own and other image, the own one's weight in 256ths, and top, bottom, left and right of the box of the other one."""
+    if mix is None:
+        return own, other, 256, 0, 0, 0, 0
+    return own, other, mix.weight, *(edge or 0 for side in (mix.rows, mix.columns) for edge in (side.start, side.stop))
+
+
+def _moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return accelerator.pinned(values, device).to(device, non_blocking=True)

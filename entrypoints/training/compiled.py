@@ -1,0 +1,36 @@
+"""A compiled model that always sees one batch size, so that a ragged last batch compiles nothing anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class StaticBatch(nn.Module):
+    """A model through torch.compile with static shapes; smaller batches are filled up to the largest one so far.
+
+    By itself torch.compile turns to dynamic shapes for good when it meets a second batch size, as at the end of an evaluation
+    (https://github.com/pytorch/torchtitan/pull/2204), and every later batch runs slower kernels.
+    Only for models whose images do not see each other: in eval mode.
+    """
+
+    def __init__(self, model: nn.Module):
+        """
+        Args:
+            model: takes a tensor (batch, …), gives one (batch, …). It keeps its parameters and its mode.
+        """
+        super().__init__()
+        self.model = model
+        self._compiled: Any = torch.compile(model, dynamic=False)
+        self._largest = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (batch, …) -> what the model gives for them (batch, …)."""
+        count = len(images)
+        self._largest = max(self._largest, count)
+        if count < self._largest:
+            images = torch.cat([images, images[-1:].expand(self._largest - count, *images.shape[1:])])
+        output: torch.Tensor = self._compiled(images)
+        return output[:count]
