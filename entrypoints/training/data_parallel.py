@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -54,12 +54,13 @@ def distribute(
     if not world.is_torch_group:
         return smddp.older_data_parallel(model)
     kind = StaticGraphDataParallel if static_graph else DistributedDataParallel
+    buffers: dict[str, Any] = {_BUFFERS_IN_FORWARD: False}
     wrapped = kind(
         model,
         device_ids=[world.device.index] if accelerator.is_gpu(world.device) else None,
         gradient_as_bucket_view=True,
         static_graph=static_graph,
-        **{_BUFFERS_IN_FORWARD: False},
+        **buffers,
     )
     if gradient_compression == "bf16":
         wrapped.register_comm_hook(None, bf16_compress_hook)
@@ -73,9 +74,10 @@ def synchronise(model: nn.Module, last: bool) -> AbstractContextManager[None]:
         model: as `distribute` gave it.
         last: whether this is the optimizer step's last micro-batch.
     """
-    if last or not hasattr(model, "no_sync"):  # a single process, or smddp before 1.2.2, which exchanges every time
+    no_sync: Callable[[], AbstractContextManager[None]] | None = getattr(model, "no_sync", None)
+    if last or no_sync is None:  # a single process, or smddp before 1.2.2, which exchanges every time
         return contextlib.nullcontext()
-    return model.no_sync()
+    return no_sync()
 
 
 class StaticGraphDataParallel(DistributedDataParallel):

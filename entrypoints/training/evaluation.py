@@ -18,7 +18,7 @@ from training.losses import temperature_kl
 TOP = 5
 """How many guesses count for the second kind of accuracy, where there are more classes than that."""
 
-Autocast = Callable[[], AbstractContextManager]
+Autocast = Callable[[], AbstractContextManager[object]]
 """Makes the context in which a model computes, as Precision.autocast does."""
 
 
@@ -75,7 +75,7 @@ def evaluate(
     *totals, images, ranked = world.total(torch.cat([sums, counted])).tolist()
     if not images:
         raise ValueError("not one of the validation images can be read: the log and broken_images.txt name them")
-    names = ("validation_accuracy", "validation_top5_accuracy", "validation_loss")
+    names: tuple[str, ...] = ("validation_accuracy", "validation_top5_accuracy", "validation_loss")
     if teacher_logits is not None:
         names += ("teacher_top1_agreement", "teacher_top5_agreement", "teacher_kl")
     return {name: total / images for name, total in zip(names, totals) if ranked or "top5" not in name}

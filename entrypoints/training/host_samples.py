@@ -96,8 +96,8 @@ class HostSamples:
                 yield ("cpu", name, "CPUUtilization"), min(100.0, max(0.0, busy))
                 yield ("cpu", name, "I/OWaitPercentage"), min(100.0, max(0.0, waiting))
             elif line.startswith((b"ctxt ", b"procs_running ")):
-                name, count = line.split()
-                tasks[name.decode()] = int(count)
+                counter, count = line.split()
+                tasks[counter.decode()] = int(count)
         if "procs_running" in tasks:
             yield ("tasks", "RunnableTasks", ""), tasks["procs_running"]
         if "ctxt" in tasks:

@@ -86,7 +86,9 @@ def versions() -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return {**found, **({"cuda": torch.version.cuda} if torch.cuda.is_available() else {})}
+    if torch.version.cuda is not None and torch.cuda.is_available():
+        found["cuda"] = torch.version.cuda
+    return found
 
 
 def _front_matter(description: Description, distilled: bool) -> str:

@@ -201,6 +201,8 @@ def sample_until_the_end(output: Path, node: str, interval: float, parent: int) 
         if gpus is not None:
             try:
                 values |= gpus.look()
+                for what, words in gpus.refused.items():
+                    errors.tell(f"no {what}", OSError(words))
             except Exception as error:
                 errors.tell("GPU metrics end", error)
                 gpus = None
@@ -213,7 +215,7 @@ def sample_until_the_end(output: Path, node: str, interval: float, parent: int) 
 
 def slowed(interval: float, written: int) -> float:
     """Seconds between two samples, after so many bytes: twice as many with each FULL_RATE_BYTES."""
-    return interval * 2 ** (written // FULL_RATE_BYTES)
+    return interval * 2.0 ** (written // FULL_RATE_BYTES)
 
 
 def main() -> None:

@@ -84,7 +84,8 @@ def rows(state: TrainingState, data: Data, settings: SegmentationSettings) -> li
 
 def colours(settings: SegmentationSettings) -> list[Colour]:
     """Of each class: the settings', or PASCAL VOC's."""
-    return [tuple(colour) for colour in settings.class_colours or map(voc_colour, range(settings.classes))]
+    chosen = settings.class_colours or map(voc_colour, range(settings.classes))
+    return [(red, green, blue) for red, green, blue in chosen]
 
 
 def voc_colour(number: int) -> Colour:

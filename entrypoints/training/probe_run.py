@@ -234,6 +234,7 @@ class _Bench:
             Stopped: some rank has got SIGTERM.
         """
         asked = torch.tensor([value, float(self.run.stop.received)], dtype=torch.float64, device=self.world.device)
+        mean: float
         mean, stopped = (self.world.total(asked) / self.world.size).tolist()
         if stopped:
             self._write()

@@ -141,7 +141,9 @@ class TrainingSettings:
             ("global_batch_size", self.global_batch_size >= 1, "at least 1"),
             (
                 "batch_size_per_device",
-                self.batch_size_per_device in (None, "auto") or self.batch_size_per_device >= 1,
+                self.batch_size_per_device is None
+                or self.batch_size_per_device == "auto"
+                or self.batch_size_per_device >= 1,
                 "at least 1, auto, or null",
             ),
             ("learning_rate", self.learning_rate > 0, "above 0"),

@@ -118,7 +118,8 @@ def read_settings(
 
 def _convert_or_check(value: Any, annotation: Any) -> tuple[Any, list[tuple[str, str, str]]]:
     """A value as its field's type; where that is a group of settings, also everything wrong inside."""
-    group = next((part for part in (annotation, *typing.get_args(annotation)) if is_dataclass(part)), None)
+    parts = (annotation, *typing.get_args(annotation))
+    group = next((part for part in parts if isinstance(part, type) and is_dataclass(part)), None)
     if group is None or value is None or value in ("null", "None"):
         return convert(value, annotation), []
     settings, problems = check(group, _from_json(value, dict))

@@ -47,4 +47,5 @@ def find(place: Place) -> tuple[ModuleType | None, str]:
 def older_data_parallel(model: nn.Module) -> nn.Module:
     """The model wrapped by the library before 1.4, which does not broadcast buffers."""
     module = importlib.import_module("smdistributed.dataparallel.torch.parallel.distributed")
-    return module.DistributedDataParallel(model, broadcast_buffers=False)
+    wrapped: nn.Module = module.DistributedDataParallel(model, broadcast_buffers=False)
+    return wrapped

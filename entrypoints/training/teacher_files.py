@@ -101,9 +101,10 @@ def _unpack(archive: Path, target: Path) -> Path:
                     raise ValueError(
                         f"{archive.name} holds {member.name}, which lies outside of it: take an archive that a run left"
                     )
-                if member.isfile():
+                content = opened.extractfile(member) if member.isfile() else None
+                if content is not None:
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    place.write_bytes(opened.extractfile(member).read())
+                    place.write_bytes(content.read())
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ValueError(f"{archive.name} is damaged: copy it again ({_first_line(error)})") from error
     return target

@@ -323,6 +323,14 @@ def test_what_nobody_recorded_is_said_to_be_so(tmp_path):
     assert re.findall(r"## (.*)\n\nNot recorded\.", text) == [*model_card.SECTIONS.values(), "Code"]
 
 
+def test_a_gpu_without_cuda_has_no_version_of_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # torch for ROCm says so too
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "cuda" not in model_card.versions()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert model_card.versions()["cuda"] == "13.0"
+
+
 def test_the_commit_is_what_the_launcher_left_beside_the_package(tmp_path):
     (tmp_path / "source.json").write_text('{"commit": "83c7ef9", "clean": true}')
     assert model_card.source(tmp_path / "source.json") == {"commit": "83c7ef9", "clean": True}

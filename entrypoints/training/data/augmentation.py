@@ -81,7 +81,8 @@ class Augmentation:
             box = _at_multiples(box, image_size, part)
         shift, degrees = (0, 0), 0.0
         if self.max_shift_pixels or self.max_rotation_degrees:
-            shift = tuple(chance.randint(-self.max_shift_pixels, self.max_shift_pixels) for _ in range(2))
+            right, down = (chance.randint(-self.max_shift_pixels, self.max_shift_pixels) for _ in range(2))
+            shift = (right, down)
             degrees = chance.uniform(-self.max_rotation_degrees, self.max_rotation_degrees)
         return Variation(turns, box, degrees, shift, self.horizontal_flip and chance.random() < 0.5, part)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,16 @@ from training.distributed import World
 
 Draw = tuple[int, int]
 """(view, image number): what a sampler yields, so that a worker process knows the view too."""
+
+
+class Images(Protocol):
+    """Images of a run, indexed by a Draw. DataLoader takes them as it takes torch's Dataset, which has no length."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, draw: Draw, /) -> Any:
+        """One item of a batch, a tuple that begins with the image. None: it is left out."""
+
 
 Announce = Callable[[np.ndarray], Callable[[int], None]]
 """Tells a source what will be read of it; see TrainingBatches."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
@@ -14,7 +14,7 @@ from training.data.augmentation import Variation
 from training.data.decoding import ORIENTATION, decode
 
 if TYPE_CHECKING:
-    from nvidia.dali import Pipeline
+    from nvidia.dali.backend import TensorListCPU, TensorListGPU
 
 QUEUED = 2
 """Batches that DALI works on at a time; while one is decoded on the CPU, the one before may be on the GPU."""
@@ -29,6 +29,18 @@ OTHER_PIXELS = (b"tRNS", b"eXIf", b"Raw profile type", b"tiff:Orientation")
 NO_TURNS = np.empty((0, 2, 3), np.float32)
 NO_WARP = np.eye(2, 3, dtype=np.float32)
 NOWHERE = np.zeros(2, np.int32)
+
+
+class Graph(Protocol):
+    """What is used of nvidia.dali.Pipeline, whose methods have no annotations."""
+
+    def feed_input(self, data_node: str, data: Any, /) -> None: ...
+
+    def schedule_run(self) -> None: ...
+
+    def share_outputs(self) -> tuple[TensorListCPU | TensorListGPU, ...]: ...
+
+    def release_outputs(self) -> None: ...
 
 
 class Operations(NamedTuple):
@@ -142,7 +154,8 @@ def upright_size(encoded: bytes) -> tuple[int, int] | None:
             orientation = opened.getexif().get(ORIENTATION, 1)
             if orientation not in range(1, 9):
                 return None
-            return opened.size if orientation < 5 else opened.size[::-1]  # 5 to 8 lie on their side
+            width, height = opened.size
+            return (width, height) if orientation < 5 else (height, width)  # 5 to 8 lie on their side
     except Exception:  # a damaged file makes Pillow raise OSError, SyntaxError, TypeError, struct.error …
         return None
 
@@ -162,7 +175,7 @@ def readable_file(encoded: bytes, file: str, channels: int, *, by_reference: boo
     return b"P%d %d %d 255\n" % (5 if channels == 1 else 6, width, height) + image.tobytes(), image.size
 
 
-def build(operations: Operations, *, images: int, threads: int, device_id: int | None) -> Pipeline:
+def build(operations: Operations, *, images: int, threads: int, device_id: int | None) -> Graph:
     """The graph: decode, turn, crop and scale, rotate and shift, lay on black; bilinear, antialiased where it shrinks.
 
     It gives uint8 (batch, channels, height, width). An image is decoded whole only where it is turned.
@@ -172,20 +185,24 @@ def build(operations: Operations, *, images: int, threads: int, device_id: int |
         threads: of the CPU.
         device_id: the GPU that decodes with nvJPEG, and does all that follows. None: the CPU does it.
     """
-    from nvidia.dali import Pipeline, fn, types
+    from nvidia.dali import fn, types
+    from nvidia.dali.pipeline import Pipeline
 
     def given(name: str) -> Any:
         return fn.external_source(name=name)
 
-    pipeline = Pipeline(batch_size=images, num_threads=threads, device_id=device_id, prefetch_queue_depth=QUEUED)
+    pipeline: Any = Pipeline(  # type: ignore[no-untyped-call]  # DALI annotates its operators only
+        batch_size=images, num_threads=threads, device_id=device_id, prefetch_queue_depth=QUEUED
+    )
     with pipeline:
-        decoding = {
+        decoding: dict[str, Any] = {
             "device": "cpu" if device_id is None else "mixed",
-            "output_type": types.GRAY if operations.channels == 1 else types.RGB,
+            "output_type": types.DALIImageType.GRAY if operations.channels == 1 else types.DALIImageType.RGB,
             "adjust_orientation": True,
             "jpeg_fancy_upsampling": True,  # colours as the CPU's decoder has them
         }
-        linear = {"interp_type": types.INTERP_LINEAR}
+        linear: dict[str, Any] = {"interp_type": types.DALIInterpType.INTERP_LINEAR}
+        pixels: Any  # a DataNode: of some operators the annotations say that it may be several, or none
         if operations.load:
             pixels = fn.decoders.image(given("encoded"), **decoding)
         else:
@@ -199,7 +216,7 @@ def build(operations: Operations, *, images: int, threads: int, device_id: int |
         if operations.warped:
             pixels = fn.warp_affine(pixels, matrix=given("warp"), fill_value=0, **linear)
         if operations.pasted:
-            canvas = {
+            canvas: dict[str, Any] = {
                 "shape": operations.size,
                 "axis_names": "HW",
                 "normalized_anchor": False,
@@ -208,7 +225,8 @@ def build(operations: Operations, *, images: int, threads: int, device_id: int |
             pixels = fn.slice(pixels, start=given("corner"), out_of_bounds_policy="pad", fill_values=0, **canvas)
         pipeline.set_outputs(fn.transpose(pixels, perm=[2, 0, 1]))
     pipeline.build()
-    return pipeline
+    graph: Graph = pipeline
+    return graph
 
 
 def inputs(images: list[Prepared], operations: Operations) -> dict[str, Any]:
@@ -239,10 +257,10 @@ def _with_margin(box: tuple[float, ...], size: tuple[int, int], view: int) -> tu
     Returns:
         top, left, height, width in pixels.
     """
-    first, sides = [], []
+    reached: list[tuple[int, int]] = []  # vertically, then horizontally: the first pixel, and how many
     for start, end, side in zip(box[:2], box[2:], size):
         reach = max(1.0, (end - start) / view) + 1  # a triangle of that half width, and a pixel for the rounding
         low, high = max(0, math.floor(start - reach)), min(side, math.ceil(end + reach))
-        first.append(low)
-        sides.append(high - low)
-    return *first, *sides
+        reached.append((low, high - low))
+    (top, high), (left, wide) = reached
+    return top, left, high, wide

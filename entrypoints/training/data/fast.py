@@ -115,7 +115,9 @@ def warp(pixels: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.nd
         return np.array(image)
     between_middles = matrix[:2].copy()  # OpenCV has a pixel's middle at whole numbers
     between_middles[:, 2] += (matrix[:2, 0] + matrix[:2, 1] - 1) / 2
-    return cv2.warpAffine(pixels, between_middles, size, flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    warped: np.ndarray = cv2.warpAffine(pixels, between_middles, size, flags=flags)
+    return warped
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -213,7 +215,8 @@ def _mirrored(planes: np.ndarray) -> np.ndarray:
     cv2 = opencv()
     if cv2 is None:
         return np.ascontiguousarray(planes[:, :, ::-1])
-    return cv2.flip(planes.reshape(-1, planes.shape[2]), 1).reshape(planes.shape)
+    flipped: np.ndarray = cv2.flip(planes.reshape(-1, planes.shape[2]), 1)
+    return flipped.reshape(planes.shape)
 
 
 def _planes(pixels: np.ndarray) -> np.ndarray:
@@ -231,6 +234,7 @@ def _planes(pixels: np.ndarray) -> np.ndarray:
 def _interleaved(planes: np.ndarray) -> np.ndarray:
     """(1 or 3, height, width) as (height, width[, 3])."""
     cv2 = opencv()
-    if len(planes) == 1:
-        return planes[0]
-    return np.ascontiguousarray(planes.transpose(1, 2, 0)) if cv2 is None else cv2.merge([*planes])
+    if len(planes) > 1 and cv2 is None:
+        return np.ascontiguousarray(planes.transpose(1, 2, 0))
+    pixels: np.ndarray = planes[0] if cv2 is None or len(planes) == 1 else cv2.merge([*planes])
+    return pixels

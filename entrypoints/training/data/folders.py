@@ -34,7 +34,8 @@ class LabelledFolder:
         # One array, because worker processes that only read a list of a million strings come to own a copy each: reading
         # counts references, which writes to the pages that they share (https://github.com/pytorch/pytorch/issues/13246).
         self._files = np.array([os.fsencode(file) for files in found.values() for file in files])
-        self.order, self.notes = FreeOrder(len(self._files)), []
+        self.order = FreeOrder(len(self._files))
+        self.notes: list[str] = []
 
     def __len__(self) -> int:
         return len(self._files)

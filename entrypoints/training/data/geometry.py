@@ -68,7 +68,8 @@ def scaled_box(box: tuple[float, float, float, float], size: int) -> np.ndarray:
 def fitted(width: int, height: int, size: int) -> tuple[int, int]:
     """Width and height to which `reference.fit` scales an image before it cuts the middle: the shorter side becomes `size`."""
     short = min(width, height)
-    return tuple(size if side == short else int(size * side / short) for side in (width, height))
+    wide, high = (size if side == short else int(size * side / short) for side in (width, height))
+    return wide, high
 
 
 def middle_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
@@ -82,10 +83,12 @@ def middle_box(width: int, height: int, size: int) -> tuple[float, float, float,
 def composed(variation: Variation, width: int, height: int, size: int) -> np.ndarray:
     """From a view of `size` × `size` pixels back to the upright image, through the whole variation."""
     box = variation.box or middle_box(width, height, size)
-    matrix = all_turned(variation.turns, width, height) @ scaled_box(box, size)
+    matrix: np.ndarray = all_turned(variation.turns, width, height) @ scaled_box(box, size)
     if variation.degrees or variation.shift != (0, 0):
         matrix = matrix @ rotation(variation.degrees, size, size, variation.shift)
-    return matrix @ mirror(size) if variation.mirrored else matrix
+    if variation.mirrored:
+        matrix = matrix @ mirror(size)
+    return matrix
 
 
 def stored(orientation: int, width: int, height: int) -> np.ndarray:

@@ -119,7 +119,8 @@ def find_decoder() -> tuple[Decoder, str]:
             )
         except ValueError:  # as for all that libjpeg warns of
             return None
-        return pixels[..., 0] if grey else pixels
+        found: np.ndarray = pixels[..., 0] if grey else pixels
+        return found
 
     return by_simplejpeg, "simplejpeg"
 
@@ -128,10 +129,13 @@ def _by_opencv(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.
     if encoded.rfind(b"\xff\xd9", -64) < 0:  # without its end it is cut, which OpenCV would fill up with grey
         return None
     cv2 = opencv()
+    assert cv2 is not None, "find_decoder chose it"
     # IMREAD_REDUCED_GRAYSCALE_2 is 16, …_4 32, …_8 64, and the colour ones are those + 1
     flags = (8 * part if part > 1 else 0) + (0 if grey else 1) + cv2.IMREAD_IGNORE_ORIENTATION
-    pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
-    return pixels if grey or pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
+    pixels: np.ndarray | None = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
+    if pixels is not None and not grey:
+        pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
+    return pixels
 
 
 def _by_pillow(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.ndarray | None:

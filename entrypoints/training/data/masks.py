@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
 
 from training.data.batches import Draw, MaskedBatch
 from training.data.broken import BrokenImages, StandIns
@@ -81,10 +80,10 @@ class Variation:
             places.append(seen[0] - first)
         (top, bottom), (left, right) = begins
         mirrored = self.horizontal_flip and chance.random() < 0.5
-        return Cut((left, top, right, bottom), tuple(sides), tuple(places), mirrored)
+        return Cut((left, top, right, bottom), (sides[0], sides[1]), (places[0], places[1]), mirrored)
 
 
-class MaskedImages(Dataset):
+class MaskedImages:
     """Images of a channel, each with its mask.
 
     Indexed by (view, number); gives a uint8 image (channels, height, width) and its uint8 mask: varied and (height, width)
@@ -126,12 +125,13 @@ class MaskedImages(Dataset):
 
     def cut(self, view: int, number: int, mask: np.ndarray) -> tuple[Cut, np.ndarray]:
         """What a view shows of an image whose whole mask is given, and the mask of that, uint8 (*crop_size)."""
-        settings = self.settings
+        settings, variation = self.settings, self.variation
+        assert variation is not None, "only training images are cut"
         chance = random.Random(f"{settings.seed}/{view}/{number}")
-        cut = self.variation.draw(mask.shape, settings.image_size, chance)
+        cut = variation.draw(mask.shape, settings.image_size, chance)
         left, top, right, bottom = cut.box
         labels = Image.fromarray(mask[top:bottom, left:right]).resize(cut.size[::-1], Image.Resampling.NEAREST)
-        return cut, cut.on_canvas(np.array(labels), self.variation.crop_size, settings.ignore_index)
+        return cut, cut.on_canvas(np.array(labels), variation.crop_size, settings.ignore_index)
 
     def mask(self, number: int, image_size: tuple[int, int]) -> np.ndarray:
         """The mask of an image of that height and width, upright, as the file has it: uint8 (height, width).
@@ -155,7 +155,8 @@ class MaskedImages(Dataset):
         cut, labels = self.cut(view, number, mask)
         left, top, right, bottom = cut.box
         image = self.preprocessor.scaled(pixels[top:bottom, left:right], cut.size)
-        return torch.from_numpy(cut.on_canvas(image, self.variation.crop_size, 0)), torch.from_numpy(labels)
+        high, wide = labels.shape
+        return torch.from_numpy(cut.on_canvas(image, (high, wide), 0)), torch.from_numpy(labels)
 
     def _whole(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """An image and its mask as the files have them, upright: uint8 (height, width[, 3]) and (height, width)."""

@@ -15,6 +15,8 @@ hosts read each shard once. A constant, and not the number of hosts, so that the
 class Order(Protocol):
     """A way to shuffle training images."""
 
+    def __hash__(self) -> int: ...
+
     def of_view(self, seed: int, view: int) -> np.ndarray:
         """All image numbers, int64 (images,): the first of them are drawn, and two neighbours are partners in mixing."""
 
@@ -82,7 +84,11 @@ class ShardOrder:
         """The view's order; and for every place in it the window, numbered over all lanes, and the lane: int64 (images,) each."""
         chance = np.random.RandomState([seed, view])
         shards = chance.permutation(len(self._counts))
-        parts, turns, windows, lanes, window = [], [], [], [], 0
+        parts: list[np.ndarray] = []
+        turns: list[np.ndarray] = []
+        windows: list[np.ndarray] = []
+        lanes: list[np.ndarray] = []
+        window = 0
         for lane in range(self.lanes):
             own, done = shards[lane :: self.lanes], 0
             for first in range(0, len(own), self.window_of_lane):
@@ -95,12 +101,13 @@ class ShardOrder:
             lanes.append(np.full(done, lane))
             if done % 2:  # one image is left over: behind all others, where it does not part the pairs of other lanes
                 turns[-1][-1] = self.images
-        order, turn, windows, lanes = (np.concatenate(rows) for rows in (parts, turns, windows, lanes))
-        places = np.argsort(turn, kind="stable")  # stable: the lanes in their order, and the two of a pair together
-        return order[places], windows[places], lanes[places]
+        # stable: the lanes in their order, and the two of a pair together
+        places = np.argsort(np.concatenate(turns), kind="stable")
+        return np.concatenate(parts)[places], np.concatenate(windows)[places], np.concatenate(lanes)[places]
 
 
 def _in_pairs(values: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Values (n,) in the order of their pairs, a permutation of range(⌈n / 2⌉); where n is odd, the last pair is a single one."""
     places = (2 * pairs[:, None] + [0, 1]).ravel()
-    return values[places[places < len(values)]]
+    ordered: np.ndarray = values[places[places < len(values)]]
+    return ordered

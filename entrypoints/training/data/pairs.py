@@ -18,10 +18,13 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 class Pairs(Protocol):
     """Images with a mask each, numbered from 0 on, in the same order on every machine."""
 
-    order: Order
-    """How they are shuffled for training."""
-    notes: list[str]
-    """What was chosen in opening them, and why."""
+    @property
+    def order(self) -> Order:
+        """How they are shuffled for training."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What was chosen in opening them, and why."""
 
     def __len__(self) -> int: ...
 
@@ -54,8 +57,9 @@ class PairFolder:
     """Files of two folders."""
 
     def __init__(self, root: Path):
-        self._files, self.notes = pair_up(root), []
+        self._files = pair_up(root)
         self.order = FreeOrder(len(self._files))
+        self.notes: list[str] = []
 
     def __len__(self) -> int:
         return len(self._files)

@@ -30,6 +30,10 @@ SCANS = 16
 """Shards whose headers are read at the same time: on a file system over a network, most of the time is waiting."""
 
 
+Columns = tuple[list[int], list[int], list[int], list[int], list[int]]
+"""Of a shard: offset and length of each image; the labels; offset and length of each mask."""
+
+
 def _none() -> np.ndarray:
     return np.zeros(0, np.int64)
 
@@ -170,11 +174,11 @@ def key_and_kind(member: str) -> tuple[str, str]:
     return folder + slash + key, kind.lower()
 
 
-def _scan(file: Path, classes: list[str] | None) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
-    """Offset and length of each image; the labels; offset and length of each mask."""
-    columns: tuple[list[int], ...] = ([], [], [], [], [])
+def _scan(file: Path, classes: list[str] | None) -> Columns:
+    """What lies where in a shard."""
+    columns: Columns = ([], [], [], [], [])
     sample: dict[str, tarfile.TarInfo] = {}
-    current = None
+    current = ""  # no key of a sample
     try:
         with open(file, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
 
@@ -185,7 +189,7 @@ def _scan(file: Path, classes: list[str] | None) -> tuple[list[int], list[int], 
 
             for member in tar:
                 key, kind = key_and_kind(member.name)
-                tar.members = []  # else it keeps all of them in memory
+                tar.members = []  # type: ignore[attr-defined]  # not in its annotations; else it keeps all of them in memory
                 if not member.isreg() or key.rpartition("/")[2] == "":
                     continue
                 if key != current:
@@ -207,7 +211,7 @@ def _require_end(file: Path, opened: Any, end: int) -> None:
 
 
 def _add(
-    columns: tuple[list[int], ...],
+    columns: Columns,
     file: Path,
     key: str,
     sample: dict[str, tarfile.TarInfo],

@@ -13,6 +13,7 @@ import time
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -121,12 +122,13 @@ class ShardFiles:
         sizes = find_shards(root)
         self.notes: list[str] = []
         self.index = self._open_index(sizes)
-        self._names, self._files = self.index.names, {}
+        self._names = self.index.names
+        self._files: dict[int, _OpenFile] = {}
         self._starts = np.cumsum(self.index.counts).tolist()
         self._cache = ShardCache(root, sizes, reading.cache_bytes) if reading.streamed else None
         self._describe(sizes)
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_files": {}}
 
     @property

@@ -22,12 +22,18 @@ class Source(Protocol):
 
     root: Path
     classes: list[str]
-    labels: np.ndarray
-    """int64 (images,), class numbers."""
-    order: Order
-    """How the images are shuffled for training."""
-    notes: list[str]
-    """What was chosen in opening it, and why."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 (images,), class numbers."""
+
+    @property
+    def order(self) -> Order:
+        """How the images are shuffled for training."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What was chosen in opening it, and why."""
 
     def __len__(self) -> int: ...
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from training.data.augmentation import VIEWS_VERSION, Augmentation
 from training.data.batches import Draw, LabelledBatch
@@ -28,7 +27,7 @@ from training.script_settings import LabelledImageSettings
 Made = TypeVar("Made")
 
 
-class HeldOutImages(Dataset):
+class HeldOutImages:
     """Images as they are, scaled to `size` and cut to the middle square.
 
     Indexed by (0, number); gives uint8 pixels (channels, size, size) and the class number, or None for a broken image. They are
@@ -68,7 +67,7 @@ class LabelledView(NamedTuple):
     view: int
 
 
-class TrainingViews(Dataset):
+class TrainingViews:
     """Varied and mixed training images, indexed by (view, number).
 
     What is drawn depends on the seed, the view and the number alone, never on the process, the batch or the order. An image is
