@@ -24,6 +24,7 @@ from training.environment import Environment
 from training.memory import peak_memory
 from training.operators import OperatorWindow
 from training.reporting import Reporter
+from training.sagemaker_profiler import SageMakerProfiler
 from training.script_settings import TrainingSettings
 from training.state import TrainingState
 from training.stopping import StopSignal
@@ -83,6 +84,7 @@ class Run:
     timeline: Timeline
     record: TimelineRecord
     operators: OperatorWindow
+    profiler: SageMakerProfiler
 
 
 def open_run(settings: TrainingSettings, environment: Environment, world: World) -> Run:
@@ -102,7 +104,8 @@ def open_run(settings: TrainingSettings, environment: Environment, world: World)
         report.say("no checkpoints: the job has no folder for them (in a config: checkpoints)")
     record = TimelineRecord(environment.output_data_dir, world, settings)
     operators = OperatorWindow(settings, world, environment.output_data_dir, report.say)
-    return Run(settings, world, report, StopSignal(world), checkpoints, Timeline(world.device), record, operators)
+    profiler = SageMakerProfiler(settings, world.device, report.say)
+    return Run(settings, world, report, StopSignal(world), checkpoints, Timeline(world.device), record, operators, profiler)
 
 
 def total_steps(settings: TrainingSettings, images: int) -> int:
@@ -144,6 +147,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
         timeline.start()
         for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
             run.operators.step()
+            run.profiler.step()
             losses = _step(task, state, batches, loaders.train_batches.accumulation, settings, timeline)
             run.record.first_step(state.step, loaders.workers.count)
             stopped = run.stop.agreed() and state.step < steps
@@ -163,6 +167,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
         if state.step != saved and (stopped or settings.checkpoint_every is None or state.step == steps):
             saved = _save(state, place, run, required=stopped)
     run.operators.close()
+    run.profiler.close()
     run.stop.finish()
     world.average_buffers(state.evaluated)  # as they are exported, also after a stop
     seconds = timeline.seconds_per_step()

@@ -41,22 +41,24 @@ class Gpus:
         visible = environ.get("CUDA_VISIBLE_DEVICES")
         names = [str(number) for number in range(count.value)] if visible is None else visible.split(",")
         self._devices = [self._device(name.strip()) for name in names if name.strip()]
+        self.refused: dict[str, str] = {}
+        """What the driver said instead of a value, by GPU and function; not where the GPU has no such value."""
 
     def look(self) -> dict[tuple[str, str, str], float]:
-        """Percent by (Type, Name, Dimension). What a GPU does not tell, as one that is cut into parts (MIG), is left out.
+        """Percent by (Type, Name, Dimension).
 
-        Raises:
-            OSError: the driver does not answer any more.
+        A value that a GPU does not tell is left out, and the others stay: one that is cut into parts (MIG) has no utilisation, a container
+        may lack the right to a value, and a GPU may be lost while the others work.
         """
         values: dict[tuple[str, str, str], float] = {}
         for number, device in enumerate(self._devices):
             name = f"gpu{number}"
             used, memory, reasons = _Utilization(), _Memory(), c_ulonglong()
-            if self._call("nvmlDeviceGetUtilizationRates", device, byref(used)):
+            if self._tells(name, "nvmlDeviceGetUtilizationRates", device, byref(used)):
                 values["gpu", name, "GPUUtilization"] = used.gpu
-            if self._call("nvmlDeviceGetMemoryInfo", device, byref(memory)):
+            if self._tells(name, "nvmlDeviceGetMemoryInfo", device, byref(memory)):
                 values["gpu", name, "GPUMemoryUtilization"] = 100 * memory.used / memory.total
-            if self._call("nvmlDeviceGetCurrentClocksThrottleReasons", device, byref(reasons)):
+            if self._tells(name, "nvmlDeviceGetCurrentClocksThrottleReasons", device, byref(reasons)):
                 values["clocks", "ThrottledPercent", name] = 100.0 * bool(reasons.value & HELD_BACK)
         return values
 
@@ -69,10 +71,19 @@ class Gpus:
             self._call("nvmlDeviceGetHandleByUUID", c_char_p(name.encode()), byref(device))
         return device
 
-    def _call(self, function: str, *arguments) -> bool:
-        """Whether the library could; raises OSError with its own words where something else than that is wrong."""
+    def _tells(self, gpu: str, function: str, *arguments: object) -> bool:
+        """Whether a GPU gives a value; why not is kept in `refused`."""
         status = getattr(self._library, function)(*arguments)
         if status not in (SUCCESS, NOT_SUPPORTED):
-            words = self._library.nvmlErrorString(status)
-            raise OSError(f"{function}: {words.decode() if words else status}")
-        return status == SUCCESS
+            self.refused[f"{gpu} {function}"] = self._words(status)
+        return bool(status == SUCCESS)
+
+    def _call(self, function: str, *arguments: object) -> None:
+        """Raises OSError with the library's own words where it cannot."""
+        status = getattr(self._library, function)(*arguments)
+        if status != SUCCESS:
+            raise OSError(f"{function}: {self._words(status)}")
+
+    def _words(self, status: int) -> str:
+        words = self._library.nvmlErrorString(status)
+        return words.decode() if words else str(status)

@@ -11,12 +11,15 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from training import accelerator
-from training.annotate import NAMES, sagemaker_profiler
+from training.annotate import NAMES
 from training.distributed import World
 from training.script_settings import TrainingSettings
 
 KEPT = 100
 """Operators that operators.json lists, longest first; `others` sums up the rest."""
+
+ANNOTATIONS = ("Optimizer.", "DistributedDataParallel.", "ProfilerStep", "nccl:", "Torch-Compiled Region", "## Call CompiledFxGraph")
+"""What PyTorch calls its own ranges; NCCL's kernels are ncclDevKernel_… ."""
 
 TRACE = "trace.json.gz"
 """A Chrome trace: open it in https://ui.perfetto.dev."""
@@ -58,8 +61,6 @@ class OperatorWindow:
         recorded, self._profile = self._profile, None
         accelerator.synchronize(self._world.device)
         recorded.stop()
-        if sagemaker_profiler() is not None:
-            sagemaker_profiler().SMProfiler.instance().stop_profiling()
         steps, self._steps = min(self._steps, self._seen - self._first), 0
         found = summarise(recorded, steps)
         (self._folder / "operators.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -75,8 +76,6 @@ class OperatorWindow:
             activities.append(ProfilerActivity.CUDA)
         last = self._first + self._steps
         self._say(f"torch.profiler records steps {self._first + 1} to {last} of this process, which it makes slower")
-        if sagemaker_profiler() is not None:
-            sagemaker_profiler().SMProfiler.instance().start_profiling()
         self._slowed, self._profile = True, profile(activities=activities)
         self._profile.start()
 
@@ -88,7 +87,7 @@ def summarise(recorded: profile, steps: int) -> dict[str, Any]:
         device ("GPU" or "CPU"), steps, seconds of all operators together in one step, operators (each with name, calls and
         seconds a step and share of all of them, longest first), others (how many more there are, and their share).
     """
-    events = [event for event in recorded.key_averages() if event.key not in NAMES]
+    events = [event for event in recorded.key_averages() if not _is_annotation(event)]
     kernels = [event for event in events if event.device_type == DeviceType.CUDA]
     own = _kernel_time if kernels else _cpu_time
     rows = sorted(((own(event), event) for event in kernels or events), key=lambda row: -row[0])
@@ -110,6 +109,12 @@ def summarise(recorded: profile, steps: int) -> dict[str, Any]:
         "operators": listed,
         "others": {"count": len(rows) - len(listed), "share": 1 - sum(one["share"] for one in listed)},
     }
+
+
+def _is_annotation(event: Any) -> bool:
+    """Whether a name stands for operators and kernels that have rows of their own: on a GPU such a range takes all of their time again
+    (https://github.com/pytorch/pytorch/issues/130730)."""
+    return event.key in NAMES or getattr(event, "is_user_annotation", False) or event.key.startswith(ANNOTATIONS)
 
 
 def _cpu_time(event: Any) -> float:

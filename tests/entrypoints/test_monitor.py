@@ -263,15 +263,17 @@ typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned long long total, free, used; } Memory;
 static char devices[3];
 int nvmlInit_v2(void) { return getenv("NVML_FAILS") ? 9 : 0; }
-const char *nvmlErrorString(int status) { return status == 9 ? "Driver Not Loaded" : "GPU is lost"; }
+const char *nvmlErrorString(int status) { return status == 9 ? "Driver Not Loaded" : status == 4 ? "Insufficient Permissions" : "GPU is lost"; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = devices + index; return 0; }
 int nvmlDeviceGetHandleByUUID(const char *name, void **device) { *device = devices + 2; return strcmp(name, "GPU-two") ? 2 : 0; }
 int nvmlDeviceGetUtilizationRates(void *device, Utilization *found) {
     if (device == devices + 1) return 3;
+    if (getenv("NVML_DENIES")) return 4;
     found->gpu = 40 + ((char *)device - devices); found->memory = 1; return 0;
 }
 int nvmlDeviceGetMemoryInfo(void *device, Memory *found) {
+    if (getenv("NVML_LOSES") && device == devices + 2) return 15;
     found->total = 1ull << 36; found->used = (1ull << 34) * (1 + ((char *)device - devices)); found->free = 0; return 0;
 }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
@@ -320,6 +322,21 @@ def test_gpus_are_those_that_the_job_sees(fast, tmp_path, nvidia, monkeypatch, v
         assert values == expected
     else:
         assert values == {}
+
+
+def test_a_value_that_the_driver_refuses_takes_no_other_with_it_and_is_named_once(fast, tmp_path, nvidia, monkeypatch, capfd):
+    monkeypatch.setenv("NVML_DENIES", "1")
+    monkeypatch.setenv("NVML_LOSES", "1")
+    with system_monitor(tmp_path / "out", 0):
+        found = gpu_values(sampled(tmp_path / "out", 3))
+    assert {name for name, what in found if what == "GPUMemoryUtilization"} == {"gpu0", "gpu1"}
+    assert ("ThrottledPercent", "gpu2") in found and not any(what == "GPUUtilization" for _, what in found)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "nvml" in line]
+    assert sorted(lines) == [
+        "system monitor: no gpu0 nvmlDeviceGetUtilizationRates: Insufficient Permissions",
+        "system monitor: no gpu2 nvmlDeviceGetMemoryInfo: GPU is lost",
+        "system monitor: no gpu2 nvmlDeviceGetUtilizationRates: Insufficient Permissions",
+    ]
 
 
 def test_a_driver_that_fails_leaves_the_rest(fast, tmp_path, nvidia, monkeypatch):

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 from training import annotate
 from training.distributed import World
-from training.operators import OperatorWindow
+from training.operators import OperatorWindow, summarise
 from training.script_settings import TrainingSettings
 from training.timeline import Timeline
 
@@ -97,3 +98,37 @@ def test_a_phase_is_named_to_sagemaker_profiler_and_not_to_its_namesake(monkeypa
         assert named == (["forward", "loss"] if is_sagemakers else []), module
         named.clear()
     annotate.sagemaker_profiler.cache_clear()
+
+
+def test_pytorchs_own_ranges_are_no_operators(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(200, 200))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def train() -> None:
+        (weight @ weight).sum().backward()
+        optimizer.step()
+
+    window = OperatorWindow(TrainingSettings(profile_steps=2, profile_after=0), world(), tmp_path, lambda _: None)
+    steps(window, 3, train)
+    found = json.loads((tmp_path / "operators.json").read_text())
+    names = {one["name"] for one in found["operators"]}
+    assert "aten::mm" in names and not any(name.startswith("Optimizer.") for name in names)
+
+
+def test_a_range_on_a_gpu_does_not_count_its_kernels_again():
+    """DDP's and NCCL's ranges come as events of the GPU, each as long as all of its kernels."""
+    kernel, ranged = (
+        types.SimpleNamespace(
+            key=key, is_user_annotation=annotation, device_type=DeviceType.CUDA, count=2, self_device_time_total=microseconds
+        )
+        for key, annotation, microseconds in (
+            ("ampere_bf16_gemm", False, 3000),
+            ("DistributedDataParallel.forward", True, 3000),
+        )
+    )
+    nccl = types.SimpleNamespace(**{**vars(ranged), "key": "nccl:all_reduce", "is_user_annotation": False})
+    exchange = types.SimpleNamespace(**{**vars(kernel), "key": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "self_device_time_total": 1000})
+    recorded = types.SimpleNamespace(key_averages=lambda: [kernel, ranged, nccl, exchange])
+    found = summarise(recorded, 2)
+    assert [one["name"] for one in found["operators"]] == [kernel.key, exchange.key]
+    assert found["seconds"] == pytest.approx(0.002) and found["operators"][0]["share"] == pytest.approx(0.75)
