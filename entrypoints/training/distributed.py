@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import threading
 import time
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from training import accelerator, failure, smddp
+from training.environment import contract_value
 from training.rendezvous import Place, Wait, in_time, read_place, roll_call, this_host
 
 _PIECE_BYTES = 64 * 2**20
@@ -178,7 +178,7 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
 
 
 def _why_alone() -> str:
-    hosts = len(json.loads(os.environ.get("SM_HOSTS", "[]")))
+    hosts = len(contract_value(os.environ, "SM_HOSTS", []))
     if hosts > 1:
         return (
             f"a single process on each of {hosts} hosts, which know nothing of each other: set distribution to torchrun"

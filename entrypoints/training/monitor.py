@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from training.environment import contract_value
 from training.host_samples import HostSamples, Key
 from training.nvml import Gpus
 
@@ -104,7 +105,7 @@ def interval_ms(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
     """This host as Debugger's readers name it, algo-N; by its place among the hosts where they have other names."""
     own = environ.get("SM_CURRENT_HOST", "algo-1")
-    hosts = json.loads(environ.get("SM_HOSTS", "[]"))
+    hosts = contract_value(environ, "SM_HOSTS", [])
     if re.fullmatch(r"algo-\d+", own) or own not in hosts:
         return own if own.startswith("algo-") else "algo-1"
     return f"algo-{hosts.index(own) + 1}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import socket
 import threading
@@ -15,6 +14,7 @@ from typing import NamedTuple, TypeVar
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from training.environment import contract_value
 from training.reporting import write_line
 
 ANNOUNCE_EVERY = 30.0
@@ -100,7 +100,7 @@ def read_place(environ: MutableMapping[str, str] = os.environ) -> Place:
         return Place(rank, size, local_rank, "torchrun")
     if "OMPI_COMM_WORLD_SIZE" not in environ:
         return Place(rank, size, local_rank, "environment")
-    hosts = json.loads(environ.get("SM_HOSTS", "[]"))  # mpirun's rank 0 is on the first of them
+    hosts = contract_value(environ, "SM_HOSTS", [])  # mpirun's rank 0 is on the first of them
     all_here = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
     lacking = {
         **found,
@@ -275,7 +275,7 @@ def _enter(store: Store, rank: int, kind: str) -> None:
 def _absent(store: Store, size: int) -> str:
     """Who has not entered, for people."""
     absent = [rank for rank in range(size) if not store.add(_entered(rank), 0)]
-    silent = [host for host in json.loads(os.environ.get("SM_HOSTS", "[]")) if not store.add(f"host {host}", 0)]
+    silent = [host for host in contract_value(os.environ, "SM_HOSTS", []) if not store.add(f"host {host}", 0)]
     return f"{_ranks(absent)} (of {size})" + (f", and anyone from {', '.join(silent)}" if silent else "")
 
 

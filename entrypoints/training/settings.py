@@ -27,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union
 
+from training.environment import contract_value
+
 Settings = TypeVar("Settings")
 
 # Hyperparameters that SageMaker's SDK and toolkit add for themselves; the toolkit keeps them from the script, other launchers may not.
@@ -103,7 +105,7 @@ def read_settings(
     if "SM_HPS" in environ:
         values = {
             name: value
-            for name, value in json.loads(environ["SM_HPS"]).items()
+            for name, value in contract_value(environ, "SM_HPS", {}).items()
             if not name.startswith(RESERVED_PREFIXES)
         }
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from collections.abc import Mapping
 from types import ModuleType
@@ -11,6 +10,7 @@ from types import ModuleType
 import torch.distributed as dist
 from torch import nn
 
+from training.environment import contract_value
 from training.rendezvous import Place
 
 BACKEND = "smdistributed.dataparallel.torch.torch_smddp"
@@ -23,7 +23,7 @@ doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_pytorch.rst of https://gi
 
 def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the job's distribution is smdistributed: the toolkit passes on the hyperparameter that the SDK adds for it."""
-    parameters = json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}")
+    parameters = contract_value(environ, "SM_FRAMEWORK_PARAMS", {})
     return str(parameters.get("sagemaker_distributed_dataparallel_enabled")).lower() == "true"
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import pytest
+from training import smddp
+from training.environment import contract_value, is_streamed
 from training.script_settings import (
     ClassifierSettings,
     DistillationSettings,
@@ -203,3 +206,29 @@ def test_class_names_of_another_number_are_refused_and_say_how_many_there_are():
 
 def settings_of(values: dict) -> dict:
     return {name: TeacherCacheSettings(**value) if name == "teacher_cache" else value for name, value in values.items()}
+
+
+def test_variables_that_pam_cut_short_come_from_sagemakers_files(tmp_path):
+    """Hosts 2 … n of an mpirun job on Ubuntu 20.04 get 1,023 characters of each variable."""
+    config = tmp_path / "input/config"
+    config.mkdir(parents=True)
+    names = [f"class number {number}" for number in range(100)]
+    values = {"model": "x", "epochs": 7, "model_options": {"label": names}, "sagemaker_distributed_dataparallel_enabled": True}
+    (config / "hyperparameters.json").write_text(json.dumps({name: json.dumps(value) for name, value in values.items()}))
+    hosts = [f"algo-{number}" for number in range(1, 129)]
+    (config / "resourceconfig.json").write_text(json.dumps({"current_host": "algo-2", "hosts": hosts}))
+    channels = {f"channel_{number}": {"TrainingInputMode": "FastFile"} for number in range(40)}
+    (config / "inputdataconfig.json").write_text(json.dumps(channels))
+    cut = {"SM_HPS": json.dumps(values), "SM_HOSTS": json.dumps(hosts), "SM_INPUT_DATA_CONFIG": json.dumps(channels)}
+    environ = {name: text[:1023] for name, text in cut.items()} | {"SAGEMAKER_BASE_DIR": str(tmp_path)}
+    assert all(len(text) > 1023 for text in cut.values())
+    read = read_settings(ClassifierSettings, ["ignored"], environ)
+    assert (read.epochs, read.model_options) == (7, {"label": names})
+    assert contract_value(environ, "SM_HOSTS", []) == hosts
+    assert is_streamed(tmp_path, {**environ, "SM_CHANNEL_CHANNEL_39": str(tmp_path)})
+    assert smddp.is_asked_for({**environ, "SM_FRAMEWORK_PARAMS": '{"sagemaker_distributed_data'})
+
+
+def test_a_variable_that_is_cut_short_without_sagemakers_file_says_so(tmp_path):
+    with pytest.raises(ValueError, match="SM_HPS is cut short or no JSON.*hyperparameters.json cannot be read"):
+        read_settings(ClassifierSettings, [], {"SM_HPS": '{"model": "', "SAGEMAKER_BASE_DIR": str(tmp_path)})
