@@ -91,9 +91,9 @@ def _job(made: argparse.ArgumentParser) -> None:
     _config(made)
     made.add_argument(
         "--on",
-        default="process",
+        default=backends.DEFAULT,
         metavar="BACKEND",
-        help=f"where it runs: {', '.join(backends.BACKENDS)} (default: process)",
+        help=f"where it runs: {', '.join(backends.BACKENDS)} (default: {backends.DEFAULT})",
     )
 
 
@@ -171,7 +171,9 @@ def _explaining(add: Add) -> None:
         metavar="KEY=VALUE",
         help="what the probe is to take otherwise than the run, for example 'inputs.train={folder: data/train}'",
     )
-    made.add_argument("--on", default="process", metavar="BACKEND", help="where the probe runs: process or docker")
+    made.add_argument(
+        "--on", default=backends.DEFAULT, metavar="BACKEND", help="where the probe runs: process or docker"
+    )
     made.add_argument("--html", metavar="FILE", help="also write one page with charts")
     _json(made)
     made = add("profile", "switch the system metrics of a running SageMaker job")

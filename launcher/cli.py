@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import launcher
-from launcher import records, tables
+from launcher import backends, records, tables
 from launcher.arguments import read
 from launcher.backends.base import Unreachable
 from launcher.diagnosing import INTERRUPTED as INTERRUPTED_PROBE
@@ -105,7 +105,7 @@ def _start(planned: launcher.Plan, options: argparse.Namespace) -> int:
         )
         return DONE
     signal.signal(signal.SIGTERM, _stop_without_asking(started))
-    if started.backend != "aws":  # SageMaker's jobs outlive a terminal that is closed
+    if started.on_this_machine:  # SageMaker's jobs outlive a terminal that is closed
         signal.signal(signal.SIGHUP, _stop_without_asking(started))
     return _follow_to_the_end(started, options)
 
@@ -189,7 +189,7 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def diagnose(options: argparse.Namespace) -> int:
-    if (options.changes or options.on != "process") and not options.probe:
+    if (options.changes or options.on != backends.DEFAULT) and not options.probe:
         raise mistake("--with" if options.changes else "--on", "without --probe", "add --probe, whose run it is for")
     if options.probe:
         more = {"overrides": options.changes, "on": options.on, "say": _note}

@@ -23,7 +23,6 @@ from launcher.backends import toolkit
 from launcher.findings import mistake
 from launcher.job import Job
 from launcher.planning import Plan, plan, refuse_errors
-from launcher.repeating import left_checkpoints
 from launcher.running import Run, start
 
 WORKERS, STOP, HOST, MACHINE = "SIGKILL to the script", "SIGTERM", "SIGKILL to a host", "SIGKILL to all of the run"
@@ -190,7 +189,9 @@ class _Series:
     def plan(self, earlier: Run | None) -> Plan:
         """The next run's: from the checkpoints of the one before, or anew where that left none."""
         made = plan(self.jobs[len(self.result.runs) % len(self.jobs)])
-        return replace(made, resumes=earlier.name) if earlier is not None and left_checkpoints(earlier) else made
+        return (
+            replace(made, resumes=earlier.name) if earlier is not None and earlier.folder.left_checkpoints() else made
+        )
 
     def strike(self, run: Run, step: int) -> tuple[str, float]:
         """End a run at a random moment after a step, every other time while a checkpoint is written.

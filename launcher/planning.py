@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher import backends, display, hyperparameters, preflight
 from launcher.backends.base import HostPlan, Price, Upload
-from launcher.findings import Finding, UserError, counted, did_you_mean, indent, mistake
+from launcher.findings import Finding, UserError, counted, indent, mistake
 from launcher.job import Job
 from launcher.loading import load
 from launcher.package import TravelFile, entrypoints_folder, travelling_files
@@ -199,18 +199,15 @@ def plan(job: Job, *, on: str = "process") -> Plan:
     Raises:
         UserError: no such backend.
     """
-    if on not in backends.BACKENDS:
-        cure = did_you_mean(on, backends.BACKENDS, f"write --on {next(iter(backends.BACKENDS))}")
-        raise mistake("--on", f"no backend {on}", cure, valid=", ".join(backends.BACKENDS))
+    backend = backends.get(on)
     now = datetime.now(timezone.utc)
     letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))  # random's seed is the user's
     name = f"{job.name}-{now:%Y%m%d-%H%M%S}-{letters}"
     source = _source(job)
-    backend = backends.get(on)
     places, findings = preflight.places(job)
     files, file_findings = travelling_files(source) if source.is_dir() else ([], [])
     findings += file_findings
-    files = backend.travelling(job, files)
+    files = backend.source_files(job, files)
     findings += preflight.check(job, source, files, backend.world_size(job))
     findings += backend.check(job, source, files)
     try:

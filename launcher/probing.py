@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import records, repeating
+from launcher import backends, records, repeating
 from launcher.findings import Finding, UserError, mistake
 from launcher.planning import Plan
 from launcher.running import Run
@@ -26,8 +26,6 @@ SECONDS = 90.0
 LONGEST = 118.0
 """After which it is stopped."""
 
-BACKENDS = ("process", "docker")
-
 Say = Callable[[str], None]
 
 
@@ -42,8 +40,9 @@ def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") 
     Raises:
         UserError: there is no such run or it is still running, its data are not here, or its script cannot be probed.
     """
-    if on not in BACKENDS:
-        raise mistake("--on", on, "a probe runs on this machine", valid=" or ".join(BACKENDS))
+    here = [name for name in backends.BACKENDS if backends.get(name).on_this_machine]
+    if on not in here:
+        raise mistake("--on", on, "a probe runs on this machine", valid=" or ".join(here))
     folder = records.RunFolder(Path(source).absolute())
     if not folder.plan.is_file():
         if source.startswith("s3://") or folder.path.is_dir():
@@ -51,7 +50,7 @@ def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") 
             raise mistake("--probe", f"{source} holds measurements, and not what they are of", cure)
         folder = records.find(source)
     run = Run(folder)
-    if run.backend in BACKENDS and run.state not in records.OVER:
+    if run.on_this_machine and run.state not in records.OVER:
         cure = f"wait for its end, or launcher stop {run.name}"
         raise mistake("--probe", f"{run.name} is {run.state} on this machine: each would slow the other down", cure)
     name = folder.read(folder.plan)["job"]["name"][: 42 - len("-probe")].rstrip("-")

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,10 @@ class RunFolder:
     def read(self, file: Path) -> dict[str, Any]:
         """A JSON file of this run; {} where it does not exist yet."""
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
+            values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
+        return values
 
     def state(self) -> str:
         """The run's state, from what lies in its folder and whether its supervisor lives; of a run on SageMaker, the one last heard."""
@@ -135,6 +137,17 @@ class RunFolder:
         except OSError:
             return False
         return False
+
+    def request_stop(self, reason: str) -> bool:
+        """Note that the run shall stop, for whoever watches it; whether this is the first request."""
+        if self.stop_request.exists():
+            return False
+        write_json(self.stop_request, {"reason": reason, "time": time.time()})
+        return True
+
+    def left_checkpoints(self) -> bool:
+        """Whether any host left a checkpoint in this folder."""
+        return any(any(folder.iterdir()) for folder in self.path.glob("hosts/*/opt/ml/checkpoints"))
 
     def result(self) -> dict[str, Any]:
         """The result.json that the script wrote, from the first host that has one; {} where there is none that can be read."""

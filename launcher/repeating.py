@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from launcher import config_file, records
+from launcher import backends, config_file, records
 from launcher.findings import UserError, mistake
 from launcher.loading import from_values
 from launcher.planning import Plan, plan
@@ -89,18 +89,10 @@ def resume(name: str, overrides: Sequence[str] = ()) -> Plan:
     if earlier.state not in records.OVER:
         raise mistake("run", f"{folder.name} is {earlier.state}", f"launcher stop {folder.name}, or wait for its end")
     made = again(folder, overrides, None)
-    anew = f"launcher replay {folder.name} starts it anew"
-    if made.backend == "aws" and made.job.checkpoints is None:
-        cure = f"{anew}; with checkpoints: s3://your-bucket/prefix it can be resumed the next time"
-        raise mistake("checkpoints", f"{folder.name} had no place in S3 for them", cure)
-    if made.backend != "aws" and not left_checkpoints(earlier):
-        raise mistake("run", f"{folder.name} left no checkpoint", anew)
+    why_not = backends.get(made.backend).why_not_resumed(made.job, folder)
+    if why_not is not None:
+        raise UserError([why_not])
     return replace(made, resumes=folder.name)
-
-
-def left_checkpoints(run: Run) -> bool:
-    """Whether any host of a run of this machine left a checkpoint."""
-    return any(name.startswith("checkpoints ") for name in run.artifacts())
 
 
 def again(folder: records.RunFolder, overrides: Sequence[str], on: str | None) -> Plan:

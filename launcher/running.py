@@ -71,7 +71,12 @@ class Run:
 
     @functools.cached_property
     def backend(self) -> str:
-        return self.folder.read(self.folder.plan)["backend"]
+        return str(self.folder.read(self.folder.plan)["backend"])
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether its hosts are on this machine: then it ends with the terminal that started it, unless it was detached."""
+        return backends.get(self.backend).on_this_machine
 
     def refresh(self) -> None:
         """Bring what is new of a run elsewhere into its folder, unless it was asked a moment ago.
@@ -185,12 +190,7 @@ class Run:
         Raises:
             UserError: the run is over or not on SageMaker, or AWS refuses.
         """
-        if self.backend != "aws":
-            raise mistake(
-                "run", f"{self.name} runs on {self.backend}", "only SageMaker's own profiling can be switched"
-            )
-        if self.state in OVER:
-            raise mistake("run", f"{self.name} is over: {self.state}", "only a running job can be switched")
+        self.refresh()
         backends.get(self.backend).profile(self.folder, interval_ms)
 
     def diagnose(self, *, probe: bool = False, overrides: Sequence[str] = ()) -> Diagnosis:
@@ -311,9 +311,7 @@ def upload(plan: Plan) -> None:
         UserError: the plan has errors, is not for SageMaker, or AWS refuses.
     """
     refuse_errors(plan)
-    if plan.request is None:
-        raise mistake("--on", f"a plan for {plan.backend} uploads nothing", "plan(job, on='aws')")
-    backends.get("aws").bring(plan)
+    backends.get(plan.backend).upload(plan)
 
 
 def attach(name: str, *, region: str | None = None) -> Run:
@@ -334,7 +332,9 @@ def attach(name: str, *, region: str | None = None) -> Run:
     except UserError:
         if region is None:
             raise
-    return Run(backends.get("aws").adopt(name, region))
+    from launcher.aws.adopt import adopt  # here: what is known on this machine needs nothing of AWS
+
+    return Run(adopt(name, region))
 
 
 def runs() -> list[Run]:

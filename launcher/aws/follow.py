@@ -68,8 +68,8 @@ def refresh(folder: RunFolder) -> bool:
         described = {name: _plain(answer[name]) for name in KEPT if name in answer}
         changed = any(described.get(name) != known.get(name) for name in KEPT)
         records.write_json(folder.remote, {**known, **described, "asked": _now()})
-        if described["TrainingJobStatus"] == records.STOPPING and not folder.stop_request.exists():
-            records.write_json(folder.stop_request, {"reason": "asked to elsewhere", "time": time.time()})
+        if described["TrainingJobStatus"] == records.STOPPING:
+            folder.request_stop("asked to elsewhere")
         no_logs = ""
         try:
             changed |= fetch_logs(folder, region, len(plan["hosts"]))

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import package, records
-from launcher.aws import adopt as adopting
 from launcher.aws import catalog, follow, online, prices, requirements, session, submit, traps, upload
 from launcher.aws import request as requests
-from launcher.backends.base import HostPlan, Upload
+from launcher.backends.base import Backend, HostPlan, Price, Upload
 from launcher.findings import Finding, UserError, mistake
 from launcher.hyperparameters import argument
 from launcher.job import Job
@@ -22,150 +21,204 @@ from launcher.redaction import REDACTED, secrets_in
 if TYPE_CHECKING:
     from launcher.planning import Plan
 
-toolkit_hyperparameters = requests.toolkit_hyperparameters
-price = prices.price
-check_online = online.check
-adopt = adopting.adopt
 
-DIFFERENCES: dict[str, str] = {}
-"""This is SageMaker."""
+class Aws(Backend):
+    """SageMaker itself."""
 
+    name = "aws"
+    on_this_machine = False
 
-def about(job: Job) -> dict[str, str]:
-    """All that there is to show stands in the request."""
-    return {}
+    def check(self, job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
+        """What SageMaker would refuse or ignore, and what must not leave this machine."""
+        findings = []
+        if importlib.util.find_spec("boto3") is None:
+            cure = "make, or pip install -e '.[aws]', in this kit's folder"
+            findings.append(Finding(key="--on aws", found="not installed: boto3", cure=cure))
+        findings += package.check_archive(files)
+        lacking = requirements.lacking(job, files)
+        if lacking:
+            found = f"{requirements.FILE} does not name what the script imports and the image lacks"
+            cure = f"add to it: {', '.join(lacking)}"
+            findings.append(Finding(key="source", level="warning", found=found, cure=cure))
+        brings = any(file.path == requirements.FILE for file in files)
+        return findings + traps.check(job, kit_script=job.source is None, requirements=brings)
 
+    def source_files(self, job: Job, files: list[TravelFile]) -> list[TravelFile]:
+        """The files of the source folder, and a requirements.txt for what the image lacks."""
+        return requirements.complete(job, files)
 
-def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
-    """What SageMaker would refuse or ignore, and what must not leave this machine."""
-    findings = []
-    if importlib.util.find_spec("boto3") is None:
-        cure = "make, or pip install -e '.[aws]', in this kit's folder"
-        findings.append(Finding(key="--on aws", found="not installed: boto3", cure=cure))
-    findings += package.check_archive(files)
-    lacking = requirements.lacking(job, files)
-    if lacking:
-        found = f"{requirements.FILE} does not name what the script imports and the image lacks"
-        cure = f"add to it: {', '.join(lacking)}"
-        findings.append(Finding(key="source", level="warning", found=found, cure=cure))
-    brings = any(file.path == requirements.FILE for file in files)
-    return findings + traps.check(job, kit_script=job.source is None, requirements=brings)
+    def channels(self, job: Job, places: dict[str, str]) -> tuple[dict[str, str], tuple[Upload, ...]]:
+        """Each channel's place in S3 or on a file system, and what is uploaded for those on this machine."""
+        shown: dict[str, str] = {}
+        uploads = []
+        for name, given in job.inputs.items():
+            if given.s3 is not None:
+                shown[name] = given.s3
+            elif given.source in ("fsx", "efs"):
+                shown[name] = f"{given.source} {given.fsx or given.efs}:{given.path}"
+            elif name in places and job.output is not None:
+                in_s3 = _model_in_s3(Path(places[name]).parent) if given.run else None
+                if in_s3 is None:
+                    item = upload.planned_upload(job, name, Path(places[name]))
+                    uploads.append(item)
+                    in_s3 = item.target
+                shown[name] = in_s3
+        return shown, tuple(uploads)
 
+    def request(self, job: Job, run_name: str, channels: dict[str, str]) -> dict[str, Any]:
+        """The CreateTrainingJob request."""
+        return requests.training_job(job, run_name, channels)
 
-def travelling(job: Job, files: list[TravelFile]) -> list[TravelFile]:
-    """The files of the source folder, and a requirements.txt for what the image lacks."""
-    return requirements.complete(job, files)
+    def toolkit_hyperparameters(self, job: Job, run_name: str) -> dict[str, Any]:
+        return requests.toolkit_hyperparameters(job, run_name)
 
+    def price(self, job: Job) -> Price:
+        return prices.price(job)
 
-def channels(job: Job, places: dict[str, str]) -> tuple[dict[str, str], tuple[Upload, ...]]:
-    """Each channel's place in S3 or on a file system, and what is uploaded for those on this machine."""
-    shown: dict[str, str] = {}
-    uploads = []
-    for name, given in job.inputs.items():
-        if given.s3 is not None:
-            shown[name] = given.s3
-        elif given.source in ("fsx", "efs"):
-            shown[name] = f"{given.source} {given.fsx or given.efs}:{given.path}"
-        elif name in places and job.output is not None:
-            in_s3 = _model_in_s3(Path(places[name]).parent) if given.run else None
-            if in_s3 is None:
-                item = upload.planned_upload(job, name, Path(places[name]))
-                uploads.append(item)
-                in_s3 = item.target
-            shown[name] = in_s3
-    return shown, tuple(uploads)
+    def check_online(self, plan: Plan) -> list[Finding]:
+        return online.check(plan)
 
+    def machine(self, job: Job) -> str:
+        named = job.image.model_dump_json(exclude_none=True) if job.image is not None else "no image"
+        return f"{job.compute.instance_type}, {named}"
 
-def request(job: Job, run_name: str, channels: dict[str, str]) -> dict[str, Any]:
-    """The CreateTrainingJob request."""
-    return requests.training_job(job, run_name, channels)
+    def hosts(self, job: Job) -> tuple[HostPlan, ...]:
+        """Each host of a job and what the container's toolkit starts there (runner.py, smdataparallel.py of sagemaker-training 5.1.4)."""
+        groups = job.compute.instance_groups
+        kinds = [(group.instance_type, group.name) for group in groups for _ in range(group.instance_count)]
+        kinds = kinds or [(job.compute.instance_type or "", "")] * job.compute.instance_count
+        names = [f"algo-{number + 1}" for number in range(len(kinds))]
+        training = [
+            name for name, (_, group) in zip(names, kinds) if not groups or group in job.compute.training_groups
+        ]
+        arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
+        planned = []
+        for number, (name, (kind, group)) in enumerate(zip(names, kinds)):
+            processes = _processes(job, kind)
+            if job.distribution == "none":
+                command = ["python", job.script, *arguments]
+            elif job.distribution == "torchrun":
+                rendezvous = ["--master_addr", names[0], "--master_port", "7777", "--node_rank", str(number)]
+                command = ["torchrun", "--nnodes", str(len(names)), "--nproc_per_node", str(processes)]
+                command += [*(rendezvous if len(names) > 1 else []), job.script, *arguments]
+            elif name not in training:
+                command = ["python", job.script, *arguments]
+            elif name == training[0]:
+                spread = ",".join(f"{other}:{processes}" for other in training)
+                command = ["mpirun", "--host", spread, "-np", str(self.world_size(job))]
+                command += [*(job.custom_mpi_options or "").split(), "smddprun", "python", "-m", "mpi4py"]
+                command += [job.script, *arguments]
+            else:
+                command = ["sshd", f"# mpirun on {training[0]} starts the processes here"]
+            planned.append(HostPlan(name, name, tuple(command), dict(job.environment), group))
+        return tuple(planned)
 
-
-def hosts(job: Job) -> tuple[HostPlan, ...]:
-    """Each host of a job and what the container's toolkit starts there (runner.py, smdataparallel.py of sagemaker-training 5.1.4)."""
-    groups = job.compute.instance_groups
-    kinds = [(group.instance_type, group.name) for group in groups for _ in range(group.instance_count)]
-    kinds = kinds or [(job.compute.instance_type or "", "")] * job.compute.instance_count
-    names = [f"algo-{number + 1}" for number in range(len(kinds))]
-    training = [name for name, (_, group) in zip(names, kinds) if not groups or group in job.compute.training_groups]
-    arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
-    planned = []
-    for number, (name, (kind, group)) in enumerate(zip(names, kinds)):
-        processes = _processes(job, kind)
+    def world_size(self, job: Job) -> int:
+        """Training processes on all hosts that train."""
+        compute = job.compute
         if job.distribution == "none":
-            command = ["python", job.script, *arguments]
-        elif job.distribution == "torchrun":
-            rendezvous = ["--master_addr", names[0], "--master_port", "7777", "--node_rank", str(number)]
-            command = ["torchrun", "--nnodes", str(len(names)), "--nproc_per_node", str(processes)]
-            command += [*(rendezvous if len(names) > 1 else []), job.script, *arguments]
-        elif name not in training:
-            command = ["python", job.script, *arguments]
-        elif name == training[0]:
-            spread = ",".join(f"{other}:{processes}" for other in training)
-            command = ["mpirun", "--host", spread, "-np", str(world_size(job))]
-            command += [*(job.custom_mpi_options or "").split(), "smddprun", "python", "-m", "mpi4py"]
-            command += [job.script, *arguments]
-        else:
-            command = ["sshd", f"# mpirun on {training[0]} starts the processes here"]
-        planned.append(HostPlan(name, name, tuple(command), dict(job.environment), group))
-    return tuple(planned)
+            return 1
+        if not compute.instance_groups:
+            return compute.instance_count * _processes(job, compute.instance_type or "")
+        training = [group for group in compute.instance_groups if group.name in compute.training_groups]
+        return sum(
+            group.instance_count * _processes(job, group.instance_type) for group in training or compute.instance_groups
+        )
 
+    def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
+        """Upload data, code and record, and create the training job, which goes on whatever becomes of this process.
 
-def world_size(job: Job) -> int:
-    """Training processes on all hosts that train."""
-    compute = job.compute
-    if job.distribution == "none":
-        return 1
-    if not compute.instance_groups:
-        return compute.instance_count * _processes(job, compute.instance_type or "")
-    training = [group for group in compute.instance_groups if group.name in compute.training_groups]
-    return sum(
-        group.instance_count * _processes(job, group.instance_type) for group in training or compute.instance_groups
-    )
+        Neither `lock` nor `lifeline` is needed: SageMaker watches over the job.
 
-
-def start(plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
-    """Upload data, code and record, and create the training job, which goes on whatever becomes of this process.
-
-    Args:
-        plan: without errors.
-        folder: already holds the records.
-        lock: unused; SageMaker watches over the job.
-        lifeline: unused, for the same reason.
-
-    Raises:
-        UserError: AWS refused it; nothing runs, and the record says so.
-    """
-    assert plan.request is not None
-    region = str(plan.job.region)
-    try:
-        with session.told("run"):
-            client = session.client("s3", region)
-            upload.upload(plan, client, _say)
-            upload.upload_record(plan, folder, client)
-    except BaseException as error:  # Ctrl-C too: the record shall say that nothing runs
-        _not_started(plan, folder, error)
-        raise
-    if folder.stop_request.exists():
-        _not_started(plan, folder, "stopped before the job was created", records.STOPPED)
-        return
-    sent: dict[str, Any] = {"TrainingJobStatus": records.IN_PROGRESS, "sent": time.time()}
-    try:
-        with session.told("run"):
-            sent["sent_by"] = submit.create(plan)
-    except BaseException as error:
-        there = submit.is_there(plan)
-        if there is False:
+        Raises:
+            UserError: AWS refused it; nothing runs, and the record says so.
+        """
+        assert plan.request is not None
+        region = str(plan.job.region)
+        try:
+            with session.told("run"):
+                client = session.client("s3", region)
+                upload.upload(plan, client, _say)
+                upload.upload_record(plan, folder, client)
+        except BaseException as error:  # Ctrl-C too: the record shall say that nothing runs
             _not_started(plan, folder, error)
             raise
-        records.write_json(folder.remote, {**sent, "sent_by": "unknown"})  # an answer that got lost
-        if there is None:
-            cure = f"launcher attach {plan.name} asks SageMaker again"
-            raise mistake("run", f"{plan.name} may have been started: {error}", cure) from error
-        if not isinstance(error, Exception):
+        if folder.stop_request.exists():
+            _not_started(plan, folder, "stopped before the job was created", records.STOPPED)
+            return
+        sent: dict[str, Any] = {"TrainingJobStatus": records.IN_PROGRESS, "sent": time.time()}
+        try:
+            with session.told("run"):
+                sent["sent_by"] = submit.create(plan)
+        except BaseException as error:
+            there = submit.is_there(plan)
+            if there is False:
+                _not_started(plan, folder, error)
+                raise
+            records.write_json(folder.remote, {**sent, "sent_by": "unknown"})  # an answer that got lost
+            if there is None:
+                cure = f"launcher attach {plan.name} asks SageMaker again"
+                raise mistake("run", f"{plan.name} may have been started: {error}", cure) from error
+            if not isinstance(error, Exception):
+                raise
+            return
+        records.write_json(folder.remote, sent)
+
+    def upload(self, plan: Plan) -> None:
+        with session.told("upload"):
+            upload.upload(plan, session.client("s3", str(plan.job.region)), _say)
+
+    def stop(self, folder: records.RunFolder, reason: str) -> None:
+        """Ask SageMaker to stop the job; one that is still being uploaded is then not created.
+
+        Raises:
+            UserError: SageMaker could not be asked; the job goes on.
+        """
+        region = folder.read(folder.plan)["job"]["region"]
+        first = folder.request_stop(reason)
+        if not folder.remote.exists():
+            return  # `start` looks before it creates the job
+        try:
+            with session.told("stop"):
+                try:
+                    session.client("sagemaker", region).stop_training_job(TrainingJobName=folder.name)
+                except session.errors() as error:
+                    if session.code(error) != "ValidationException":
+                        raise
+                    self.refresh(folder)  # it ended just before, or is gone
+        except UserError:
+            if first:
+                folder.stop_request.unlink()
             raise
-        return
-    records.write_json(folder.remote, sent)
+
+    def refresh(self, folder: records.RunFolder) -> bool:
+        with session.unreachable():
+            return follow.refresh(folder)
+
+    def spend(self, folder: records.RunFolder) -> float | None:
+        """US dollars so far, on demand: from the start of training, from which AWS bills."""
+        per_hour = (folder.read(folder.plan).get("price") or {}).get("usd_per_hour")
+        return prices.so_far(per_hour, folder.read(folder.remote))
+
+    def profile(self, folder: records.RunFolder, interval_ms: int | None) -> None:
+        if folder.state() in records.OVER:
+            raise mistake("run", f"{folder.name} is over: {folder.state()}", "only a running job can be switched")
+        plan = folder.read(folder.plan)
+        change: dict[str, Any] = {"DisableProfiler": True}
+        if interval_ms is not None:
+            sent = plan["request"]
+            output = sent["ProfilerConfig"].get("S3OutputPath") or sent["OutputDataConfig"]["S3OutputPath"]
+            change = {"S3OutputPath": output, "ProfilingIntervalInMilliseconds": interval_ms, "DisableProfiler": False}
+        with session.told("profile"):
+            session.client("sagemaker", plan["job"]["region"]).update_training_job(
+                TrainingJobName=folder.name, ProfilerConfig=change
+            )
+
+    def why_not_resumed(self, job: Job, folder: records.RunFolder) -> Finding | None:
+        if job.checkpoints is not None:
+            return None
+        cure = f"launcher replay {folder.name} starts it anew; with checkpoints: s3://your-bucket/prefix it can be resumed the next time"
+        return Finding(key="checkpoints", found=f"{folder.name} had no place in S3 for them", cure=cure)
 
 
 def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str, state: str = records.FAILED) -> None:
@@ -175,68 +228,6 @@ def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str
         text = text.replace(secret, REDACTED)
     key = "stop_reason" if state == records.STOPPED else "failure"
     records.write_json(folder.outcome, {"state": state, key: f"not started: {text}"})
-
-
-def bring(plan: Plan) -> None:
-    """Upload a plan's data and code, for whoever sends the request by the estimator. Raises UserError where AWS refuses."""
-    with session.told("upload"):
-        upload.upload(plan, session.client("s3", str(plan.job.region)), _say)
-
-
-def stop(folder: records.RunFolder, reason: str) -> None:
-    """Ask SageMaker to stop the job; one that is still being uploaded is then not created.
-
-    Raises:
-        UserError: SageMaker could not be asked; the job goes on.
-    """
-    region = folder.read(folder.plan)["job"]["region"]
-    asked_before = folder.stop_request.exists()
-    if not asked_before:
-        records.write_json(folder.stop_request, {"reason": reason, "time": time.time()})
-    if not folder.remote.exists():
-        return  # `start` looks before it creates the job
-    try:
-        with session.told("stop"):
-            try:
-                session.client("sagemaker", region).stop_training_job(TrainingJobName=folder.name)
-            except session.errors() as error:
-                if session.code(error) != "ValidationException":
-                    raise
-                refresh(folder)  # it ended just before, or is gone
-    except UserError:
-        if not asked_before:
-            folder.stop_request.unlink()
-        raise
-
-
-def refresh(folder: records.RunFolder) -> bool:
-    """Bring what is new into the run's folder. Raises Unreachable."""
-    with session.unreachable():
-        return follow.refresh(folder)
-
-
-def spend(folder: records.RunFolder) -> float | None:
-    """US dollars so far, on demand: from the start of training, from which AWS bills."""
-    per_hour = (folder.read(folder.plan).get("price") or {}).get("usd_per_hour")
-    return prices.so_far(per_hour, folder.read(folder.remote))
-
-
-def profile(folder: records.RunFolder, interval_ms: int | None) -> None:
-    """Switch the system metrics of a running job: a sample every so many milliseconds, or None for off.
-
-    Raises:
-        UserError: the job is over, or AWS refuses.
-    """
-    plan = folder.read(folder.plan)
-    change: dict[str, Any] = {"DisableProfiler": True}
-    if interval_ms is not None:
-        sent = plan["request"]
-        output = sent["ProfilerConfig"].get("S3OutputPath") or sent["OutputDataConfig"]["S3OutputPath"]
-        change = {"S3OutputPath": output, "ProfilingIntervalInMilliseconds": interval_ms, "DisableProfiler": False}
-    with session.told("profile"):
-        session.client("sagemaker", plan["job"]["region"]).update_training_job(
-            TrainingJobName=folder.name, ProfilerConfig=change
-        )
 
 
 def _processes(job: Job, instance_type: str) -> int:

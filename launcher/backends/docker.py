@@ -6,15 +6,22 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import records
 from launcher.aws import estimator, requirements
 from launcher.aws import request as requests
-from launcher.backends import compose, docker_containers, docker_engine, local_hosts, process
-from launcher.backends.base import HostPlan, Upload
+from launcher.backends import (
+    compose,
+    docker_containers,
+    docker_engine,
+    host_folders,
+    local_hosts,
+    local_jobs,
+    supervision,
+)
+from launcher.backends.base import Backend, HostPlan
 from launcher.findings import Finding, UserError
 from launcher.job import Image, Input, Job, Network
 from launcher.package import TravelFile
@@ -36,150 +43,161 @@ REGION = "us-east-1"
 ROLE = "arn:aws:iam::000000000000:role/local-mode"
 """For a job that names none: the SDK needs one, and nothing is asked about it."""
 
-DIFFERENCES: Mapping[str, str] = {
-    "SM_CURRENT_INSTANCE_TYPE": "local: no instance of SageMaker's; SM_RESOURCE_CONFIG and SM_INSTANCE_GROUPS_DICT say so too",
-    "SM_NUM_CPUS": "this machine's; SM_NUM_GPUS too",
-    "OMP_NUM_THREADS": "this machine's cores shared among the processes of all hosts",
-    "GOMP_SPINCOUNT": "short, because a machine that is yours has other work too",
-    "AWS_DEFAULT_REGION": "not set; AWS_REGION is, and credentials are not there",
-    "TRAINING_JOB_ARN": "not set: SageMaker knows of no job",
-    "SM_MODULE_DIR": "the folder of the code, which on SageMaker is the address of its archive in S3",
-    "PET_MASTER_PORT": "7777, from this kit's image, so that MASTER_PORT is 7777 with one host too",
-    "user": "you, not root, so that the run's files are yours; HOME is /tmp then",
-    "image": f"image.uri, where that is no address in AWS's registry, else {IMAGE}",
-    "distribution": "smddp runs as torchrun, with gloo or nccl: the library exists on SageMaker only",
-    "network": "a bridge between containers: no EFA, no VPC; with network.isolation no way out",
-    "inputs": "shown in place, read only: not copied, sharded or streamed; a link that leads out of its folder is broken",
-    "checkpoints": "stay in the run's folder: nothing is copied to S3 or back",
-    "aside": "spot, warm pool, disk size, KMS, tags, metrics, Debugger and Profiler exist on SageMaker only",
-}
-"""What differs from SageMaker, by the variable of the script's environment or the subject, and why. All else is the same."""
 
+class Docker(Backend):
+    """Each host as a container on this machine, in a network of the run's own."""
 
-def check(job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
-    """What can be told without asking the engine."""
-    findings = []
-    if shutil.which("docker") is None:
-        findings.append(
-            Finding(key=docker_engine.KEY, found="no docker command on this machine", cure=docker_engine.INSTALL)
-        )
-    sdk = estimator.sdk_version()
-    if sdk is None or not sdk.startswith("2.") or importlib.util.find_spec("boto3") is None:
-        findings.append(
-            Finding(
-                key=docker_engine.KEY,
-                found=f"sagemaker {sdk} is installed" if sdk else "not installed: sagemaker",
-                valid="SageMaker Python SDK v2, which has local mode",
-                cure="make, or pip install -e '.[sagemaker]', in this kit's folder",
-            )
-        )
-    gpus = 0 if image(job) == IMAGE else local_hosts.gpu_count()
-    findings += process.check_cluster(job, processes_per_host(job), gpus)
-    findings += process.check_inputs(job)
-    if job.distribution == "smddp":
-        findings.append(process.smddp_is_torchrun())
-    given = job.image.uri if job.image is not None else None
-    if given is not None and given != image(job):
-        findings.append(
-            Finding(
-                key="image.uri",
-                level="warning",
-                found=f"{given} is in a registry of AWS; here the job runs in {image(job)}",
-                cure=f"nothing to do; or to run in that one: docker pull it, docker tag {given} aws:local, and image.uri=aws:local",
-            )
-        )
-    if process.wants_dali(job) and image(job) == IMAGE:
-        findings.append(
-            Finding(
-                key="hyperparameters.preprocessing",
-                found=f"dali in {IMAGE}, which does not hold NVIDIA's package",
-                valid="cpu, cpu_reference; dali in an image that holds it",
-                cure="write preprocessing: cpu, run it --on process, or name an image of your own with nvidia-dali-cuda130 in it",
-            )
-        )
-    sharded = [name for name, item in job.inputs.items() if item.sharded]
-    if sharded:
-        found = f"{', '.join(sharded)}: every host sees all of it here"
-        findings.append(Finding(key="inputs", level="warning", found=found, cure="nothing to do if this is a trial"))
-    return findings
-
-
-def check_online(plan: Plan) -> list[Finding]:
-    """What the engine says: whether it answers, has Compose, the image, and room. It is only asked."""
-    engine, findings = docker_engine.look()
-    if engine is None:
-        return findings
-    wanted = image(plan.job)
-    if docker_engine.find_image(wanted) is None:
-        cure = BUILD_IMAGE if wanted == IMAGE else f"docker pull {wanted}; or leave image out, for this kit's own"
-        findings.append(Finding(key="image", found=f"{wanted} is not on this machine", cure=cure))
-    if gpu_count(plan.job) and not engine.nvidia:
-        findings.append(
-            Finding(
-                key=docker_engine.KEY,
-                level="warning",
-                found="the engine knows no runtime nvidia, so it may refuse to hand GPUs to containers",
-                cure="install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure; or CUDA_VISIBLE_DEVICES= for the CPU",
-            )
-        )
-    return findings + docker_engine.check_disk(engine, records.store())
-
-
-def about(job: Job) -> dict[str, str]:
-    """What the plan shows beside the hosts."""
-    why = "compute.shm_gb" if job.compute.shm_gb else "half of this machine's memory, shared among the hosts"
-    return {
-        "image": f"{image(job)} (--check asks the engine whether it is there)",
-        "/dev/shm": f"{shm_mb(job) / 1024:.1f} GB a host ({why})",
+    name = "docker"
+    DIFFERENCES = {
+        "SM_CURRENT_INSTANCE_TYPE": "local: no instance of SageMaker's; SM_RESOURCE_CONFIG and SM_INSTANCE_GROUPS_DICT say so too",
+        "SM_NUM_CPUS": "this machine's; SM_NUM_GPUS too",
+        "OMP_NUM_THREADS": "this machine's cores shared among the processes of all hosts",
+        "GOMP_SPINCOUNT": "short, because a machine that is yours has other work too",
+        "AWS_DEFAULT_REGION": "not set; AWS_REGION is, and credentials are not there",
+        "TRAINING_JOB_ARN": "not set: SageMaker knows of no job",
+        "SM_MODULE_DIR": "the folder of the code, which on SageMaker is the address of its archive in S3",
+        "PET_MASTER_PORT": "7777, from this kit's image, so that MASTER_PORT is 7777 with one host too",
+        "user": "you, not root, so that the run's files are yours; HOME is /tmp then",
+        "image": f"image.uri, where that is no address in AWS's registry, else {IMAGE}",
+        "distribution": "smddp runs as torchrun, with gloo or nccl: the library exists on SageMaker only",
+        "network": "a bridge between containers: no EFA, no VPC; with network.isolation no way out",
+        "inputs": "shown in place, read only: not copied, sharded or streamed; a link that leads out of its folder is broken",
+        "checkpoints": "stay in the run's folder: nothing is copied to S3 or back",
+        "aside": "spot, warm pool, disk size, KMS, tags, metrics, Debugger and Profiler exist on SageMaker only",
     }
 
+    def check(self, job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
+        """What can be told without asking the engine."""
+        findings = []
+        if shutil.which("docker") is None:
+            findings.append(
+                Finding(key=docker_engine.KEY, found="no docker command on this machine", cure=docker_engine.INSTALL)
+            )
+        sdk = estimator.sdk_version()
+        if sdk is None or not sdk.startswith("2.") or importlib.util.find_spec("boto3") is None:
+            findings.append(
+                Finding(
+                    key=docker_engine.KEY,
+                    found=f"sagemaker {sdk} is installed" if sdk else "not installed: sagemaker",
+                    valid="SageMaker Python SDK v2, which has local mode",
+                    cure="make, or pip install -e '.[sagemaker]', in this kit's folder",
+                )
+            )
+        gpus = 0 if image(job) == IMAGE else local_hosts.gpu_count()
+        findings += local_jobs.check_cluster(job, processes_per_host(job), gpus)
+        findings += local_jobs.check_inputs(job)
+        if job.distribution == "smddp":
+            findings.append(local_jobs.smddp_is_torchrun())
+        given = job.image.uri if job.image is not None else None
+        if given is not None and given != image(job):
+            findings.append(
+                Finding(
+                    key="image.uri",
+                    level="warning",
+                    found=f"{given} is in a registry of AWS; here the job runs in {image(job)}",
+                    cure=f"nothing to do; or to run in that one: docker pull it, docker tag {given} aws:local, and image.uri=aws:local",
+                )
+            )
+        if local_jobs.wants_dali(job) and image(job) == IMAGE:
+            findings.append(
+                Finding(
+                    key="hyperparameters.preprocessing",
+                    found=f"dali in {IMAGE}, which does not hold NVIDIA's package",
+                    valid="cpu, cpu_reference; dali in an image that holds it",
+                    cure="write preprocessing: cpu, run it --on process, or name an image of your own with nvidia-dali-cuda130 in it",
+                )
+            )
+        sharded = [name for name, item in job.inputs.items() if item.sharded]
+        if sharded:
+            found = f"{', '.join(sharded)}: every host sees all of it here"
+            findings.append(
+                Finding(key="inputs", level="warning", found=found, cure="nothing to do if this is a trial")
+            )
+        return findings
 
-def travelling(job: Job, files: list[TravelFile]) -> list[TravelFile]:
-    """The files of the source folder, and a requirements.txt where an image of AWS's lacks what the script imports."""
-    return requirements.complete(local_job(job), files)
+    def check_online(self, plan: Plan) -> list[Finding]:
+        """What the engine says: whether it answers, has Compose, the image, and room. It is only asked."""
+        engine, findings = docker_engine.look()
+        if engine is None:
+            return findings
+        wanted = image(plan.job)
+        if docker_engine.find_image(wanted) is None:
+            cure = BUILD_IMAGE if wanted == IMAGE else f"docker pull {wanted}; or leave image out, for this kit's own"
+            findings.append(Finding(key="image", found=f"{wanted} is not on this machine", cure=cure))
+        if gpu_count(plan.job) and not engine.nvidia:
+            findings.append(
+                Finding(
+                    key=docker_engine.KEY,
+                    level="warning",
+                    found="the engine knows no runtime nvidia, so it may refuse to hand GPUs to containers",
+                    cure="install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure; or CUDA_VISIBLE_DEVICES= for the CPU",
+                )
+            )
+        return findings + docker_engine.check_disk(engine, records.store())
 
+    def about(self, job: Job) -> dict[str, str]:
+        """What the plan shows beside the hosts."""
+        why = "compute.shm_gb" if job.compute.shm_gb else "half of this machine's memory, shared among the hosts"
+        return {
+            "image": f"{image(job)} (--check asks the engine whether it is there)",
+            "/dev/shm": f"{shm_mb(job) / 1024:.1f} GB a host ({why})",
+        }
 
-def channels(job: Job, places: dict[str, str]) -> tuple[dict[str, str], tuple[Upload, ...]]:
-    """What each channel shows: its place on this machine. Nothing is uploaded."""
-    return places, ()
+    def source_files(self, job: Job, files: list[TravelFile]) -> list[TravelFile]:
+        """The files of the source folder, and a requirements.txt where an image of AWS's lacks what the script imports."""
+        return requirements.complete(local_job(job), files)
 
+    def hosts(self, job: Job) -> tuple[HostPlan, ...]:
+        """Each host of a job: its name on the run's network, the command that the toolkit will build, and what it is given."""
+        count, processes = job.compute.instance_count, processes_per_host(job)
+        planned = []
+        for index in range(count):
+            name = f"algo-{index + 1}"
+            command = local_jobs.launch_command(job, index, processes, python="python", leader="algo-1", port=str(PORT))
+            given = local_jobs.toolkit_environment(local_hosts.share(index, count, processes))
+            given.pop("CUDA_VISIBLE_DEVICES", None)  # a container sees its own GPUs only
+            planned.append(HostPlan(name, name, command, {**given, **job.environment}))
+        return tuple(planned)
 
-def request(job: Job, run_name: str, channels: dict[str, str]) -> None:
-    """Nobody is sent anything."""
+    def world_size(self, job: Job) -> int:
+        """Training processes on all hosts."""
+        return job.compute.instance_count * processes_per_host(job)
 
+    def toolkit_hyperparameters(self, job: Job, run_name: str) -> dict[str, Any]:
+        """What SageMaker's SDK adds to the hyperparameters for its toolkit, in local mode."""
+        return requests.toolkit_hyperparameters(local_job(job), run_name) | {"sagemaker_submit_directory": compose.CODE}
 
-def price(job: Job) -> None:
-    """This machine's time has no price."""
+    def machine(self, job: Job) -> str:
+        named = job.image.model_dump_json(exclude_none=True) if job.image is not None else "no image"
+        return f"{local_hosts.hardware()}, {named}"
 
-
-def spend(folder: records.RunFolder) -> None:
-    """This machine's time has no price."""
-
-
-def refresh(folder: records.RunFolder) -> bool:
-    """Nothing to fetch: the supervisor writes the run's folder."""
-    return False
-
-
-stop = process.stop
-
-
-def hosts(job: Job) -> tuple[HostPlan, ...]:
-    """Each host of a job: its name on the run's network, the command that the toolkit will build, and what it is given."""
-    count, processes = job.compute.instance_count, processes_per_host(job)
-    planned = []
-    for index in range(count):
-        name = f"algo-{index + 1}"
-        command = process.launch_command(job, index, processes, python="python", leader="algo-1", port=str(PORT))
-        given = process.toolkit_environment(local_hosts.share(index, count, processes))
-        given.pop("CUDA_VISIBLE_DEVICES", None)  # a container sees its own GPUs only
-        planned.append(HostPlan(name, name, command, {**given, **job.environment}))
-    return tuple(planned)
-
-
-def world_size(job: Job) -> int:
-    """Training processes on all hosts."""
-    return job.compute.instance_count * processes_per_host(job)
+    def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
+        """Write the hosts' /opt/ml folders and the Compose file, and start the supervisor that stays with the run."""
+        engine, findings = docker_engine.look()
+        wanted = image(plan.job)
+        found = docker_engine.find_image(wanted) if engine is not None else None
+        if engine is None or found is None:
+            findings = findings or [Finding(key="image", found=f"{wanted} is not on this machine", cure=BUILD_IMAGE)]
+            records.write_json(folder.outcome, {"state": records.FAILED, "failure": f"not started: {findings[0]}"})
+            raise UserError(findings)
+        sweep()
+        for host in plan.hosts:
+            host_folders.lay_out(plan, host, folder, interface="eth0")
+            base = folder.host(host.name)
+            for place, target in compose.channel_mounts(plan):  # a mount point that the engine makes would be root's
+                point = base / Path(target).relative_to("/opt/ml")
+                if place.is_dir():
+                    point.mkdir()
+                else:
+                    point.parent.mkdir()
+                    point.touch()
+            if plan.job.checkpoints is not None and plan.job.checkpoints.path is not None:
+                (base / Path(plan.job.checkpoints.path).relative_to("/opt/ml")).mkdir(parents=True, exist_ok=True)
+        user = "0:0" if engine.rootless else f"{os.getuid()}:{os.getgid()}"
+        text = compose.text(plan, folder.path, wanted, user, shm_mb(plan.job), gpus(plan.job))
+        records.write_atomically(folder.path / compose.FILE, text)
+        records.write_json(engine_file(folder), {**engine.to_dict(), "image": wanted, "image_id": found["Id"]})
+        supervision.start_supervisor("launcher.backends.docker_supervisor", plan, folder, lock, lifeline)
 
 
 def processes_per_host(job: Job) -> int:
@@ -187,11 +205,6 @@ def processes_per_host(job: Job) -> int:
     if job.compute.processes_per_host is not None or job.distribution == "none":
         return job.compute.processes_per_host or 1
     return max(1, gpu_count(job) // job.compute.instance_count)
-
-
-def toolkit_hyperparameters(job: Job, run_name: str) -> dict[str, Any]:
-    """What SageMaker's SDK adds to the hyperparameters for its toolkit, in local mode."""
-    return requests.toolkit_hyperparameters(local_job(job), run_name) | {"sagemaker_submit_directory": compose.CODE}
 
 
 def local_job(job: Job) -> Job:
@@ -264,43 +277,6 @@ def shm_mb(job: Job) -> int:
 def engine_file(folder: records.RunFolder) -> Path:
     """Which engine, Compose and image the run had."""
     return folder.path / "docker.json"
-
-
-def start(plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
-    """Write the hosts' /opt/ml folders and the Compose file, and start the supervisor that stays with the run.
-
-    Args:
-        plan: without errors.
-        folder: already holds the records.
-        lock: the locked file of the run, which the supervisor holds as long as it lives.
-        lifeline: reading end of a pipe; when its writing end closes before a byte came, the supervisor stops the run.
-            None: the run outlives whoever started it.
-    """
-    engine, findings = docker_engine.look()
-    wanted = image(plan.job)
-    found = docker_engine.find_image(wanted) if engine is not None else None
-    if engine is None or found is None:
-        findings = findings or [Finding(key="image", found=f"{wanted} is not on this machine", cure=BUILD_IMAGE)]
-        records.write_json(folder.outcome, {"state": records.FAILED, "failure": f"not started: {findings[0]}"})
-        raise UserError(findings)
-    sweep()
-    for host in plan.hosts:
-        process.lay_out(plan, host, folder, interface="eth0")
-        base = folder.host(host.name)
-        for place, target in compose.channel_mounts(plan):  # a mount point that the engine makes would be root's
-            point = base / Path(target).relative_to("/opt/ml")
-            if place.is_dir():
-                point.mkdir()
-            else:
-                point.parent.mkdir()
-                point.touch()
-        if plan.job.checkpoints is not None and plan.job.checkpoints.path is not None:
-            (base / Path(plan.job.checkpoints.path).relative_to("/opt/ml")).mkdir(parents=True, exist_ok=True)
-    user = "0:0" if engine.rootless else f"{os.getuid()}:{os.getgid()}"
-    text = compose.text(plan, folder.path, wanted, user, shm_mb(plan.job), gpus(plan.job))
-    records.write_atomically(folder.path / compose.FILE, text)
-    records.write_json(engine_file(folder), {**engine.to_dict(), "image": wanted, "image_id": found["Id"]})
-    process.start_supervisor("launcher.backends.docker_supervisor", plan, folder, lock, lifeline)
 
 
 def gpus(job: Job) -> tuple[tuple[str, ...], ...]:

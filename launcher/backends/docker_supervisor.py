@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from launcher import records
-from launcher.backends import compose, docker, process, supervisor
+from launcher.backends import compose, docker, host_folders, supervision, supervisor
 from launcher.backends.docker_containers import Container, janitor
 
 
@@ -37,7 +37,7 @@ class DockerSupervisor(supervisor.Supervisor):
         """Have Compose make the network and the containers, then start each with its log."""
         command = [*self.engine["compose"], "--project-name", compose.project(self.plan.name)]
         command += ["--project-directory", str(self.folder.path), "--file", str(self.folder.path / compose.FILE)]
-        environment = {**os.environ, **json.loads(os.environ.get(process.SECRETS, "{}"))}
+        environment = {**os.environ, **json.loads(os.environ.get(supervision.SECRETS, "{}"))}
         made = subprocess.run(
             [*command, "up", "--no-start", "--no-build"],
             env=environment,
@@ -76,7 +76,7 @@ class DockerSupervisor(supervisor.Supervisor):
             for channel, place in self.plan.channels.items():
                 point = self.folder.host(host.name) / "input/data" / channel
                 shutil.rmtree(point)
-                process.show_channel(point, Path(place))
+                host_folders.show_channel(point, Path(place))
 
 
 if __name__ == "__main__":

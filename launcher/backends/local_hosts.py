@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import platform
 import random
 import shutil
 import socket
@@ -77,6 +78,22 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def hardware() -> str:
+    """This machine's cores and GPUs, with their models."""
+    models = _values("/proc/cpuinfo", "model name")
+    gpus = [name for file in Path("/proc/driver/nvidia/gpus").glob("*/information") for name in _values(file, "Model")]
+    return ", ".join([f"{core_count()} cores of {models[0] if models else platform.machine()}", *(gpus or ["no GPU"])])
+
+
+def _values(file: str | Path, key: str) -> list[str]:
+    """What stands behind `key:` in the lines of a file of the kernel's; [] where there is no such file."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(key)]
+
+
 def gpu_count() -> int:
     """GPUs that this shell may use: as the toolkit counts them, less those that CUDA_VISIBLE_DEVICES hides."""
     return len(gpus())
@@ -119,7 +136,9 @@ def reserve_port() -> tuple[int, IO[bytes]]:
     raise OSError("no free TCP port between 20000 and 31999")
 
 
-def start_shim(port: int, log: IO[bytes], folder: Path, environment: Mapping[str, str]) -> tuple[subprocess.Popen, int]:
+def start_shim(
+    port: int, log: IO[bytes], folder: Path, environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], int]:
     """Start the container toolkit behind its shim.
 
     Args:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import records
-from launcher.backends import local_hosts, process, toolkit
+from launcher.backends import local_hosts, supervision, toolkit
 from launcher.backends.base import HostPlan
 from launcher.job import Job
 from launcher.planning import Plan
@@ -66,7 +66,7 @@ class Supervisor:
         port, self.port_lock = local_hosts.reserve_port()
         for host in self.plan.hosts:
             with open(self.folder.log(host.name), "wb") as log:
-                environment = process.shim_environment(self.plan, host, self.folder, os.environ)
+                environment = supervision.shim_environment(self.plan, host, self.folder, os.environ)
                 shim, lifeline = local_hosts.start_shim(port, log, self.folder.host(host.name), environment)
             self.shims[host.name] = shim
             self.lifelines.append(lifeline)  # never closed: it closes when this process dies, however it dies
@@ -78,9 +78,9 @@ class Supervisor:
         while any(shim.poll() is None for shim in self.shims.values()):
             self.watch_lifeline(0.1)
             if self.terminated:
-                process.stop(self.folder, "the supervisor got SIGTERM")
+                self.folder.request_stop("the supervisor got SIGTERM")
             if time.monotonic() > deadline:
-                process.stop(self.folder, f"compute.max_hours ({self.plan.job.compute.max_hours:g} h) is over")
+                self.folder.request_stop(f"compute.max_hours ({self.plan.job.compute.max_hours:g} h) is over")
             asked = self.folder.stop_request.exists()  # looked at first: a host that failed before it is seen as such
             if not told and any(shim.poll() for shim in self.shims.values()):
                 self.failed_first = True
@@ -112,7 +112,7 @@ class Supervisor:
             time.sleep(seconds)
         elif select.select([self.lifeline], [], [], seconds)[0]:
             if os.read(self.lifeline, 1) != DETACHED:
-                process.stop(self.folder, "the process that started the run has ended")
+                self.folder.request_stop("the process that started the run has ended")
             os.close(self.lifeline)
             self.lifeline = None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher import records
+from launcher import backends, records
 from launcher.findings import UserError, mistake
 from launcher.insight import system_files, timelines
 from launcher.records import RunFolder
@@ -154,7 +154,9 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
         "state": outcome.get("state"),
         "started_by": plan["backend"],
         "hosts": len(plan["hosts"]),
-        "instance_type": (job.get("compute") or {}).get("instance_type") if plan["backend"] == "aws" else None,
+        "instance_type": None
+        if backends.get(plan["backend"]).on_this_machine
+        else (job.get("compute") or {}).get("instance_type"),
         **{name: value for name, value in result.items() if name != "settings"},
     }
     settings = {**(job.get("hyperparameters") or {}), **(result.get("settings") or {})}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import config_file, records
+from launcher import backends, config_file, records
 from launcher.backends.local_hosts import gpu_count
 from launcher.findings import Finding, UserError, did_you_mean
 from launcher.job import Job, StudySection
@@ -209,7 +208,7 @@ def _run(missing: Sequence[Trial], known: Table, on: str, say: Callable[[str], N
 
 def _to_be_small(config: str | Path, on: str) -> bool:
     """Whether the config has a smoke section, and the trials would run on this machine and its CPUs."""
-    return on != "aws" and "smoke" in config_file.read(config).values and not gpu_count()
+    return backends.get(on).on_this_machine and "smoke" in config_file.read(config).values and not gpu_count()
 
 
 def _checked(config: str | Path, overrides: Sequence[str], on: str, smoke: bool) -> tuple[Job, StudySection, list[str]]:
@@ -258,7 +257,7 @@ def _complete(job: Job, on: str) -> tuple[StudySection, list[str]]:
     ways, notes = list(grid.ways), []
     if not ways:
         ways = list(WAYS)
-        if on == "process" and not _has_dali():
+        if backends.get(on).lacks("nvidia.dali"):
             ways.remove("dali")
             notes.append("dali left out: not installed here (pip install nvidia-dali-cuda130, or -cuda120)")
     return grid.model_copy(update={"models": list(dict.fromkeys(models)), "ways": list(dict.fromkeys(ways))}), notes
@@ -274,10 +273,6 @@ def _about_the_grid(job: Job, grid: StudySection, on: str) -> Iterator[Finding]:
         if unknown(model):
             near = did_you_mean(model, sorted(timm_models()), "timm.list_models() names all")
             yield Finding(key="study.models", found=f"timm has no model {model}", cure=near)
-    if "dali" in grid.ways and on == "process" and not _has_dali():
+    if "dali" in grid.ways and backends.get(on).lacks("nvidia.dali"):
         cure = "pip install nvidia-dali-cuda130 (or -cuda120), or leave dali out of study.ways"
         yield Finding(key="study.ways", found="dali is not installed here", cure=cure)
-
-
-def _has_dali() -> bool:
-    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None

@@ -6,6 +6,7 @@ from html import escape
 from statistics import median
 from typing import TYPE_CHECKING
 
+from launcher import backends
 from launcher.backends.base import dollars
 from launcher.study import line_charts
 from launcher.study.cells import NOT_MEASURED
@@ -65,8 +66,9 @@ def _measured(study: ScalingStudy) -> Section:
     if any(len(size.rows) == 1 for line in study.lines for size in line.sizes):
         below.append("One run has no spread, so a difference may be chance: --repeats 3 shows it.")
     if study.usd_an_hour is None:
+        own = backends.get(study.on).on_this_machine
         below.append("No price known: give compute.price_per_hour, US dollars a host-hour" + (
-            ", or `launcher plan CONFIG --on aws --check` reads AWS's list." if study.on == "aws" else "; this machine has none of its own."
+            "; this machine has none of its own." if own else ", or `launcher plan CONFIG --on aws --check` reads AWS's list."
         ))  # fmt: skip
     return "throughput and efficiency", head, rows, below
 

@@ -155,7 +155,11 @@ class ScalingStudy:
     @property
     def _points(self) -> list[scaling_model.Point]:
         there = {(size.hosts, size.global_batch) for line in self.lines for size in line.clean}
-        return [size.point(self.on != "aws") for size in self.sizes if (size.hosts, size.global_batch) in there]
+        return [
+            size.point(backends.get(self.on).on_this_machine)
+            for size in self.sizes
+            if (size.hosts, size.global_batch) in there
+        ]
 
 
 def scaling(
@@ -225,7 +229,7 @@ def trials(job: Job, grid: StudySection, processes_a_host: int) -> Iterator[Tria
 
 def host_price(job: Job, on: str) -> float | None:
     """US dollars an hour of one host; None: not known. This machine has the price that the config gives it, and no other."""
-    if on != "aws" and job.compute.price_per_hour is None:
+    if backends.get(on).on_this_machine and job.compute.price_per_hour is None:
         return None
     compute = job.compute.model_copy(update={"instance_count": 1})
     if compute.instance_type is None:
@@ -302,7 +306,7 @@ def _checked(
     plan(job, on=on)  # no such backend
     grid = job.study or StudySection()
     grid = grid.model_copy(update={"hosts": sorted(set(grid.hosts))})
-    base, cores, notes = _on_one_machine(job, grid, on) if on != "aws" else (job, None, [])
+    base, cores, notes = _on_one_machine(job, grid, on) if backends.get(on).on_this_machine else (job, None, [])
     base = base.model_copy(update={"compute": base.compute.model_copy(update={"instance_count": 1})})
     each = _processes_a_host(base, on)
     wrong_grid = any("study." in finding.key for finding in found)
@@ -364,7 +368,7 @@ def _about_the_job(job: Job, grid: StudySection, on: str) -> Iterator[Finding]:
         cure = "write a number, or null for the whole share"
         found = "auto: each size could choose another one"
         yield Finding(key="hyperparameters.batch_size_per_device", found=found, cure=cure)
-    gpus, most = gpu_count() if on != "aws" else 0, max(grid.hosts)
+    gpus, most = gpu_count() if backends.get(on).on_this_machine else 0, max(grid.hosts)
     processes = most * (job.compute.processes_per_host or 1)
     if 0 < gpus < processes:
         cure = "fewer study.hosts; or CUDA_VISIBLE_DEVICES= before the command, to train on the CPU at every size"

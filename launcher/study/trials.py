@@ -8,14 +8,11 @@ import hashlib
 import io
 import json
 import math
-import os
-import platform
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +27,6 @@ from launcher.running import Run, refuse_cost, start
 ALIKE = ("code", "settings", "machine")
 """What must be the same in all lines of a table: a checksum of the code that travels, the job's settings but those that the study
 varies, as JSON, and where the trials run."""
-
-PACKAGES = ("torch", "timm", "numpy", "pillow", "simplejpeg", "opencv-python-headless")
-"""Whose versions belong to a machine of ours."""
 
 Row = dict[str, str]
 
@@ -241,31 +235,8 @@ def settings_of(job: Job, varied: Sequence[str]) -> str:
 
 
 def machine_of(job: Job, on: str) -> str:
-    """Where the trials run: for SageMaker the instance type and the image, otherwise this machine and the packages that compute."""
-    image = job.image.model_dump_json(exclude_none=True) if job.image is not None else "no image"
-    if on == "aws":
-        return f"{on}: {job.compute.instance_type}, {image}"
-    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    cores = len(os.sched_getaffinity(0))
-    gpus = [line.partition(":")[2].strip() for file in Path("/proc/driver/nvidia/gpus").glob("*/information")
-            for line in _lines(file) if line.startswith("Model")]  # fmt: skip
-    parts = [f"{cores} cores of {names[0] if names else platform.machine()}", *(gpus or ["no GPU"])]
-    parts += [image] if on == "docker" else [f"{name} {_version(name)}" for name in PACKAGES]
-    return f"{on}: " + ", ".join(parts)
-
-
-def _lines(file: str | Path) -> list[str]:
-    try:
-        return Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"
+    """Where the trials run, with the hardware and the software that compute."""
+    return f"{on}: {backends.get(on).machine(job)}"
 
 
 def _text(value: Any) -> str:

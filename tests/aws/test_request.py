@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import launcher
 from launcher.aws import catalog, estimator, request
 from launcher.aws.submit import comparable
-from launcher.backends import aws
+from launcher.backends.aws import Aws
 from tests.aws.conftest import complaints, sagemaker_session, sent_by
 from tests.conftest import ROOT
 
@@ -255,5 +255,5 @@ def test_world_size_and_command_follow_the_instance_type(instance_type):
         {**BASE, "distribution": "torchrun", "compute": {"instance_type": instance_type, "instance_count": 3}}
     )
     gpus = max(1, catalog.instance(instance_type).gpus)
-    assert aws.world_size(job) == 3 * gpus
-    assert " ".join(aws.hosts(job)[1].command).startswith(f"torchrun --nnodes 3 --nproc_per_node {gpus} --master_addr algo-1 --master_port 7777 --node_rank 1 train.py")  # fmt: skip
+    assert Aws().world_size(job) == 3 * gpus
+    assert " ".join(Aws().hosts(job)[1].command).startswith(f"torchrun --nnodes 3 --nproc_per_node {gpus} --master_addr algo-1 --master_port 7777 --node_rank 1 train.py")  # fmt: skip

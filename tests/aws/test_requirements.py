@@ -8,7 +8,7 @@ import pytest
 
 import launcher
 from launcher.aws import catalog, requirements
-from launcher.backends import aws
+from launcher.backends.aws import Aws
 from launcher.package import entrypoints_folder, travelling_files
 
 AWS_IMAGE = {"framework_version": "2.0.1", "python": "py310"}
@@ -23,7 +23,7 @@ def travels(
     job = launcher.from_values({"name": "test", "script": script, "image": image, "hyperparameters": hyperparameters})
     files, findings = travelling_files(source or entrypoints_folder())
     assert findings == []
-    sent = aws.travelling(job, files)
+    sent = Aws().source_files(job, files)
     assert sent == sorted(sent, key=lambda file: file.path)
     found = [file for file in sent if file.path == "requirements.txt"]
     assert len(found) <= 1

@@ -11,8 +11,8 @@ import boto3
 import pytest
 
 import launcher
-from launcher import backends, running
-from launcher.aws import follow, session
+from launcher import running
+from launcher.aws import adopt, follow, session
 from tests.aws.test_runs import (  # noqa: F401 - fixtures
     BUCKET,
     REGION,
@@ -103,7 +103,7 @@ def test_a_run_that_is_stopped_while_it_is_uploaded_is_never_created(sagemaker_j
     assert run.state == "Stopped"
     assert "not started" in run.outcome()["stop_reason"]
     with pytest.raises(launcher.UserError, match="no such training job"):
-        backends.get("aws").adopt(plan.name, REGION)
+        adopt.adopt(plan.name, REGION)
 
 
 def test_an_upload_that_is_not_allowed_is_told_without_a_traceback(sagemaker_job, data, far_side, monkeypatch):  # noqa: F811

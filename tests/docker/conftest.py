@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.backends import process
+from launcher.backends import host_folders
 from launcher.package import copy_files
 
 HERE = Path(__file__).parent
@@ -115,7 +115,7 @@ class Container:
         for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
             (folder / place).mkdir(parents=True)
         copy_files(list(plan.files), folder / "code")
-        for name, text in process.config_files(plan, plan.hosts[0]).items():
+        for name, text in host_folders.config_files(plan, plan.hosts[0]).items():
             (folder / "input/config" / name).write_text(text)
         mounts = [
             f"--volume={folder / place}:/opt/ml/{place}"

@@ -12,7 +12,8 @@ import pytest
 from training.monitor import Writer
 
 import launcher
-from launcher.backends import process
+from launcher.backends import host_folders
+from launcher.backends.process import Process
 from launcher.emulator import Emulator
 from launcher.findings import UserError
 from launcher.insight import measurements, system_files
@@ -253,10 +254,10 @@ def test_a_phase_that_a_window_lacks_is_no_number_and_a_cut_line_is_counted(tmp_
 def test_a_job_hands_its_interval_to_the_script_as_sagemaker_does():
     job = launcher.from_values({"name": "test", "script": "train_kd.py", "profiling": {"system_interval_ms": 1000}})
     plan = launcher.plan(job)
-    config = json.loads(process.config_files(plan, process.hosts(job)[0])["profilerconfig.json"])
+    config = json.loads(host_folders.config_files(plan, Process().hosts(job)[0])["profilerconfig.json"])
     assert config["ProfilingIntervalInMilliseconds"] == 1000 and not config["DisableProfiler"]
     plain = launcher.plan(launcher.from_values({"name": "test", "script": "train_kd.py"}))
-    assert "profilerconfig.json" not in process.config_files(plain, process.hosts(job)[0])
+    assert "profilerconfig.json" not in host_folders.config_files(plain, Process().hosts(job)[0])
 
 
 def test_lines_in_one_document_and_line_by_line_say_the_same():

@@ -147,7 +147,7 @@ def test_gpus_are_shared_out_and_the_kits_own_cpu_image_gets_none(script_job, mo
     values = {"distribution": "torchrun", "compute": {"instance_count": 2}}
     job = script_job("print(1)", image={"uri": "team/gpu:1"}, **values)
     plan = planned(job)
-    assert docker.world_size(job) == 4 and "CUDA_VISIBLE_DEVICES" not in plan.hosts[0].environment
+    assert docker.Docker().world_size(job) == 4 and "CUDA_VISIBLE_DEVICES" not in plan.hosts[0].environment
     made = compose.compose(plan, FOLDER, "team/gpu:1", "0:0", 64, docker.gpus(job))
     given = [service["deploy"]["resources"]["reservations"]["devices"] for service in made["services"].values()]
     assert given == [

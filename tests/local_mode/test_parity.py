@@ -15,16 +15,17 @@ import pytest
 
 import launcher
 from launcher.aws import session
-from launcher.backends import docker, process
+from launcher.backends import docker, local_hosts
+from launcher.backends.process import Process
 from launcher.emulator import Emulator
 from launcher.emulator import hosts as emulated
 from tests.conftest import WITH_DOCKER
 from tests.local_mode.conftest import IMAGE, wait_for_state
 
-DECLARED: dict[str, Mapping[str, str]] = {"process": process.DIFFERENCES, "aws": emulated.DIFFERENCES}
+DECLARED: dict[str, Mapping[str, str]] = {"process": Process.DIFFERENCES, "aws": emulated.DIFFERENCES}
 """Backend -> what differs there from SageMaker; for aws it is the emulator that differs."""
 if WITH_DOCKER:
-    DECLARED["docker"] = docker.DIFFERENCES
+    DECLARED["docker"] = docker.Docker.DIFFERENCES
 
 SEEN = """
     import json, os, pathlib, sys
@@ -94,7 +95,7 @@ def test_the_same_job_gives_the_same_script_the_same(far_side, script_job, reque
     if WITH_DOCKER:
         request.getfixturevalue("engine")
         monkeypatch.setattr(docker, "IMAGE", IMAGE)
-    for name in (*process.local_hosts.PASSED_ON, "OMP_NUM_THREADS"):
+    for name in (*local_hosts.PASSED_ON, "OMP_NUM_THREADS"):
         if name not in ("PATH", "HOME"):
             monkeypatch.delenv(name, raising=False)
     data = tmp_path / "data"

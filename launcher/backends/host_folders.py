@@ -1,0 +1,73 @@
+"""A host's /opt/ml in a run's folder, as SageMaker lays it out: code, channels, checkpoints and the files below input/config."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher import records
+from launcher.aws.request import profiler_config
+from launcher.backends.base import HostPlan
+from launcher.package import copy_files
+
+if TYPE_CHECKING:
+    from launcher.planning import Plan
+
+
+def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface: str) -> None:
+    """Make a host's /opt/ml, but for its channels.
+
+    Args:
+        interface: the network interface that its script shall use.
+    """
+    base = folder.host(host.name)
+    for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
+        (base / place).mkdir(parents=True)
+    copy_files(list(plan.files), base / "code")
+    if plan.resumes is not None:
+        earlier = records.RunFolder(records.store() / plan.resumes).host(host.name) / "checkpoints"
+        if earlier.is_dir():  # copied, not linked: a script may change its files in place
+            shutil.copytree(earlier, base / "checkpoints", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+    for name, text in config_files(plan, host, interface).items():
+        records.write_atomically(base / "input/config" / name, text)
+
+
+def show_channel(at: Path, place: Path) -> None:
+    """A channel as a link to its folder, or as a folder with a link to its file."""
+    if place.is_dir():
+        at.symlink_to(place, target_is_directory=True)
+    else:
+        at.mkdir()
+        (at / place.name).symlink_to(place)
+
+
+def config_files(plan: Plan, host: HostPlan, interface: str = "lo") -> dict[str, str]:
+    """The files below input/config that SageMaker writes for a host, by name."""
+    resources = {
+        "current_host": host.address,
+        "current_instance_type": "local",
+        "current_group_name": "homogeneousCluster",
+        "hosts": [other.address for other in plan.hosts],
+        "network_interface_name": interface,
+        "instance_groups": [
+            {
+                "instance_group_name": "homogeneousCluster",
+                "instance_type": "local",
+                "hosts": [other.address for other in plan.hosts],
+            }
+        ],
+    }
+    channels = {
+        name: {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+        for name in plan.channels
+    }
+    written: dict[str, Any] = {
+        "hyperparameters.json": plan.hyperparameters,
+        "resourceconfig.json": resources,
+        "inputdataconfig.json": channels,
+    }
+    if plan.job.profiling is not None:
+        written["profilerconfig.json"] = profiler_config(plan.job)
+    return {name: json.dumps(value, indent=1) for name, value in written.items()}

@@ -1,0 +1,67 @@
+"""Starting the process that stays with a local run, and the environment that it gives to the hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher import records
+from launcher.backends import local_hosts
+from launcher.backends.base import HostPlan
+from launcher.findings import mistake
+from launcher.redaction import secrets_in
+
+if TYPE_CHECKING:
+    from launcher.planning import Plan
+
+SECRETS = "LAUNCHER_SECRETS"
+"""The variable that takes the job's secrets to the supervisor."""
+
+
+def start_supervisor(module: str, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
+    """Start the process that stays with the run, and wait until it is there."""
+    folder.supervisor_log.parent.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", module, str(folder.path)]
+    command += ["--lifeline", str(lifeline)] if lifeline is not None else []
+    package = str(Path(__file__).parents[2])  # found there by the supervisor too, wherever it starts
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
+        SECRETS: json.dumps(secrets_in(plan.job.environment)),  # from memory to memory: the folder does not hold them
+    }
+    with open(folder.supervisor_log, "wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=folder.path,  # a module of the user's in the current folder must not stand in for ours
+            pass_fds=[lock] if lifeline is None else [lock, lifeline],
+            env=environment,
+        )
+    while not folder.supervisor.exists():
+        if process.poll() is not None:
+            raise mistake(
+                "run", f"the supervisor ended at once with status {process.returncode}", f"read {folder.supervisor_log}"
+            )
+        time.sleep(0.01)
+    threading.Thread(target=process.wait, daemon=True).start()  # so that it does not stay as a zombie of ours
+
+
+def shim_environment(plan: Plan, host: HostPlan, folder: records.RunFolder, outer: Mapping[str, str]) -> dict[str, str]:
+    """A host's whole environment: what is passed on of `outer`, what SageMaker sets, and the job's own."""
+    return {
+        **local_hosts.inherited(outer),
+        "SAGEMAKER_BASE_DIR": str(folder.host(host.name)),
+        "TRAINING_JOB_NAME": plan.name,
+        **host.environment,
+        **json.loads(outer.get(SECRETS, "{}")),
+    }
