@@ -1,0 +1,165 @@
+"""Whole runs of the entry scripts in this process, on the stand-in GPU or on the CPU: tiny models, tiny images."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from training import accelerator, export, models, segmenter
+from training.script_settings import ClassifierSettings, DistillationSettings, TeacherCacheSettings
+from training.segmentation_settings import SegmentationSettings
+from training.state import TrainingState
+
+from tests.device.stand_in import no_synchronisation
+
+CLASSES = ("circle", "cross", "stripes")
+SIDE = 32
+CPU = torch.device("cpu")
+
+VIT = {"img_size": SIDE, "patch_size": 16, "embed_dim": 12, "depth": 1, "num_heads": 2}
+
+COMMON = {
+    **{"epochs": 2, "global_batch_size": 8, "log_every": 2, "learning_rate": 0.01, "num_workers": 1, "seed": 3},
+    **{"system_monitor": False, "horizontal_flip": True},
+}
+SCRIPTS: dict[str, tuple[type, dict[str, Any]]] = {
+    "train_classifier": (
+        ClassifierSettings,
+        {"model": "vit_tiny_patch16_224", "model_options": VIT, "image_size": SIDE},
+    ),
+    "train_kd": (DistillationSettings, {"student": "vit_tiny_patch16_224", "student_options": VIT, "image_size": SIDE}),
+    "train_segmentation": (
+        SegmentationSettings,
+        {"model": "resnet10t", "classes": 3, "decoder_channels": 8, "image_size": (SIDE, SIDE), "overlays": 1},
+    ),
+}
+
+LOG_LINES = ("_report_step", "_evaluate", "_save", "_resume", "begin_epoch", "close", "average_buffers")
+"""What the loop calls between steps that may wait for the device."""
+
+
+@dataclass
+class Run:
+    """What a script left."""
+
+    folder: Path
+    weights: dict[str, torch.Tensor]
+    metrics: list[dict[str, Any]]
+    result: dict[str, Any]
+    state: TrainingState
+    task: Any
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return {line["step"]: line["loss"] for line in self.metrics if "loss" in line}
+
+
+class Runs:
+    """Starts scripts in a test's folder."""
+
+    def __init__(self, gpu: torch.device, channels: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.gpu, self.channels, self.folder, self.monkeypatch = gpu, channels, folder, monkeypatch
+
+    def __call__(
+        self,
+        script: str,
+        device: torch.device | None = None,
+        *,
+        name: str | None = None,
+        teacher: str = "teacher",
+        waits_in: tuple[str, ...] = (),
+        **values: Any,
+    ) -> Run:
+        """A script's run to its end; between two log lines nothing may wait for the GPU.
+
+        Args:
+            device: the stand-in GPU if not given.
+            name: of the run's folder, in which an earlier run of the name may have left checkpoints.
+            teacher: its channel.
+            waits_in: product functions that may wait for the device all the same.
+        """
+        device = device or self.gpu
+        folder = self.folder / (name or device.type)
+        patch = self.monkeypatch
+        data = self.channels / ("pairs" if script == "train_segmentation" else "labelled")
+        environment = {
+            "SM_CHANNEL_TRAIN": data / "train",
+            "SM_CHANNEL_VALIDATION": data / "validation",
+            "SM_CHANNEL_TEACHER": self.channels / teacher,
+            "SM_OUTPUT_DIR": folder,
+        }
+        for variable, value in environment.items():
+            patch.setenv(variable, str(value))
+        folder.mkdir(parents=True, exist_ok=True)
+        patch.chdir(folder)  # checkpoints lie below it in a plain shell
+        patch.setattr(accelerator, "find", lambda _: device)
+        kind, own = SCRIPTS[script]
+        cache = values.pop("teacher_cache", None)
+        extra = {} if cache is None else {"teacher_cache": TeacherCacheSettings(**cache)}
+        module, used = importlib.import_module(script), {}
+        # the stand-in has this kernel alone, and others add in another order
+        with sdpa_kernel(SDPBackend.MATH), self._watched(module, used, (*LOG_LINES, *waits_in)):
+            module.main(kind(**{**COMMON, **own, **values, **extra}))
+        output = folder / "data/algo-1"
+        lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        result = json.loads((output / "result.json").read_text())
+        return Run(folder, load_file(folder / "model/model.safetensors"), lines, result, **used)
+
+    @contextlib.contextmanager
+    def _watched(self, module: ModuleType, used: dict[str, Any], outside: tuple[str, ...]):
+        """The script's `train` under `no_synchronisation`; keeps what it was called with."""
+        train = module.train
+
+        def watched(task: Any, evaluate: Any, state: Any, *rest: Any) -> Any:
+            used.update(task=task, state=state)
+            with no_synchronisation(outside=outside):
+                return train(task, evaluate, state, *rest)
+
+        module.train = watched
+        try:
+            yield
+        finally:
+            module.train = train
+
+
+def make_channels(root: Path) -> Path:
+    """Drawings in three classes, the same with masks, and teachers with random weights."""
+    chance = random.Random(0)
+    for part, count in (("train", 8), ("validation", 3)):
+        for number in range(count * len(CLASSES)):
+            label = number % len(CLASSES)
+            pixels = np.full((SIDE + 8, SIDE + 8, 3), chance.randrange(90), np.uint8)
+            mask = np.zeros(pixels.shape[:2], np.uint8)
+            rows, columns = (slice(chance.randrange(4, 12), chance.randrange(20, 36)) for _ in range(2))
+            pixels[rows, columns, label], mask[rows, columns] = 250, label
+            mask[:2] = 255  # not labelled
+            image = root / f"labelled/{part}/{CLASSES[label]}/{number:02}.png"
+            for folder in (image.parent, root / f"pairs/{part}/images", root / f"pairs/{part}/masks"):
+                folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(image)
+            Image.fromarray(pixels).save(root / f"pairs/{part}/images/{number:02}.png")
+            Image.fromarray(mask).save(root / f"pairs/{part}/masks/{number:02}.png")
+    torch.manual_seed(7)
+    described: dict[str, Any] = {"classes": list(CLASSES), "metrics": {}}
+    vit = {**VIT, "embed_dim": 24}
+    for folder in ("teacher", "ensemble/one", "ensemble/other"):
+        model = models.build("vit_tiny_patch16_224", vit, 3)
+        export.save(model, root / folder, name="vit_tiny_patch16_224", options=vit, image_size=SIDE, **described)
+    pixels = segmenter.build("resnet10t", {}, 3, decoder_channels=8)
+    described["classes"] = ["0", "1", "2"]
+    export.save(
+        pixels, root / "pixel_teacher", name="resnet10t", options={}, image_size=(SIDE, SIDE), decoder={"channels": 8}, **described
+    )  # fmt: skip
+    return root

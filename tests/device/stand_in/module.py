@@ -1,0 +1,178 @@
+"""`torch.gpu`: what PyTorch gives each accelerator a module for. Streams run at once; what was asked of them is written down."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import torch
+
+from tests.device.stand_in.kernels import Memory, Random
+from tests.device.stand_in.synchronisation import synchronised
+
+TOTAL_MEMORY = 8 * 2**30
+
+CAPABILITY = (8, 0)
+NAME = "Stand-in GPU"
+
+
+class Event:
+    """A moment in a stream, by the host's clock."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
+        self.enable_timing, self._at = enable_timing, None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._at = time.perf_counter()
+        (stream or _current[-1]).calls.append("record_event")
+
+    def synchronize(self) -> None:
+        synchronised("Event.synchronize")
+
+    def query(self) -> bool:
+        return True
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or _current[-1]).calls.append("wait_event")
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to a later one.
+
+        Raises:
+            ValueError: one of them keeps no time, as CUDA says it.
+            RuntimeError: one of them was never recorded.
+        """
+        if not (self.enable_timing and end.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._at is None or end._at is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return 1000 * (end._at - self._at)
+
+
+class Stream:
+    """A queue of work; `calls` lists what it was asked for beside kernels."""
+
+    def __init__(self, device: object = None, priority: int = 0):
+        self.calls: list[str] = []
+
+    def synchronize(self) -> None:
+        synchronised("Stream.synchronize")
+
+    def wait_stream(self, other: Stream) -> None:
+        self.calls.append("wait_stream")
+
+    def wait_event(self, event: Event) -> None:
+        self.calls.append("wait_event")
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        return True
+
+
+_current: list[Stream] = []
+
+
+class Gpu:
+    """The functions of the module, as torch.cuda has them."""
+
+    Event, Stream = Event, Stream
+
+    def __init__(self) -> None:
+        self.default = Stream()
+        _current.append(self.default)
+        self.ranges: list[str] = []
+        """NVTX's, as they were opened."""
+
+    # -- devices
+
+    @contextlib.contextmanager
+    def device(self, device: object) -> Iterator[None]:
+        self.set_device(device)
+        yield
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: object) -> None:
+        assert torch.device(device).index in (None, 0) if not isinstance(device, int) else device == 0, device
+
+    def get_device_name(self, device: object = None) -> str:
+        return NAME
+
+    def get_device_capability(self, device: object = None) -> tuple[int, int]:
+        return CAPABILITY
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def synchronize(self, device: object = None) -> None:
+        synchronised("synchronize")
+
+    # -- streams
+
+    def current_stream(self, device: object = None) -> Stream:
+        return _current[-1]
+
+    def default_stream(self, device: object = None) -> Stream:
+        return self.default
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        _current.append(stream)
+        try:
+            yield
+        finally:
+            _current.remove(stream)
+
+    # -- memory
+
+    def memory_allocated(self, device: object = None) -> int:
+        return Memory.allocated
+
+    def max_memory_allocated(self, device: object = None) -> int:
+        return Memory.peak
+
+    def memory_reserved(self, device: object = None) -> int:
+        return Memory.allocated
+
+    def mem_get_info(self, device: object = None) -> tuple[int, int]:
+        return TOTAL_MEMORY - Memory.allocated, TOTAL_MEMORY
+
+    def reset_peak_memory_stats(self, device: object = None) -> None:
+        Memory.peak = Memory.allocated
+
+    def empty_cache(self) -> None:
+        pass
+
+    # -- random numbers
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        Random.state = torch.Generator().manual_seed(seed).get_state()
+
+    manual_seed = manual_seed_all
+
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return Random.state.clone()
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        Random.state = state.clone()

@@ -1,0 +1,43 @@
+"""Pinned host memory: PyTorch asks the driver for it, so here a storage is only marked as pinned."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "empty_like", "zeros_like", "empty_strided")
+
+
+def register() -> None:
+    """Have `pin_memory` and `is_pinned` mean these marks."""
+    for name in FACTORIES:
+        setattr(torch, name, _factory(getattr(torch, name)))
+    torch.Tensor.pin_memory = pin_memory
+    torch.Tensor.is_pinned = is_pinned
+
+
+def pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
+    """A pinned copy, or the tensor itself where it is one."""
+    if tensor.device.type != "cpu":
+        raise RuntimeError(f"cannot pin '{tensor.type()}': only dense CPU tensors can be pinned")
+    return tensor if is_pinned(tensor) else _marked(tensor.clone())
+
+
+def is_pinned(tensor: torch.Tensor, device: object = None) -> bool:
+    """Whether a tensor lies in pinned memory."""
+    return getattr(tensor.untyped_storage(), "pinned", False)
+
+
+def _marked(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.untyped_storage().pinned = True
+    return tensor
+
+
+def _factory(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(make)
+    def pinning(*args: object, pin_memory: bool = False, **kwargs: object) -> torch.Tensor:
+        return _marked(make(*args, **kwargs)) if pin_memory else make(*args, **kwargs)
+
+    return pinning

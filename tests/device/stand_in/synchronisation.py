@@ -1,0 +1,99 @@
+"""Where the host waits for the device: every such place is seen, and can be forbidden."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+ENTRYPOINTS = Path(__file__).parents[3] / "entrypoints"
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """One wait of the host for the device."""
+
+    what: str
+    """The operator or call that waits."""
+    place: str
+    """The product's innermost line, as file:line; "backward" in autograd's own thread."""
+    functions: tuple[str, ...]
+    """The product's functions on the stack, innermost first."""
+
+
+class HiddenSynchronisation(AssertionError):
+    """The host waited for the device where nothing may wait."""
+
+
+@dataclass
+class _Watch:
+    thread: int
+    seen: list[Synchronisation]
+    outside: frozenset[str] | None
+    """Functions that may wait; None: all may, and what they do is only listed."""
+
+
+_watches: list[_Watch] = []
+
+
+def synchronised(what: str) -> None:
+    """The stand-in calls this wherever CUDA would wait.
+
+    Raises:
+        HiddenSynchronisation: inside `no_synchronisation`.
+    """
+    if not _watches:
+        return
+    frames = [*_product_frames(sys._getframe(1))]
+    place = (
+        f"{Path(frames[0].f_code.co_filename).relative_to(ENTRYPOINTS)}:{frames[0].f_lineno}" if frames else "backward"
+    )
+    found = Synchronisation(what, place, tuple(frame.f_code.co_name for frame in frames))
+    for watch in _watches:
+        if frames and threading.get_ident() != watch.thread:
+            continue  # a loader's thread may wait as long as it likes
+        if watch.outside is not None and not watch.outside.intersection(found.functions):
+            raise HiddenSynchronisation(f"{place}: {what} waits for the device")
+        watch.seen.append(found)
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[list[Synchronisation]]:
+    """Lists the waits of this thread, and of its backward passes."""
+    watch = _Watch(threading.get_ident(), [], None)
+    with _active(watch):
+        yield watch.seen
+
+
+@contextlib.contextmanager
+def no_synchronisation(*, outside: Collection[str] = ()) -> Iterator[None]:
+    """Forbids this thread, and its backward passes, to wait for the device.
+
+    Args:
+        outside: product functions that may wait, such as the one that writes a log line.
+
+    Raises:
+        HiddenSynchronisation: at the first wait; it names the product's line.
+    """
+    with _active(_Watch(threading.get_ident(), [], frozenset(outside))):
+        yield
+
+
+@contextlib.contextmanager
+def _active(watch: _Watch) -> Iterator[None]:
+    _watches.append(watch)
+    try:
+        yield
+    finally:
+        _watches.remove(watch)
+
+
+def _product_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(str(ENTRYPOINTS)):
+            yield frame
+        frame = frame.f_back

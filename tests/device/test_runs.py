@@ -1,0 +1,89 @@
+"""Whole runs on the stand-in GPU: the CPU's numbers, all tensors on the device, and no wait between two log lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from training.teacher import Teacher
+
+from tests.device.runs import CPU, VIT, Run, Runs
+
+EVERYTHING = {
+    **{"mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 0.1, "min_crop_area": 0.5},
+    **{"ema_decay": 0.9, "batch_size_per_device": 4, "max_grad_norm": 0.5},
+}
+DROPOUT = {**VIT, "drop_rate": 0.2}
+GRADED = {"optimizer": "sgd", "learning_rate": 0.05}
+"""Adam would magnify the rounding of gradients that are 0."""
+
+PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "classifier": ("train_classifier", {}),
+    "classifier with everything": ("train_classifier", {"model_options": DROPOUT, **EVERYTHING}),
+    "convolutional, channels last": ("train_classifier", {"model": "resnet10t", "model_options": {}}),
+    "convolutional, contiguous": ("train_classifier", {"model": "resnet10t", "model_options": {}, "channels_last": False}),
+    "data worker processes": ("train_classifier", {"worker_type": "processes"}),
+    "no data workers": ("train_classifier", {"num_workers": 0}),
+    "one batch over and over": ("train_classifier", {"repeat_batch": True, "probe_input_images": 8}),
+    "distillation": ("train_kd", {}),
+    "distillation with everything": ("train_kd", {"student_options": DROPOUT, "view_size": 40, **EVERYTHING}),
+    "distillation of an ensemble": ("train_kd", {"teacher": "ensemble"}),
+    "distillation, labels alone": ("train_kd", {"hard_label_weight": 1.0}),
+    "distillation of hard labels": ("train_kd", {"method": "hard"}),
+    "dkd": ("train_kd", {"method": "dkd"}),
+    "dist": ("train_kd", {"method": "dist", "learning_rate": 1e-3}),
+    "standardised logits": ("train_kd", {"standardize_logits": True}),
+    "teacher cache": ("train_kd", {"teacher_cache": {"views": 1, "top_k": 2}, "epochs": 3}),
+    "teacher cache of all logits": ("train_kd", {"teacher_cache": {"views": 2, "top_k": None}, "epochs": 4}),
+    "segmentation": ("train_segmentation", {}),
+    "segmentation with dice": ("train_segmentation", {"dice_weight": 0.5, "min_scale": 0.5, "max_scale": 1.5}),
+    "segmentation with a teacher": ("train_segmentation", {"teacher": "pixel_teacher", "hard_label_weight": 0.5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_a_run_has_the_losses_and_weights_of_the_cpus(runs: Runs, case: str):
+    script, values = PLAIN[case]
+    waits = ("encode",) if "teacher_cache" in values else ()
+    on_gpu = runs(script, waits_in=waits, **{**GRADED, **values})
+    on_cpu = runs(script, CPU, **{**GRADED, **values})
+    assert on_gpu.losses == pytest.approx(on_cpu.losses, rel=1e-5)
+    for name, value in on_cpu.weights.items():
+        torch.testing.assert_close(
+            on_gpu.weights[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    for name, value in validation(on_cpu).items():
+        assert validation(on_gpu)[name] == pytest.approx(value, rel=1e-4), name
+    assert left_behind(on_gpu) == []
+
+
+def validation(run: Run) -> dict[str, float]:
+    return {name: value for line in run.metrics for name, value in line.items() if name.startswith("validation_")}
+
+
+def left_behind(run: Run) -> list[str]:
+    """The tensors of training that are not on the GPU. A `step` is where its optimizer's kernel wants it."""
+    state = run.state
+    tensors = {f"model {name}": value for name, value in state.model.state_dict().items()}
+    tensors |= {f"model {name}": value for name, value in state.model.named_buffers()}
+    if state.average is not None:
+        tensors |= {f"average {name}": value for name, value in state.average.module.state_dict().items()}
+        tensors |= {f"average {name}": value for name, value in state.average.module.named_buffers()}
+    fused = any(group.get("fused") for group in state.optimizer.param_groups)
+    for values in state.optimizer.state.values():
+        tensors |= {f"optimizer {name}": value for name, value in values.items() if value.ndim or fused}
+    if state.scaler is not None:
+        tensors["scale"] = state.scaler._scale
+    cache = getattr(run.task, "cache", None)
+    if getattr(run.task, "teacher", None) is not None and not (cache is not None and cache.complete):
+        tensors |= {f"teacher {name}": value for name, value in weights_of(run.task.teacher).items()}
+    return [name for name, value in tensors.items() if value.device.type != "gpu"]
+
+
+def weights_of(teacher: Teacher) -> dict[str, torch.Tensor]:
+    return {
+        f"{number} {name}": value
+        for number, member in enumerate(teacher.members)
+        for name, value in [*member.model.state_dict().items(), *member.model.named_buffers()]
+    }

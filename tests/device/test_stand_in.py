@@ -1,0 +1,227 @@
+"""The stand-in GPU is as strict as CUDA: devices do not mix, and every wait of the host is seen."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from training import accelerator, losses
+
+from tests.device.stand_in import HiddenSynchronisation, no_synchronisation, observed
+
+MIXED = "Expected all tensors to be on the same device"
+
+
+@pytest.fixture
+def values(gpu: torch.device) -> torch.Tensor:
+    return torch.arange(12.0, device=gpu).view(4, 3)
+
+
+def test_a_tensor_holds_values_and_keeps_its_device_through_views_and_copies(gpu, values):
+    view = values[1:3].T
+    view += 100
+    assert values.cpu().tolist() == [[0, 1, 2], [103, 104, 105], [106, 107, 108], [9, 10, 11]]
+    for made in (
+        view,
+        values.clone(),
+        copy.deepcopy(values),
+        values.to(torch.bfloat16),
+        torch.zeros_like(values),
+        values.new_ones(2),
+    ):
+        assert made.device == gpu and type(made) is torch.Tensor
+    saved = io.BytesIO()
+    torch.save({"values": values}, saved)
+    saved.seek(0)
+    assert torch.equal(torch.load(saved, map_location="cpu", weights_only=True)["values"], values.cpu())
+    resized = torch.empty(0, device=gpu)
+    torch.add(values, 1, out=resized)
+    assert resized.cpu().equal(values.cpu() + 1)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda gpu: gpu + torch.ones(3),
+        lambda gpu: gpu @ torch.ones(3, 2),
+        lambda gpu: torch.cat([gpu, torch.ones(1, 3)]),
+        lambda gpu: torch.stack([gpu[0, 0], torch.tensor(1.0)]),
+        lambda gpu: gpu.add_(torch.ones(3)),
+        lambda gpu: F.cross_entropy(gpu, torch.zeros(4, dtype=torch.long)),
+        lambda gpu: F.layer_norm(gpu, (3,), torch.ones(3)),
+        lambda gpu: nn.Linear(3, 2)(gpu),
+        lambda gpu: torch.where(torch.ones(3, dtype=torch.bool), gpu, gpu),
+    ],
+)  # fmt: skip
+def test_a_tensor_of_the_cpu_does_not_mix_with_it(values, mix: Callable[[torch.Tensor], object]):
+    with pytest.raises(RuntimeError, match=MIXED):
+        mix(values)
+
+
+def test_a_number_of_the_cpu_does(values):
+    assert (values * torch.tensor(2.0)).cpu().sum() == 132
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_fused_optimizer_wants_its_step_on_the_device(gpu, fused: bool):
+    layer = nn.Linear(3, 2).to(gpu)
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=fused)
+    for _ in range(2):
+        layer(torch.ones(1, 3, device=gpu)).sum().backward()
+        optimizer.step()
+    for state in optimizer.state.values():
+        assert state["step"].device.type == ("gpu" if fused else "cpu")
+        state["step"] = state["step"].cpu()
+    if fused:
+        with pytest.raises(RuntimeError, match=MIXED):
+            optimizer.step()
+
+
+WAITING: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda gpu: gpu.sum().item(),
+    "bool": lambda gpu: bool(gpu.sum() > 0),
+    "tolist": lambda gpu: gpu.tolist(),
+    "cpu": lambda gpu: gpu.cpu(),
+    "copy to pageable memory": lambda gpu: torch.empty(4, 3).copy_(gpu, non_blocking=True),
+    "copy from pageable memory": lambda gpu: torch.ones(3).to(gpu.device, non_blocking=True),
+    "blocking copy from pinned memory": lambda gpu: torch.ones(3).pin_memory().to(gpu.device),
+    "tensor": lambda gpu: torch.tensor([1, 2], device=gpu.device),
+    "list as index": lambda gpu: gpu[[0, 2]],
+    "tensor of the CPU as index": lambda gpu: gpu[torch.tensor([0, 2])],
+    "mask as index": lambda gpu: gpu[gpu > 2],
+    "nonzero": lambda gpu: gpu.nonzero(),
+    "where": lambda gpu: torch.where(gpu > 2),
+    "masked_select": lambda gpu: gpu.masked_select(gpu > 2),
+    "unique": lambda gpu: gpu.unique(),
+    "equal": lambda gpu: torch.equal(gpu, gpu),
+    "bincount": lambda gpu: gpu[0].long().bincount(),
+    "event": lambda gpu: torch.gpu.Event().synchronize(),
+    "stream": lambda gpu: torch.gpu.Stream().synchronize(),
+    "device": lambda gpu: torch.gpu.synchronize(),
+}  # fmt: skip
+
+FREE: dict[str, Callable[[torch.Tensor], object]] = {
+    "arithmetic": lambda gpu: (gpu * 2).softmax(1).sum(),
+    "factories": lambda gpu: torch.full((3,), 2.0, device=gpu.device) + torch.zeros(3, device=gpu.device),
+    "copy from pinned memory": lambda gpu: torch.ones(3).pin_memory().to(gpu.device, non_blocking=True),
+    "copy of a part of pinned memory": lambda gpu: torch.empty(4, 3, pin_memory=True)[1:].to(gpu.device, non_blocking=True),
+    "copy to pinned memory": lambda gpu: torch.empty(4, 3, pin_memory=True).copy_(gpu, non_blocking=True),
+    "own tensor as index": lambda gpu: gpu[gpu.argmax(0)],
+    "number as index": lambda gpu: gpu[1:, 2],
+    "fill by a mask": lambda gpu: gpu.__setitem__(gpu > 2, 0.0),
+    "number of the host": lambda gpu: gpu * 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", WAITING)
+def test_what_waits_for_the_device_is_seen(values, call: str):
+    with observed() as seen:
+        WAITING[call](values)
+    assert seen
+    with pytest.raises(HiddenSynchronisation), no_synchronisation():
+        WAITING[call](values)
+
+
+@pytest.mark.parametrize("call", FREE)
+def test_what_does_not_wait_is_free(values, call: str):
+    with no_synchronisation():
+        FREE[call](values)
+
+
+def test_a_hidden_wait_is_named_by_the_products_line(gpu, monkeypatch):
+    logits, labels = torch.randn(2, 3, device=gpu), torch.zeros(2, dtype=torch.long, device=gpu)
+    monkeypatch.setattr(F, "cross_entropy", lambda logits, *_, **__: torch.tensor(logits.sum().item()))
+    with (
+        pytest.raises(HiddenSynchronisation, match=r"training/losses\.py:\d+: .*waits for the device"),
+        no_synchronisation(),
+    ):
+        losses.label_cross_entropy(logits, labels)
+    with no_synchronisation(outside=["label_cross_entropy"]):
+        losses.label_cross_entropy(logits, labels)
+
+
+def test_a_wait_of_the_backward_pass_is_seen_and_one_of_another_thread_is_not(values):
+    class Waits(torch.autograd.Function):
+        @staticmethod
+        def forward(_, tensor):
+            return tensor * 2
+
+        @staticmethod
+        def backward(_, gradient):
+            return gradient * gradient.sum().item()
+
+    made = Waits.apply(values.requires_grad_())
+    with pytest.raises(HiddenSynchronisation, match="^backward"), no_synchronisation():
+        made.sum().backward()
+
+    failed = []
+
+    def in_thread() -> None:
+        try:
+            accelerator.synchronize(values.device)
+        except HiddenSynchronisation as error:
+            failed.append(error)
+
+    with no_synchronisation():
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        thread.join()
+    assert not failed
+
+
+def test_autocast_casts_as_on_cuda(gpu):
+    layer, images = nn.Conv2d(3, 4, 3).to(gpu), torch.randn(2, 3, 5, 5, device=gpu)
+    query = torch.randn(1, 2, 4, 8, device=gpu)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("gpu", dtype):
+            logits = layer(images).mean((2, 3))
+            assert logits.dtype == dtype and (logits @ logits.T).dtype == dtype
+            assert F.scaled_dot_product_attention(query, query, query).dtype == dtype
+            assert F.softmax(logits, 1).dtype == F.log_softmax(logits, 1).dtype == torch.float32
+            assert F.layer_norm(logits, (4,)).dtype == torch.float32
+            loss = F.cross_entropy(logits, torch.zeros(2, dtype=torch.long, device=gpu))
+            assert loss.dtype == torch.float32
+        loss.backward()
+        assert layer.weight.grad.dtype == torch.float32
+    assert layer(images).dtype == torch.float32
+
+
+def test_its_random_numbers_are_its_own(gpu):
+    torch.manual_seed(1)
+    first, state = torch.rand(3, device=gpu).cpu(), torch.gpu.get_rng_state()
+    of_host = torch.rand(3)
+    second = torch.rand(3, device=gpu).cpu()
+    torch.gpu.set_rng_state(state)
+    assert torch.equal(torch.rand(3, device=gpu).cpu(), second)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(3), of_host) and torch.equal(torch.rand(3, device=gpu).cpu(), first)
+
+
+def test_its_memory_is_counted(gpu):
+    before = torch.gpu.memory_allocated()
+    kept = torch.zeros(1000, device=gpu)
+    view = kept[:10]
+    assert torch.gpu.memory_allocated() == before + 4000
+    del kept
+    assert torch.gpu.memory_allocated() == before + 4000, "a view keeps it"
+    del view
+    assert torch.gpu.memory_allocated() == before
+    assert torch.gpu.max_memory_allocated() >= before + 4000
+
+
+def test_events_tell_the_time_between_them(gpu):
+    begin, end, untimed = torch.gpu.Event(enable_timing=True), torch.gpu.Event(enable_timing=True), torch.gpu.Event()
+    begin.record()
+    with pytest.raises(RuntimeError, match="must be recorded"):
+        begin.elapsed_time(end)
+    end.record()
+    assert 0 < begin.elapsed_time(end) < 1000
+    untimed.record()
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        begin.elapsed_time(untimed)
