@@ -37,7 +37,7 @@ def main(settings: DistillationSettings) -> None:
         system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
         distributed.process_group(settings.process_group_minutes) as world,
     ):
-        run = open_run(settings, environment, world)
+        settings, run = open_run(settings, environment, world)
         require_packages(settings)
         say = run.report.say
         torch.manual_seed(settings.seed)

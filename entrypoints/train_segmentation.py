@@ -39,7 +39,7 @@ def main(settings: SegmentationSettings) -> None:
         system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
         distributed.process_group(settings.process_group_minutes) as world,
     ):
-        run = open_run(settings, environment, world)
+        settings, run = open_run(settings, environment, world)
         torch.manual_seed(settings.seed)
         channels = settings.model_options.get("in_chans", 3)
         data = open_data(

@@ -6,8 +6,8 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from training.distributed import World
 from training.environment import Environment
 from training.memory import peak_memory
 from training.operators import OperatorWindow
+from training.precision import resolved
 from training.reporting import Reporter
 from training.sagemaker_profiler import SageMakerProfiler
 from training.script_settings import TrainingSettings
@@ -30,6 +31,8 @@ from training.state import TrainingState
 from training.stopping import StopSignal
 from training.timeline import Timeline
 from training.timeline_record import TimelineRecord, grad_sync_seconds
+
+Settings = TypeVar("Settings", bound=TrainingSettings)
 
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is the one that is lowered."""
@@ -87,12 +90,19 @@ class Run:
     profiler: SageMakerProfiler
 
 
-def open_run(settings: TrainingSettings, environment: Environment, world: World) -> Run:
-    """What a script needs from its first line on; from here SIGTERM is heard."""
+def open_run(settings: Settings, environment: Environment, world: World) -> tuple[Settings, Run]:
+    """What a script needs from its first line on; from here SIGTERM is heard.
+
+    Returns:
+        The settings, with the precision that `auto` stands for on this device; and the run, which has the same.
+    """
+    precision, why = resolved(settings.precision, world.device)
+    settings = replace(settings, precision=precision)
     report = Reporter(environment.output_data_dir, active=world.is_first)
     if world.is_first_on_host:
         (environment.output_data_dir / LISTING).unlink(missing_ok=True)  # an earlier run's, in a plain shell
     report.say(str(world))
+    report.say(f"precision {precision} ({why})")
     checkpoints = Checkpoints(
         environment.checkpoint_dir,
         world,
@@ -105,7 +115,9 @@ def open_run(settings: TrainingSettings, environment: Environment, world: World)
     record = TimelineRecord(environment.output_data_dir, world, settings)
     operators = OperatorWindow(settings, world, environment.output_data_dir, report.say)
     profiler = SageMakerProfiler(settings, world.device, report.say)
-    return Run(settings, world, report, StopSignal(world), checkpoints, Timeline(world.device), record, operators, profiler)
+    timeline = Timeline(world.device)
+    run = Run(settings, world, report, StopSignal(world), checkpoints, timeline, record, operators, profiler)
+    return settings, run
 
 
 def total_steps(settings: TrainingSettings, images: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -43,12 +44,28 @@ class Precision:
         return torch.amp.GradScaler(self.device.type)
 
 
-def choose(name: Name, device: torch.device) -> Precision:
+def resolved(name: Name | Literal["auto"], device: torch.device) -> tuple[Name, str]:
+    """The precision that a setting stands for on a device, and why, for people.
+
+    auto: bf16 where the GPU has it, for it has fp32's range and needs no gradient scaler; else fp32.
+    """
+    if name != "auto":
+        return name, "as set"
+    gpu = accelerator.name(device)
+    if gpu is None:
+        return "fp32", "auto: there is no GPU"
+    if unsupported("bf16", device) is None:
+        return "bf16", f"auto: {gpu} has it; matrix products that stay in fp32 use TF32"
+    return "fp32", f"auto: {gpu} has no bf16; precision: fp16 would be faster"
+
+
+def choose(setting: Name | Literal["auto"], device: torch.device) -> Precision:
     """A precision that the device has; sets CUDA's use of tf32 accordingly, for the whole process.
 
     Raises:
         ValueError: the device lacks it; the message says what it has.
     """
+    name, _ = resolved(setting, device)
     problem = unsupported(name, device)
     if problem:
         raise ValueError(f"precision {name}: {problem}")

@@ -61,9 +61,9 @@ class TrainingSettings:
     """Gradients are scaled down to this L2 norm. None: never."""
     ema_decay: float | None = None
     """Also keep an exponential moving average of the weights with this decay a step; it is then what is evaluated and exported."""
-    precision: Precision = "fp32"
-    """Of matrix products and convolutions: fp32; tf32 (CUDA, fp32 with 10 bits of mantissa); bf16 or fp16 by autocast, weights
-    in fp32; fp16 with a gradient scaler."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Of matrix products and convolutions. auto: bf16 on a GPU that has it, else fp32. fp32; tf32 (CUDA, fp32 with 10 bits of
+    mantissa); bf16 or fp16 by autocast, weights in fp32 and TF32 for what autocast leaves in fp32; fp16 with a gradient scaler."""
     compile: bool = False
     """Pass the trained model through torch.compile."""
     channels_last: bool | None = None
@@ -87,7 +87,8 @@ class TrainingSettings:
     from what an image costs. Which images make a batch, and their pixels, never depend on it."""
     worker_type: Literal["auto", "threads", "processes"] = "auto"
     """Threads share the training process; processes cost more for an image, and are there for what holds Python's lock.
-    auto: threads with preprocessing cpu, else processes."""
+    auto: threads with preprocessing cpu on the CPU, else processes: a thread that decodes holds the lock that launching a GPU's kernels
+    needs."""
     shuffle_window_shards: int = 32
     """Where the training images come in shards, those among which images are shuffled; more mix better, and take more disk."""
     shard_cache_gb: float | None = None
@@ -117,13 +118,6 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         require(*self.conditions())
-
-    @property
-    def worker_kind(self) -> WorkerKind:
-        """What decodes images: worker_type, or what suits the preprocessing."""
-        if self.worker_type != "auto":
-            return self.worker_type
-        return "threads" if self.preprocessing == "cpu" else "processes"
 
     def channels(self) -> list[str]:
         """The data channels that the script reads; the launcher refuses a job that lacks one."""

@@ -152,7 +152,7 @@ def open_engine(
     """The engine as train_kd.py puts it together, with models and images of ours."""
     environment = Environment("algo-1", folder / "model", folder / "data", folder / "failure", {}, None)
     with redirect_stdout(io.StringIO()):
-        run = open_run(chosen, environment, world)
+        _, run = open_run(chosen, environment, world)
     state = prepare(copy.deepcopy(student), chosen, STEPS, world)
     kept = chosen.teacher_cache
     size = chosen.batch_size_per_device or chosen.global_batch_size // world.size

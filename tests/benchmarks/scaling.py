@@ -102,7 +102,7 @@ def segmentation_engine(folder: Path, world: World, asked: argparse.Namespace) -
     )
     environment = Environment("algo-1", folder / "model", folder / "data", folder / "failure", {}, None)
     with redirect_stdout(io.StringIO()):
-        run = open_run(chosen, environment, world)
+        _, run = open_run(chosen, environment, world)
     torch.manual_seed(0)
     made = segmenter.build(ENCODER, {}, CLASSES, decoder_channels=DECODER_CHANNELS)
     state = prepare(made, chosen, STEPS, world)

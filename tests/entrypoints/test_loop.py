@@ -80,7 +80,7 @@ def run(folder: Path, *, world: World = ALONE, plain: bool = False, task=Classif
         "algo-1", folder / "model", folder / "data", folder / "failure", {}, folder / "checkpoints"
     )
     torch.manual_seed(1)
-    made = open_run(settings, environment, world)
+    _, made = open_run(settings, environment, world)
     steps = total_steps(settings, len(DATA.training))
     state = prepare(network(plain), settings, steps, world)
     share = settings.global_batch_size // world.size

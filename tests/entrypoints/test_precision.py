@@ -51,3 +51,22 @@ def test_a_gpu_before_ampere_is_refused_with_the_cure(monkeypatch, name):
     problem = precision.unsupported(name, torch.device("cuda", 0))
     assert "Tesla V100-SXM2-16GB has compute capability 7.0" in problem and "set fp16 or fp32" in problem
     assert precision.unsupported("fp16", torch.device("cuda", 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "name", "expected", "why"),
+    [
+        ((8, 0), "NVIDIA A100-SXM4-40GB", "bf16", "auto: NVIDIA A100-SXM4-40GB has it; matrix products that stay in fp32 use TF32"),
+        ((7, 0), "Tesla V100-SXM2-16GB", "fp32", "auto: Tesla V100-SXM2-16GB has no bf16; precision: fp16 would be faster"),
+    ],
+)
+def test_auto_is_bf16_where_the_gpu_has_it_and_says_why(monkeypatch, capability, name, expected, why):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert precision.resolved("auto", torch.device("cuda", 0)) == (expected, why)
+
+
+def test_auto_is_fp32_without_a_gpu_and_a_set_precision_stays():
+    assert precision.resolved("auto", CPU) == ("fp32", "auto: there is no GPU")
+    assert precision.resolved("bf16", CPU) == ("bf16", "as set")
+    assert precision.choose("auto", CPU).name == "fp32"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,9 @@ from training.script_settings import TrainingSettings
 
 Collate = Callable[..., Any]
 """Makes one batch of a dataset's items, and of their images, uint8 (batch, channels, height, width), where these lie together already."""
+
+PRELOADED = ("training.loop", "training.teacher")
+"""What the server of worker processes imports once, and they find: their own first import is the script."""
 
 Batches = DataLoader | ThreadedLoader | DaliBatches
 
@@ -142,16 +146,22 @@ def _loader(
     *,
     keep_workers: bool,
 ) -> Batches:
-    pin_memory = accelerator.is_gpu(world.device)
+    on_gpu = accelerator.is_gpu(world.device)
     if workers.kind == "threads" and workers.count:
-        return ThreadedLoader(dataset, batches, collate, workers.count, pin_memory=pin_memory)
+        return ThreadedLoader(dataset, batches, collate, workers.count, pin_for=world.device)
+    context = None
+    if on_gpu and workers.count:
+        # Not forks of this process: EFA's memory must not be forked (https://github.com/aws/aws-ofi-nccl/issues/69), nor CUDA's threads.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOADED])
     return DataLoader(
         dataset,
         batch_sampler=batches,
         collate_fn=functools.partial(_collate_present, collate),
         num_workers=workers.count,
         persistent_workers=keep_workers and workers.count > 0,
-        pin_memory=pin_memory,
+        pin_memory=on_gpu,
+        multiprocessing_context=context,
         # without one, each new iterator takes a global random number, and a resumed run would have other dropout
         generator=torch.Generator(),
     )

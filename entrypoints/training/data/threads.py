@@ -14,7 +14,10 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Sampler
 
+from training import accelerator
 from training.data.batches import Draw
+
+CPU = torch.device("cpu")
 
 AHEAD = 2
 """Batches that are made while one is used."""
@@ -31,7 +34,7 @@ class ThreadedLoader:
             None for one that is left out. Where it has `begin_batch`, that gives what is asked instead for one batch, a
             function from a Draw to such a tuple, by several threads at once.
         collate: makes a batch of such tuples and of their images together, uint8 (batch, channels, height, width).
-        pin_memory: whether these lie where a GPU fetches them by itself.
+        pin_for: the device that gets the batches. Where it is a GPU all their tensors are pinned, so that it fetches them by itself.
     """
 
     def __init__(
@@ -41,10 +44,10 @@ class ThreadedLoader:
         collate: Callable[[list, torch.Tensor], Any],
         threads: int,
         *,
-        pin_memory: bool = False,
+        pin_for: torch.device = CPU,
     ):
         self.dataset, self.batch_sampler, self.collate = dataset, batch_sampler, collate
-        self.threads, self.pin_memory = threads, pin_memory
+        self.threads, self.pin_for = threads, pin_for
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -78,17 +81,14 @@ class _Batch:
         self._items: list[Any] = [None] * len(draws)
         step = max(1, len(draws) // (loader.threads * PARTS))
         places = [range(first, min(first + step, len(draws))) for first in range(0, len(draws), step)]
+        self._unmade, self._whole = len(draws), None
         self._parts: list[Future] = [pool.submit(self._make, part) for part in places]
 
     def result(self) -> Any:
         """The batch when it is whole; None where every image is left out. What failed in a thread is raised here."""
         for part in self._parts:
             part.result()
-        there = [place for place, item in enumerate(self._items) if item is not None]
-        if not there:
-            return None
-        images = self._images if len(there) == len(self._items) else self._images[there]
-        return self._loader.collate([self._items[place] for place in there], images)
+        return self._whole
 
     def cancel(self) -> None:
         """What no thread has begun is not made."""
@@ -101,14 +101,35 @@ class _Batch:
             if item is not None:
                 np.copyto(self._buffer(item[0])[place].numpy(), item[0].numpy())
                 self._items[place] = item
+        with self._lock:
+            self._unmade -= len(places)
+            last = not self._unmade
+        if last:  # here, and not in the thread that trains
+            self._whole = self._collated()
+
+    def _collated(self) -> Any:
+        there = [place for place, item in enumerate(self._items) if item is not None]
+        if not there:
+            return None
+        images = self._images if len(there) == len(self._items) else self._images[there]
+        batch = self._loader.collate([self._items[place] for place in there], images)
+        return pinned_batch(batch, self._loader.pin_for)
 
     def _buffer(self, image: torch.Tensor) -> torch.Tensor:
         """Where the batch's images go, from the first on that shows how large they are."""
         with self._lock:
             if self._images is None:
                 shape = (len(self._draws), *image.shape)
-                self._images = torch.empty(shape, dtype=image.dtype, pin_memory=self._loader.pin_memory)
+                self._images = torch.empty(shape, dtype=image.dtype, pin_memory=accelerator.is_gpu(self._loader.pin_for))
         return self._images
+
+
+def pinned_batch(batch: Any, device: torch.device) -> Any:
+    """A batch, a list or a NamedTuple, with its CPU tensors where a GPU fetches them by itself."""
+    if not accelerator.is_gpu(device):
+        return batch
+    values = [accelerator.pinned(value, device) if isinstance(value, torch.Tensor) else value for value in batch]
+    return batch._make(values) if hasattr(batch, "_make") else values
 
 
 class Once:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch.utils.data import Dataset
 
 from training import accelerator
@@ -44,7 +45,7 @@ def choose(
     Args:
         images: the training images, indexed by a Draw.
     """
-    kind, asked = settings.worker_kind, settings.num_workers
+    kind, asked = worker_kind(settings, world.device), settings.num_workers
     share, where = cores_a_process(environ)
     if asked != "auto":
         return Workers(kind, asked, f"data workers: {_counted(kind, asked)}, {_as_asked(asked, share, where)}")
@@ -55,6 +56,17 @@ def choose(
     count = min(MOST, max(int(share) - 1, 1 if accelerator.is_gpu(world.device) else 0))
     why = f"{where}, one of them for training itself; an image costs {cost:.2f} ms"
     return Workers(kind, count, f"data workers: {_counted(kind, count)} (auto: {why})")
+
+
+def worker_kind(settings: TrainingSettings, device: torch.device) -> WorkerKind:
+    """What decodes images: worker_type, or what suits the preprocessing and the device.
+
+    Threads beside the one that launches kernels cost a GPU's step: 50 of 335 ms for one of them
+    (https://github.com/pytorch/pytorch/issues/77139).
+    """
+    if settings.worker_type != "auto":
+        return settings.worker_type
+    return "threads" if settings.preprocessing == "cpu" and not accelerator.is_gpu(device) else "processes"
 
 
 def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.environ) -> Workers:
