@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     class TimmModel(nn.Module):
         """What timm's models have beside what every module has."""
 
+        num_classes: int
         pretrained_cfg: dict[str, Any]
         feature_info: FeatureInfo
         """Of one that was made with features_only."""
@@ -120,9 +121,14 @@ def create(name: str, options: Mapping[str, Any], **more: Any) -> TimmModel:
             f"timm {timm.__version__} knows no model {name}" + (f"; near: {', '.join(near)}" if near else "")
         )
     try:
-        return cast("TimmModel", timm.create_model(name, **more, **options))
+        return made_by_timm(name, **more, **options)
     except (TypeError, AssertionError) as error:
         raise ValueError(f"{name} cannot be made with {dict(options)}: {error}") from error
+
+
+def made_by_timm(name: str, **options: Any) -> TimmModel:
+    """timm.create_model, whose annotation does not say that more than a module comes."""
+    return cast("TimmModel", timm.create_model(name, **options))
 
 
 def normalize(
