@@ -88,7 +88,7 @@ class Runs:
             device: the stand-in GPU if not given.
             name: of the run's folder, in which an earlier run of the name may have left checkpoints.
             teacher: its channel.
-            waits_in: product functions that may wait for the device all the same.
+            waits_in: functions that may wait for the device all the same.
         """
         device = device or self.gpu
         folder = self.folder / (name or device.type)

@@ -53,6 +53,7 @@ def test_a_tensor_holds_values_and_keeps_its_device_through_views_and_copies(gpu
         lambda gpu: torch.cat([gpu, torch.ones(1, 3)]),
         lambda gpu: torch.stack([gpu[0, 0], torch.tensor(1.0)]),
         lambda gpu: gpu.add_(torch.ones(3)),
+        lambda gpu: gpu.__setitem__(gpu.argmax(0), torch.ones(3, 3)),
         lambda gpu: F.cross_entropy(gpu, torch.zeros(4, dtype=torch.long)),
         lambda gpu: F.layer_norm(gpu, (3,), torch.ones(3)),
         lambda gpu: nn.Linear(3, 2)(gpu),

@@ -186,7 +186,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     plain = [call.down(value) for value in args]
     named = {name: call.down(value) for name, value in kwargs.items()}
     if call.of_host and call.pairs:
-        _require_one_device(op, call.of_host)
+        _require_one_device(op, args, call.of_host)
     if _waits(op, args):
         synchronised(str(op))
     if torch.Tag.nondeterministic_seeded in op.tags:
@@ -224,10 +224,11 @@ def _is_index(op: Any) -> bool:
     return op.overloadpacket in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 
 
-def _require_one_device(op: Any, of_host: list[torch.Tensor]) -> None:
-    """CUDA takes numbers from the host, but neither to join nor for its fused optimizers; and tensors of indices."""
+def _require_one_device(op: Any, args: Sequence[Any], of_host: list[torch.Tensor]) -> None:
+    """CUDA takes numbers from the host, but neither to join nor for its fused optimizers; and indices."""
     takes_numbers = not op.overloadpacket.__name__.startswith(("cat", "stack", "_stack", "_fused_"))
-    if not _is_index(op) and any(tensor.ndim or not takes_numbers for tensor in of_host):
+    indices = {id(item) for item in args[1]} if _is_index(op) else ()
+    if any(id(tensor) not in indices and (tensor.ndim or not takes_numbers) for tensor in of_host):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, gpu:0 and cpu! ({op})"
         )

@@ -22,7 +22,7 @@ class Synchronisation:
     place: str
     """The product's innermost line, as file:line; "backward" in autograd's own thread."""
     functions: tuple[str, ...]
-    """The product's functions on the stack, innermost first."""
+    """On the stack, innermost first: the product's by name, others as module.name."""
 
 
 class HiddenSynchronisation(AssertionError):
@@ -48,13 +48,14 @@ def synchronised(what: str) -> None:
     """
     if not _watches:
         return
-    frames = [*_product_frames(sys._getframe(1))]
-    place = (
-        f"{Path(frames[0].f_code.co_filename).relative_to(ENTRYPOINTS)}:{frames[0].f_lineno}" if frames else "backward"
-    )
-    found = Synchronisation(what, place, tuple(frame.f_code.co_name for frame in frames))
+    stack = [*_stack(sys._getframe(1))]
+    product = [frame for frame in stack if _is_product(frame)]
+    place = "backward"
+    if product:
+        place = f"{Path(product[0].f_code.co_filename).relative_to(ENTRYPOINTS)}:{product[0].f_lineno}"
+    found = Synchronisation(what, place, tuple(_name(frame) for frame in stack))
     for watch in _watches:
-        if frames and threading.get_ident() != watch.thread:
+        if product and threading.get_ident() != watch.thread:
             continue  # a loader's thread may wait as long as it likes
         if watch.outside is not None and not watch.outside.intersection(found.functions):
             raise HiddenSynchronisation(f"{place}: {what} waits for the device")
@@ -74,7 +75,7 @@ def no_synchronisation(*, outside: Collection[str] = ()) -> Iterator[None]:
     """Forbids this thread, and its backward passes, to wait for the device.
 
     Args:
-        outside: product functions that may wait, such as the one that writes a log line.
+        outside: functions that may wait, as Synchronisation names them.
 
     Raises:
         HiddenSynchronisation: at the first wait; it names the product's line.
@@ -92,8 +93,16 @@ def _active(watch: _Watch) -> Iterator[None]:
         _watches.remove(watch)
 
 
-def _product_frames(frame: FrameType | None) -> Iterator[FrameType]:
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        if frame.f_code.co_filename.startswith(str(ENTRYPOINTS)):
-            yield frame
+        yield frame
         frame = frame.f_back
+
+
+def _is_product(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(str(ENTRYPOINTS))
+
+
+def _name(frame: FrameType) -> str:
+    code = frame.f_code
+    return code.co_name if _is_product(frame) else f"{Path(code.co_filename).stem}.{code.co_name}"
