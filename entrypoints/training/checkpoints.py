@@ -125,7 +125,7 @@ class Checkpoints:
         """
         if self._folder is None:
             return None
-        manifest, contents = self._newest_good() if self._world.is_first else (None, {})
+        manifest, contents = self._world.first_alone(self._newest_good) or (None, {})
         manifest = json.loads(self._from_first(json.dumps(manifest).encode()))
         if manifest is None:
             return None

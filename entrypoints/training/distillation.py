@@ -128,11 +128,12 @@ def open_cache(
         raise ValueError(
             "teacher_cache: the job keeps no checkpoints, so set teacher_cache.where to a folder or a channel"
         )
+    digest = world.first_alone(data.training.source.digest)
     views = json.dumps(data.training.view_description(), sort_keys=True)
     parts = {
         "teacher weights": teacher.digest(),
         "transform": hashlib.sha256(views.encode()).hexdigest(),
-        "data": world.broadcast_bytes(data.training.source.digest().encode() if world.is_first else None).decode(),
+        "data": world.broadcast_bytes(None if digest is None else digest.encode()).decode(),
         "dtype": settings.teacher_number_format,
     }
     return TeacherCache.open(

@@ -11,14 +11,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import ModuleType
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from training import accelerator, failure, smddp
+from training import accelerator, collective_watch, failure, smddp
+from training.collective_watch import CollectiveWatch, Lobby
 from training.environment import contract_value
 from training.rendezvous import Place, Wait, in_time, read_place, roll_call, this_host
+
+Result = TypeVar("Result")
 
 _PIECE_BYTES = 64 * 2**20
 _STORE_SECONDS = 5
@@ -40,6 +44,8 @@ class World:
     """smddp, nccl, gloo, or none for a single process."""
     reason: str
     """Why that backend."""
+    lobby: Lobby | None = field(default=None, repr=False)
+    """Where ranks wait for the first one without a collective. None: they wait in their next collective."""
     collectives: ModuleType = field(default=dist, repr=False)
     """Where all_reduce, broadcast and all_gather are: torch.distributed, or smddp's own module before 1.4."""
 
@@ -86,6 +92,22 @@ class World:
         pieces = [torch.empty_like(own) for _ in range(self.size)]
         self.collectives.all_gather(pieces, own)
         return torch.cat(pieces).to(rows.device).view(rows.dtype).view(-1, *rows.shape[1:])
+
+    def first_alone(self, work: Callable[[], Result]) -> Result | None:
+        """What rank 0 alone works out; None on the other ranks, which wait for it without a collective, however long it takes.
+
+        A collective: every rank calls it equally often. An error of the work is rank 0's; the others learn of it in their next
+        collective.
+        """
+        if self.size == 1:
+            return work()
+        if self.lobby is None:
+            return work() if self.is_first else None
+        if not self.is_first:
+            self.lobby.wait()
+            return None
+        with self.lobby.busy():
+            return work()
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's bytes on every rank, sent in pieces of at most 64 MiB.
@@ -159,14 +181,26 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
         yield World(0, 1, place.local_rank, device, "none", _why_alone())
         return
     backend, reason, collectives = _choose_backend(place, device)
+    if accelerator.is_gpu(device):
+        collective_watch.remember_collectives()
+        os.environ.setdefault("FI_EFA_USE_HUGE_PAGE", "0")  # huge pages of EFA run out where processes fork:
+        # https://github.com/aws/aws-ofi-nccl/issues/179
     if backend == "gloo" and "SM_NETWORK_INTERFACE_NAME" in os.environ:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["SM_NETWORK_INTERFACE_NAME"])
     wait = Wait(f"rank {place.rank} on {this_host()}", timeout_minutes * 60)
     store = roll_call(place, backend, wait)
-    world = World(place.rank, place.size, place.local_rank, device, backend, reason, collectives)
+    watch = CollectiveWatch(store, place.rank, place.size, timeout_minutes * 60)
+    lobby = Lobby(store, watch.beats_of_first)
+    world = World(place.rank, place.size, place.local_rank, device, backend, reason, lobby, collectives)
     _connect(world, store, timedelta(minutes=timeout_minutes), wait)
     failure.progress.tell_first = functools.partial(_tell_first, store)
-    yield world
+    watch.start()
+    try:
+        yield world
+    except BaseException:
+        watch.end()
+        raise
+    watch.stop()
     # Only after success: without it gloo may abort at interpreter exit, and after a failure it may wait for ranks that hang.
     failure.progress.tell_first = None
     if backend == "gloo":
@@ -219,7 +253,10 @@ def _connect(world: World, store: dist.Store, timeout: timedelta, wait: Wait) ->
     )
     what = f"the {world.backend} connections among {world.size} ranks, which are all there"
     try:
-        in_time(connect, wait, what, cause, is_heard=world.is_first)
+        if world.backend == "smddp":
+            connect()  # a closed library that nobody promises to work in another thread than the first
+        else:
+            in_time(connect, wait, what, cause, is_heard=world.is_first)
     except RuntimeError as error:
         raise ConnectionError(
             f"{wait.who} got no {world.backend} connection to the others, which are there: {error}. Check that {cause}"

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from training import failure
 from training.data.loaders import Batches
 from training.distributed import World
 from training.losses import temperature_kl
@@ -56,6 +57,7 @@ def evaluate(
     images = ranked = 0
     with evaluating(model):
         for number, (pixels, labels) in enumerate(batch for batch in loader if batch is not None):
+            failure.progress.enter("evaluate")
             pixels, labels = (values.to(world.device, non_blocking=True) for values in (pixels, labels))
             with autocast():
                 logits = model(pixels)
@@ -113,6 +115,7 @@ def evaluate_pixels(
     loss = torch.zeros(1, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for images, masks in (batch for batch in loader if batch is not None):
+            failure.progress.enter("evaluate")
             with autocast():
                 batch = model(images.to(world.device, non_blocking=True))
             for logits, mask in zip(batch.float(), masks):

@@ -305,6 +305,7 @@ def _record_steps(
 
 def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) -> dict[str, Any]:
     started = time.perf_counter()
+    failure.progress.enter("evaluate")
     run.world.average_buffers(state.evaluated)
     metrics = evaluate(state.evaluated)
     state.evaluated_at = state.step
@@ -326,6 +327,7 @@ def _save(state: TrainingState, place: Place, run: Run, *, required: bool = Fals
     """A checkpoint of this step, where there is a folder for it; the step. A collective."""
     if run.checkpoints.enabled:
         started = time.perf_counter()
+        failure.progress.enter("checkpoint")
         buffers = {f"buffer {name}": buffer for name, buffer in state.own_buffers().items()}
         own = {**rng_state(run.world.device), **buffers}
         run.checkpoints.save(state.step, state.capture(), own, required=required)

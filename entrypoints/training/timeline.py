@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from training import accelerator
+from training import accelerator, failure
 from training.annotate import annotate
 from training.usage import worker_cpu_seconds
 
@@ -45,6 +45,7 @@ class Timeline:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Counts what happens inside as this phase, and names it to profilers. Phases do not nest."""
+        failure.progress.enter(name)
         with annotate(name):
             yield from self._timed(name)
 

@@ -1,0 +1,110 @@
+"""Who has not come to a collective is written down before native code ends the process, and taken back where training goes on."""
+
+from __future__ import annotations
+
+import pytest
+from training.collective_watch import Beat, explain, oldest
+
+from tests.entrypoints.ranks import run_ranks, torchrun_environments
+
+MINE = Beat("algo-1", 42, "backward", 480.0, "all_reduce of 22,050,664 values", 1234)
+
+
+def other(**values) -> Beat:
+    return Beat(**{"host": "algo-2", "step": 42, "doing": "backward", "still": 480.0, "number": 1234, "collective": None, **values})
+
+
+@pytest.mark.parametrize(
+    ("others", "silent", "words"),
+    [
+        ({1: other(), 2: other(step=41, doing="data_wait", number=1190)}, set(), ["rank 2 (algo-2) is in data_wait after step 41 and has not come: it waits for its input"]),
+        ({1: other(step=42, doing="checkpoint", number=1233)}, set(), ["rank 1 (algo-2) is in checkpoint after step 42", "raise process_group_minutes, or checkpoint_every"]),
+        ({1: other(step=41, doing="student_forward", number=None)}, set(), ["rank 1 (algo-2) is in student_forward after step 41", "took another way through the script"]),
+        ({1: other(step=40, doing="data_wait", number=1200)}, {1}, ["rank 1 (algo-2) gives no sign of life, last heard in data_wait after step 40", "it was killed"]),
+        ({1: other(), 2: other()}, set(), ["all ranks came: the connections between them are broken", "security group"]),
+        ({}, {1}, ["rank 1 was never heard"]),
+    ],
+)  # fmt: skip
+def test_the_message_names_the_collective_who_is_missing_and_why(others, silent, words):
+    text = explain(0, MINE, others, silent, 600)
+    head, cause = text.split("\n")
+    assert head.startswith("rank 0: 8.0 min in all_reduce of 22,050,664 values (collective number 1234), in backward after step 42")
+    assert "after 10 min (process_group_minutes)" in head and cause.startswith("cause: ")
+    for each in words:
+        assert each in cause
+
+
+def test_the_oldest_collective_that_is_not_done_is_read_from_nccls_flight_recorder():
+    entries = [
+        {"collective_seq_id": 9, "profiling_name": "nccl:all_gather", "state": "scheduled", "input_sizes": [[8]]},
+        {"collective_seq_id": 7, "profiling_name": "nccl:broadcast", "state": "completed", "input_sizes": [[2]]},
+        {"collective_seq_id": 8, "profiling_name": "nccl:all_reduce", "state": "started", "input_sizes": [[3, 4], [5]]},
+    ]
+    assert oldest(entries) == ("all_reduce of 17 values", 8)
+    assert oldest(entries[1:2]) == (None, None)
+
+
+ABORTED = """
+    from training import failure
+    with failure_file(out / os.environ["RANK"] / "failure"):
+        with process_group(8 / 60) as world:
+            failure.progress.step = 41
+            failure.progress.enter("data_wait")
+            if world.rank == 0:
+                failure.progress.enter("backward")
+                if os.environ.get("ENDS") == "abort":  # NCCL's watchdog is a thread that ends the process so
+                    import threading
+                    threading.Timer(8.5, os.abort).start()
+                    time.sleep(60)
+                world.total(torch.ones(1))
+            elif os.environ.get("ENDS") == "late":
+                time.sleep(7.7)
+                failure.progress.enter("backward")
+                world.total(torch.ones(1))
+                (out / "late").touch()
+            else:
+                time.sleep(12)
+"""
+
+
+def ranks(tmp_path, ends: str) -> list:
+    return run_ranks(tmp_path, ABORTED, environments=[{**env, "ENDS": ends} for env in torchrun_environments(2)])
+
+
+def test_a_process_that_is_aborted_has_left_a_failure_file(tmp_path):
+    first, second = ranks(tmp_path, "abort")
+    assert "in the collective" not in second.stderr, "a rank that waits for its input is in no collective"
+    assert first.returncode == -6 and "Fatal Python error: Aborted" in first.stderr
+    text = (tmp_path / "0/failure").read_text()
+    assert "in the collective of backward, in backward after step 41" in text
+    assert "cause: rank 1 (" in text and "is in data_wait after step 41 and has not come: it waits for its input" in text
+    assert len(text) <= 1024 and not (tmp_path / "1/failure").exists()
+
+
+def test_an_exception_that_comes_after_all_takes_its_place_and_keeps_the_cause(tmp_path):
+    first, _ = ranks(tmp_path, "raise")
+    assert first.returncode == 1
+    text = (tmp_path / "0/failure").read_text()
+    assert text.startswith("rank 0: RuntimeError") and "is in data_wait after step 41 and has not come" in text
+
+
+def test_what_was_foretold_is_taken_back_where_training_goes_on(tmp_path):
+    first, second = ranks(tmp_path, "late")
+    assert first.returncode == second.returncode == 0 and (tmp_path / "late").exists(), first.stderr
+    assert "in the collective of backward" in first.stderr and not (tmp_path / "0/failure").exists()
+
+
+def test_ranks_wait_for_the_first_without_a_collective_longer_than_one_may_take(tmp_path):
+    text = """
+        def work():
+            time.sleep(4)
+            return b"listed"
+        with failure_file(out / os.environ["RANK"] / "failure"):
+            with process_group(2 / 60) as world:
+                found = world.first_alone(work)
+                assert (found == b"listed") == world.is_first
+                assert world.broadcast_bytes(found) == b"listed"
+    """
+    for rank in run_ranks(tmp_path, text):
+        assert rank.returncode == 0, rank.stderr
+        assert not (tmp_path / rank.args[-1] / "failure").exists()
