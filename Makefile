@@ -13,6 +13,8 @@
 # make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 75 minutes)
 # make notebooks    every notebook executed, its outputs and pictures stored (about ten minutes)
 # make test-notebooks   the notebooks' tests, every notebook executed
+# make gpu          every check that needs a GPU, wherever there is one, into docs/results/gpu.md (PART=2: one part of six, 8 minutes at most)
+# make gpu-if-any   the same; where there is no GPU it says so and ends well
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
@@ -31,7 +33,7 @@ SMDEBUG := .venv-smdebug
 OTHERS := .venv-others
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others notebooks test-notebooks drill image image-base image-training test-docker clean
+.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -93,6 +95,15 @@ notebooks: $(INSTALLED)
 
 test-notebooks: $(INSTALLED)
 	LAUNCHER_TEST_NOTEBOOKS=1 $(VENV)/bin/python -m pytest -n 0 tests/notebooks
+
+# on a bare GPU machine there is neither .venv nor a network
+gpu gpu-if-any: GPU_PYTHON = $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
+
+gpu:
+	@$(GPU_PYTHON) -m tests.gpu $(PART)
+
+gpu-if-any:
+	@$(GPU_PYTHON) -m tests.gpu --if-any $(PART)
 
 drill: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits

@@ -26,7 +26,14 @@ CONFIGS = sorted(path for path in TRACKED if path.startswith("configs/") and pat
 
 def test_the_top_level_has_the_agreed_shape():
     folders = {path.split("/")[0] for path in TRACKED if "/" in path}
-    assert folders - {".ci", ".github"} == {"launcher", "entrypoints", "tests", "notebooks", "configs", "docker"}
+    assert folders - {".ci", ".github", "docs"} == {
+        "launcher",
+        "entrypoints",
+        "tests",
+        "notebooks",
+        "configs",
+        "docker",
+    }
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -157,6 +164,9 @@ def test_a_wheel_brings_the_entry_scripts(tmp_path):
     [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"launcher/cli.py", "launcher/backends/toolkit.py", "launcher/entrypoints/train_kd.py"} <= set(names)
+    assert {"launcher/py.typed", "launcher/entrypoints/training/py.typed"} <= set(names), (
+        "type checkers read annotations there"
+    )
     travelling = {path for path in TRACKED if path.startswith("entrypoints/")}
     assert {name.removeprefix("launcher/") for name in names if name.startswith("launcher/entrypoints/")} == travelling
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")

@@ -1,0 +1,41 @@
+"""Work of known length for a GPU, and how long the host takes beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+_TRIAL = 20_000_000
+"""Clock cycles: about ten milliseconds."""
+
+
+def queue_sleep(milliseconds: float) -> None:
+    """Keep the current stream of the current GPU busy for about so long; returns at once."""
+    torch.cuda._sleep(int(milliseconds * _cycles_a_millisecond()))
+
+
+@cache
+def _cycles_a_millisecond() -> float:
+    torch.cuda._sleep(_TRIAL)  # the first one loads the kernel
+    return _TRIAL / device_milliseconds(lambda: torch.cuda._sleep(_TRIAL))
+
+
+def device_milliseconds(work: Callable[[], object]) -> float:
+    """How long the GPU takes for what a function queues."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def host_milliseconds(work: Callable[[], object]) -> float:
+    """How long the host takes for a function."""
+    started = time.perf_counter()
+    work()
+    return (time.perf_counter() - started) * 1000

@@ -1,0 +1,103 @@
+"""Item 6: the memory that the kit predicts, beside what PyTorch's allocator held at most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from training import memory
+from training.data.loaders import open_loaders
+from training.distillation import with_teacher
+from training.segmentation import Segmentation
+
+from tests.gpu.bench import Bench, Engine
+from tests.gpu.outcomes import Result
+
+TOLERANCE = 0.15
+
+STEPS = 4
+"""The first of which sets up the optimizer's state."""
+
+
+def classifier(bench: Bench, result: Result) -> None:
+    """A student on labels alone."""
+    size = bench.sizes.large_batch
+    settings = bench.settings(global_batch_size=size, hard_label_weight=1.0, ema_decay=0.999, num_workers=2)
+    data = bench.noise(8 * size)
+    engine = bench.engine(settings, data, bench.model(bench.sizes.student), None)
+    now, _ = memory.measure(engine.state, settings, data)
+    _compare(bench, result, engine, now, size)
+
+
+def distillation(bench: Bench, result: Result) -> None:
+    """A student and a teacher that runs at every step."""
+    size = bench.sizes.large_batch
+    settings, data = bench.settings(global_batch_size=size, num_workers=2), bench.noise(8 * size)
+    teacher = bench.teacher(bench.sizes.teacher)
+    engine = bench.engine(settings, data, bench.model(bench.sizes.student), teacher)
+    now, without = memory.measure(engine.state, settings, data)
+    now, _ = with_teacher(now, without, teacher, settings, memory.example(data, bench.device))
+    _compare(bench, result, engine, now, size)
+
+
+def segmentation(bench: Bench, result: Result) -> None:
+    """A convolutional encoder with a decoder, on masks alone."""
+    settings = bench.segmentation_settings()
+    size = settings.global_batch_size
+    data = bench.masked_noise(8 * size)
+
+    def task(state: Any, run: Any) -> Segmentation:
+        return Segmentation(state.trained, None, settings, bench.world(), run.timeline)
+
+    engine = bench.engine(settings, data, bench.segmenter(bench.sizes.encoder), None, make_task=task)
+    now, _ = memory.measure(engine.state, settings, data)
+    _compare(bench, result, engine, now, size)
+
+
+def automatic(bench: Bench, result: Result) -> None:
+    """The batch that the kit chooses where a whole one does not fit: it runs, and fills most of the memory."""
+    sizes = bench.sizes
+    settings = bench.settings(global_batch_size=sizes.auto_batch, batch_size_per_device="auto", num_workers=8)
+    data, teacher = bench.noise(2 * sizes.auto_batch), bench.teacher(sizes.teacher)
+    opened = replace(settings, batch_size_per_device=None)
+    engine = bench.engine(opened, data, bench.model(sizes.student), teacher)
+    now, without = memory.measure(engine.state, settings, data)
+    now, without = with_teacher(now, without, teacher, settings, memory.example(data, bench.device))
+    chosen = memory.choose_batch_size(now, without, settings, bench.world(), engine.run.report)
+    engine.loaders = open_loaders(data, settings, bench.world(), batch_size_per_device=chosen)
+    result.figures |= {"global batch": sizes.auto_batch, "images at once": chosen}
+    steps = engine.steps()
+    for _ in range(2):
+        next(steps)
+    bench.synchronize()
+    bench.require_gpu("the memory that it takes")
+    _, total = torch.cuda.mem_get_info(bench.device)
+    held = torch.cuda.max_memory_allocated(bench.device)
+    result.figures |= {
+        "held at most, GiB": held / 2**30,
+        "reserved at most, GiB": torch.cuda.max_memory_reserved(bench.device) / 2**30,
+        "memory, GiB": total / 2**30,
+        "allocations that were tried again": torch.cuda.memory_stats(bench.device)["num_alloc_retries"],
+        "share of the memory": held / total,
+    }
+    result.expect(held < total, "it fits into the memory")
+
+
+def _compare(bench: Bench, result: Result, engine: Engine, now: memory.Footprint, images: int) -> None:
+    predicted = now.fixed + images * max(now.activations, now.teacher_activations)
+    result.figures |= {
+        "images at once": images,
+        "predicted, GiB": predicted / 2**30,
+        "an image, MiB": now.activations / 2**20,
+    }
+    if bench.is_gpu:
+        torch.cuda.reset_peak_memory_stats(bench.device)
+    steps = engine.steps()
+    for _ in range(STEPS):
+        next(steps)
+    bench.synchronize()
+    bench.require_gpu("the memory that it takes")
+    held = torch.cuda.max_memory_allocated(bench.device)
+    result.figures |= {"held at most, GiB": held / 2**30, "predicted / held": predicted / held}
+    result.expect(abs(predicted / held - 1) <= TOLERANCE, f"the prediction is {predicted / held:.2f} of what was held")

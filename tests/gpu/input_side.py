@@ -1,0 +1,74 @@
+"""Item 9: a step on one batch over and over, and on JPEGs that threads or processes decode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+from training.data.loaders import open_loaders
+from training.data.views import open_data
+from training.operators import summarise
+from training.probes import RepeatedBatch
+
+from tests.gpu import pictures
+from tests.gpu.bench import Bench, seconds_a_step
+from tests.gpu.outcomes import Result
+
+PROFILED = 5
+
+SLACK = 1.05
+"""By how much one batch over and over may be slower than fresh images: noise."""
+
+
+def speeds(bench: Bench, result: Result) -> None:
+    """Images a second and the GPU's idle share of a ViT student on labels alone, whose step is the shortest."""
+    sizes, classes = bench.sizes, min(bench.sizes.classes, 4)
+    root = pictures.labelled(bench.folder / "train", sizes.photographs, classes, sizes.photograph)
+    settings = bench.settings(
+        student=sizes.student.name,
+        hard_label_weight=1.0,
+        global_batch_size=sizes.large_batch,
+        image_size=sizes.image_size,
+        min_crop_area=0.25,
+        horizontal_flip=True,
+    )
+    data = open_data(root, root, settings, 3)
+    engine = bench.engine(settings, data, bench.model(sizes.student), None)
+    fresh = engine.loaders
+    engine.loaders = replace(fresh, train=RepeatedBatch(fresh.train))
+    steps, images = engine.steps(), sizes.large_batch
+    best = seconds_a_step(bench, steps, 5, 10)
+    busy = _kernel_seconds(bench, steps) if bench.is_gpu else None
+    result.rows.append(_row("one batch over and over", 0, best, images, busy))
+    for kind in ("threads", "processes"):
+        chosen = replace(settings, worker_type=kind)
+        engine.loaders = open_loaders(data, chosen, bench.world(), batch_size_per_device=images)
+        seconds = seconds_a_step(bench, engine.steps(), 5, 10)
+        result.rows.append(_row(kind, engine.loaders.workers.count, seconds, images, busy))
+    result.figures["decoder"] = data.notes[0]
+    fastest = max(row["images/s"] for row in result.rows[1:])
+    result.figures["best input's share of one batch's speed"] = fastest / result.rows[0]["images/s"]
+    bench.require_gpu("a comparison of speeds")
+    result.expect(
+        fastest <= result.rows[0]["images/s"] * SLACK, "one batch over and over is at least as fast as fresh images"
+    )
+
+
+def _row(what: str, workers: int, seconds: float, images: int, busy: float | None) -> dict[str, Any]:
+    return {
+        "input": what,
+        "workers": workers,
+        "images/s": images / seconds,
+        "ms a step": seconds * 1000,
+        "GPU idle": None if busy is None else max(0.0, 1 - busy / seconds),
+    }
+
+
+def _kernel_seconds(bench: Bench, steps: Any) -> float:
+    """Seconds a step in which the GPU works."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        for _ in range(PROFILED):
+            next(steps)
+        bench.synchronize()
+    return float(summarise(recorded, PROFILED)["seconds"])

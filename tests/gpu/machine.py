@@ -1,0 +1,121 @@
+"""The machine that the suite runs on: GPU, driver, versions, commit, and the peak that MFU refers to."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from tests.gpu import ROOT
+
+PEAK_TFLOPS = (
+    (r"A100", 312.0, "https://www.nvidia.com/en-us/data-center/a100/"),
+    (r"H100.*HBM3", 989.0, "https://www.nvidia.com/en-us/data-center/h100/"),
+    (r"H200(?!.*NVL)", 989.0, "https://www.nvidia.com/en-us/data-center/h200/"),
+)
+"""bf16 tensor-core TFLOP/s without sparsity by a pattern of the device's name (H100 and H200: SXM), and NVIDIA's own table, whose
+figures for H100 and H200 are with sparsity: twice these."""
+
+PACKAGES = (
+    "torch",
+    "timm",
+    "numpy",
+    "opencv-python-headless",
+    "pillow",
+    "psutil",
+    "safetensors",
+    "simplejpeg",
+    "triton",
+)
+DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120")
+
+
+def no_gpu() -> str | None:
+    """Why the suite cannot run here, in a line; None where there is a GPU. CUDA stays untouched, so that forks may use it."""
+    if importlib.util.find_spec("torch") is None:
+        return "no GPU suite here: torch is not installed"
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    return f"no GPU here: torch {torch.__version__} finds no CUDA device, and every check of the GPU suite needs one"
+
+
+def describe(command: str, commit: str | None) -> dict[str, Any]:
+    """What the page says of this machine and this call. It starts CUDA: call it in a process of its own.
+
+    Args:
+        command: that was given, without the places of this machine's folders.
+        commit: of the source where git cannot tell it. None: ask git.
+    """
+    import torch
+
+    found: dict[str, Any] = {
+        "device": "CPU",
+        "driver": None,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "packages": {name: version for name in (*PACKAGES, *DALI) if (version := _version(name))},
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit or _commit(),
+        "command": command,
+    }
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "device": properties.name,
+            "gpu_memory_gib": properties.total_memory / 2**30,
+            "capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "driver": _driver(),
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    return found
+
+
+def peak(device_name: str) -> tuple[float, str] | None:
+    """FLOP/s of a GPU's bf16 tensor cores without sparsity, and the source; None for one that the table lacks."""
+    for pattern, teraflops, source in PEAK_TFLOPS:
+        if re.search(pattern, device_name):
+            return teraflops * 1e12, source
+    return None
+
+
+def _version(package: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
+
+
+def _cpu() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _driver() -> str | None:
+    return _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
+
+
+def _commit() -> str:
+    commit = _output(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"])
+    if commit is None:
+        return "unknown"
+    changed = _output(["git", "-C", str(ROOT), "status", "--porcelain", "--", "entrypoints", "tests/gpu"])
+    return f"{commit} with uncommitted changes" if changed else commit
+
+
+def _output(command: Sequence[str]) -> str | None:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    return None

@@ -1,0 +1,185 @@
+"""Item 1: the kit's scripts, from their main() to the exported model, on files made on the spot."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from training import export, models
+from training.script_settings import ClassifierSettings, DistillationSettings, TeacherCacheSettings
+
+from tests.gpu import pictures
+from tests.gpu.bench import Bench
+from tests.gpu.outcomes import NotChecked, Result
+
+CLASSES = 4
+STEPS = 20
+
+
+def distillation(bench: Bench, result: Result) -> None:
+    """Twenty steps in bf16 with a teacher from a channel."""
+    _channels(bench)
+    _run(bench, result, "train_kd", _settings(bench, max_steps=STEPS, epochs=STEPS))
+
+
+def cached_distillation(bench: Bench, result: Result) -> None:
+    """The first epoch fills the cache; the second needs no teacher, which leaves the GPU."""
+    import train_kd
+
+    _channels(bench)
+    moments: list[dict[str, Any]] = []
+
+    class Watched(train_kd.Distillation):
+        """Notes where the teacher is when an epoch begins."""
+
+        def begin_epoch(self, epoch: int, batches: Any) -> None:
+            before = _allocated(bench)
+            super().begin_epoch(epoch, batches)
+            moments.append(
+                {
+                    "epoch": epoch,
+                    "complete": self.cache.complete,
+                    "teacher": self.teacher.members[0].model.mean.device.type,
+                    "freed_bytes": before - _allocated(bench),
+                    "teacher_bytes": self.teacher.memory_bytes,
+                }
+            )
+
+    train_kd.Distillation = Watched
+    cache = TeacherCacheSettings(views=1, top_k=None)
+    _run(bench, result, "train_kd", _settings(bench, epochs=3, teacher_cache=cache))
+    result.rows += moments
+    result.expect(
+        [moment["complete"] for moment in moments] == [False, True, True],
+        "the cache is complete from the second epoch on",
+    )
+    result.expect(
+        [moment["teacher"] for moment in moments[1:]] == ["cpu", "cpu"],
+        "the teacher left the device with the second epoch",
+    )
+    bench.require_gpu("the memory that the teacher frees")
+    freed, held = moments[1]["freed_bytes"], moments[1]["teacher_bytes"]
+    result.figures |= {"teacher, MiB": held / 2**20, "freed by its leaving, MiB": freed / 2**20}
+    result.expect(freed > 0.9 * held, "the second epoch freed the teacher's memory")
+
+
+def classifier(bench: Bench, result: Result) -> None:
+    """Two epochs in bf16, with an average of the weights."""
+    _channels(bench, teacher=False)
+    settings = ClassifierSettings(
+        model=bench.sizes.shallow_student.name,
+        model_options=dict(bench.sizes.shallow_student.options),
+        ema_decay=0.99,
+        epochs=2,
+        **_common(bench),
+    )
+    _run(bench, result, "train_classifier", settings)
+
+
+def segmentation(bench: Bench, result: Result) -> None:
+    """Two epochs in bf16 with a teacher of pixels, Dice loss and random crops."""
+    sizes, side = bench.sizes, bench.sizes.masked_size
+    for name, images in (("train", 4 * sizes.batch), ("validation", sizes.batch + 1)):
+        _channel(name, pictures.masked(bench.folder / name, images, sizes.masked_classes, (side + side // 4, side)))
+    settings = bench.segmentation_settings(
+        crop_size=(side // 2, side // 2), max_scale=1.5, dice_weight=1.0, hard_label_weight=0.5, epochs=2, log_every=2
+    )
+    export.save(
+        bench.segmenter(sizes.encoder),
+        _channel("teacher", bench.folder / "teacher"),
+        name=settings.model,
+        options=settings.model_options,
+        classes=settings.names,
+        image_size=settings.image_size,
+        decoder={"channels": settings.decoder_channels, "ignore_index": settings.ignore_index},
+    )
+    _run(bench, result, "train_segmentation", settings)
+
+
+def dali_distillation(bench: Bench, result: Result) -> None:
+    """Two epochs whose images DALI decodes and varies, on the GPU where there is one."""
+    require_dali()
+    _channels(bench)
+    varied = {"min_crop_area": 0.5, "horizontal_flip": True, "mixup": 0.2, "cutmix": 1.0, "random_erasing": 0.25}
+    _run(bench, result, "train_kd", _settings(bench, epochs=2, preprocessing="dali", **varied))
+
+
+def require_dali() -> None:
+    """Go no further where DALI is not installed."""
+    if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
+        raise NotChecked("nvidia.dali is not installed")
+
+
+def _common(bench: Bench) -> dict[str, Any]:
+    return {
+        "precision": "bf16",
+        "global_batch_size": bench.sizes.batch,
+        "log_every": 2,
+        "num_workers": 2,
+        "image_size": bench.sizes.image_size,
+    }
+
+
+def _allocated(bench: Bench) -> int:
+    return torch.cuda.memory_allocated(bench.device) if bench.is_gpu else 0
+
+
+def _settings(bench: Bench, **values: Any) -> DistillationSettings:
+    student = bench.sizes.shallow_student
+    return DistillationSettings(
+        student=student.name, student_options=dict(student.options), **{**_common(bench), **values}
+    )
+
+
+def _channels(bench: Bench, *, teacher: bool = True) -> None:
+    """Labelled JPEGs, more held-out ones than two whole batches, and a teacher with random weights."""
+    sizes = bench.sizes
+    for name, images in (("train", 4 * sizes.batch), ("validation", 2 * sizes.batch + CLASSES)):
+        _channel(name, pictures.labelled(bench.folder / name, images, CLASSES, sizes.photograph))
+    if teacher:
+        chosen = sizes.shallow_teacher
+        torch.manual_seed(1)
+        export.save(
+            models.build(chosen.name, chosen.options, CLASSES),
+            _channel("teacher", bench.folder / "teacher"),
+            name=chosen.name,
+            options=dict(chosen.options),
+            classes=[f"class-{number}" for number in range(CLASSES)],
+            image_size=sizes.image_size,
+        )
+
+
+def _channel(name: str, folder: Path) -> Path:
+    os.environ[f"SM_CHANNEL_{name.upper()}"] = str(folder)
+    return folder
+
+
+def _run(bench: Bench, result: Result, script: str, settings: Any) -> None:
+    """A script's main() in this process, and what it left."""
+    importlib.import_module(script).main(settings)
+    [outcome] = Path("output/data").glob("*/result.json")
+    summary = json.loads(outcome.read_text(encoding="utf-8"))
+    lines = [json.loads(line) for line in outcome.with_name("metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    result.figures |= {
+        "steps": summary["steps"],
+        "device": summary["device"],
+        "first loss": losses[0],
+        "last loss": losses[-1],
+        **{
+            name: value
+            for name, value in summary.items()
+            if name.startswith("validation_") and isinstance(value, float)
+        },
+        "peak memory, GiB": max(line["memory_gib"] for line in lines if "memory_gib" in line),
+    }
+    expected = settings.max_steps or settings.epochs * 4
+    result.expect(summary["steps"] == expected, f"it took {expected} steps")
+    result.expect(summary["device"] == bench.device.type, f"it ran on {bench.device.type}")
+    result.expect(all(math.isfinite(loss) for loss in losses), "every loss is finite")
+    result.expect(Path("output/model/model.safetensors").is_file(), "it left model.safetensors")

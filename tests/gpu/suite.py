@@ -1,0 +1,181 @@
+"""The checks, their parts and their time, and how a part of them runs."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.gpu import ROOT, isolation, outcomes
+from tests.gpu.outcomes import NotChecked, Outcome, Result
+
+ITEMS = {
+    1: "Training scripts",
+    2: "Resume",
+    3: "No hidden synchronisation",
+    4: "Stop flag",
+    5: "Timeline",
+    6: "Memory",
+    7: "Fused kernels and operator times",
+    8: "Compiled models",
+    9: "Input side",
+    10: "Throughput",
+    11: "Checkpoint stall and GPU metrics",
+}
+"""What the page's sections are called."""
+
+PARTS = ("scripts", "host", "kernels", "input", "throughput-36", "throughput-256")
+"""Each takes eight minutes at most, and runs alone by its name or its number."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A function of this package that fills a Result."""
+
+    name: str
+    item: int
+    part: str
+    title: str
+    function: str
+    """module:function."""
+    seconds: float = 120
+    """After which it is killed."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, bench: Any, result: Result) -> None:
+        module, name = self.function.split(":")
+        getattr(importlib.import_module(f"tests.gpu.{module}"), name)(bench, result, **self.options)
+
+
+CHECKS = (
+    Check("train-kd", 1, "scripts", "train_kd.py, bf16, 20 steps", "scripts:distillation"),
+    Check("train-kd-cached", 1, "scripts", "train_kd.py, cache filled, then complete", "scripts:cached_distillation"),
+    Check("train-classifier", 1, "scripts", "train_classifier.py", "scripts:classifier"),
+    Check("train-segmentation", 1, "scripts", "train_segmentation.py with a teacher", "scripts:segmentation"),
+    Check("train-kd-dali", 1, "scripts", "train_kd.py, images by DALI", "scripts:dali_distillation"),
+    Check("resume-one-rank", 2, "scripts", "Save, load, one step: a group of one rank", "resuming:one_rank"),
+    Check("resume-two-ranks", 2, "scripts", "Save, load, one step: two gloo ranks on one device", "resuming:two_ranks"),
+    Check("no-waiting-distillation", 3, "host", "Distillation", "waiting:distillation"),
+    Check("no-waiting-cached", 3, "host", "Distillation, filled cache", "waiting:cached_distillation"),
+    Check("no-waiting-segmentation", 3, "host", "Segmentation with a teacher", "waiting:segmentation"),
+    Check("no-waiting-group", 3, "host", "Distillation under DDP with the stop flag", "waiting:grouped_distillation"),
+    Check("no-waiting-dali", 3, "host", "DALI's hand-over", "waiting:dali"),
+    Check("stop-flag", 4, "host", "The answer comes before later work ends", "waiting:stop_flag"),
+    Check("timeline-known", 5, "host", "Phases of known length", "phases:known_phases"),
+    Check("timeline-step", 5, "host", "Phases of real steps", "phases:real_steps"),
+    Check("memory-classifier", 6, "kernels", "ViT student, bf16", "footprint:classifier"),
+    Check("memory-distillation", 6, "kernels", "ViT student with a ViT teacher, bf16", "footprint:distillation"),
+    Check("memory-segmentation", 6, "kernels", "Segmenter, bf16", "footprint:segmentation"),
+    Check("memory-auto", 6, "kernels", "batch_size_per_device: auto", "footprint:automatic"),
+    Check("fused-kernels", 7, "kernels", "Flash attention, fused AdamW, operator times", "kernels:fused"),
+    Check("compiled", 8, "kernels", "A ragged evaluation, then training", "kernels:compiled", 240),
+    Check("input-side", 9, "input", "One batch, threads, processes", "input_side:speeds", 180),
+    Check("checkpoint-student", 11, "input", "Checkpoint of the student with EMA", "stalls:checkpoint", options={"size": "student"}),
+    Check("checkpoint-teacher", 11, "input", "Checkpoint of a model of the teacher's size with EMA", "stalls:checkpoint", options={"size": "teacher"}),
+    Check("gpu-metrics", 11, "input", "NVML's values and the system monitor's lines", "stalls:gpu_metrics"),
+    *(
+        Check(f"throughput-{batch}-{mode}", 10, f"throughput-{batch}", f"Batch {batch}, {mode}", "throughput:distillation",
+              180, {"batch": batch, "mode": mode})
+        for batch in (36, 256)
+        for mode in ("eager", "compiled", "reduce-overhead")
+    ),
+    Check("throughput-fp8", 10, "throughput-256", "fp8 teacher", "throughput:fp8_teacher"),
+)  # fmt: skip
+
+
+def warm_up() -> None:
+    """Import what the checks import, once for all forks; what fails is reported by the checks that need it."""
+    for module in ("bench", *sorted({check.function.split(":")[0] for check in CHECKS})):
+        with suppress(Exception):
+            importlib.import_module(f"tests.gpu.{module}")
+
+
+def run_part(
+    part: str,
+    make_bench: Callable[[Path], Any],
+    folder: Path,
+    machine: Mapping[str, Any],
+    *,
+    minutes: float,
+    wanted: Sequence[str] = (),
+) -> list[Outcome]:
+    """Run a part's checks one after the other, each in a process of its own, and keep each outcome as it comes.
+
+    Args:
+        make_bench: gives what a check works with, in an empty folder.
+        folder: of the outcomes.
+        wanted: names of checks. Empty: all of the part.
+    """
+    ends, found = time.monotonic() + minutes * 60, []
+    for check in CHECKS:
+        if check.part != part or (wanted and check.name not in wanted):
+            continue
+        left = ends - time.monotonic()
+        if left < 1:
+            outcome = Outcome(check.name, "not checked", f"the part's {minutes:g} minutes were over")
+        else:
+            outcome = _run(check, make_bench, folder, min(check.seconds, left))
+        outcome.machine, outcome.reason = machine, without_paths(outcome.reason)
+        outcome.result.problems = [*map(without_paths, outcome.result.problems)]
+        outcomes.write(folder, outcome)
+        found.append(outcome)
+        print(f"{outcome.status:12} {check.name} ({outcome.seconds:.1f} s) {first_line(outcome)}".rstrip(), flush=True)
+    return found
+
+
+def without_paths(text: str) -> str:
+    """A text without the places of this machine's folders, so that it may stand on a page."""
+    for place in (ROOT, Path(sys.prefix), Path(tempfile.gettempdir())):
+        text = text.replace(f"{place}/", "")
+    return text
+
+
+def first_line(outcome: Outcome) -> str:
+    """What is wrong, in a line."""
+    text = outcome.reason or "; ".join(outcome.result.problems)
+    return text.strip().rpartition("\n")[2][:300]
+
+
+def _run(check: Check, make_bench: Callable[[Path], Any], folder: Path, seconds: float) -> Outcome:
+    started, log = time.monotonic(), folder / "logs" / f"{check.name}.log"
+    log.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"gpu-{check.name}-") as place:
+        answer = Path(place) / "answer"
+        code = isolation.run_isolated(functools.partial(_answer, check, make_bench, Path(place), answer), log, seconds)
+        taken = time.monotonic() - started
+        if code == isolation.TIMED_OUT:
+            return Outcome(
+                check.name, "error", f"not done after {seconds:.0f} s; its log ends:\n{isolation.tail(log)}", taken
+            )
+        if not answer.is_dir():
+            return Outcome(check.name, "error", f"ended with {code}; its log ends:\n{isolation.tail(log)}", taken)
+        [outcome] = outcomes.read(answer).values()
+    outcome.seconds = taken
+    return outcome
+
+
+def _answer(check: Check, make_bench: Callable[[Path], Any], place: Path, answer: Path) -> None:
+    """Run a check in this process, and leave its outcome in the folder where the parent looks for it."""
+    result, status, reason = Result(), "passed", ""
+    work = place / "work"
+    work.mkdir()
+    os.chdir(work)  # the scripts write to ./output
+    try:
+        check(make_bench(work), result)
+        status = "failed" if result.problems else "passed"
+    except NotChecked as why:
+        status, reason = "not checked", str(why)
+    except Exception as error:
+        traceback.print_exc()
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        status, reason = "error", f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+    outcomes.write(answer, Outcome(check.name, status, reason, 0.0, result))

@@ -1,0 +1,122 @@
+"""The GPU suite on a machine without a GPU: its checks at toy sizes, its page, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import ROOT, __main__, outcomes, page, suite
+from tests.gpu.outcomes import NotChecked, Outcome, Result
+from tests.gpu.suite import Check
+
+HIDDEN = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+SAME_LINES = ("throughput-36-compiled",)
+"""Checks that run no line which another one does not run."""
+
+ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed", "not built: the kit has no fp8 teacher")
+"""Why a check may not be made in a rehearsal."""
+
+
+@pytest.mark.parametrize("parts", [("scripts",), ("host", "input"), ("kernels", "throughput-36")])
+def test_every_check_runs_at_toy_sizes_up_to_its_first_line_for_a_gpu(parts, tmp_path):
+    wanted = [check.name for check in suite.CHECKS if check.part in parts and check.name not in SAME_LINES]
+    command = [sys.executable, "-m", "tests.gpu", *parts, "--rehearse", "--results", str(tmp_path)]
+    done = subprocess.run(
+        [*command, *(word for name in wanted for word in ("--only", name))],
+        cwd=ROOT,
+        env=HIDDEN,
+        capture_output=True,
+        text=True,
+    )
+    found = outcomes.read(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [*found] == sorted(wanted)
+    for outcome in found.values():
+        assert outcome.status == "passed" or outcome.reason.endswith(ELSEWHERE), outcome
+    text = (tmp_path / "gpu.md").read_text()
+    assert "A rehearsal on the CPU" in text and str(ROOT) not in text
+    for check in suite.CHECKS:
+        assert f"### {check.title}\n" in text
+    for columns in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count("|") - line.count("\\|") for line in columns.splitlines()}) == 1, columns
+
+
+@pytest.mark.parametrize("target, code", [("gpu", 2), ("gpu-if-any", 0)])
+def test_without_a_gpu_make_says_so_in_a_line(target, code, tmp_path):
+    done = subprocess.run(
+        ["make", target, f"PYTHON={sys.executable}"], cwd=ROOT, env=HIDDEN, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+    assert re.fullmatch(
+        r"no GPU here: torch \S+ finds no CUDA device, and every check of the GPU suite needs one\n", done.stdout
+    )
+
+
+def test_a_check_that_fails_leaves_the_others_and_is_on_the_page(tmp_path, monkeypatch):
+    names = ("holding", "not_holding", "raising", "crashing", "hanging", "elsewhere")
+    checks = [Check(name, 1, "host", f"A check: {name}", f"test_rehearsal:{name}", seconds=3.0) for name in names]
+    monkeypatch.setattr(suite, "CHECKS", checks)
+    monkeypatch.setattr(page, "CHECKS", checks)
+    monkeypatch.setattr(sys, "argv", ["tests.gpu", "host", "--rehearse", "--results", str(tmp_path)])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert __main__.main() == 1
+    found = outcomes.read(tmp_path)
+    ended = {name: outcome.status for name, outcome in found.items()}
+    expected = ("passed", "failed", "error", "error", "error", "not checked")
+    assert ended == dict(zip(names, expected))
+    text = (tmp_path / "gpu.md").read_text()
+    assert "- Does not hold: one is two." in text
+    assert "RuntimeError: a driver without a road (test_rehearsal.py:" in text
+    assert "ended with 7; its log ends: a last word" in text
+    assert "not done after 3 s" in text
+    assert "**Not checked** because this is no place for it." in text
+    assert found["raising"].result.figures == {"until then": 1}, "what was measured before stays"
+
+
+def test_what_the_time_does_not_reach_is_said_to_be_not_checked(tmp_path):
+    machine = {"packages": {}, "commit": "abc", "date": "today", "command": "make gpu", "driver": "1"}
+    [first, *_] = suite.run_part("host", lambda folder: None, tmp_path, machine, minutes=0)
+    assert (first.status, first.reason) == ("not checked", "the part's 0 minutes were over")
+    assert page.render({first.check: first}).count("**Not checked** because the part's 0 minutes were over.") == 1
+
+
+def test_the_page_has_what_ran_before_and_what_did_not_run(tmp_path):
+    machine = {"packages": {"torch": "2"}, "commit": "abc", "date": "today", "command": "make gpu", "driver": "1"}
+    outcomes.write(tmp_path, Outcome("stop-flag", "passed", "", 1.0, Result({"answered after, ms": 1.5}), machine))
+    text = page.render(outcomes.read(tmp_path))
+    assert "| answered after, ms | 1.5 |" in text and "rehearsal" not in text
+    assert "**Not run.** `python -m tests.gpu kernels --only compiled` runs it." in text
+
+
+def holding(bench: Any, result: Result) -> None:
+    result.expect(Path.cwd() == bench.folder, "a check has a folder of its own")
+
+
+def not_holding(bench: Any, result: Result) -> None:
+    result.expect(False, "one is two")
+
+
+def raising(bench: Any, result: Result) -> None:
+    result.figures["until then"] = 1
+    raise RuntimeError("a driver without a road")
+
+
+def crashing(bench: Any, result: Result) -> None:
+    os.write(1, b"a last word\n")
+    os._exit(7)
+
+
+def hanging(bench: Any, result: Result) -> None:
+    time.sleep(60)
+
+
+def elsewhere(bench: Any, result: Result) -> None:
+    raise NotChecked("this is no place for it")
