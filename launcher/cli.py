@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import launcher
@@ -56,7 +56,7 @@ def _about_the_disk(error: OSError) -> UserError:
     return mistake(
         str(error.filename or "disk"),
         error.strerror or str(error),
-        cure.get(error.errno, "check the path; --debug shows where it happened"),
+        cure.get(error.errno or 0, "check the path; --debug shows where it happened"),
     )
 
 
@@ -129,7 +129,7 @@ def _follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> in
     return DONE if state == records.COMPLETED else RUN_FAILED
 
 
-def _stop_without_asking(started: launcher.Run):
+def _stop_without_asking(started: launcher.Run) -> Callable[[int, object], None]:
     """A signal handler for whoever started a run: the run ends in order, and is followed until it has."""
 
     def handler(number: int, _frame: object) -> None:
@@ -191,15 +191,13 @@ def diff(options: argparse.Namespace) -> int:
 def diagnose(options: argparse.Namespace) -> int:
     if (options.changes or options.on != backends.DEFAULT) and not options.probe:
         raise mistake("--with" if options.changes else "--on", "without --probe", "add --probe, whose run it is for")
-    if options.probe:
-        more = {"overrides": options.changes, "on": options.on, "say": _note}
-        found = launcher.diagnose(options.source, options.other, probe=True, **more)
-    else:
-        found = launcher.diagnose(*(source for source in (options.source, options.other) if source is not None))
+    found: launcher.Diagnosis | launcher.Comparison = launcher.diagnose(
+        options.source, options.other, probe=options.probe, overrides=options.changes, on=options.on, say=_note
+    )
     print(json.dumps(found.to_dict(), indent=2) if options.json else found)
     if options.html is not None:
         print(f"page: {found.save_html(options.html)}", file=sys.stderr)
-    if not options.probe or not isinstance(found.probe, str):
+    if not options.probe or isinstance(found, launcher.Comparison) or not isinstance(found.probe, str):
         return DONE
     return INTERRUPTED if found.probe == INTERRUPTED_PROBE else RUN_FAILED
 

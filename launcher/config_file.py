@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):
     a learning rate or a country code becomes something else without a word.
     """
 
-    yaml_implicit_resolvers: dict[str, list] = {}
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
 
 _CORE_SCHEMA = {  # tag: (pattern, the characters that a value may begin with); https://yaml.org/spec/1.2.2/#1032-tag-resolution
@@ -100,7 +100,7 @@ def parse(text: str, source: str) -> Config:
         if not isinstance(node, yaml.MappingNode):
             raise mistake(
                 source,
-                f"a {node.id} at the top",
+                f"a {'sequence' if isinstance(node, yaml.SequenceNode) else 'scalar'} at the top",
                 "write `key: value` lines, as in configs/quickstart.yaml",
                 valid="a mapping",
             )

@@ -24,6 +24,16 @@ def diagnose(
 ) -> Diagnosis: ...
 @overload
 def diagnose(source: str | Path, after: str | Path) -> Comparison: ...
+@overload
+def diagnose(
+    source: str | Path,
+    after: str | Path | None,
+    *,
+    probe: bool = False,
+    overrides: Sequence[str] = (),
+    on: str = "process",
+    say: Say = ...,
+) -> Diagnosis | Comparison: ...
 def diagnose(
     source: str | Path,
     after: str | Path | None = None,

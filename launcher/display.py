@@ -92,7 +92,7 @@ class Watch:
     def __init__(self, shown: Run):
         from IPython.display import HTML, display  # a kernel has it
 
-        self._html, self._watched = HTML, _Watched(shown)
+        self._watched = _Watched(shown)
         self._watched.read()
         self._drawn, self._at = self._watched.html(), time.monotonic()
         self._handle = display(HTML(self._drawn), display_id=True)
@@ -101,10 +101,12 @@ class Watch:
         """Draw what is new, unless it was drawn a moment ago; the last time always."""
         if not last and time.monotonic() - self._at < REDRAW_SECONDS:
             return
+        from IPython.display import HTML
+
         self._watched.read()
         html, self._at = self._watched.html(), time.monotonic()
         if html != self._drawn:
-            self._handle.update(self._html(html))
+            self._handle.update(HTML(html))
             self._drawn = html
 
 
@@ -112,7 +114,8 @@ class _Watched:
     """A run, and what was read of its log so far."""
 
     def __init__(self, shown: Run):
-        self.run, self.progress, self._positions = shown, Progress(), {}
+        self.run, self.progress = shown, Progress()
+        self._positions: dict[str, int] = {}
 
     def read(self) -> None:
         """Take in the log lines that are new."""

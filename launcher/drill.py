@@ -158,7 +158,8 @@ class _Series:
 
     def train(self, kills: int) -> None:
         """One training, killed so many times if it lasts that long; what was found goes to the result."""
-        steps, told = self.result.steps, {}
+        steps = self.result.steps
+        told: Curve = {}
         targets = sorted(self.chance.sample(range(1, steps), min(kills, steps - 1)))
         earlier, kill, struck = None, None, 0.0
         while not self.result.difference:

@@ -225,7 +225,7 @@ def _heavy_import(module_name: str, folders: Sequence[Path], seen: frozenset[str
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
             else [node.module]
-            if isinstance(node, ast.ImportFrom)
+            if isinstance(node, ast.ImportFrom) and node.module
             else []
         )
         for name in names:

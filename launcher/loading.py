@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import re
 import types
 import typing
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from launcher import config_file
 from launcher.findings import Finding, UserError, did_you_mean, mistake
@@ -134,8 +134,11 @@ def _without_mistakes(values: Mapping[str, Any]) -> Job | None:
     except ValidationError as error:
         left = deepcopy(dict(values))
         for item in error.errors():
-            at, path = left, [part for part in item["loc"] if part != "[key]"]
-            path = list(itertools.takewhile(lambda part: not isinstance(part, int), path))  # a list goes as a whole
+            at, path = left, []
+            for part in item["loc"]:
+                if isinstance(part, int):  # a list goes as a whole
+                    break
+                path += [part] if part != "[key]" else []
             for part in path[:-1]:
                 at = at.get(part, {}) if isinstance(at, dict) else {}
             if path and isinstance(at, dict):
@@ -207,11 +210,12 @@ def _fields_below(name: str) -> list[str]:
     return list(model.model_fields) if model is not None and model is not Job else []
 
 
-def _field_at(path: Sequence[str]):
+def _field_at(path: Sequence[str]) -> tuple[type[Part], FieldInfo | None]:
     """The model that owns the last part of a path, and the field there if it knows one."""
-    model, field = Job, None
+    model: type[Part] = Job
+    field = None
     for depth, name in enumerate(path):
-        field = model.model_fields.get(name) if model is not None else None
+        field = model.model_fields.get(name)
         if depth == len(path) - 1:
             break
         model = _model_at(path[: depth + 1]) or model

@@ -123,9 +123,8 @@ class RunFolder:
         """The run's state, from what lies in its folder and whether its supervisor lives; of a run on SageMaker, the one last heard."""
         if not self.outcome.exists() and (self.remote.exists() or self.supervisor_lives()):
             return STOPPING if self.stop_request.exists() else IN_PROGRESS
-        return self.read(self.outcome).get(
-            "state", FAILED
-        )  # read after the supervisor was seen to be gone, so it is final
+        # read after the supervisor was seen to be gone, so it is final
+        return str(self.read(self.outcome).get("state", FAILED))
 
     def supervisor_lives(self) -> bool:
         """Whether some process holds the run's lock; no process id and no clock can deceive it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,7 +161,7 @@ _TOLD = {"backend": _backend, "job": _job, "code": _code, "commit": _commit, "re
 def _flat(values: Any, prefix: str = "") -> dict[str, str]:
     """Nested values by dotted key, as texts."""
     if isinstance(values, Mapping) and values:
-        items = values.items()
+        items: Iterable[tuple[Any, Any]] = values.items()
     elif isinstance(values, list) and any(isinstance(item, (dict, list)) for item in values):
         items = ((str(number), item) for number, item in enumerate(values))
     else:

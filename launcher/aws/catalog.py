@@ -240,7 +240,8 @@ def image_facts(uri: str) -> ImageFacts | None:
 
 def end_of_patch(framework_version: str) -> date | None:
     """The day after which the PyTorch training image of a version gets no more patches; None where no source says it."""
-    return _catalog()["images"]["training"]["end_of_patch"].get(".".join(framework_version.split(".")[:2]))
+    ends: Mapping[str, date] = _catalog()["images"]["training"]["end_of_patch"]
+    return ends.get(".".join(framework_version.split(".")[:2]))
 
 
 def packages() -> Packages:
@@ -262,7 +263,8 @@ def dali_packages(framework_version: str, cuda: str | None = None) -> Mapping[st
     """
     facts = _catalog()["packages"]["dali"]
     known = facts["cuda"].get(".".join(framework_version.split(".")[:2]), max(facts["by_cuda"]))
-    return facts["by_cuda"].get(int(cuda[2:4]) if cuda else known)
+    by_cuda: Mapping[int, Mapping[str, str]] = facts["by_cuda"]
+    return by_cuda.get(int(cuda[2:4]) if cuda else known)
 
 
 def closed_service(key: str) -> ClosedService:
@@ -276,7 +278,8 @@ def _catalog() -> Mapping[str, Any]:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a PyYAML built without libyaml has only the slow one
     text = (Path(__file__).parent / "catalog.yaml").read_text(encoding="utf-8")
-    return yaml.load(text, loader)
+    facts: Mapping[str, Any] = yaml.load(text, loader)
+    return facts
 
 
 @cache

@@ -100,6 +100,7 @@ def _estimator(job: Job, run_name: str, sagemaker_session: Session) -> PyTorch:
     assert job.image is not None
     metrics = request.METRICS if job.metrics is None else job.metrics
     groups = [InstanceGroup(group.name, group.instance_type, group.instance_count) for group in compute.instance_groups]
+    hyperparameters: dict[str, Any] = {**job.hyperparameters, **request.processes_hyperparameter(job)}
     machines: dict[str, Any] = {"instance_type": compute.instance_type, "instance_count": compute.instance_count}
     return PyTorch(
         entry_point=job.script,
@@ -108,7 +109,7 @@ def _estimator(job: Job, run_name: str, sagemaker_session: Session) -> PyTorch:
         image_uri=request.image_uri(job),
         enable_sagemaker_metrics=True if job.image.framework_version is not None else None,
         role=job.role,
-        hyperparameters={**job.hyperparameters, **request.processes_hyperparameter(job)},
+        hyperparameters=hyperparameters,
         distribution=_distribution(
             job, [group for group in groups if group.instance_group_name in compute.training_groups]
         ),
@@ -169,16 +170,18 @@ def _input(given: Input, uploaded_to: str | None) -> Any:
     if given.source in ("fsx", "efs"):
         kind = "FSxLustre" if given.fsx else "EFS"
         return FileSystemInput(given.fsx or given.efs, kind, given.path, given.access or "ro", given.content_type)
+    address = uploaded_to or given.s3
+    assert address is not None
     return TrainingInput(
-        uploaded_to or given.s3,
+        address,
         distribution="ShardedByS3Key" if given.sharded else "FullyReplicated",
         compression=given.compression,
         content_type=given.content_type,
         record_wrapping=given.record_wrapper,
         s3_data_type=given.data_type or "S3Prefix",
-        instance_groups=given.instance_groups,
+        instance_groups=None if given.instance_groups is None else [*given.instance_groups],
         input_mode=given.mode,
-        attribute_names=given.attributes,
+        attribute_names=None if given.attributes is None else [*given.attributes],
         shuffle_config=ShuffleConfig(given.shuffle_seed) if given.shuffle_seed is not None else None,
     )
 

@@ -34,6 +34,9 @@ UNKNOWN_SECONDS = 120
 MAX_EXPLAINED_LINES = 200_000
 """Of each host's log, half from its start and half from its end, that a failure is explained by."""
 
+BROKEN: tuple[type[Exception], ...] = (tarfile.TarError, OSError, EOFError, zlib.error)
+"""What an archive that is not whole raises, or a disk that is full."""
+
 KEPT = (
     *("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "SecondaryStatus", "SecondaryStatusTransitions"),
     *("FailureReason", "CreationTime", "TrainingStartTime", "TrainingEndTime", "LastModifiedTime"),
@@ -179,7 +182,7 @@ def _finish(
     ):
         try:
             not_saved += save() or []
-        except (*session.errors(), tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        except session.errors() + BROKEN as error:
             if session.code(error) in ("NoSuchKey", "404", "NoSuchBucket"):
                 continue  # the script wrote none, or it lies there in the other form
             if session.passes(error):

@@ -111,10 +111,10 @@ def _names(job: Job) -> Iterator[Finding]:
         for name in ids:
             if not re.fullmatch(rf"{prefix}[0-9a-f]{{8,32}}", name):
                 yield Finding(key=key, found=name, valid=f"{prefix} and hexadecimal digits", cure="correct the id")
-    for key, name in (("compute.volume_key", job.compute.volume_key), ("output_key", job.output_key)):
-        if name is not None and not re.fullmatch(r"[a-zA-Z0-9:/_-]*", name):
+    for key, kms_key in (("compute.volume_key", job.compute.volume_key), ("output_key", job.output_key)):
+        if kms_key is not None and not re.fullmatch(r"[a-zA-Z0-9:/_-]*", kms_key):
             valid = "a KMS key's id, alias or ARN: letters, digits and : / _ -"
-            yield Finding(key=key, found=name, valid=valid, cure="correct the key")
+            yield Finding(key=key, found=kms_key, valid=valid, cure="correct the key")
     plan = job.compute.training_plan
     if plan is not None and not re.fullmatch(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+", plan):
         yield Finding(

@@ -252,7 +252,10 @@ def profiler_rules(job: Job, run_name: str) -> list[dict[str, Any]]:
 @functools.cache
 def rule_defaults() -> dict[str, dict[str, Any]]:
     """Debugger's profiling rules by name, each with its parameters."""
-    return yaml.safe_load(Path(__file__).with_name("profiler_rules.yaml").read_text(encoding="utf-8"))
+    rules: dict[str, dict[str, Any]] = yaml.safe_load(
+        Path(__file__).with_name("profiler_rules.yaml").read_text(encoding="utf-8")
+    )
+    return rules
 
 
 def detailed_profiler_name(run_name: str) -> str:

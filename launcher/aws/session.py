@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher import causes
@@ -67,14 +67,20 @@ def forget_clients() -> None:
     _client.cache_clear()
 
 
-def code(error: Exception) -> str:
+def code(error: BaseException) -> str:
     """AWS's code of an error, such as AccessDeniedException; "" where it has none."""
-    return getattr(error, "response", {}).get("Error", {}).get("Code", "")
+    return str(_answer(error).get("Code", ""))
 
 
-def text(error: Exception) -> str:
+def text(error: BaseException) -> str:
     """AWS's message of an error."""
-    return getattr(error, "response", {}).get("Error", {}).get("Message", "") or str(error)
+    return str(_answer(error).get("Message", "")) or str(error)
+
+
+def _answer(error: BaseException) -> Mapping[str, Any]:
+    """What botocore's ClientError holds of AWS's answer; {} for other errors."""
+    answer: Mapping[str, Any] = getattr(error, "response", {}).get("Error", {})
+    return answer
 
 
 def is_unknown_job(error: Exception) -> bool:
@@ -88,7 +94,7 @@ def passes(error: Exception) -> bool:
     return code(error) in (*EXPIRED, *NOT_VALID, *THROTTLED) or named in (*NETWORK, *SIGN_IN, "NoCredentialsError")
 
 
-def about(error: Exception) -> tuple[str, str]:
+def about(error: BaseException) -> tuple[str, str]:
     """What an error of boto3 or botocore means, and its cure."""
     cause = error.__context__  # an S3 transfer's error hides the one that says why
     if not code(error) and cause is not None and code(cause):

@@ -27,6 +27,7 @@ def create(plan: Plan) -> str:
     if estimator.is_supported(version):
         through_estimator(plan)
         return f"sagemaker {version}"
+    assert plan.request is not None
     session.client("sagemaker", str(plan.job.region)).create_training_job(**plan.request)
     return "boto3"
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -112,7 +111,7 @@ def runs() -> dict[str, Path]:
     return {run: Path(folder) for run, _, folder in pairs if run and folder}
 
 
-def _listed(*command: Sequence[str]) -> list[str]:
+def _listed(*command: str) -> list[str]:
     return subprocess.run(["docker", *command], capture_output=True, text=True).stdout.splitlines()
 
 

@@ -20,12 +20,12 @@ from launcher.backends.docker_containers import Container, janitor
 class DockerSupervisor(supervisor.Supervisor):
     """One run in containers, from start to outcome."""
 
-    shims: dict[str, Container]
-
     def __init__(self, folder: records.RunFolder, lifeline: int | None):
         super().__init__(folder, lifeline)
         self.engine = folder.read(docker.engine_file(folder))
         self.janitor = janitor(self.plan.name)
+        self.containers: dict[str, Container] = {}
+        """The same as `shims`, with what the engine says of each."""
 
     def start_hosts(self) -> None:
         """By the SDK's local mode, which comes back to us for the containers."""
@@ -38,7 +38,8 @@ class DockerSupervisor(supervisor.Supervisor):
         command = [*self.engine["compose"], "--project-name", compose.project(self.plan.name)]
         command += ["--project-directory", str(self.folder.path), "--file", str(self.folder.path / compose.FILE)]
         environment = {**os.environ, **json.loads(os.environ.get(supervision.SECRETS, "{}"))}
-        made = subprocess.run(
+        assert self.janitor.stdin is not None
+        composed = subprocess.run(
             [*command, "up", "--no-start", "--no-build"],
             env=environment,
             stdout=subprocess.PIPE,
@@ -47,12 +48,13 @@ class DockerSupervisor(supervisor.Supervisor):
             errors="replace",
             pass_fds=[self.janitor.stdin.fileno()],  # the janitor shall not clear away before Compose has made its last
         )
-        print(made.stdout, flush=True)
-        if made.returncode:
-            raise RuntimeError(docker.explain(made.stdout))
+        print(composed.stdout, flush=True)
+        if composed.returncode:
+            raise RuntimeError(docker.explain(composed.stdout))
         for host in self.plan.hosts:
             with open(self.folder.log(host.name), "wb") as log:
-                self.shims[host.name] = Container(compose.container(self.plan.name, host.name), log)
+                made = Container(compose.container(self.plan.name, host.name), log)
+            self.containers[host.name] = self.shims[host.name] = made
 
     def end_hosts(self) -> None:
         """Kill what still runs, remove containers and network, and leave the hosts' folders as the process backend does."""
@@ -60,7 +62,7 @@ class DockerSupervisor(supervisor.Supervisor):
         for shim in running:
             shim.kill()
             shim.wait()
-        for name, shim in self.shims.items():
+        for name, shim in self.containers.items():
             failure = self.folder.host(name) / "output/failure"
             if shim.trouble and not failure.exists():
                 failure.write_text(shim.trouble, encoding="utf-8")

@@ -65,7 +65,7 @@ class Client(LocalSagemakerClient):
     """The SDK's stand-in for SageMaker, with our containers."""
 
     def __init__(self, sagemaker_session: LocalSession, plan: Plan, start: Start):
-        super().__init__(sagemaker_session)
+        super().__init__(sagemaker_session)  # type: ignore[no-untyped-call]  # the SDK is annotated in part
         self.plan, self.start = plan, start
 
     def create_training_job(

@@ -10,12 +10,11 @@ import os
 import re
 import select
 import signal
-import subprocess
 import time
 import traceback
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from launcher import records
 from launcher.backends import local_hosts, supervision, toolkit
@@ -34,6 +33,21 @@ DETACHED = b"d"
 """The byte that tells the supervisor that nobody at the other end of the lifeline is no reason to stop."""
 
 
+class HostProcess(Protocol):
+    """What runs a host, in the part of subprocess.Popen that a supervisor needs."""
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 class Supervisor:
     """One local run from start to outcome."""
 
@@ -46,7 +60,7 @@ class Supervisor:
         self.terminated = False
         self.failed_first = False
         """Whether a host failed before anybody asked the run to stop."""
-        self.shims: dict[str, subprocess.Popen] = {}
+        self.shims: dict[str, HostProcess] = {}
         self.lifelines: list[int] = []
 
     def run(self) -> None:

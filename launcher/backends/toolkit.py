@@ -12,14 +12,22 @@
 It runs by its path, with the toolkit's own Python, and imports nothing else of this kit.
 """
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import ctypes
+import io
 import os
 import signal
 import sys
 import threading
 import time
+from asyncio.subprocess import Process
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -38,6 +46,7 @@ def main() -> None:
     parser.add_argument("--lifeline", type=int)
     options = parser.parse_args()
     sys.path.pop(0)  # this file's folder is no place for the script to import from
+    assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
@@ -90,7 +99,7 @@ def pass_on_sigterm() -> None:
         time.sleep(0.1)
 
 
-def training_processes(toolkit) -> list:
+def training_processes(toolkit: psutil.Process) -> list[psutil.Process]:
     """The processes that run the script: torchrun's children, MPI's ranks, or the toolkit's own where it starts the script itself.
 
     One that still has its parent's command line is a fork on its way to becoming the script: a signal of now would fall to
@@ -98,7 +107,7 @@ def training_processes(toolkit) -> list:
     """
     import psutil
 
-    found = []
+    found: list[psutil.Process] = []
     for child in toolkit.children():
         try:
             command = child.cmdline()
@@ -115,14 +124,14 @@ def training_processes(toolkit) -> list:
     return found
 
 
-def ranks_below(process) -> list:
+def ranks_below(process: psutil.Process) -> list[psutil.Process]:
     """The ranks of this host, however many shells, ssh and daemons stand between.
 
     mpirun itself would kill its ranks at a SIGTERM and report a failure; where all of them leave in order, it ends with 0.
     """
     import psutil
 
-    found = []
+    found: list[psutil.Process] = []
     for child in process.children():
         try:
             is_rank = RANK in child.environ() and not any(part.endswith("smddprun") for part in child.cmdline()[:2])
@@ -132,11 +141,12 @@ def ranks_below(process) -> list:
     return found
 
 
-def remember_processes() -> list:
+def remember_processes() -> list[Process]:
     """The asyncio processes that the toolkit starts from now on, filled in as it starts them."""
-    started, start = [], asyncio.create_subprocess_exec
+    start = asyncio.create_subprocess_exec
+    started: list[Process] = []
 
-    async def start_and_remember(*command, **options):
+    async def start_and_remember(*command: Any, **options: Any) -> Process:
         process = await start(*command, preexec_fn=die_with_the_parent, **options)
         started.append(process)
         return process
@@ -145,7 +155,7 @@ def remember_processes() -> list:
     return started
 
 
-def end_orphans(started: list) -> None:
+def end_orphans(started: list[Process]) -> None:
     """Once the toolkit's latest process has been dead for some seconds and the toolkit still reads, kill what it left."""
     while True:
         ended = [process for process in started if process.returncode is not None]

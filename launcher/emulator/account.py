@@ -100,21 +100,20 @@ def add_file_system(fsx: Any, efs: Any, ec2: Any, identifier: str, kind: str, re
             SubnetIds=[subnet],
             LustreConfiguration={"DeploymentType": "SCRATCH_2"},
         )["FileSystem"]["FileSystemId"]
-        systems = get_backend("fsx")[ACCOUNT][region].file_systems
-        system = systems.pop(made)
+        lustre = get_backend("fsx")[ACCOUNT][region].file_systems
+        lustre[identifier] = system = lustre.pop(made)
+        system.file_system_id = identifier
         system.dns_name = f"{identifier}.fsx.{region}.amazonaws.com"
         system.resource_arn = f"arn:aws:fsx:{region}:{ACCOUNT}:file-system/{identifier}"
     elif kind == "EFS":
         made = efs.create_file_system(CreationToken=identifier)["FileSystemId"]
-        systems = get_backend("efs")[ACCOUNT][region].file_systems_by_id
-        system = systems.pop(made)
-        system.file_system_arn = f"arn:aws:elasticfilesystem:{region}:{ACCOUNT}:file-system/{identifier}"
+        elastic = get_backend("efs")[ACCOUNT][region].file_systems_by_id
+        elastic[identifier] = drive = elastic.pop(made)
+        drive.file_system_id = identifier
+        drive.file_system_arn = f"arn:aws:elasticfilesystem:{region}:{ACCOUNT}:file-system/{identifier}"
+        efs.create_mount_target(FileSystemId=identifier, SubnetId=subnet)
     else:
         raise ValueError(f"{kind}: a file system is FSxLustre or EFS")
-    system.file_system_id = identifier
-    systems[identifier] = system
-    if kind == "EFS":
-        efs.create_mount_target(FileSystemId=identifier, SubnetId=subnet)
 
 
 def describe_file_systems(call: Call, ec2: Any) -> dict[str, Any] | Response:
@@ -126,7 +125,7 @@ def describe_file_systems(call: Call, ec2: Any) -> dict[str, Any] | Response:
     response = call.forward()
     if response.status_code != 200:
         return response
-    answer = response.get_json(force=True)
+    answer: dict[str, Any] = json.loads(response.get_data())
     found = {system["FileSystemId"] for system in answer["FileSystems"]}
     for identifier in call.parameters.get("FileSystemIds", []):
         if identifier not in found:
@@ -143,7 +142,8 @@ def describe_file_systems(call: Call, ec2: Any) -> dict[str, Any] | Response:
 
 def tags_of(region: str, name: str) -> list[dict[str, str]]:
     """A training job's tags, as moto keeps them."""
-    return get_backend("sagemaker")[ACCOUNT][region].training_jobs[name].tags
+    tags: list[dict[str, str]] = get_backend("sagemaker")[ACCOUNT][region].training_jobs[name].tags
+    return tags
 
 
 def _vpc(ec2: Any) -> str:
@@ -151,11 +151,12 @@ def _vpc(ec2: Any) -> str:
     own = [{"Name": "tag:Name", "Values": ["emulator"]}]
     found = ec2.describe_vpcs(Filters=own)["Vpcs"]
     if found:
-        return found[0]["VpcId"]
-    made = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+        return str(found[0]["VpcId"])
+    made = str(ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"])
     ec2.create_tags(Resources=[made], Tags=[{"Key": "Name", "Value": "emulator"}])
     return made
 
 
 def _subnets(ec2: Any, vpc: str) -> list[dict[str, Any]]:
-    return ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
+    found: list[dict[str, Any]] = ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
+    return found

@@ -128,7 +128,7 @@ def product(instance_type: str, dollars: float, region: str) -> dict[str, Any]:
 def _fits(entry: dict[str, Any], wanted: dict[str, str]) -> bool:
     described = entry["product"]
     values = {**described["attributes"], "productFamily": described["productFamily"], "ServiceCode": SERVICE}
-    found, value = values.get(wanted["Field"], ""), wanted["Value"]
+    found, value = str(values.get(wanted["Field"], "")), wanted["Value"]
     kind = wanted.get("Type", "TERM_MATCH")
     if kind == "CONTAINS":
         return value in found
@@ -140,7 +140,9 @@ def _fits(entry: dict[str, Any], wanted: dict[str, str]) -> bool:
 def _region_name(region: str) -> str:
     """US East (N. Virginia); the price list still says EU where the other lists say Europe."""
     partitions = botocore.session.get_session().get_component("data_loader").load_data("endpoints")["partitions"]
-    names = {code: entry["description"] for part in partitions for code, entry in part["regions"].items()}
+    names: dict[str, str] = {
+        code: entry["description"] for part in partitions for code, entry in part["regions"].items()
+    }
     return names.get(region, region).replace("Europe", "EU")
 
 

@@ -156,8 +156,8 @@ class Emulator:
         Raises:
             ValueError: an unknown kind.
         """
-        clients = (self._client(service, region) for service in ("fsx", "efs", "ec2"))
-        account.add_file_system(*clients, identifier, kind, region, subnet)
+        fsx, efs, ec2 = (self._client(service, region) for service in ("fsx", "efs", "ec2"))
+        account.add_file_system(fsx, efs, ec2, identifier, kind, region, subnet)
         self.file_systems[identifier] = account.FileSystem(kind, Path(folder).resolve())
 
     def set_price(self, instance_type: str, dollars: float, region: str) -> None:

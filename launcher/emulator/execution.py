@@ -239,7 +239,7 @@ class Execution(threading.Thread):
         system = self.services.file_systems.get(source["FileSystemId"])
         if system is None or system.kind != source["FileSystemType"]:
             raise DownloadFailed(f"there is no {source['FileSystemType']} file system {source['FileSystemId']}")
-        folder = system.resolve(source["DirectoryPath"])
+        folder: Path | None = system.resolve(source["DirectoryPath"])
         if folder is None or not folder.is_dir():
             raise DownloadFailed(f"{source['FileSystemId']} has no directory {source['DirectoryPath']}")
         return folder.resolve()

@@ -151,7 +151,8 @@ def input_data_config(job: TrainingJob, host: Host) -> dict[str, Any]:
 
 def input_mode(job: TrainingJob, channel: dict[str, Any]) -> str:
     """File, FastFile or Pipe: the channel's own, else the job's."""
-    return channel.get("InputMode") or job.request["AlgorithmSpecification"].get("TrainingInputMode", "File")
+    mode = channel.get("InputMode") or job.request["AlgorithmSpecification"].get("TrainingInputMode", "File")
+    return str(mode)
 
 
 def hyperparameters_here(job: TrainingJob, host_count: int) -> tuple[dict[str, str], str]:
@@ -208,7 +209,7 @@ class RunningHosts:
     """The toolkit's processes of one attempt at a job."""
 
     def __init__(self) -> None:
-        self.shims: dict[str, subprocess.Popen] = {}
+        self.shims: dict[str, subprocess.Popen[bytes]] = {}
         self.lifelines: list[int] = []
         self.port_lock: IO[bytes] | None = None
 
@@ -250,7 +251,7 @@ class RunningHosts:
             self.port_lock.close()
 
 
-def exit_code(shim: subprocess.Popen) -> int:
+def exit_code(shim: subprocess.Popen[bytes]) -> int:
     """As a container reports it: 128 and the signal's number where a signal ended it."""
     code = shim.returncode or 0
     return code if code >= 0 else 128 - code

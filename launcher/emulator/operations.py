@@ -47,7 +47,8 @@ class Call:
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:
         """The body of a JSON request."""
-        return json.loads(_body(self.environ) or b"{}")
+        members: dict[str, Any] = json.loads(_body(self.environ) or b"{}")
+        return members
 
     def forward(self) -> Response:
         """What moto answers to the same request, whose body can be read again after that."""
@@ -83,23 +84,23 @@ def error_response(service: str, error: AwsError) -> Response:
 
 
 def _operation(service: str, environ: dict[str, Any]) -> str:
-    target = environ.get("HTTP_X_AMZ_TARGET")
+    target: str = environ.get("HTTP_X_AMZ_TARGET", "")
     if target:
         return target.rpartition(".")[2]
-    path = environ.get("PATH_INFO", "/")
+    path: str = environ.get("PATH_INFO", "/")
     if "/operation/" in path:  # the path of Smithy's RPC protocol: /service/<name>/operation/<operation>
         return path.rpartition("/")[2]
-    query = dict(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
+    query: dict[str, str] = dict(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
     if "Action" in query:
         return query["Action"]
-    if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
+    if str(environ.get("CONTENT_TYPE", "")).startswith("application/x-www-form-urlencoded"):
         return parse_qs(_body(environ).decode(errors="replace")).get("Action", [""])[0]
     return _rest_operation(service, environ, path, query)
 
 
 def _body(environ: dict[str, Any]) -> bytes:
     """The request's body, which is put back for the next reader."""
-    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     environ["wsgi.input"] = io.BytesIO(body)
     return body
 
@@ -143,7 +144,7 @@ def _rest_operations(service: str) -> list[tuple[str, str, re.Pattern[str], dict
 
 
 @functools.cache
-def service_model(service: str):
+def service_model(service: str) -> Any:
     """botocore's description of a service; None where it knows none of that name."""
     session = botocore.session.get_session()
     return session.get_service_model(service) if service in session.get_available_services() else None

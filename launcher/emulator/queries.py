@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
@@ -12,12 +13,12 @@ from launcher.emulator.training_job import TrainingJob
 ORDERS = {"Name": "TrainingJobName", "CreationTime": "CreationTime", "Status": "TrainingJobStatus"}
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "Equals": lambda found, wanted: found == wanted,
-    "NotEquals": lambda found, wanted: found != wanted,
-    "GreaterThan": lambda found, wanted: found > wanted,
-    "GreaterThanOrEqualTo": lambda found, wanted: found >= wanted,
-    "LessThan": lambda found, wanted: found < wanted,
-    "LessThanOrEqualTo": lambda found, wanted: found <= wanted,
+    "Equals": operator.eq,
+    "NotEquals": operator.ne,
+    "GreaterThan": operator.gt,
+    "GreaterThanOrEqualTo": operator.ge,
+    "LessThan": operator.lt,
+    "LessThanOrEqualTo": operator.le,
     "Contains": lambda found, wanted: str(wanted) in str(found),
     "In": lambda found, wanted: str(found) in str(wanted).split(","),
 }
@@ -77,16 +78,16 @@ def _matches(job: dict[str, Any], expression: dict[str, Any]) -> bool:
 
 def _fits(job: dict[str, Any], entry: dict[str, Any]) -> bool:
     found = _member(job, entry["Name"])
-    operator, wanted = entry.get("Operator", "Equals"), entry.get("Value")
-    if operator in ("Exists", "NotExists"):
-        return (found is not None) == (operator == "Exists")
+    name, wanted = str(entry.get("Operator", "Equals")), entry.get("Value")
+    if name in ("Exists", "NotExists"):
+        return (found is not None) == (name == "Exists")
     if found is None:
-        return operator == "NotEquals"
-    if operator not in OPERATORS:
-        raise AwsError("ValidationException", f"Unknown operator: {operator}")
+        return name == "NotEquals"
+    if name not in OPERATORS:
+        raise AwsError("ValidationException", f"Unknown operator: {name}")
     if isinstance(found, (int, float)) and not isinstance(found, bool):
         wanted = _number(wanted)
-    return OPERATORS[operator](found, wanted)
+    return OPERATORS[name](found, wanted)
 
 
 def _member(job: dict[str, Any], name: str) -> Any:

@@ -122,7 +122,8 @@ def _wrong_prices(prices: Mapping[str, float]) -> Iterator[Finding]:
 
 
 def _wrong_file_systems(file_systems: Mapping[str, Path], jobs: Sequence[Job]) -> Iterator[Finding]:
-    named = {given.fsx or given.efs for job in jobs for given in job.inputs.values()} - {None}
+    systems = (given.fsx or given.efs for job in jobs for given in job.inputs.values())
+    named = {name for name in systems if name is not None}
     for name, folder in file_systems.items():
         if name not in named:
             valid = f"a file system of the configs: {', '.join(sorted(named)) or 'they name none'}"

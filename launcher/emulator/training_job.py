@@ -72,7 +72,8 @@ class TrainingJob:
 
     @property
     def hyperparameters(self) -> dict[str, str]:
-        return self.request.get("HyperParameters", {})
+        given: dict[str, str] = self.request.get("HyperParameters", {})
+        return given
 
     def enter(self, secondary: str, message: str = "") -> None:
         """Go to a secondary status; the clock of the bill runs from Downloading until the job ends or is interrupted."""

@@ -20,7 +20,9 @@ from launcher.emulator.training_job import TrainingJob
 class TrainingJobs:
     """All jobs of the account, and the threads that carry them out."""
 
-    def __init__(self, folder: Path, services: Services, quotas: Quotas, tags: Callable[[TrainingJob], list]):
+    def __init__(
+        self, folder: Path, services: Services, quotas: Quotas, tags: Callable[[TrainingJob], list[dict[str, str]]]
+    ):
         """`tags` looks up a job's tags, which moto keeps."""
         self.folder, self.services, self.quotas, self.tags = folder, services, quotas, tags
         self.lock = threading.Lock()
@@ -34,7 +36,7 @@ class TrainingJobs:
         operations = {
             "CreateTrainingJob": self.create,
             "DescribeTrainingJob": lambda call: self.find(call).describe(),
-            "ListTrainingJobs": self.list,
+            "ListTrainingJobs": self.list_jobs,
             "StopTrainingJob": self.stop,
             "UpdateTrainingJob": self.update,
             "Search": self.search,
@@ -104,7 +106,7 @@ class TrainingJobs:
             )
         return job
 
-    def list(self, call: Call) -> dict[str, Any]:
+    def list_jobs(self, call: Call) -> dict[str, Any]:
         return queries.list_jobs(self.jobs_of(call.region), call.parameters)
 
     def search(self, call: Call) -> dict[str, Any] | Response:

@@ -22,7 +22,9 @@ Answer = Callable[[Call], "dict[str, Any] | Response"]
 class Wire:
     """A WSGI application around moto's."""
 
-    def __init__(self, moto: Callable[..., Any], answers: dict[tuple[str, str], Answer], controls: dict[str, Callable]):
+    def __init__(
+        self, moto: Callable[..., Any], answers: dict[tuple[str, str], Answer], controls: dict[str, Callable[..., Any]]
+    ):
         self.moto = moto
         self.answers = answers
         """(service, operation) -> what answers in moto's place."""

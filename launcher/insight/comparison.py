@@ -80,8 +80,8 @@ class Comparison:
     @property
     def speedup(self) -> float | None:
         """Images a second after over before; None where one was not timed."""
-        speeds = [_images_per_second(run.evidence) for run in (self.before, self.after)]
-        return speeds[1] / speeds[0] if all(speeds) else None
+        before, after = (_images_per_second(run.evidence) for run in (self.before, self.after))
+        return after / before if before and after else None
 
     def phases(self) -> list[tuple[str, float | None, float | None]]:
         """(phase, seconds an image before, after), and the whole step; None where a run lacks the phase."""
@@ -111,13 +111,14 @@ class Comparison:
         runs = (self.before.evidence, self.after.evidence)
         batches = [evidence.settings.get("global_batch_size") for evidence in runs]
         known = all(isinstance(batch, int) for batch in batches)
+        images_a_step: list[int] = [batch for batch in batches if isinstance(batch, int)] if known else [1, 1]
         tables: list[dict[str, float]] = []
-        for evidence, batch in zip(runs, batches):
+        for evidence, images in zip(runs, images_a_step):
             steps = windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0
             if not steps or not evidence.step_seconds or not evidence.training_seconds:
                 tables.append({})
                 continue
-            each = 1000 / (steps * batch if known else steps)
+            each = 1000 / (steps * images)
             found = {
                 name: seconds * steps * each
                 for name, seconds, _ in summary.phase_rows(evidence)
@@ -127,7 +128,8 @@ class Comparison:
             found[PAUSES] = max(0.0, whole - evidence.step_seconds * steps * each)
             tables.append({**found, "whole": max(whole, sum(found.values()))})
         names = {name: 0.0 for found in tables for name in found if name not in (PAUSES, "whole")}
-        rows = [(name, *(found.get(name) for found in tables)) for name in [*summary.in_order(names), PAUSES, "whole"]]
+        order = [*summary.in_order(names), PAUSES, "whole"]
+        rows = [(name, tables[0].get(name), tables[1].get(name)) for name in order]
         return f"seconds per 1,000 {'images' if known else 'steps'}", rows if any(tables) else []
 
     @property
@@ -140,8 +142,10 @@ class Comparison:
         found = []
         for verdict in self.before.verdicts:
             cure = verdict.cures[0]
-            name = (cure.setting or "").removeprefix("hyperparameters.")
-            if verdict.gain is None or self.speedup is None or name not in self.after.evidence.settings:
+            if cure.setting is None or verdict.gain is None or self.speedup is None:
+                continue
+            name = cure.setting.removeprefix("hyperparameters.")
+            if name not in self.after.evidence.settings:
                 continue
             before, after = self.before.evidence.settings.get(name), self.after.evidence.settings[name]
             if before != after and _towards(before, after, cure.value):
@@ -299,7 +303,7 @@ def epochs_done(evidence: Evidence) -> float | None:
     steps = evidence.ranks[0]
     images, batch = evidence.facts.get("training_images"), evidence.settings.get("global_batch_size")
     if isinstance(images, int) and isinstance(batch, int) and images >= batch:
-        each = images // batch
+        each: float = images // batch
     else:
         each = float(np.ceil(steps.step / np.maximum(steps.epoch, 1)).max())
     return windows.steps_done(steps) / each
@@ -323,8 +327,8 @@ def _towards(before: Any, after: Any, advised: Any) -> bool:
     if isinstance(advised, dict) and isinstance(after, dict):
         return all(after.get(name) == value for name, value in advised.items())
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (before, after, advised)):
-        return (after - before) * (advised - before) > 0
-    return after == advised
+        return bool((after - before) * (advised - before) > 0)
+    return bool(after == advised)
 
 
 def _times(first: float | None, second: float | None) -> str:

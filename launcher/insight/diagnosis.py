@@ -90,5 +90,6 @@ class Diagnosis:
         if self.probe is None:
             return None
         answer = self.judgement.probe
+        assert answer is not None
         told = {"title": answer.title, "sentences": list(answer.sentences)}
         return {**told, **({"failed": self.probe} if isinstance(self.probe, str) else self.probe.to_dict())}

@@ -84,7 +84,7 @@ class Evidence:
     @functools.cached_property
     def step_seconds(self) -> float | None:
         """Mean seconds of a step, over ranks."""
-        means = [windows.mean_seconds(steps, "step") for steps in self.ranks]
+        means = [windows.timed_mean(steps, "step") for steps in self.ranks]
         return float(np.mean(means)) if means else None
 
     @functools.cached_property

@@ -195,7 +195,7 @@ def _measurements(
     chosen, told = system_files.thin(system, max_bytes)
     samples = system_files.read(chosen)
     ranks = timelines.read(lines, max_bytes // 4)
-    told = [text for text in (told, ranks.thinned) if text]
+    sampled = [text for text in (told, ranks.thinned) if text]
     hosts = {name: _host(name, series) for name, series in samples.series.items()}
     facts = {name: value for name, value in {**(known or {}), **ranks.facts}.items() if value is not None}
     if samples.unreadable + ranks.unreadable:
@@ -207,7 +207,7 @@ def _measurements(
         stalls=tuple(Stall(**values) for values in ranks.stalls),
         settings={**(settings or {}), **ranks.settings},
         facts=facts,
-        sampled="; ".join(told) or None,
+        sampled="; ".join(sampled) or None,
         not_measured={**_missing(hosts, bool(lines)), **ranks.not_measured},
     )
 

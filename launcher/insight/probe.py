@@ -125,10 +125,15 @@ class Probe:
         return None if self.with_workers is None else self.with_workers[1] / self.speed
 
     @property
+    def helped(self) -> bool:
+        """Whether whole steps were tried with other workers, and were faster."""
+        return self.gained is not None and self.gained >= 1 + NOTICEABLE
+
+    @property
     def best_workers(self) -> int | None:
         """Workers a process that were fastest in whole steps, where another number was tried: it replaces today's only where it
         brings something. None: the input side alone was not measured."""
-        if self.gained is not None and self.gained >= 1 + NOTICEABLE:
+        if self.with_workers is not None and self.helped:
             return self.with_workers[0]
         return self.workers if self.today is not None else None
 
@@ -247,6 +252,7 @@ def _title(probe: Probe) -> str:
             f"its input ({share} of it)"
         )
     if probe.bound == "teacher":
+        assert probe.one_batch_without_teacher is not None and probe.teacher_share is not None
         bare = probe.one_batch_without_teacher / probe.one_batch
         return (
             f"Teacher-bound: it takes {percent(probe.teacher_share)} of a step, and without it steps are {bare:.2f} times as fast; "
@@ -287,13 +293,12 @@ def _workers_told(probe: Probe) -> list[str]:
         f"Gain to expect: at most {probe.at_most:.2f} times as fast by the number of workers, which is the slower half alone over "
         f"steps as they are: min({probe.one_batch:.4g}, {probe.fastest.images_per_second:.4g}) / {probe.speed:.4g}."
     )
-    if probe.gained is not None and probe.gained >= 1 + NOTICEABLE:
+    if probe.with_workers is not None:
+        tried = f"num_workers={probe.with_workers[0]}"
         told.append(
-            f"num_workers={probe.with_workers[0]} made whole steps {probe.gained:.2f} times as fast (now {probe.workers})."
-        )
-    elif probe.gained is not None:
-        told.append(
-            f"num_workers={probe.with_workers[0]} does not help: whole steps were {probe.gained:.2f} times as fast with it."
+            f"{tried} made whole steps {probe.gained:.2f} times as fast (now {probe.workers})."
+            if probe.helped
+            else f"{tried} does not help: whole steps were {probe.gained:.2f} times as fast with it."
         )
     elif probe.today is not None:
         told.append(f"No other number of workers makes the input alone faster than today's {probe.workers}.")
@@ -319,8 +324,9 @@ def _tested(verdict: Verdict, probe: Probe) -> Verdict:
     said = _said(verdict, probe)
     if said is None:
         return verdict
-    measured = probe.gained is not None and probe.gained >= 1 + NOTICEABLE
-    if said.startswith("refuted") or not measured or verdict.kind not in ("too_few_workers", "too_many_workers"):
+    if probe.with_workers is None or probe.gained is None or not probe.helped:
+        return replace(verdict, probe=said)
+    if said.startswith("refuted") or verdict.kind not in ("too_few_workers", "too_many_workers"):
         return replace(verdict, probe=said)
     count, speed = probe.with_workers
     first = replace(verdict.cures[0], value=count, why="measured by the probe")
@@ -348,7 +354,7 @@ def _said(verdict: Verdict, probe: Probe) -> str | None:
         return f"refuted: {alone}"
     if verdict.kind in ("too_few_workers", "too_many_workers"):
         return _said_of_workers(verdict.kind, probe)
-    if probe.gained is not None and probe.gained >= 1 + NOTICEABLE:
+    if probe.with_workers is not None and probe.helped:
         return f"refuted: with {_counted(probe.with_workers[0])} whole steps are {probe.gained:.2f} times as fast"
     if probe.fastest is None:
         return None
@@ -372,9 +378,9 @@ def _said_of_workers(kind: str, probe: Probe) -> str | None:
     few = kind == "too_few_workers"
     if probe.today is None:
         return None
-    if probe.gained is not None and (probe.with_workers[0] > probe.workers) == few:
+    if probe.with_workers is not None and (probe.with_workers[0] > probe.workers) == few:
         told = f"with {_counted(probe.with_workers[0])} whole steps are {probe.gained:.2f} times as fast"
-        return f"{'confirmed' if probe.gained >= 1 + NOTICEABLE else 'refuted'}: {told}"
+        return f"{'confirmed' if probe.helped else 'refuted'}: {told}"
     others = [one for one in probe.input_alone if (one.workers > probe.workers) == few and one is not probe.today]
     if not others:
         return None

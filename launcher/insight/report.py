@@ -44,18 +44,19 @@ def headline(evidence: Evidence, judgement: Judgement) -> str:
 def about(evidence: Evidence) -> str:
     """What the run was and what of it was seen, in one line."""
     parts = [counted(len(evidence.measurements.hosts), "host")] if evidence.measurements.hosts else []
-    if evidence.ranks:
-        parts.append(counted(evidence.world_size, "process").replace("processs", "processes"))
+    world_size, step_seconds = evidence.world_size, evidence.step_seconds
+    if world_size is not None and step_seconds is not None:
+        parts.append(counted(world_size, "process").replace("processs", "processes"))
         steps = evidence.ranks[0]
         parts.append(f"steps {int(steps.step[0] - windows.counts(steps)[0]) + 1} to {int(steps.step[-1])}")
-        parts.append(f"{evidence.step_seconds:.3g} s a step")
+        parts.append(f"{step_seconds:.3g} s a step")
         if evidence.only_first_steps:
             parts.append(
                 "all of them first steps, in which memory is allocated and kernels are chosen: usual ones are faster"
             )
         batch = evidence.settings.get("global_batch_size")
         if isinstance(batch, int):
-            parts.append(f"{batch / evidence.step_seconds:.4g} images/s")
+            parts.append(f"{batch / step_seconds:.4g} images/s")
     kinds = [evidence.facts.get(name) for name in ("instance_type", "device_name", "device")]
     parts += [str(kind) for kind in kinds if kind not in (None, "local", "cuda")]
     return ", ".join(parts)

@@ -88,7 +88,8 @@ def in_s3(prefix: str) -> list[SystemFile]:
 
     def fetch(key: str) -> bytes:
         with told():
-            return client.get_object(Bucket=bucket, Key=key)["Body"].read()
+            body: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+            return body
 
     found = []
     with told():
@@ -126,15 +127,15 @@ def thin(files: list[SystemFile], max_bytes: int) -> tuple[list[SystemFile], str
 def read(files: Iterable[SystemFile]) -> Samples:
     """The samples of files. At any time a few of them and the numbers so far are in memory, 16 bytes a sample."""
     samples = Samples()
-    numbers: dict[tuple[str, str, str, str], tuple[array, array]] = {}
+    numbers: dict[tuple[str, str, str, str], tuple[array[float], array[float]]] = {}
     for content in _contents(list(files)):
         samples.unreadable += _add(content, numbers)
-    for (host, *key), (times, values) in sorted(numbers.items()):
+    for (host, kind, name, dimension), (times, values) in sorted(numbers.items()):
         when, what = np.frombuffer(times), np.frombuffer(values)
         if (np.diff(when) < 0).any():  # the agent's threads, or a clock that was set
             order = np.argsort(when, kind="stable")
             when, what = when[order], what[order]
-        samples.series.setdefault(host, {})[tuple(key)] = when, what
+        samples.series.setdefault(host, {})[kind, name, dimension] = when, what
     return samples
 
 
@@ -145,7 +146,7 @@ def _contents(files: list[SystemFile]) -> Iterator[bytes]:
             yield from pool.map(lambda file: file.load(), files[first : first + AT_ONCE])
 
 
-def _add(content: bytes, numbers: dict[tuple[str, str, str, str], tuple[array, array]]) -> int:
+def _add(content: bytes, numbers: dict[tuple[str, str, str, str], tuple[array[float], array[float]]]) -> int:
     """Add a file's samples to the numbers by host and key; how many lines were none."""
     unreadable = 0
     for event in _events(content):
@@ -166,7 +167,8 @@ def _add(content: bytes, numbers: dict[tuple[str, str, str, str], tuple[array, a
 def _events(content: bytes) -> list[Any]:
     """A file's lines as JSON; None for one that is not."""
     try:  # all lines as one array, which takes a third of the time
-        return json.loads(b"[" + content.strip().replace(b"\n", b",") + b"]")
+        events: list[Any] = json.loads(b"[" + content.strip().replace(b"\n", b",") + b"]")
+        return events
     except ValueError:
         return [_event(line) for line in content.splitlines() if line.strip()]
 

@@ -28,20 +28,22 @@ def counts(steps: Steps) -> np.ndarray:
     """(n,) steps of each logged window."""
     recorded = steps.extra.get("steps")
     if recorded is not None and np.isfinite(recorded).all():
-        return np.maximum(recorded, 1)
+        known: np.ndarray = np.maximum(recorded, 1)
+        return known
     between = np.diff(steps.step)
     usual = float(np.median(between)) if len(between) else float(steps.step[0])
     first = min(float(steps.step[0]), usual)  # a run that goes on from a checkpoint begins at a later step
-    return np.maximum(np.concatenate([[first], between]), 1)
+    derived: np.ndarray = np.maximum(np.concatenate([[first], between]), 1)
+    return derived
 
 
 def steady(steps: Steps) -> np.ndarray:
     """(n,) which windows count: not those of the first steps, unless there are no others, nor those that torch.profiler slowed."""
     begun = steps.step - counts(steps) - (steps.step[0] - counts(steps)[0])
-    mask = begun >= WARM_UP_STEPS
+    mask: np.ndarray = begun >= WARM_UP_STEPS
     if len(mask) > 1 and not mask.any():
         mask = np.arange(len(steps.step)) >= max(1, len(steps.step) // 4)
-    undisturbed = mask & ~(np.nan_to_num(steps.extra.get("profiled", np.zeros(len(mask)))) > 0)
+    undisturbed: np.ndarray = mask & ~(np.nan_to_num(steps.extra.get("profiled", np.zeros(len(mask)))) > 0)
     if undisturbed.any():
         return undisturbed
     return mask if mask.any() else np.ones(len(steps.step), bool)
@@ -67,6 +69,13 @@ def mean_seconds(steps: Steps, phase: str, where: np.ndarray | None = None) -> f
     if phase in UNKNOWN_WHERE_MISSING:
         values, weights = values[np.isfinite(values)], weights[np.isfinite(values)]
     return float(np.average(np.nan_to_num(values), weights=weights)) if len(values) else None
+
+
+def timed_mean(steps: Steps, phase: str, where: np.ndarray | None = None) -> float:
+    """The same of a phase that this rank timed in those windows, as every rank did its steps."""
+    mean = mean_seconds(steps, phase, where)
+    assert mean is not None, f"{phase} was timed"
+    return mean
 
 
 def steps_done(steps: Steps) -> float:

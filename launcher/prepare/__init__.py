@@ -80,7 +80,15 @@ def prepare(
     return "\n".join([_summary(samples, target, written, broken), *_leave_out(target, broken)])
 
 
-def _check(source, target, size, validation_fraction, shard_size, jpeg_quality, jobs) -> None:
+def _check(
+    source: str,
+    target: str | Path,
+    size: int | None,
+    validation_fraction: float,
+    shard_size: str | None,
+    jpeg_quality: int,
+    jobs: int | None,
+) -> None:
     """Raise a UserError with everything that is wrong with the arguments."""
     wrong = [
         (
@@ -163,8 +171,8 @@ def _leave_out(target: Path, broken: dict[str, str]) -> list[str]:
         return []
     temporary = file.with_name(f".{BROKEN}.part")
     broken = {name: why.removeprefix(f"{name} ") for name, why in broken.items()}
-    lines = (f"{name}\t{why}\n" for name, why in broken.items())
-    temporary.write_text("".join(lines), encoding="utf-8", errors="surrogateescape")
+    listed = "".join(f"{name}\t{why}\n" for name, why in broken.items())
+    temporary.write_text(listed, encoding="utf-8", errors="surrogateescape")
     os.replace(temporary, file)
     lines = [f"{len(broken)} images could not be read and were left out; {file} lists them:"]
     lines += [f"  {name}: {why}" for name, why in list(broken.items())[:10]]

@@ -80,11 +80,14 @@ def _draw(number: int, split: str, files: tuple[tuple[str, tuple[str, ...]], ...
         if chance.random() < 0.5:
             cutout = ImageOps.mirror(cutout)
         scale = chance.uniform(0.4, 0.8) * size / max(cutout.size)
-        cutout = cutout.resize([max(1, round(side * scale)) for side in cutout.size], Image.Resampling.BILINEAR)
+        width, height = cutout.size
+        cutout = cutout.resize((max(1, round(width * scale)), max(1, round(height * scale))), Image.Resampling.BILINEAR)
         cutout = cutout.rotate(chance.uniform(-15, 15), Image.Resampling.BILINEAR, expand=True)
         colours = ImageEnhance.Brightness(cutout.convert("RGB")).enhance(chance.uniform(0.75, 1.25))
         # at least half of its width and height is inside
-        place = [round(chance.uniform(-side / 2, size - side / 2)) for side in cutout.size]
+        width, height = cutout.size
+        left = round(chance.uniform(-width / 2, size - width / 2))
+        place = left, round(chance.uniform(-height / 2, size - height / 2))
         alpha = cutout.getchannel("A")
         image.paste(colours, place, alpha)
         edge = alpha.point([IGNORED if TRANSPARENT < value < OPAQUE else 0 for value in range(256)])
@@ -96,13 +99,15 @@ def _draw(number: int, split: str, files: tuple[tuple[str, tuple[str, ...]], ...
 
 def _background(split: str, size: int, chance: random.Random) -> Image:
     """A square part of one of scikit-learn's photographs."""
+    from PIL import ImageOps
+
     photograph = photos.photograph(chance.choice(photos.CLASSES))
     border = round(photograph.width * (1 - HELD_OUT_WIDTH))
     first, last = (border, photograph.width) if split == "validation" else (0, border)
     side = chance.uniform(0.5, 1) * min(last - first, photograph.height)
     left, top = chance.uniform(first, last - side), chance.uniform(0, photograph.height - side)
     part = photograph.resize((size, size), resample=2, box=(left, top, left + side, top + side))
-    return part.transpose(0) if chance.random() < 0.5 else part  # Pillow's FLIP_LEFT_RIGHT
+    return ImageOps.mirror(part) if chance.random() < 0.5 else part
 
 
 @cache
@@ -111,7 +116,7 @@ def _cutout(file: str) -> Image:
     from PIL import Image
 
     with Image.open(file) as opened:
-        cutout = opened.convert("RGBA")
+        cutout: Image.Image = opened.convert("RGBA")
     cutout = cutout.crop(cutout.getchannel("A").getbbox() or (0, 0, *cutout.size))
     cutout.thumbnail((KEPT_SIZE, KEPT_SIZE))
     return cutout

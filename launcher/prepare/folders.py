@@ -25,7 +25,7 @@ def write(
     missing = [sample for sample in samples if not existing.issuperset(paths(sample))]
     advance(len(samples) - len(missing))
     chunks = [missing[first : first + AT_ONCE] for first in range(0, len(missing), AT_ONCE)]
-    written, broken = 0, {}
+    written, broken = 0, dict[str, str]()
     for count, problems in spread(partial(_write_all, target, encoding), chunks, jobs, advance):
         written, broken = written + count, broken | problems
     return written, broken
@@ -47,7 +47,8 @@ def _write_all(target: Path, encoding: Encoding, samples: list[Sample], advance:
             broken[sample.source] = str(error)
         else:
             for path, data in zip(paths(sample), files):
-                _write(data, target / path)
+                if data is not None:
+                    _write(data, target / path)
             written += 1
         advance(1)
     return written, broken

@@ -9,15 +9,18 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-Advance = Callable[[int], None]
+Advance = Callable[[int], object]
 """Told of every so many images that are done."""
 
-_done = None
+_done: Synchronized[int]
 """In a worker process: the count of images done, which it shares with the others."""
 
 
@@ -64,7 +67,7 @@ def spread(
     pool.shutdown()
 
 
-def _begin(done) -> None:
+def _begin(done: Synchronized[int]) -> None:
     global _done
     _done = done
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the others
@@ -72,7 +75,9 @@ def _begin(done) -> None:
 
 
 def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 

@@ -6,7 +6,7 @@ import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.prepare.entry_rules import entry_rules
 
@@ -110,7 +110,7 @@ def _scaled_size(size: tuple[int, int], shorter: int | None) -> tuple[int, int]:
 
 
 def _encoded(image: Image, ending: str, encoding: Encoding) -> bytes:
-    options = {
+    options: dict[str, dict[str, Any]] = {
         ".png": {"format": "PNG"},
         ".webp": {"format": "WEBP", "quality": encoding.jpeg_quality},
     }

@@ -17,6 +17,7 @@ import tarfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from launcher.findings import mistake
 from launcher.prepare.entry_rules import entry_rules
@@ -135,7 +136,12 @@ def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _S
     broken: dict[str, str] = {}
     with open(temporary, "wb") as opened:
         hashed = _Hashed(opened)
-        with tarfile.TarFile(temporary, "w", fileobj=hashed, format=tarfile.USTAR_FORMAT) as tar:
+        with tarfile.TarFile(
+            temporary,
+            "w",
+            fileobj=hashed,  # type: ignore[arg-type]  # a shard is written in sequence: write and tell are all it takes
+            format=tarfile.USTAR_FORMAT,
+        ) as tar:
             for number, sample in enumerate(shard.samples, start=shard.first):
                 try:
                     image, mask = encode(sample, encoding)
@@ -146,6 +152,7 @@ def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _S
                     columns["offsets"].append(_add(tar, key + sample.ending, image))
                     columns["lengths"].append(len(image))
                     if mask is None:
+                        assert sample.label is not None
                         label = classes.index(sample.label)
                         columns["labels"].append(label)
                         _add(tar, f"{key}.cls", str(label).encode())
@@ -164,7 +171,7 @@ def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _S
 class _Hashed:
     """A file that is written in sequence, and the checksum of what was meant to be written."""
 
-    def __init__(self, file):
+    def __init__(self, file: IO[bytes]):
         self.sha256, self._file = hashlib.sha256(), file
         self.tell = file.tell
 
@@ -185,7 +192,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
     member.size, member.mode = len(data), 0o644
     begins = tar.offset + 512
     tar.addfile(member, io.BytesIO(data))
-    tar.members = []  # else it keeps them all
+    tar.members = []  # type: ignore[attr-defined]  # not documented; else it keeps them all
     return begins
 
 
@@ -200,7 +207,7 @@ def _read_again(file: Path, size: int, checksum: str, columns: dict[str, list[in
         raise OSError(f"{file} does not hold what was written into it: the disk, or its memory, is broken")
 
 
-def _sha256(opened) -> str:
+def _sha256(opened: IO[bytes]) -> str:
     found = hashlib.sha256()
     while piece := opened.read(1 << 20):
         found.update(piece)

@@ -10,13 +10,14 @@ import random
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.findings import UserError, did_you_mean, mistake
 from launcher.prepare import cutouts, photos, shapes
 from launcher.prepare.samples import KEPT, Sample
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from PIL.Image import Image
 
 DRAWN = ("cutouts", "digits", "fashion-mnist", "photos", "shapes")
@@ -114,7 +115,7 @@ def _digits(validation_fraction: float) -> Iterator[Sample]:
 
 
 @functools.cache
-def _all_digits() -> tuple:
+def _all_digits() -> tuple[NDArray[Any], NDArray[Any]]:
     """Pixels, uint8 (images, 8, 8), and labels."""
     from sklearn.datasets import load_digits
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from pathlib import Path
 
 from launcher.findings import Finding, UserError, mistake
@@ -47,9 +48,9 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
     seen = 0
     with tqdm(desc=f"verifying {target}", unit="image", disable=None) as bar:
         jobs = jobs or available_cores()
-        for tasks, work in ((shards, _verify_shard), (chunks, _verify_files)):
-            for count, found in spread(work, tasks, jobs, bar.update):
-                seen, problems = seen + count, problems + found
+        in_shards = spread(_verify_shard, shards, jobs, bar.update)
+        for count, found in itertools.chain(in_shards, spread(_verify_files, chunks, jobs, bar.update)):
+            seen, problems = seen + count, problems + found
     if problems:
         cure = "remove what is named and call launcher prepare again: it makes what is missing"
         findings = [Finding(key="TARGET", found=problem, cure=cure) for problem in problems[:10]]

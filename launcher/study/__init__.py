@@ -1,5 +1,12 @@
 """Studies: many runs and one question. Each keeps its trials in a table, and repeats none that the table holds."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.study.preprocessing_study import PreprocessingStudy, preprocessing
+    from launcher.study.scaling_study import ScalingStudy, scaling
+    from launcher.study.stories import PublishedStory, story
+
 __all__ = ["PreprocessingStudy", "PublishedStory", "ScalingStudy", "preprocessing", "scaling", "story"]
 
 
@@ -8,10 +15,13 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in ("PreprocessingStudy", "preprocessing"):
-        from launcher.study import preprocessing_study as module
-    elif name in ("ScalingStudy", "scaling"):
-        from launcher.study import scaling_study as module
-    else:
-        from launcher.study import stories as module
+        from launcher.study import preprocessing_study
 
-    return getattr(module, name)
+        return getattr(preprocessing_study, name)
+    if name in ("ScalingStudy", "scaling"):
+        from launcher.study import scaling_study
+
+        return getattr(scaling_study, name)
+    from launcher.study import stories
+
+    return getattr(stories, name)

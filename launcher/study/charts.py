@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -92,7 +92,7 @@ def _draw(chart: Chart, top: int, width: int) -> list[str]:
         return base - (value - low) / (high - low) * HEIGHT
 
     lines = [f'<text class="title" x="{LEFT}" y="{top + 24}">{escape(chart.title)}</text>']
-    x = LEFT
+    x: float = LEFT
     colours = [COLOURS[(chart.first_colour + place) % len(COLOURS)] for place in range(len(chart.series))]
     for colour, (name, _) in zip(colours, chart.series):
         lines.append(f'<rect x="{x}" y="{top + 36}" width="12" height="12" fill="{colour}"/>')
@@ -130,7 +130,7 @@ def _draw(chart: Chart, top: int, width: int) -> list[str]:
     return lines
 
 
-def _bar(value: Spread, x: float, at, colour: str, tip: str, unit: str) -> list[str]:
+def _bar(value: Spread, x: float, at: Callable[[float], float], colour: str, tip: str, unit: str) -> list[str]:
     """A bar from 0 to the median, its range where there is one, its number, and what a pointer on it is told."""
     top, bottom = sorted((at(value.median), at(0)))
     told = f"{tip}: {number(value.median)} {unit}, {number(value.low)} to {number(value.high)}, n = {len(value.values)}"

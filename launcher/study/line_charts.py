@@ -135,7 +135,9 @@ def _curve(curve: Curve, colour: str, x: Callable[[float], float], y: Callable[[
     return lines
 
 
-def _path(way: Sequence[tuple[float, float]], x, y, style: str) -> str:
+def _path(
+    way: Sequence[tuple[float, float]], x: Callable[[float], float], y: Callable[[float], float], style: str
+) -> str:
     points = " ".join(f"{x(hosts):.1f},{y(value):.1f}" for hosts, value in way)
     return f'<polyline points="{points}" fill="none" {style}/>'
 

@@ -11,7 +11,7 @@ from typing import Any
 from launcher import backends, config_file, records
 from launcher.backends.local_hosts import gpu_count
 from launcher.findings import Finding, UserError, did_you_mean
-from launcher.job import Job, StudySection
+from launcher.job import Job, StudySection, Way
 from launcher.loading import load
 from launcher.package import travelling_files
 from launcher.planning import plan
@@ -32,7 +32,7 @@ from launcher.study.trials import (
 
 SCRIPT = "train_classifier.py"
 
-WAYS: dict[str, dict[str, Any]] = {
+WAYS: dict[Way, dict[str, Any]] = {
     "cpu_reference": {"preprocessing": "cpu_reference"},
     "cpu": {"preprocessing": "cpu"},
     "cpu_composed": {"preprocessing": "cpu", "compose_augmentation": True},
@@ -186,7 +186,8 @@ def _varied(job: Job, values: dict[str, Any]) -> Job:
 def _run(missing: Sequence[Trial], known: Table, on: str, say: Callable[[str], None]) -> list[str]:
     """Run trials one after the other; why some did not complete. Where one fails, its model on its way is not tried
     again; where a model alone fails, nothing of it is."""
-    failed, given_up = [], set()
+    failed: list[str] = []
+    given_up: set[tuple[Any, Any]] = set()
     for number, trial in enumerate(missing, 1):
         model, way = trial.key["model"], trial.key["way"]
         if {(model, way), (model, "")} & given_up:

@@ -208,7 +208,8 @@ def _demands(cells: Sequence[Cell], job: Job) -> dict[str, dict[str, sizing.Dema
 
 def _image_size(job: Job) -> int:
     """In pixels, of what the models see; the script's own where the job says nothing."""
-    return job.hyperparameters.get("image_size", 224)
+    size: int = job.hyperparameters.get("image_size", 224)
+    return size
 
 
 def _input_size(job: Job) -> int:

@@ -67,14 +67,13 @@ def measure(
     step, whole_backward = over_windows("step"), over_windows("backward")
     assert step is not None, "every window tells its steps' time"
     exposed = 0.0 if world == 1 else over_windows("grad_sync")
-    known = whole_backward is not None and exposed is not None
     bytes_a_number = 2 if settings.get("gradient_compression") == "bf16" else 4
     memory = [float(value) for rank in ranks for value in rank["extra"].get("memory_gib", ()) if not math.isnan(value)]
     return {
         "images_per_second": settings["global_batch_size"] / step,
         "step_seconds": step,
         "exposed_seconds": exposed,
-        "backward_seconds": max(0.0, whole_backward - exposed) if known else None,
+        "backward_seconds": None if whole_backward is None or exposed is None else max(0.0, whole_backward - exposed),
         "data_wait_seconds": over_windows("data_wait") or 0.0,
         "counted_steps": sum(int(steps) for steps, counts in zip(_steps(ranks[0]), counted[0]) if counts),
         "world_size": world,
@@ -90,4 +89,5 @@ def measure(
 
 
 def _steps(rank: Mapping[str, Any]) -> Sequence[float]:
-    return rank["extra"]["steps"]
+    steps: Sequence[float] = rank["extra"]["steps"]
+    return steps

@@ -28,6 +28,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
 """Bytes of DistributedDataParallel's first bucket and of the others: _DEFAULT_FIRST_BUCKET_BYTES of torch.distributed, and
@@ -246,7 +247,8 @@ def _solve(
         if point.hosts > 1 and point.exposed is not None:
             rows.append([value / point.seconds for value in exchange])
             targets.append(point.exposed / point.seconds)
-    return replace(model, **dict(zip(NUMBERS, _non_negative(rows, targets, free))))
+    fitted: dict[str, Any] = dict(zip(NUMBERS, _non_negative(rows, targets, free)))
+    return replace(model, **fitted)
 
 
 def _non_negative(rows: Sequence[Sequence[float]], targets: Sequence[float], free: Sequence[bool]) -> list[float]:

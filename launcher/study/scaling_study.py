@@ -217,9 +217,9 @@ def trials(job: Job, grid: StudySection, processes_a_host: int) -> Iterator[Tria
     """All trials of a grid: the sizes take turns, forwards and backwards, so that none of them always has the warmer machine."""
     found: list[tuple[int, int]] = []
     for hosts in grid.hosts:
-        whole = job.hyperparameters.get("global_batch_size")  # weak scaling of study.batches does without
-        weak = [batch * hosts * processes_a_host for batch in grid.batches]
-        found += [(hosts, batch) for batch in (*weak * (grid.mode != "strong"), *[whole] * (grid.mode != "weak"))]
+        weak = [batch * hosts * processes_a_host for batch in grid.batches] if grid.mode != "strong" else []
+        strong = [job.hyperparameters["global_batch_size"]] if grid.mode != "weak" else []
+        found += [(hosts, batch) for batch in (*weak, *strong)]
     found = list(dict.fromkeys(found))
     for repeat in range(1, grid.repeats + 1):
         for hosts, batch in found if repeat % 2 else reversed(found):

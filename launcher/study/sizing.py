@@ -112,7 +112,8 @@ def catalog_gpu(name: str) -> str | None:
 
 def post_rate(model: str) -> float:
     """Training images a second of the post's fastest trial: the model takes at least so many, because its epochs validate too."""
-    return post()["training_images"] / min(seconds for pair in post()["models"][model].values() for seconds in pair)
+    fastest: float = min(seconds for pair in post()["models"][model].values() for seconds in pair)
+    return int(post()["training_images"]) / fastest
 
 
 @cache
@@ -120,7 +121,8 @@ def post() -> Mapping[str, Any]:
     """dali_post.yaml."""
     import yaml  # here, so that whoever imports this module pays for it only when asking
 
-    return yaml.safe_load((Path(__file__).parent / "dali_post.yaml").read_text(encoding="utf-8"))
+    facts: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "dali_post.yaml").read_text(encoding="utf-8"))
+    return facts
 
 
 def _price(job: Job, instance_type: str) -> float | None:

@@ -123,17 +123,16 @@ def tell_the_price(planned: Sequence[Plan], max_cost: float | None, say: Callabl
     known = [backends.get(each.backend).price(each.job) for each in planned]
     if first.price is None:
         return
-    ceilings = [price.ceiling for price in known if price is not None and price.ceiling is not None]
+    ceilings = [(price.ceiling, price.told) for price in known if price is not None and price.ceiling is not None]
     count = f"{len(planned)} trials"
     if len(ceilings) < len(planned):
         say(f"{count}, each: {first.price.told}")
         if max_cost is not None:
             refuse_cost(first, max_cost)
         return
-    total, dearest = sum(ceilings), max(known, key=lambda price: price.ceiling)
-    say(
-        f"{count}: at most {dollars(total)} in all; {'each' if len(set(ceilings)) == 1 else 'the dearest'} {dearest.told}"
-    )
+    total, (_, dearest) = sum(ceiling for ceiling, _ in ceilings), max(ceilings, key=lambda price: price[0])
+    alike = len({ceiling for ceiling, _ in ceilings}) == 1
+    say(f"{count}: at most {dollars(total)} in all; {'each' if alike else 'the dearest'} {dearest}")
     if max_cost is not None and not total <= max_cost:  # nan allows nothing
         cure = "lower compute.max_hours or study.repeats, or allow more"
         raise mistake("--max-cost", f"at most {dollars(total)} in all", cure, valid=f"at most {dollars(max_cost)}")

@@ -37,17 +37,15 @@ def transfer(evidence: Evidence) -> Answer:
                 why="JPEGs cross to the GPU instead of pixels",
             ),
         )
-    share *= evidence.steps_part
+    share_of_run = share * evidence.steps_part
     return Verdict(
         kind="host_to_device_bound",
         title="Copying batches to the device takes long",
-        share=share,
-        evidence=(
-            f"host to device: {percent(evidence.share('host_to_device'))} of a step of {evidence.step_seconds:.3g} s",
-        ),
+        share=share_of_run,
+        evidence=(f"host to device: {percent(share)} of a step of {evidence.step_seconds:.3g} s",),
         cause="the batches are large for the link, or come from memory that is not pinned",
         cures=tuple(cures),
-        gain=bounded(share),
+        gain=bounded(share_of_run),
     )
 
 
@@ -116,12 +114,13 @@ def fp32(evidence: Evidence) -> Answer:
     """A GPU is busy with arithmetic that it could do in fewer bits."""
     if not evidence.on_gpu:
         return DoesNotApply("no GPU")
-    precision, share = evidence.settings.get("precision"), evidence.share(*COMPUTE_PHASES)
-    if precision is None or (share is None and evidence.gpu_idle is None):
+    precision, share, idle = evidence.settings.get("precision"), evidence.share(*COMPUTE_PHASES), evidence.gpu_idle
+    if share is None and idle is not None:
+        share = 1 - idle
+    if precision is None or share is None:
         reason = "the precision of this run is not known" if precision is None else evidence.why_no_steps
         return NotMeasured(what="arithmetic in fp32", reason=reason)
-    share = 1 - evidence.gpu_idle if share is None else share
-    if precision != "fp32" or share < 0.5 or (evidence.gpu_idle or 0) >= IDLE_GPU:
+    if precision != "fp32" or share < 0.5 or (idle or 0) >= IDLE_GPU:
         return None
     bits = _sixteen_bits(evidence)
     share_of_run = share * evidence.steps_part

@@ -28,8 +28,8 @@ def waiting(evidence: Evidence) -> Answer:
     taken = taken_by_workers(evidence)
     if taken is not None:
         return _too_many_workers(evidence, taken)
-    if wait is None:  # system metrics alone
-        return _from_system_metrics(evidence, idle)
+    if wait is None:
+        return _from_system_metrics(evidence)
     if wait < NOTICEABLE:
         return None
     if epoch_start_share(evidence) >= NOTICEABLE and not _everywhere(evidence):
@@ -38,40 +38,40 @@ def waiting(evidence: Evidence) -> Answer:
         return EXPLAINED  # by the quota: no number of workers helps against it
     if evidence.busy is None:
         return _without_cores(evidence, wait)
-    if _blocked(evidence):
-        return _storage(evidence, wait)
+    if _blocked(evidence, evidence.busy):
+        return _storage(evidence, wait, lost=wait)
     room = min(1 / (1 - wait), 1 / max(evidence.busy, 0.01))
     sensible = sensible_workers(evidence)
     if room >= 1 + NOTICEABLE and (evidence.workers is None or evidence.workers < sensible):
-        return _too_few_workers(evidence, wait, room, sensible)
+        return _too_few_workers(evidence, wait, room, sensible, evidence.busy)
     if evidence.busy >= 0.7:
         return _costly_images(evidence, wait)
-    return _storage(evidence, wait)
+    return _storage(evidence, wait, lost=wait)
 
 
 def _everywhere(evidence: Evidence) -> bool:
     """Whether the wait is in all of an epoch, and not only where it begins."""
     for steps in evidence.ranks:
         first, later = epoch_firsts(evidence, steps)
-        if first is not None and later < NOTICEABLE * windows.mean_seconds(steps, "step"):
+        if first is not None and later < NOTICEABLE * windows.timed_mean(steps, "step"):
             return False
     return True
 
 
-def _blocked(evidence: Evidence) -> bool:
-    """Whether what fetches images waits for something other than a core.
+def _blocked(evidence: Evidence, cores: float) -> bool:
+    """Whether, at this share of the cores in use, what fetches images waits for something other than a core.
 
     On full cores only workers that use hardly any of their turns do: a core that they wanted they would get, each in its turn.
     """
-    if evidence.busy >= FULL:
+    if cores >= FULL:
         turn = min(1.0, (evidence.cores_each or 1.0) / max(evidence.workers or 1, 1))
         return bool(evidence.workers) and evidence.worker_use is not None and evidence.worker_use < 0.1 * turn
     if (evidence.waiting_cores or 0) >= 0.5:
         return True
     if evidence.workers:
         return evidence.worker_use is not None and evidence.worker_use < WORKING
-    own = evidence.own_cpu
-    return evidence.workers == 0 and own is not None and own < WORKING * evidence.step_seconds
+    own, step = evidence.own_cpu, evidence.step_seconds
+    return evidence.workers == 0 and own is not None and step is not None and own < WORKING * step
 
 
 def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
@@ -81,7 +81,7 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
         told.append(f"waiting for data: {percent(wait)} of a step of {evidence.step_seconds:.3g} s")
     if evidence.gpu_idle is not None:
         told.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
-    if evidence.busy is not None:
+    if evidence.busy is not None and evidence.full is not None:
         told.append(
             f"{percent(evidence.busy)} of {_cores(evidence)} in use; all of them full in {percent(evidence.full)} of the samples"
         )
@@ -105,19 +105,21 @@ def _cores(evidence: Evidence) -> str:
 
 
 def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
-    workers, sensible, starts = evidence.workers, sensible_workers(evidence), epoch_start_share(evidence)
+    workers, cores, busy = evidence.workers, evidence.cores_each, evidence.busy
+    assert workers and cores and busy is not None, "taken_by_workers found them"
+    sensible, starts = sensible_workers(evidence), epoch_start_share(evidence)
     share = min(1.0, lost * evidence.steps_part + starts)
     work, expected, formula = evidence.all_cpu, None, ""
     if work is not None and evidence.step_seconds:
-        needed = min(1.0, work / evidence.cores_each / evidence.step_seconds)
+        needed = min(1.0, work / cores / evidence.step_seconds)
         left = 1 - evidence.steps_part * (1 - needed) - starts * (1 - sensible / workers)
         formula = (
-            f"the step's {work:.3g} CPU seconds on {evidence.cores_each:.3g} cores take {needed * evidence.step_seconds:.3g} s of its "
+            f"the step's {work:.3g} CPU seconds on {cores:.3g} cores take {needed * evidence.step_seconds:.3g} s of its "
             f"{evidence.step_seconds:.3g} s; waits where epochs begin, {percent(starts)} of the time, become {sensible} / {workers} "
             "of that; what the workers lose by taking turns comes on top"
         )
-        if not evidence.on_gpu and evidence.busy > left:  # the same work on the same cores, whoever does it
-            left = evidence.busy
+        if not evidence.on_gpu and busy > left:  # the same work on the same cores, whoever does it
+            left = busy
             formula = f"the cores are in use {percent(left)} of the time, and the work stays the same; what taking turns costs comes on top"
         expected = 1 / left
     fewer = Cure(
@@ -129,7 +131,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
     cheaper, gain = _cheaper_images(evidence), bounded(share, expected, formula)
     settings = tuple(cure for cure in cheaper if (cure.setting or "").startswith("hyperparameters."))
     cures = (fewer, *cheaper)
-    if settings and not evidence.on_gpu and evidence.busy >= FULL:
+    if settings and not evidence.on_gpu and busy >= FULL:
         # where the model computes on the same full cores, less work helps more than fewer workers
         cures = (*settings, fewer, *(cure for cure in cheaper if cure not in settings))
         gain = _of_cheaper_images(evidence, share)
@@ -140,7 +142,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
         )
     return Verdict(
         kind="too_many_workers",
-        title=f"Too many workers: {workers} a process on {evidence.cores_each:.3g} cores",
+        title=f"Too many workers: {workers} a process on {cores:.3g} cores",
         share=share,
         evidence=tuple(told),
         cause="the workers take turns on full cores, and take them from the training process too; more workers would only add to it",
@@ -149,7 +151,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
     )
 
 
-def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int) -> Verdict:
+def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int, cores: float) -> Verdict:
     workers, busy, expected, formula = evidence.workers, 1 - wait, None, ""
     if workers:
         wanted = min(sensible, max(workers + 1, math.ceil(workers / busy * 1.1)))
@@ -163,7 +165,6 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
     elif workers == 0:
         cause = "the training process decodes the images itself, between its steps"
     if workers is not None:
-        cores = evidence.busy
         expected = 1 / max(busy, loader, cores)
         formula = (
             f"1 / max(rest of the step {busy:.2f}, loader with {wanted} workers {loader:.2f}, cores in use {cores:.2f})"
@@ -214,8 +215,7 @@ def _of_cheaper_images(evidence: Evidence, touched: float) -> Gain:
     )
 
 
-def _storage(evidence: Evidence, wait: float | None, lost: float | None = None) -> Verdict:
-    lost = wait if lost is None else lost
+def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Verdict:
     read = [
         float(np.mean(evidence.during(host.disk["read"]))) / 1e6
         for host in evidence.hosts
@@ -282,12 +282,13 @@ def _without_cores(evidence: Evidence, wait: float) -> Verdict:
     )
 
 
-def _from_system_metrics(evidence: Evidence, idle: float) -> Answer:
+def _from_system_metrics(evidence: Evidence) -> Answer:
     """Without a step timeline: a GPU idles while cores are full or wait for disks. What fills them is not seen."""
-    if idle < IDLE_GPU or evidence.busy is None or (evidence.throttled or 0) >= NOTICEABLE:
+    idle = evidence.gpu_idle
+    if idle is None or idle < IDLE_GPU or evidence.busy is None or (evidence.throttled or 0) >= NOTICEABLE:
         return None
     if (evidence.waiting_cores or 0) >= 0.5 and evidence.busy < FULL:
-        return _storage(evidence, None, idle)
+        return _storage(evidence, None, lost=idle)
     if evidence.busy < 0.85:
         return None
     return Verdict(

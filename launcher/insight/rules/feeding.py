@@ -133,7 +133,8 @@ def _one_core(evidence: Evidence) -> bool:
     own = evidence.own_cpu
     if own is not None and evidence.step_seconds:
         return own / evidence.step_seconds >= 0.85
-    return evidence.pegged is not None and evidence.pegged >= 0.5 and evidence.busy < 0.7
+    pegged, busy = evidence.pegged, evidence.busy
+    return pegged is not None and pegged >= 0.5 and busy is not None and busy < 0.7
 
 
 def _numbers(evidence: Evidence, lost: float) -> list[str]:
@@ -142,14 +143,15 @@ def _numbers(evidence: Evidence, lost: float) -> list[str]:
         told.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
     if evidence.unaccounted is not None:
         told.append(f"{percent(evidence.unaccounted)} of a step of {evidence.step_seconds:.3g} s lies in no phase")
-    if evidence.share("data_wait") is not None:
-        told.append(f"waiting for data only {percent(evidence.share('data_wait'))}")
+    wait = evidence.share("data_wait")
+    if wait is not None:
+        told.append(f"waiting for data only {percent(wait)}")
     if evidence.gpu_memory is not None:
         told.append(f"GPU memory at most {evidence.gpu_memory:.0f} % in use (95th percentile)")
     own = evidence.own_cpu
-    if own is not None:
+    if own is not None and evidence.step_seconds is not None:
         told.append(f"the training process uses {own / evidence.step_seconds:.2f} cores")
-    if evidence.pegged is not None:
+    if evidence.pegged is not None and evidence.busy is not None:
         told.append(
             f"a core at 95 % or more in {percent(evidence.pegged)} of the samples, {percent(evidence.busy)} of all in use"
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
+from launcher.insight.measurements import Steps
 from launcher.insight.rules.workers import taken_by_workers
 from launcher.insight.verdicts import (
     EXPLAINED,
@@ -106,21 +109,21 @@ def epoch_start_share(evidence: Evidence) -> float:
         first, later = epoch_firsts(evidence, steps)
         between = float(windows.between(steps, evidence.measurements.stalls).sum()) / (evidence.training_seconds or 1)
         waited = 0.0
-        if first is not None and later < NOTICEABLE * windows.mean_seconds(steps, "step"):
+        if first is not None and later < NOTICEABLE * windows.timed_mean(steps, "step"):
             everything = np.ones(len(first), bool)
-            excess = windows.mean_seconds(steps, "data_wait", everything) - later
-            waited = excess / windows.mean_seconds(steps, "step", everything)
+            excess = windows.timed_mean(steps, "data_wait", everything) - later
+            waited = excess / windows.timed_mean(steps, "step", everything)
         shares.append(between + waited * evidence.steps_seconds / (evidence.training_seconds or 1))
     return float(np.median(shares)) if shares else 0.0
 
 
-def epoch_firsts(evidence: Evidence, steps) -> tuple[np.ndarray | None, float]:
+def epoch_firsts(evidence: Evidence, steps: Steps) -> tuple[np.ndarray | None, float]:
     """(which logged windows are an epoch's first, mean wait in the others); (None, 0) where one cannot tell."""
     first = np.concatenate([[True], np.diff(steps.epoch) > 0])
     kept = windows.steady(steps)
     if "data_wait" not in steps.seconds or not (kept & first).any() or (kept & ~first).sum() < 2:
         return None, 0.0
-    return first, windows.mean_seconds(steps, "data_wait", ~first)
+    return first, windows.timed_mean(steps, "data_wait", ~first)
 
 
 def start(evidence: Evidence) -> Answer:
@@ -189,7 +192,7 @@ def outliers(evidence: Evidence) -> Answer:
         for phase, values in steps.seconds.items()
         if phase != "step"
     }
-    phase = max(where, key=where.get, default="no phase")
+    phase = max(where, key=where.__getitem__, default="no phase")
     cause = "something else takes the device or the cores now and then: other jobs, clean-up of memory, new shapes to compile for"
     if phase == "data_wait":
         cause = "the loader runs dry now and then: storage or a shared file system with other users"
@@ -227,7 +230,14 @@ def outliers(evidence: Evidence) -> Answer:
     )
 
 
-def _stalls(evidence: Evidence, kind: str, name: str, title: str, cause: str, cures) -> Answer:
+def _stalls(
+    evidence: Evidence,
+    kind: str,
+    name: str,
+    title: str,
+    cause: str,
+    cures: Callable[[int, int], tuple[Cure, ...]],
+) -> Answer:
     what = {"checkpoint": "checkpoints", "evaluate": "evaluations"}[kind]
     if not evidence.ranks:
         return NotMeasured(what=what, reason=evidence.why_no_steps)

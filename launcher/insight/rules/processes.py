@@ -133,7 +133,7 @@ def uneven_gpus(evidence: Evidence) -> Answer:
         return NotMeasured(what="GPUs used unevenly", reason=evidence.why_no_hosts)
     if not evidence.uneven or len(evidence.ranks) >= 2:
         return None
-    most, least = max(means, key=means.get), min(means, key=means.get)
+    most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     lost = (means[most] - float(np.mean(list(means.values())))) / 100
     return Verdict(
         kind="uneven_gpus",
@@ -177,5 +177,5 @@ def _where(evidence: Evidence, slowest: int) -> tuple[str, float]:
             for steps in evidence.ranks
         ]
         more[phase] = each[slowest] - float(np.median(np.delete(each, slowest)))
-    phase = max(more, key=more.get)
+    phase = max(more, key=more.__getitem__)
     return phase, more[phase]

@@ -50,9 +50,10 @@ def sensible_workers(evidence: Evidence) -> int:
     either, it counts as one core, or as none where it mostly waits.
     """
     cores, own, step = evidence.cores_each or 1.0, evidence.own_cpu, evidence.step_seconds
+    whole = evidence.all_cpu
     waits = evidence.share("data_wait") or 0.0
-    if own is None or not evidence.workers or not step:
+    if own is None or whole is None or not evidence.workers or not step:
         return max(1, math.floor(cores - (0.0 if waits >= 0.5 else 1.0) + 0.5))
-    theirs = evidence.all_cpu - own
-    lasts = max(evidence.all_cpu / cores, (1 - waits) * step if evidence.on_gpu else 0.0)
+    theirs = whole - own
+    lasts = max(whole / cores, (1 - waits) * step if evidence.on_gpu else 0.0)
     return min(max(1, math.ceil(theirs / lasts - 0.1)), max(1, math.floor(cores + 0.5))) if lasts else 1
