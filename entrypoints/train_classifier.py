@@ -21,11 +21,13 @@ from training.environment import read_environment
 from training.evaluation import evaluate
 from training.failure import failure_file
 from training.loop import open_run, total_steps, train
+from training.memory_trial import StepTrial
 from training.monitor import system_monitor
 from training.rendezvous import read_place
 from training.script_settings import ClassifierSettings
 from training.settings import read_settings
 from training.state import prepare
+from training.timeline import Timeline
 from training.usage import hardware
 
 
@@ -56,7 +58,9 @@ def main(settings: ClassifierSettings) -> None:
         steps = total_steps(settings, len(data.training))
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
-        size = memory.choose_batch_size(now, without, settings, world, run.report)
+        bare = Classification(state.model, settings.label_smoothing, Timeline(world.device))
+        trial = StepTrial(bare, state, data, now.optimizer)
+        size = memory.choose_batch_size(now, without, settings, world, run.report, trial)
         reopened = partial(open_loaders, data, world=world, batch_size_per_device=size)
         loaders = reopened(settings, say=run.report.say)
         probed = {}

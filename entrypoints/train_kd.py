@@ -23,11 +23,13 @@ from training.environment import read_environment
 from training.evaluation import evaluate
 from training.failure import failure_file
 from training.loop import open_run, total_steps, train
+from training.memory_trial import StepTrial
 from training.monitor import system_monitor
 from training.rendezvous import read_place
 from training.script_settings import DistillationSettings
 from training.settings import read_settings
 from training.state import prepare
+from training.timeline import Timeline
 
 
 def main(settings: DistillationSettings) -> None:
@@ -78,7 +80,8 @@ def main(settings: DistillationSettings) -> None:
             ).to(world.device)
             cached, image = settings.teacher_cache is not None, memory.example(data, world.device)
             now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
-        size = memory.choose_batch_size(now, without, settings, world, run.report)
+        trial = StepTrial(Distillation(state.model, teacher, None, settings, Timeline(world.device)), state, data, now.optimizer)
+        size = memory.choose_batch_size(now, without, settings, world, run.report, trial)
         views = settings.teacher_cache.views if settings.teacher_cache else None
         reopened = partial(open_loaders, data, world=world, batch_size_per_device=size, views=views)
         loaders = reopened(settings, say=say)

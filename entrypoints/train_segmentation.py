@@ -11,6 +11,7 @@ A channel holds images/…/<name>.jpg or .png, and masks/…/<name>.png, whose p
 With `hard_label_weight` below 1 the model is a student of the one in the channel `teacher`: the model.tar.gz of an earlier run.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,12 +25,14 @@ from training.environment import read_environment
 from training.evaluation import evaluate_pixels, told_by_class
 from training.failure import failure_file
 from training.loop import open_run, total_steps, train
+from training.memory_trial import StepTrial
 from training.monitor import system_monitor
 from training.rendezvous import read_place
 from training.segmentation import Segmentation
 from training.segmentation_settings import SegmentationSettings
 from training.settings import read_settings
 from training.state import prepare
+from training.timeline import Timeline
 
 
 def main(settings: SegmentationSettings) -> None:
@@ -75,7 +78,9 @@ def main(settings: SegmentationSettings) -> None:
                 pixels=True,
             ).to(world.device)
             now, without = with_teacher(now, without, teacher, settings, memory.example(data, world.device))
-        size = memory.choose_batch_size(now, without, settings, world, run.report)
+        alone = replace(world, rank=0, size=1)
+        trial = StepTrial(Segmentation(state.model, teacher, settings, alone, Timeline(world.device)), state, data, now.optimizer)
+        size = memory.choose_batch_size(now, without, settings, world, run.report, trial)
         reopened = partial(open_loaders, data, world=world, batch_size_per_device=size)
         loaders = reopened(settings, say=run.report.say)
         task, untaught = (Segmentation(state.trained, one, settings, world, run.timeline) for one in (teacher, None))

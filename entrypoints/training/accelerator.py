@@ -6,11 +6,16 @@ PyTorch gives each kind of accelerator a module with the same functions, under t
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
+
+OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+"""What an allocation raises for which a GPU has no room; torch.cuda's own before torch 2.5."""
 
 NO_GPU = ("cpu", "meta")
 """Device types without events, streams and memory of their own."""
@@ -101,6 +106,19 @@ def pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     if not is_gpu(device) or values.device.type != "cpu" or values.is_pinned():
         return values
     return values.pin_memory()
+
+
+@contextlib.contextmanager
+def same_random_numbers(device: torch.device) -> Iterator[None]:
+    """What the body draws, on the CPU and on a device, is drawn again after it."""
+    host = torch.get_rng_state()
+    own = module(device).get_rng_state(device) if is_gpu(device) else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(host)
+        if own is not None:
+            module(device).set_rng_state(own, device)
 
 
 def nvtx() -> ModuleType | None:

@@ -28,9 +28,9 @@ class StaticBatch(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Images (batch, …) -> what the model gives for them (batch, …)."""
-        count = len(images)
-        self._largest = max(self._largest, count)
-        if count < self._largest:
-            images = torch.cat([images, images[-1:].expand(self._largest - count, *images.shape[1:])])
+        count, full = len(images), max(self._largest, len(images))
+        if count < full:
+            images = torch.cat([images, images[-1:].expand(full - count, *images.shape[1:])])
         output: torch.Tensor = self._compiled(images)
+        self._largest = full  # not before: there may be no memory for that many
         return output[:count]

@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from training import accelerator
+from training import accelerator, failure
 from training.data.batches import share_of_batch
 from training.data.loaders import Data
 from training.distributed import World
+from training.memory_trial import StepTrial, largest_that_fits
 from training.optimizers import STATE_PER_PARAMETER
 from training.precision import Precision
 from training.reporting import Reporter
@@ -25,6 +26,9 @@ HEADROOM = 0.1
 
 PROBES = (2, 4)
 """Images of the two passes whose difference is what one image more keeps."""
+
+CAST_MODULES = (nn.Linear, nn.modules.conv._ConvNd)
+"""Whose weights autocast copies (https://docs.pytorch.org/docs/stable/amp.html, ops that autocast to lower precision)."""
 
 FILLED = "teacher_cache, once it is filled,"
 """The setting without whose saving a run begins."""
@@ -46,14 +50,20 @@ class Footprint:
     """The teacher's weights; 0: there is none, or it does not run."""
     teacher_activations: float = 0
     """The most that the teacher holds at once of an image; it keeps nothing."""
+    casts: int = 0
+    """The copies of the weights in autocast's format, which live as long as a step; 0: there is no autocast."""
 
     @property
     def fixed(self) -> int:
         """All that does not depend on the batch; gradients are as large as the weights."""
-        return 2 * self.weights + self.optimizer + self.average + self.teacher
+        return 2 * self.weights + self.casts + self.optimizer + self.average + self.teacher
+
+    def step(self, images: int) -> float:
+        """Bytes of a step on so many images. The teacher is done before the student begins."""
+        return self.fixed + images * max(self.activations, self.teacher_activations)
 
     def largest_batch(self, capacity: int) -> int:
-        """Images that fit into so many bytes at once, with headroom. The teacher is done before the student begins."""
+        """Images that fit into so many bytes at once, with headroom."""
         an_image = max(self.activations, self.teacher_activations, 1)
         return max(0, int((capacity * (1 - HEADROOM) - self.fixed) / an_image))
 
@@ -74,6 +84,14 @@ def optimizer_bytes(model: nn.Module, settings: TrainingSettings, world: World) 
     return STATE_PER_PARAMETER[settings.optimizer] * numbers * 4 // (world.size if settings.zero else 1)
 
 
+def cast_bytes(model: nn.Module, precision: Precision) -> int:
+    """Of the copies that autocast makes of the weights of matrix products and convolutions, and keeps for the backward pass."""
+    if precision.dtype == torch.float32:
+        return 0
+    weights = (module.weight for module in model.modules() if isinstance(module, CAST_MODULES))
+    return sum(weight.numel() * torch.finfo(precision.dtype).bits // 8 for weight in weights)
+
+
 def activation_bytes(model: nn.Module, image: torch.Tensor, precision: Precision) -> float:
     """What one image's forward pass keeps for the backward pass, from two passes of different size.
 
@@ -84,7 +102,7 @@ def activation_bytes(model: nn.Module, image: torch.Tensor, precision: Precision
         image: (1, channels, height, width), as the model takes it.
     """
     buffers = [buffer.clone() for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[image.device] if accelerator.is_gpu(image.device) else []):
+    with accelerator.same_random_numbers(image.device):
         few, more = (_kept(model, image.repeat(count, 1, 1, 1), precision) for count in PROBES)
     for buffer, before in zip(model.buffers(), buffers):
         buffer.copy_(before)
@@ -156,7 +174,12 @@ def batch_size_per_device(settings: TrainingSettings, world: World, fits: int) -
             "batch_size_per_device auto: not one image fits into the memory. Take a smaller model or image_size, set zero or "
             "precision bf16, or take a larger device"
         )
-    return max(size for size in range(1, min(fits, share) + 1) if share % size == 0)
+    return parts_of(share, fits)[0]
+
+
+def parts_of(share: int, fits: int) -> list[int]:
+    """The numbers of images up to `fits` that divide a process's share of the global batch, falling."""
+    return [size for size in range(min(fits, share), 0, -1) if share % size == 0]
 
 
 def explain(now: Footprint, without: Mapping[str, Footprint], capacity: int) -> list[str]:
@@ -168,6 +191,7 @@ def explain(now: Footprint, without: Mapping[str, Footprint], capacity: int) -> 
     parts = {
         "weights": now.weights,
         "gradients": now.weights,
+        "autocast's copies": now.casts,
         "optimizer": now.optimizer,
         "moving average": now.average,
         "teacher": now.teacher,
@@ -194,32 +218,64 @@ def measure(state: TrainingState, settings: TrainingSettings, data: Data) -> tup
         optimizer=optimizer_bytes(model, settings, world),
         average=0 if state.average is None else bytes_of(model),
         activations=activation_bytes(model, image, state.precision),
+        casts=cast_bytes(model, state.precision),
     )
     without = {}
     if settings.zero and world.size > 1:
         without["zero"] = replace(now, optimizer=now.optimizer * world.size)
     if state.precision.dtype != torch.float32:
         full = activation_bytes(model, image, Precision("fp32", world.device))
-        without[f"precision {settings.precision}"] = replace(now, activations=full)
+        without[f"precision {settings.precision}"] = replace(now, activations=full, casts=0)
     return now, without
 
 
 def choose_batch_size(
-    now: Footprint, without: Mapping[str, Footprint], settings: TrainingSettings, world: World, report: Reporter
+    now: Footprint,
+    without: Mapping[str, Footprint],
+    settings: TrainingSettings,
+    world: World,
+    report: Reporter,
+    trial: StepTrial,
 ) -> int:
     """Images that each process passes through the model at once; says what a step keeps and what each setting saves. A collective.
+
+    With `auto` on a GPU a whole step is tried before the first one, and where the memory is full the next smaller part of the share.
 
     Args:
         now, without: as `measure` gives them; FILLED among the latter is a state that the run begins in.
 
     Raises:
-        ValueError: as `batch_size_per_device`.
+        ValueError: as `batch_size_per_device`; or no step fits.
     """
-    space = capacity(world)
-    here = min(step.largest_batch(space) for step in (now, without.get(FILLED, now)))
+    space, first = capacity(world), without.get(FILLED, now)
+    here = min(step.largest_batch(space) for step in (now, first))
     for line in explain(now, without, space):
         report.say(line)
-    return batch_size_per_device(settings, world, int(world.gather_rows(torch.tensor([here])).min()))
+    fits = int(world.gather_rows(torch.tensor([here])).min())
+    size = batch_size_per_device(settings, world, fits)
+    share = share_of_batch(settings.global_batch_size, world)
+    if settings.batch_size_per_device == "auto" and accelerator.is_gpu(world.device):
+        size = largest_that_fits(parts_of(share, size), trial, world, report.say)
+    failure.progress.out_of_memory = when_full(size, share, max(now.step(size), first.step(size)), space, settings)
+    return size
+
+
+def when_full(size: int, share: int, predicted: float, space: int, settings: TrainingSettings) -> str:
+    """What to change where a GPU's memory is full in spite of all this.
+
+    Args:
+        size: images that pass through the model at once.
+        share: of the global batch, of a process.
+        predicted: bytes of a step.
+        space: bytes that there are.
+    """
+    smaller = parts_of(share, size - 1)[:1]
+    changes = [f"batch_size_per_device: {part}" for part in smaller]
+    changes += ["batch_size_per_device: auto"] if settings.batch_size_per_device != "auto" else []
+    changes += ["precision: bf16"] if settings.precision in ("fp32", "tf32") else []
+    changes += [] if settings.zero else ["zero: true"]
+    asked = f"set {', or '.join(changes)}" if changes else "take a smaller model or image_size, or a larger device"
+    return f"A step of {size} images was predicted to take {_size(predicted)} of {_size(space)}: {asked}, and resume"
 
 
 def _kept(model: nn.Module, images: torch.Tensor, precision: Precision) -> int:

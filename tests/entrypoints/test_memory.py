@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from training import memory
+from training import failure, memory
 from training.distributed import World
 from training.memory import Footprint
 from training.precision import Precision
@@ -99,3 +99,28 @@ def test_the_report_says_what_each_setting_saves_and_what_would_fit_without_it()
 
 def test_a_process_may_use_its_share_of_the_machines_memory():
     assert 0 < memory.capacity(ALONE) < 2**50
+
+
+def test_bf16_adds_the_copies_that_autocast_makes_of_weights():
+    model = flat(nn.Linear(12, 8), nn.LayerNorm(8), nn.Linear(8, 5))
+    assert memory.cast_bytes(model, Precision("bf16", CPU)) == (12 * 8 + 8 * 5) * 2
+    assert memory.cast_bytes(model, Precision("fp32", CPU)) == 0
+    step = Footprint(weights=100, optimizer=0, average=0, activations=10, casts=50)
+    assert step.fixed == 250 and step.step(4) == 290
+
+
+def test_a_full_gpu_is_told_what_to_change_from_what_was_predicted(monkeypatch):
+    settings = TrainingSettings(global_batch_size=96, precision="fp32")
+    advice = memory.when_full(24, 24, 61.2e9, 40_000_000_000, settings)
+    assert advice == (
+        "A step of 24 images was predicted to take 61.20 GB of 40.00 GB: set batch_size_per_device: 12, or batch_size_per_device: auto, or "
+        "precision: bf16, or zero: true, and resume"
+    )
+    monkeypatch.setattr(failure, "progress", failure.Progress(out_of_memory=advice))
+    text = failure.describe(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.17 GiB"), "3")
+    assert f"cause: the GPU's memory is full. {advice}" in text
+
+
+def test_nothing_is_left_to_change_but_the_model():
+    settings = TrainingSettings(batch_size_per_device="auto", precision="bf16", zero=True)
+    assert "take a smaller model or image_size, or a larger device" in memory.when_full(1, 8, 1e9, 10**9, settings)
