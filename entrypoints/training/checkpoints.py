@@ -13,13 +13,11 @@ import hashlib
 import io
 import json
 import os
-import random
 import re
 import shutil
-import struct
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -71,6 +69,8 @@ class Checkpoints:
         self._folder, self._world, self._keep, self._say = folder, world, keep, say
         self._fingerprint = json.loads(json.dumps(fingerprint or {}))  # as it comes back: a tuple is a list there
         self._saved: int | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")  # at the interpreter's end it finishes what it has begun
+        self._writing: Future[str] | None = None
         self._damaged: list[Path] = []
 
     @property
@@ -83,6 +83,8 @@ class Checkpoints:
 
         The new checkpoint appears whole or not at all, and only then the oldest goes. Where the disk fails, the ones before
         stay, a warning is said and training goes on: losing steps later is better than losing all of them now.
+        Beside a GPU a thread writes a copy in main memory while training goes on, at most one behind; on the CPU that would take the cores
+        from training.
         `load` comes first in every process: checkpoints of later steps are taken for those that it passed over, and removed.
 
         Args:
@@ -98,22 +100,49 @@ class Checkpoints:
         if self._folder is None:
             return
         rows = {name: self._world.gather_rows(own[name].detach()[None]) for name in sorted(own)}
-        trouble = ""
+        trouble = self._settled() if self._world.is_first else ""
         if self._world.is_first and step != self._saved:
             _refuse_what_cannot_be_read_again(shared, "shared")
-            try:
-                self._write(step, {SHARED: shared, OWN: rows})
-                self._saved = step
-            except OSError as error:
-                shutil.rmtree(self._folder / WRITING, ignore_errors=True)
-                trouble = f"no checkpoint of step {step} in {self._folder}: {error.strerror or error}"
+            files = {SHARED: shared, OWN: rows}
+            if accelerator.is_gpu(self._world.device):
+                self._tell(trouble)
+                trouble, kept = "", snapshot(files, self._world.device)
+                self._writing = self._writer.submit(self._written, step, kept)
+                if required:
+                    trouble = self._settled()
+            else:
+                trouble = self._written(step, files)
         if required:
             trouble = self._world.broadcast_bytes(trouble.encode() if self._world.is_first else None).decode()
             if trouble:
                 raise OSError(f"{trouble}. A job that goes on from here repeats the steps since the one before")
-        elif trouble:
+        else:
+            self._tell(trouble)
+
+    def finish(self) -> None:
+        """Wait until the last one is on the disk."""
+        self._tell(self._settled())
+
+    def _tell(self, trouble: str) -> None:
+        if trouble:
             cure = f"make room for {self._keep + 1} checkpoints (compute.volume_gb), or keep fewer"
             self._say(f"WARNING: {trouble}. The ones before stay and training goes on; {cure}")
+
+    def _settled(self) -> str:
+        """What went wrong with the one that is still being written, once it is."""
+        writing, self._writing = self._writing, None
+        return writing.result() if writing is not None else ""
+
+    def _written(self, step: int, files: Mapping[str, Any]) -> str:
+        """Write one; what went wrong."""
+        assert self._folder is not None
+        try:
+            self._write(step, files)
+            self._saved = step
+        except OSError as error:
+            shutil.rmtree(self._folder / WRITING, ignore_errors=True)
+            return f"no checkpoint of step {step} in {self._folder}: {error.strerror or error}"
+        return ""
 
     def load(self) -> Loaded | None:
         """The newest checkpoint that is whole, the same one on every rank; None where there is none. A collective.
@@ -205,54 +234,26 @@ class Checkpoints:
         return None, {}
 
 
-def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """The random generators of this process: Python's, NumPy's where it is imported, PyTorch's, and the GPU's.
+def snapshot(tree: Any, device: torch.device) -> Any:
+    """A tree of dicts, lists and tuples with copies of its tensors in main memory, as they are now; the host waits once.
 
-    A DataLoader without a generator of its own draws from PyTorch's whenever its iterator is made, so that a run that goes on in the
-    middle of an epoch would have drawn once more: give it one.
+    Args:
+        device: the GPU that holds them.
     """
-    version, key, gauss = random.getstate()
-    found = {"rng python": _packed(key, gauss), "rng torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        _, key, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
-        found["rng numpy"] = _packed([*key.tolist(), position], gauss if has_gauss else None)
-    if accelerator.is_gpu(device):
-        found["rng gpu"] = accelerator.module(device).get_rng_state(device)
-    return found
+    copied = _copied(tree)
+    accelerator.synchronize(device)
+    return copied
 
 
-def restore_rng(state: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Set the generators as `rng_state` found them. Other names are passed over."""
-    key, gauss = _unpacked(state["rng python"])
-    random.setstate((3, tuple(key), gauss))
-    torch.set_rng_state(state["rng torch"])
-    if "rng numpy" in state:
-        import numpy
-
-        (*key, position), gauss = _unpacked(state["rng numpy"])
-        numpy.random.set_state(("MT19937", key, position, int(gauss is not None), gauss or 0.0))
-    if "rng gpu" in state and accelerator.is_gpu(device):
-        accelerator.module(device).set_rng_state(state["rng gpu"], device)
-
-
-def reseed(seed: int, step: int, rank: int) -> None:
-    """Random generators for a rank that goes on at another world size: set by the run's seed, the step and the rank alone."""
-    number = int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:4], "big")
-    random.seed(number)
-    torch.manual_seed(number)  # every GPU's too
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number)
-
-
-def _packed(key: Any, gauss: float | None) -> torch.Tensor:
-    """A Mersenne Twister's integers, and the bits of the normal number that it holds ready, as int64."""
-    bits = struct.unpack("<q", struct.pack("<d", gauss or 0.0))[0]
-    return torch.tensor([*key, int(gauss is not None), bits], dtype=torch.int64)
-
-
-def _unpacked(packed: torch.Tensor) -> tuple[list[int], float | None]:
-    *key, has_gauss, bits = packed.tolist()
-    return key, struct.unpack("<d", struct.pack("<q", bits))[0] if has_gauss else None
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        if tree.device.type == "cpu":
+            return tree.detach().clone()
+        copy = torch.empty_like(tree, device="cpu", pin_memory=True, requires_grad=False)
+        return copy.copy_(tree.detach(), non_blocking=True)
+    if isinstance(tree, dict):
+        return type(tree)((key, _copied(value)) for key, value in tree.items())
+    return type(tree)(map(_copied, tree)) if isinstance(tree, (list, tuple)) else tree
 
 
 class _Damaged(Exception):

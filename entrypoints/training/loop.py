@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from training import failure
-from training.checkpoints import Checkpoints, reseed, restore_rng, rng_state
+from training.checkpoints import Checkpoints
 from training.data.batches import TrainingBatches
 from training.data.broken import LISTING
 from training.data.loaders import Loaders
@@ -24,6 +24,7 @@ from training.environment import Environment
 from training.memory import peak_memory
 from training.operators import OperatorWindow
 from training.precision import resolved
+from training.random_state import reseed, restore_rng, rng_state
 from training.reporting import Reporter
 from training.sagemaker_profiler import SageMakerProfiler
 from training.script_settings import TrainingSettings
@@ -181,6 +182,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
     run.operators.close()
     run.profiler.close()
     run.stop.finish()
+    run.checkpoints.finish()
     world.average_buffers(state.evaluated)  # as they are exported, also after a stop
     seconds = timeline.seconds_per_step()
     speed = settings.global_batch_size / seconds if seconds else None

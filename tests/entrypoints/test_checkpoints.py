@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training.checkpoints import Checkpoints, reseed, restore_rng, rng_state
+from training.checkpoints import Checkpoints
 from training.distributed import World
 from training.environment import read_environment
+from training.random_state import reseed, restore_rng, rng_state
 
 from tests.entrypoints.ranks import from_clean_forks, run_ranks
 
