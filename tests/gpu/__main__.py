@@ -97,7 +97,8 @@ def _bench(rehearse: bool, folder: Path) -> object:
 
     from tests.gpu import bench
 
-    torch.set_num_threads(1 if rehearse else torch.get_num_threads())
+    if rehearse:
+        torch.set_num_threads(1)
     return bench.Bench(torch.device("cpu" if rehearse else "cuda:0"), bench.TINY if rehearse else bench.REAL, folder)
 
 

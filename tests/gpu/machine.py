@@ -11,6 +11,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from tests.gpu import ROOT
@@ -22,6 +23,8 @@ PEAK_TFLOPS = (
 )
 """bf16 tensor-core TFLOP/s without sparsity by a pattern of the device's name (H100 and H200: SXM), and NVIDIA's own table, whose
 figures for H100 and H200 are with sparsity: twice these."""
+
+DRIVER = Path("/proc/driver/nvidia/version")
 
 PACKAGES = (
     "torch",
@@ -104,7 +107,11 @@ def _cpu() -> str:
 
 
 def _driver() -> str | None:
-    return _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
+    told = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
+    if told is None and DRIVER.is_file():
+        found = re.search(r"Module\D+([\d.]+)", DRIVER.read_text(encoding="ascii", errors="replace"))
+        told = found and found[1]
+    return told
 
 
 def _commit() -> str:

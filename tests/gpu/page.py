@@ -31,7 +31,7 @@ def render(outcomes: Mapping[str, Outcome]) -> str:
     parts = ["# What one GPU shows", ""]
     if not outcomes:
         return "\n".join([*parts, "No check has run yet: `make gpu` runs them.", ""])
-    if all(outcome.machine.get("driver") is None for outcome in outcomes.values()):
+    if any(outcome.machine.get("device") == "CPU" for outcome in outcomes.values()):
         parts += ["**A rehearsal on the CPU, at toy sizes: no record of a GPU.**", ""]
     parts += _machines([*outcomes.values()])
     parts += ["## Summary", "", *_table(_summary(outcomes)), ""]

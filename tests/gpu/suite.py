@@ -79,8 +79,8 @@ CHECKS = (
     Check("fused-kernels", 7, "kernels", "Flash attention, fused AdamW, operator times", "kernels:fused"),
     Check("compiled", 8, "kernels", "A ragged evaluation, then training", "kernels:compiled", 240),
     Check("input-side", 9, "input", "One batch, threads, processes", "input_side:speeds", 180),
-    Check("checkpoint-student", 11, "input", "Checkpoint of the student with EMA", "stalls:checkpoint", options={"size": "student"}),
-    Check("checkpoint-teacher", 11, "input", "Checkpoint of a model of the teacher's size with EMA", "stalls:checkpoint", options={"size": "teacher"}),
+    Check("checkpoint-student", 11, "input", "Checkpoint of the student with EMA", "stalls:checkpoint", 180, options={"size": "student"}),
+    Check("checkpoint-teacher", 11, "input", "Checkpoint of a model of the teacher's size with EMA", "stalls:checkpoint", 180, options={"size": "teacher"}),
     Check("gpu-metrics", 11, "input", "NVML's values and the system monitor's lines", "stalls:gpu_metrics"),
     *(
         Check(f"throughput-{batch}-{mode}", 10, f"throughput-{batch}", f"Batch {batch}, {mode}", "throughput:distillation",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from training.data.loaders import Data
+from training.data.dali import Read
+from training.data.dali_views import ViewsByDali
 from training.data.views import open_data
 from training.script_settings import TeacherCacheSettings
 from training.segmentation import Segmentation
@@ -20,20 +21,24 @@ from tests.gpu.bench import Bench, Engine
 from tests.gpu.clocks import host_milliseconds, queue_sleep
 from tests.gpu.groups import one_rank
 from tests.gpu.outcomes import Result
+from tests.gpu.scripts import has_dali
 
 WARM_UP, STEPS = 4, 5
 
 ASLEEP = 500.0
 """Milliseconds that the GPU is busy while the host makes a step: far more than a step of shallow models takes the host."""
 
+BUSY = "a step behind a busy GPU"
+
 TRIES = 3
 """The least of these counts: a first one may still allocate pinned memory, which waits for the device."""
 
 
 def distillation(bench: Bench, result: Result) -> None:
-    """Online distillation with an average of the weights."""
-    engine = _distillation(bench)
-    _never_waits(bench, result, engine.steps())
+    """Online distillation with an average of the weights, on batches that processes and that threads make."""
+    for kind in ("processes", "threads"):
+        _never_waits(bench, result, _distillation(bench, worker_type=kind).steps(), f"batches by {kind}")
+    bench.require_gpu(BUSY)
 
 
 def cached_distillation(bench: Bench, result: Result) -> None:
@@ -43,9 +48,10 @@ def cached_distillation(bench: Bench, result: Result) -> None:
     for _ in range(len(engine.loaders.train_batches)):
         next(steps)
     misses = engine.task.cache.misses
-    _never_waits(bench, result, steps)
+    _never_waits(bench, result, steps, "filled cache")
     result.figures |= {"records found": engine.task.cache.hits, "records computed": misses}
     result.expect(engine.task.cache.misses == misses, "the filled cache holds every record")
+    bench.require_gpu(BUSY)
 
 
 def grouped_distillation(bench: Bench, result: Result) -> None:
@@ -83,26 +89,26 @@ def segmentation(bench: Bench, result: Result) -> None:
     engine = bench.engine(
         settings, bench.masked_noise(_images(bench)), bench.segmenter(bench.sizes.shallow_encoder), None, make_task=task
     )
-    _never_waits(bench, result, engine.steps(), busy=2 * ASLEEP)
+    _never_waits(bench, result, engine.steps(), "segmentation")
+    bench.require_gpu(BUSY)
 
 
 def dali(bench: Bench, result: Result) -> None:
     """What is done with DALI's pixels; and whole steps on DALI's batches where it is installed."""
     varied = {"mixup": 0.2, "cutmix": 1.0, "random_erasing": 0.25, "min_crop_area": 0.5}
-    installed = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
-    sizes, classes = bench.sizes, min(bench.sizes.classes, 4)
+    sizes = bench.sizes
     student = sizes.shallow_student
-    settings = bench.settings(
-        student=student.name, preprocessing="dali", image_size=sizes.image_size, num_workers=2, **varied
-    )
-    root = pictures.labelled(bench.folder / "train", _images(bench), classes, sizes.photograph)
-    data = open_data(root, root, settings, 3)
-    _finish_never_synchronizes(bench, result, data, settings)
-    if not installed:
+    settings = bench.settings(student=student.name, image_size=sizes.image_size, num_workers=2, **varied)
+    root = pictures.labelled(bench.folder / "train", _images(bench), 4, sizes.photograph)
+    _finish_never_waits(bench, result, ViewsByDali(open_data(root, root, settings, 3).training))
+    if not has_dali():
         result.left_out.append("whole steps on DALI's batches: nvidia.dali is not installed")
         return
+    settings = replace(settings, preprocessing="dali")
+    data = open_data(root, root, settings, 3)
     engine = bench.engine(settings, data, bench.model(student), bench.teacher(sizes.shallow_teacher))
-    _comes_back_early(bench, result, engine.steps(), ASLEEP)
+    _comes_back_early(bench, result, engine.steps(), "DALI's batches")
+    bench.require_gpu(BUSY)
 
 
 def stop_flag(bench: Bench, result: Result) -> None:
@@ -136,10 +142,10 @@ def _distillation(bench: Bench, *, world: Any = None, **values: Any) -> Engine:
     return bench.engine(settings, data, bench.model(sizes.shallow_student), teacher, world=world)
 
 
-def _never_waits(bench: Bench, result: Result, steps: Iterator[None], busy: float = ASLEEP) -> None:
+def _never_waits(bench: Bench, result: Result, steps: Iterator[None], what: str) -> None:
     """No synchronising call, and no copy from pageable memory, which only holds the host up behind a busy GPU."""
     _never_synchronizes(bench, result, steps)
-    _comes_back_early(bench, result, steps, busy)
+    _comes_back_early(bench, result, steps, what)
 
 
 def _never_synchronizes(bench: Bench, result: Result, steps: Iterator[None]) -> None:
@@ -149,53 +155,49 @@ def _never_synchronizes(bench: Bench, result: Result, steps: Iterator[None]) -> 
     with _no_synchronisation(bench):
         for _ in range(STEPS):
             next(steps)
-    result.figures["steps without synchronisation"] = STEPS
+    result.figures["steps without synchronisation"] = result.figures.get("steps without synchronisation", 0) + STEPS
 
 
-def _comes_back_early(bench: Bench, result: Result, steps: Iterator[None], busy: float) -> None:
+def _comes_back_early(bench: Bench, result: Result, steps: Iterator[None], what: str) -> None:
+    """The host makes a whole step while the GPU is still busy with earlier work; nothing on the CPU."""
     for _ in range(2):
         next(steps)
-    bench.require_gpu("a step behind a busy GPU")
+    if not bench.is_gpu:
+        return
     times = []
     for _ in range(TRIES):
         torch.cuda.synchronize()
-        queue_sleep(busy)
+        queue_sleep(ASLEEP)
         times.append(host_milliseconds(partial(next, steps)))
         torch.cuda.synchronize()
-    result.figures |= {
-        "GPU busy before the step, ms": busy,
-        "host's step, ms": min(times),
-        "its slowest try, ms": max(times),
-    }
-    result.expect(min(times) < busy / 2, "the host comes back from a step before the GPU begins with it")
+    result.rows.append(
+        {"steps": what, "GPU busy before, ms": ASLEEP, "host's step, ms": min(times), "slowest try, ms": max(times)}
+    )
+    result.expect(min(times) < ASLEEP / 2, f"{what}: the host comes back from a step before the GPU begins with it")
 
 
-def _finish_never_synchronizes(bench: Bench, result: Result, data: Data, settings: Any) -> None:
-    """DALI's recipe, given pixels that lie on the device."""
-    from training.data import dali as hand_over
-
-    recipe, images = data.recipe, range(bench.sizes.batch)
-    drawn = [*map(recipe.begin_batch(frozenset()), [(1, number) for number in images])]
+def _finish_never_waits(bench: Bench, result: Result, recipe: ViewsByDali) -> None:
+    """What makes a batch of DALI's pixels, given pixels that lie on the device."""
+    draws = [(1, number) for number in range(bench.sizes.batch)]
+    drawn = [*map(recipe.begin_batch(frozenset()), draws)]
     items = [*{id(item): item for one in drawn for item in one.items}.values()]
-    batch = hand_over.Read([(1, number) for number in images], drawn, items)
-    side = settings.image_size
+    side = bench.sizes.image_size
     pixels = torch.zeros(len(items), 3, side, side, dtype=torch.uint8, device=bench.device)
 
     def finish() -> None:
-        made = recipe.finish(batch, pixels.clone())
+        made = recipe.finish(Read(draws, drawn, items), pixels.clone())
         result.expect(made.images.device == pixels.device, "the batch stays on the device")
 
     finish()
     bench.synchronize()
     with _no_synchronisation(bench):
         finish()
-    result.figures["hand-overs without synchronisation"] = 1
-    bench.require_gpu("a hand-over behind a busy GPU")
-    queue_sleep(ASLEEP)
-    taken = host_milliseconds(finish)
-    torch.cuda.synchronize()
-    result.figures["host's hand-over behind a busy GPU, ms"] = taken
-    result.expect(taken < ASLEEP / 2, "the hand-over does not wait for a busy GPU")
+    if bench.is_gpu:
+        queue_sleep(ASLEEP)
+        taken = host_milliseconds(finish)
+        torch.cuda.synchronize()
+        result.figures["host's hand-over behind a busy GPU, ms"] = taken
+        result.expect(taken < ASLEEP / 2, "the hand-over does not wait for a busy GPU")
 
 
 @contextmanager
