@@ -92,11 +92,11 @@ def main(settings: DistillationSettings) -> None:
 
         cache = teacher_logits = taught = None
         if teacher is not None:
-            held_out = data.held_out.resized(settings.view_size or settings.image_size)
+            held_out = loaders.validation
+            if settings.view_size not in (None, settings.image_size):
+                held_out = held_out_loader(data.held_out.resized(settings.view_size), size, loaders.workers, world)
             teacher_logits = []
-            metrics = evaluate(
-                teacher, held_out_loader(held_out, size, loaders.workers, world), world, keep=teacher_logits
-            )
+            metrics = evaluate(teacher, held_out, world, keep=teacher_logits)
             accuracy = metrics["validation_accuracy"]
             say(
                 f"teacher {teacher.name}: {teacher.parameters:,} parameters in {settings.teacher_number_format}, frozen, "

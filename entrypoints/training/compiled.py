@@ -25,6 +25,7 @@ class StaticBatch(nn.Module):
         self.model = model
         self._compiled: Any = torch.compile(model, dynamic=False)
         self._largest = 0
+        self.train(model.training)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Images (batch, …) -> what the model gives for them (batch, …)."""

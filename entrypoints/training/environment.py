@@ -68,6 +68,11 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
     )
 
 
+def processes_on_host(environ: Mapping[str, str] = os.environ) -> int:
+    """Training processes of this host, as torchrun or mpirun says; 1 without them."""
+    return int(environ.get("LOCAL_WORLD_SIZE") or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
+
+
 def contract_value(environ: Mapping[str, str], name: str, default: Any) -> Any:
     """The value of one of the contract's variables that hold JSON; from SageMaker's own file where the variable was cut short.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from training import failure
-from training.data.loaders import Batches
 from training.distributed import World
 from training.losses import temperature_kl
 
@@ -26,7 +25,7 @@ Autocast = Callable[[], AbstractContextManager[object]]
 @torch.no_grad()
 def evaluate(
     model: Callable[[torch.Tensor], torch.Tensor],
-    loader: Batches,
+    loader: Iterable[Any],
     world: World,
     *,
     autocast: Autocast = contextlib.nullcontext,
@@ -86,7 +85,7 @@ def evaluate(
 @torch.no_grad()
 def evaluate_pixels(
     model: Callable[[torch.Tensor], torch.Tensor],
-    loader: Batches,
+    loader: Iterable[Any],
     world: World,
     *,
     classes: Sequence[str],

@@ -309,7 +309,7 @@ def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) 
     started = time.perf_counter()
     failure.progress.enter("evaluate")
     run.world.average_buffers(state.evaluated)
-    metrics = evaluate(state.evaluated)
+    metrics = evaluate(state.evaluator)
     state.evaluated_at = state.step
     seconds = time.perf_counter() - started
     run.record.stall("evaluate", state.step, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from training import optimizers, precision
+from training.compiled import StaticBatch
 from training.data_parallel import distribute
 from training.distributed import World
 from training.models import choose_attention, convolutional
@@ -31,6 +33,7 @@ class TrainingState:
     schedule: torch.optim.lr_scheduler.LRScheduler
     scaler: torch.amp.GradScaler | None
     world: World
+    compiled: bool
     step: int = 0
     evaluated_at: int = 0
     """The step after which the last evaluation was."""
@@ -41,6 +44,11 @@ class TrainingState:
     def evaluated(self) -> nn.Module:
         """The model that is evaluated and exported: the average of the weights where one is kept."""
         return self.model if self.average is None else self.average.module
+
+    @functools.cached_property
+    def evaluator(self) -> nn.Module:
+        """The same, compiled where training is: what an evaluation calls."""
+        return StaticBatch(self.evaluated) if self.compiled else self.evaluated
 
     def capture(self) -> dict[str, Any] | None:
         """Everything that all ranks share, on rank 0; None elsewhere. A collective."""
@@ -95,4 +103,4 @@ def prepare(model: nn.Module, settings: TrainingSettings, steps: int, world: Wor
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: warmup_cosine(step, steps, settings.warmup_fraction)
     )
-    return TrainingState(model, trained, average, chosen, optimizer, schedule, chosen.scaler(), world)
+    return TrainingState(model, trained, average, chosen, optimizer, schedule, chosen.scaler(), world, settings.compile)

@@ -180,5 +180,5 @@ def test_the_choice_is_said_and_used_by_both_loaders(machine, tmp_path):
         data = open_data(tmp_path, tmp_path, settings, 3)
         loaders = open_loaders(data, settings, ALONE, batch_size_per_device=2, say=said.append)
         assert said == [loaders.workers.about] and loaders.workers[:2] == (kind, 2)
-        for loader in (loaders.train, loaders.validation):
+        for loader in (loaders.train, loaders.validation.loader):
             assert (loader.threads if kind == "threads" else loader.num_workers) == 2

@@ -10,13 +10,15 @@ import importlib.util
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from training import accelerator
 from training.data import dali_graph
@@ -68,21 +70,25 @@ class Drawn(Protocol):
         """Its own image, and then others."""
 
 
-class Recipe(Protocol):
+OneItem = TypeVar("OneItem", bound=Item)
+OneDraw = TypeVar("OneDraw", bound=Drawn)
+
+
+class Recipe(Protocol[OneItem, OneDraw]):
     """One kind of batches."""
 
     operations: Operations
     items_a_draw: int
     """At most."""
 
-    def begin_batch(self, by_reference: Collection[int]) -> Callable[[Draw], Drawn]:
+    def begin_batch(self, by_reference: Collection[int]) -> Callable[[Draw], OneDraw]:
         """What reads the draws of one batch, in several threads; an Item that two of them need is one object.
 
         Args:
             by_reference: numbers of images that DALI does not decode, and the reference decoder shall.
         """
 
-    def finish(self, batch: Read, pixels: torch.Tensor) -> Any:
+    def finish(self, batch: Read[OneItem, OneDraw], pixels: torch.Tensor) -> Any:
         """A batch, a NamedTuple of tensors.
 
         Args:
@@ -93,15 +99,16 @@ class Recipe(Protocol):
         """
 
 
-class Read(NamedTuple):
+@dataclass(frozen=True)
+class Read(Generic[OneItem, OneDraw]):
     """A batch that is read, for DALI to make."""
 
     draws: list[Draw]
-    drawn: list[Drawn]
-    items: list[Item]
+    drawn: list[OneDraw]
+    items: list[OneItem]
     """Of all that is drawn, each once."""
 
-    def places(self, items: list[Item]) -> list[int]:
+    def places(self, items: list[OneItem]) -> list[int]:
         """Where each lies in `items`."""
         place = {id(item): place for place, item in enumerate(self.items)}
         return [place[id(item)] for item in items]
@@ -113,7 +120,7 @@ class Batch(NamedTuple):
     draws: list[Draw]
     parts: list[Future[list[Drawn]]]
 
-    def read(self) -> Read:
+    def read(self) -> Read[Item, Drawn]:
         """The batch when all of it is read; what failed is raised here."""
         drawn = [one for part in self.parts for one in part.result()]
         return Read(self.draws, drawn, [*{id(item): item for one in drawn for item in one.items}.values()])
@@ -129,13 +136,13 @@ class DaliBatches:
         threads: CPU threads of DALI.
     """
 
-    def __init__(self, recipe: Recipe, batches: TrainingBatches, world: World, threads: Workers):
+    def __init__(self, recipe: Recipe[Any, Any], batches: TrainingBatches, world: World, threads: Workers):
         self.recipe, self.batches, self.world, self.threads = recipe, batches, world, threads
         self._readers = ThreadPoolExecutor(READERS, "dali-reader")
         self._by_reference: set[int] = set()
         """Images that DALI has stopped on."""
         self._most = batches.global_batch_size // (world.size * batches.accumulation) * recipe.items_a_draw
-        self._running: Callable[[], Iterator[Any] | None] = lambda: None
+        self._running: Callable[[], Generator[Any, None, None] | None] = lambda: None
         self._start()
 
     def about(self) -> str:
@@ -156,9 +163,9 @@ class DaliBatches:
         self._running = weakref.ref(epoch)
         return epoch
 
-    def _epoch(self, draws: Iterator[list[Draw]]) -> Iterator[Any]:
+    def _epoch(self, draws: Iterator[list[Draw]]) -> Generator[Any, None, None]:
         planned: deque[Batch] = deque()
-        queued: deque[Read] = deque()
+        queued: deque[Read[Item, Drawn]] = deque()
 
         def top_up() -> None:
             while len(planned) < AHEAD and (batch := next(draws, None)) is not None:
@@ -179,8 +186,8 @@ class DaliBatches:
                 top_up()  # first, so that DALI goes on while the model works
                 yield self.recipe.finish(batch, pixels)
         finally:
-            for batch in planned:
-                for part in batch.parts:
+            for left in planned:
+                for part in left.parts:
                     part.cancel()
             for _ in queued:
                 with suppress(RuntimeError):
@@ -238,7 +245,7 @@ class DaliBatches:
         finally:
             self._graph.release_outputs()
 
-    def _again(self, queued: deque[Read]) -> torch.Tensor:
+    def _again(self, queued: deque[Read[Item, Drawn]]) -> torch.Tensor:
         """The oldest batch once more, alone, then with what DALI stopped on decoded by the reference decoder; the others after it.
 
         Raises:
@@ -268,11 +275,13 @@ class DaliBatches:
 
 def _own_tensor(made: TensorListCPU | TensorListGPU, device: torch.device) -> torch.Tensor:
     """A copy of what DALI made, as DALI uses its memory again."""
-    if not accelerator.is_gpu(device):
+    from nvidia.dali.backend import TensorListCPU
+
+    if isinstance(made, TensorListCPU):
         return torch.from_numpy(np.array(made.as_array()))
     gpu, stream = accelerator.module(device), accelerator.side_stream(device)
     with gpu.stream(stream):  # to wait for this one is not to wait for the model
-        copied = torch.from_dlpack(made.as_tensor()).clone()
+        copied = from_dlpack(made.as_tensor()).clone()
     stream.synchronize()
     copied.record_stream(gpu.current_stream(device))
     return copied

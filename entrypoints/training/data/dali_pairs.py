@@ -39,6 +39,7 @@ class PairsByDali:
 
     def __init__(self, images: MaskedImages):
         self.images = images
+        assert images.variation is not None, "DALI makes training images"
         self.operations = Operations(images.variation.crop_size, images.channels, pasted=True)
 
     def begin_batch(self, by_reference: Collection[int]) -> Callable[[Draw], DrawnPair]:
@@ -55,6 +56,6 @@ class PairsByDali:
         prepared = dali_graph.prepare_part(encoded, cut.box, cut.size, begin, mirrored=cut.mirrored)
         return DrawnPair(number, prepared, mask)
 
-    def finish(self, batch: Read, pixels: torch.Tensor) -> MaskedBatch:
+    def finish(self, batch: Read[DrawnPair, DrawnPair], pixels: torch.Tensor) -> MaskedBatch:
         masks = torch.from_numpy(np.stack([one.mask for one in batch.drawn]))
         return MaskedBatch(pixels, accelerator.pinned(masks, pixels.device))

@@ -80,17 +80,21 @@ class ViewsByDali:
         shape = (views.channels, views.size, views.size)
         return ViewItem(number, prepared, views.augmentation.draw_erasing(shape, chance))
 
-    def finish(self, batch: Read, pixels: torch.Tensor) -> LabelledBatch:
+    def finish(self, batch: Read[ViewItem, DrawnView], pixels: torch.Tensor) -> LabelledBatch:
         erase(pixels, [item.erasing for item in batch.items])
         labels = torch.from_numpy(self.views.source.labels)
         own, others = ([one.items[which] for one in batch.drawn] for which in (0, -1))
         numbers, partners = (torch.tensor([item.number for item in items]) for items in (own, others))
         mixes = [one.mix for one in batch.drawn]
         shares = torch.tensor([1.0 if mix is None else mix.own_share for mix in mixes], dtype=torch.float32)
-        of_images = (accelerator.pinned(values, pixels.device) for values in (labels[numbers], labels[partners], shares))
+        own_labels, other_labels, own_share = (
+            accelerator.pinned(values, pixels.device) for values in (labels[numbers], labels[partners], shares)
+        )
         return LabelledBatch(
             mixed(pixels, batch.places(own), batch.places(others), mixes),
-            *of_images,
+            own_labels,
+            other_labels,
+            own_share,
             numbers,
             torch.tensor([one.view for one in batch.drawn]),
         )
@@ -107,7 +111,7 @@ def erase(pixels: torch.Tensor, erasings: list[Erasing | None]) -> None:
     if not boxes:
         return
     noise = torch.from_numpy(np.concatenate([erasing.noise.ravel() for _, erasing in boxes]))
-    parts = _moved(noise, pixels.device).split([erasing.noise.size for _, erasing in boxes])
+    parts = torch.split(_moved(noise, pixels.device), [erasing.noise.size for _, erasing in boxes])
     for (image, erasing), part in zip(boxes, parts):
         pixels[image][erasing.place] = part.view(erasing.noise.shape)
 

@@ -21,6 +21,7 @@ from training.data.batches import (
     share_of_batch,
 )
 from training.data.dali import DaliBatches, Recipe
+from training.data.kept import KeptBatches, budget
 from training.data.orders import Order
 from training.data.threads import ThreadedLoader
 from training.data.workers import Workers, choose, choose_threads
@@ -70,7 +71,7 @@ class Loaders:
     train: Batches
     """Micro-batches of the epoch that `train_batches` was started with."""
     train_batches: TrainingBatches
-    validation: Batches
+    validation: KeptBatches
     workers: Workers
 
 
@@ -128,13 +129,15 @@ def open_loaders(
 
 def held_out_loader(
     dataset: Dataset, batch_size: int, workers: Workers, world: World, collate: Collate = collate_items
-) -> Batches:
+) -> KeptBatches:
     """This rank's share of held-out images, each exactly once over all ranks; None in place of a batch that is left out.
 
-    Its workers live for one evaluation each: kept, they would double those of training, idle most of the time.
+    Its workers live for one pass: kept, they would double those of training, idle most of the time. Later passes find the batches in
+    memory, where it has room for them.
     """
     batches = EvaluationBatches(len(dataset), batch_size, world)
-    return _loader(dataset, batches, collate, workers, world, keep_workers=False)
+    loader = _loader(dataset, batches, collate, workers, world, keep_workers=False)
+    return KeptBatches(loader, budget())
 
 
 def _loader(

@@ -166,7 +166,7 @@ class MaskedImages:
 
 def open_data(
     train: Path, validation: Path, settings: SegmentationSettings, channels: int, *, output: Path | None = None
-) -> Data:
+) -> Data[MaskedImages, MaskedImages]:
     """The images of the channels `train` and `validation`, whose masks there stay in their own sizes.
 
     Args:

@@ -7,15 +7,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Sampler
 
 from training import accelerator
-from training.data.batches import Draw
+from training.data.batches import Draw, EvaluationBatches, Images, TrainingBatches
+
+Made = TypeVar("Made")
 
 CPU = torch.device("cpu")
 
@@ -39,9 +40,9 @@ class ThreadedLoader:
 
     def __init__(
         self,
-        dataset: Dataset,
-        batch_sampler: Sampler[list[Draw]],
-        collate: Callable[[list, torch.Tensor], Any],
+        dataset: Images,
+        batch_sampler: TrainingBatches | EvaluationBatches,
+        collate: Callable[[list[Any], torch.Tensor], Any],
         threads: int,
         *,
         pin_for: torch.device = CPU,
@@ -57,7 +58,8 @@ class ThreadedLoader:
 
     def _batches(self, batches: Iterator[list[Draw]]) -> Iterator[Any]:
         Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads
-        pool, waiting = ThreadPoolExecutor(self.threads, thread_name_prefix="data worker"), deque()
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="data worker")
+        waiting: deque[_Batch] = deque()
         try:
             waiting.extend(_Batch(self, draws, pool) for draws in itertools.islice(batches, AHEAD))
             while waiting:
@@ -76,13 +78,15 @@ class _Batch:
     def __init__(self, loader: ThreadedLoader, draws: list[Draw], pool: ThreadPoolExecutor):
         self._loader, self._draws = loader, draws
         begin = getattr(loader.dataset, "begin_batch", None)
-        self._item = begin() if begin is not None else loader.dataset.__getitem__
-        self._lock, self._images = threading.Lock(), None
+        self._item: Callable[[Draw], Any] = begin() if begin is not None else loader.dataset.__getitem__
+        self._lock = threading.Lock()
+        self._images: torch.Tensor | None = None
         self._items: list[Any] = [None] * len(draws)
         step = max(1, len(draws) // (loader.threads * PARTS))
         places = [range(first, min(first + step, len(draws))) for first in range(0, len(draws), step)]
-        self._unmade, self._whole = len(draws), None
-        self._parts: list[Future] = [pool.submit(self._make, part) for part in places]
+        self._unmade = len(draws)
+        self._whole: Any = None
+        self._parts: list[Future[None]] = [pool.submit(self._make, part) for part in places]
 
     def result(self) -> Any:
         """The batch when it is whole; None where every image is left out. What failed in a thread is raised here."""
@@ -109,7 +113,7 @@ class _Batch:
 
     def _collated(self) -> Any:
         there = [place for place, item in enumerate(self._items) if item is not None]
-        if not there:
+        if self._images is None:  # no item came
             return None
         images = self._images if len(there) == len(self._items) else self._images[there]
         batch = self._loader.collate([self._items[place] for place in there], images)
@@ -121,7 +125,7 @@ class _Batch:
             if self._images is None:
                 shape = (len(self._draws), *image.shape)
                 self._images = torch.empty(shape, dtype=image.dtype, pin_memory=accelerator.is_gpu(self._loader.pin_for))
-        return self._images
+            return self._images
 
 
 def pinned_batch(batch: Any, device: torch.device) -> Any:
@@ -132,14 +136,14 @@ def pinned_batch(batch: Any, device: torch.device) -> Any:
     return batch._make(values) if hasattr(batch, "_make") else values
 
 
-class Once:
+class Once(Generic[Made]):
     """A function that is called once for each of its arguments, whichever thread asks first; the others wait for what it gives."""
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Callable[..., Made]):
         self._function, self._lock = function, threading.Lock()
-        self._results: dict[tuple, Future] = {}
+        self._results: dict[tuple[object, ...], Future[Made]] = {}
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> Made:
         with self._lock:
             result, first = self._results.get(arguments), False
             if result is None:

@@ -175,7 +175,7 @@ def open_data(
     *,
     view_size: int | None = None,
     output: Path | None = None,
-) -> Data:
+) -> Data[TrainingViews, HeldOutImages]:
     """The images of the channels `train` and `validation`.
 
     Args:

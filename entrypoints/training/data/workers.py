@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from training import accelerator
 from training.distributed import World
+from training.environment import processes_on_host
 from training.script_settings import TrainingSettings, WorkerKind
 
 TINY = 0.3
@@ -83,7 +84,7 @@ def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.e
 
 def cores_a_process(environ: Mapping[str, str]) -> tuple[float, str]:
     """Cores that each training process of this host may use, and how that is reckoned, for people."""
-    processes = int(environ.get("LOCAL_WORLD_SIZE") or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
+    processes = processes_on_host(environ)
     cores = usable_cores()
     where = f"{cores:g} core{'s' if cores != 1 else ''} for {processes} process{'es' if processes > 1 else ''}"
     return cores / processes, where
