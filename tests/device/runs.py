@@ -21,6 +21,7 @@ from training import accelerator, export, models, segmenter
 from training.script_settings import ClassifierSettings, DistillationSettings, TeacherCacheSettings
 from training.segmentation_settings import SegmentationSettings
 from training.state import TrainingState
+from training.teacher import Teacher
 
 from tests.device.stand_in import no_synchronisation
 
@@ -29,10 +30,12 @@ SIDE = 32
 CPU = torch.device("cpu")
 
 VIT = {"img_size": SIDE, "patch_size": 16, "embed_dim": 12, "depth": 1, "num_heads": 2}
+RESNET = {"channels": (8, 8, 16, 16), "stem_width": 8}
+CONVOLUTIONAL = {"model": "resnet10t", "model_options": RESNET}
 
 COMMON = {
     **{"epochs": 2, "global_batch_size": 8, "log_every": 2, "learning_rate": 0.01, "num_workers": 1, "seed": 3},
-    **{"system_monitor": False, "horizontal_flip": True},
+    **{"system_monitor": False, "horizontal_flip": True, "precision": "fp32", "worker_type": "threads"},
 }
 SCRIPTS: dict[str, tuple[type, dict[str, Any]]] = {
     "train_classifier": (
@@ -42,7 +45,7 @@ SCRIPTS: dict[str, tuple[type, dict[str, Any]]] = {
     "train_kd": (DistillationSettings, {"student": "vit_tiny_patch16_224", "student_options": VIT, "image_size": SIDE}),
     "train_segmentation": (
         SegmentationSettings,
-        {"model": "resnet10t", "classes": 3, "decoder_channels": 8, "image_size": (SIDE, SIDE), "overlays": 1},
+        {**CONVOLUTIONAL, "classes": 3, "decoder_channels": 8, "image_size": (SIDE, SIDE), "overlays": 1},
     ),
 }
 
@@ -52,7 +55,7 @@ LOG_LINES = ("_report_step", "_evaluate", "_save", "_resume", "begin_epoch", "cl
 
 @dataclass
 class Run:
-    """What a script left."""
+    """What a script left; weights, metrics and result on rank 0 alone."""
 
     folder: Path
     weights: dict[str, torch.Tensor]
@@ -112,6 +115,8 @@ class Runs:
         # the stand-in has this kernel alone, and others add in another order
         with sdpa_kernel(SDPBackend.MATH), self._watched(module, used, (*LOG_LINES, *waits_in)):
             module.main(kind(**{**COMMON, **own, **values, **extra}))
+        if not used["state"].world.is_first:
+            return Run(folder, {}, [], {}, **used)
         output = folder / "data/algo-1"
         lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
         result = json.loads((output / "result.json").read_text())
@@ -132,6 +137,34 @@ class Runs:
             yield
         finally:
             module.train = train
+
+
+def left_behind(run: Run) -> list[str]:
+    """The tensors of training that are not on the GPU. A `step` is where its optimizer's kernel wants it."""
+    state = run.state
+    tensors = {f"model {name}": value for name, value in state.model.state_dict().items()}
+    tensors |= {f"model {name}": value for name, value in state.model.named_buffers()}
+    if state.average is not None:
+        tensors |= {f"average {name}": value for name, value in state.average.module.state_dict().items()}
+        tensors |= {f"average {name}": value for name, value in state.average.module.named_buffers()}
+    optimizer = getattr(state.optimizer, "optim", state.optimizer)  # a rank's share, with ZeRO
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    for values in optimizer.state.values():
+        tensors |= {f"optimizer {name}": value for name, value in values.items() if value.ndim or fused}
+    if state.scaler is not None:
+        tensors["scale"] = state.scaler._scale
+    cache = getattr(run.task, "cache", None)
+    if getattr(run.task, "teacher", None) is not None and not (cache is not None and cache.complete):
+        tensors |= {f"teacher {name}": value for name, value in weights_of(run.task.teacher).items()}
+    return [name for name, value in tensors.items() if value.device.type != "gpu"]
+
+
+def weights_of(teacher: Teacher) -> dict[str, torch.Tensor]:
+    return {
+        f"{number} {name}": value
+        for number, member in enumerate(teacher.members)
+        for name, value in [*member.model.state_dict().items(), *member.model.named_buffers()]
+    }
 
 
 def make_channels(root: Path) -> Path:
@@ -157,9 +190,9 @@ def make_channels(root: Path) -> Path:
     for folder in ("teacher", "ensemble/one", "ensemble/other"):
         model = models.build("vit_tiny_patch16_224", vit, 3)
         export.save(model, root / folder, name="vit_tiny_patch16_224", options=vit, image_size=SIDE, **described)
-    pixels = segmenter.build("resnet10t", {}, 3, decoder_channels=8)
+    pixels = segmenter.build("resnet10t", RESNET, 3, decoder_channels=8)
     described["classes"] = ["0", "1", "2"]
     export.save(
-        pixels, root / "pixel_teacher", name="resnet10t", options={}, image_size=(SIDE, SIDE), decoder={"channels": 8}, **described
+        pixels, root / "pixel_teacher", name="resnet10t", options=RESNET, image_size=(SIDE, SIDE), decoder={"channels": 8}, **described
     )  # fmt: skip
     return root

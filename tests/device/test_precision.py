@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from training.precision import FORMATS
 
-from tests.device.runs import VIT, Runs
-from tests.device.test_runs import left_behind
+from tests.device.runs import VIT, Runs, left_behind
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "nadam", "radam", "sgd")

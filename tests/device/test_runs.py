@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from training.teacher import Teacher
 
-from tests.device.runs import CPU, VIT, Run, Runs
+from tests.device.runs import CONVOLUTIONAL, CPU, VIT, Run, Runs, left_behind
 
 EVERYTHING = {
     **{"mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 0.1, "min_crop_area": 0.5},
@@ -21,8 +20,8 @@ GRADED = {"optimizer": "sgd", "learning_rate": 0.05}
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "classifier": ("train_classifier", {}),
     "classifier with everything": ("train_classifier", {"model_options": DROPOUT, **EVERYTHING}),
-    "convolutional, channels last": ("train_classifier", {"model": "resnet10t", "model_options": {}}),
-    "convolutional, contiguous": ("train_classifier", {"model": "resnet10t", "model_options": {}, "channels_last": False}),
+    "convolutional, channels last": ("train_classifier", CONVOLUTIONAL),
+    "convolutional, contiguous": ("train_classifier", {**CONVOLUTIONAL, "channels_last": False}),
     "data worker processes": ("train_classifier", {"worker_type": "processes"}),
     "no data workers": ("train_classifier", {"num_workers": 0}),
     "one batch over and over": ("train_classifier", {"repeat_batch": True, "probe_input_images": 8}),
@@ -60,30 +59,3 @@ def test_a_run_has_the_losses_and_weights_of_the_cpus(runs: Runs, case: str):
 
 def validation(run: Run) -> dict[str, float]:
     return {name: value for line in run.metrics for name, value in line.items() if name.startswith("validation_")}
-
-
-def left_behind(run: Run) -> list[str]:
-    """The tensors of training that are not on the GPU. A `step` is where its optimizer's kernel wants it."""
-    state = run.state
-    tensors = {f"model {name}": value for name, value in state.model.state_dict().items()}
-    tensors |= {f"model {name}": value for name, value in state.model.named_buffers()}
-    if state.average is not None:
-        tensors |= {f"average {name}": value for name, value in state.average.module.state_dict().items()}
-        tensors |= {f"average {name}": value for name, value in state.average.module.named_buffers()}
-    fused = any(group.get("fused") for group in state.optimizer.param_groups)
-    for values in state.optimizer.state.values():
-        tensors |= {f"optimizer {name}": value for name, value in values.items() if value.ndim or fused}
-    if state.scaler is not None:
-        tensors["scale"] = state.scaler._scale
-    cache = getattr(run.task, "cache", None)
-    if getattr(run.task, "teacher", None) is not None and not (cache is not None and cache.complete):
-        tensors |= {f"teacher {name}": value for name, value in weights_of(run.task.teacher).items()}
-    return [name for name, value in tensors.items() if value.device.type != "gpu"]
-
-
-def weights_of(teacher: Teacher) -> dict[str, torch.Tensor]:
-    return {
-        f"{number} {name}": value
-        for number, member in enumerate(teacher.members)
-        for name, value in [*member.model.state_dict().items(), *member.model.named_buffers()]
-    }

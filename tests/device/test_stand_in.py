@@ -92,6 +92,7 @@ WAITING: dict[str, Callable[[torch.Tensor], object]] = {
     "copy to pageable memory": lambda gpu: torch.empty(4, 3).copy_(gpu, non_blocking=True),
     "copy from pageable memory": lambda gpu: torch.ones(3).to(gpu.device, non_blocking=True),
     "blocking copy from pinned memory": lambda gpu: torch.ones(3).pin_memory().to(gpu.device),
+    "copy from pageable memory by to()": lambda gpu: torch.ones(3).to("gpu", non_blocking=True),
     "tensor": lambda gpu: torch.tensor([1, 2], device=gpu.device),
     "list as index": lambda gpu: gpu[[0, 2]],
     "tensor of the CPU as index": lambda gpu: gpu[torch.tensor([0, 2])],
@@ -133,6 +134,14 @@ def test_what_waits_for_the_device_is_seen(values, call: str):
 def test_what_does_not_wait_is_free(values, call: str):
     with no_synchronisation():
         FREE[call](values)
+
+
+@pytest.mark.parametrize("wait", [lambda: torch.gpu.synchronize(), lambda: torch.gpu.Event().synchronize()])
+def test_a_copy_to_the_host_is_there_once_the_host_has_waited(values, wait: Callable[[], None]):
+    copied = values.to("cpu", non_blocking=True)
+    assert copied.is_pinned() and not torch.equal(copied, torch.arange(12.0).view(4, 3))
+    wait()
+    assert torch.equal(copied, torch.arange(12.0).view(4, 3))
 
 
 def test_a_hidden_wait_is_named_by_the_products_line(gpu, monkeypatch):

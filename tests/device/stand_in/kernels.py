@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.device.stand_in.synchronisation import synchronised
+from tests.device.stand_in.synchronisation import synchronised, under_way
 
 aten = torch.ops.aten
 
@@ -28,7 +28,8 @@ WAITING = {
 }
 """Operators whose result or its size the host must know."""
 
-SETTERS = {aten.set_.source_Storage, aten.set_.source_Storage_storage_offset, aten.set_.source_Tensor}
+GARBAGE = 171
+"""In place of values that a copy to the host brought before the host has waited for it."""
 
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _host = torch.device("cpu")
@@ -152,6 +153,11 @@ def memory_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return storage.memory.storage
 
 
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A `gpu` tensor's values as a CPU tensor of the same memory, past all rules: for what the driver does by itself."""
+    return _Call().down(tensor)
+
+
 def register() -> None:
     """Have PyTorch call these for `gpu` tensors."""
     # a library's kernels go with it
@@ -165,7 +171,9 @@ def register() -> None:
     some.impl("_fused_sdp_choice", lambda *args, **kwargs: 0, "PrivateUse1")  # the composite of products and a softmax
     _libraries.extend([everything, some])
     torch.Generator = Generator
+    # PyTorch has no allocator for the device
     torch.UntypedStorage.clone = _clone(torch.UntypedStorage.clone)
+    torch.UntypedStorage.to = _moved(torch.UntypedStorage.to)
 
 
 _libraries: list[torch.library.Library] = []
@@ -180,6 +188,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """
     if op in (aten._copy_from.default, aten._copy_from_and_resize.default):
         return _copy(*args, **kwargs)
+    if op is aten.record_stream.default:
+        return None  # memory is freed by nobody before Python lets go of it
     if op.overloadpacket is aten.set_:
         return op.redispatch(_CPU, *args, **kwargs)
     call = _Call()
@@ -237,14 +247,18 @@ def _require_one_device(op: Any, args: Sequence[Any], of_host: list[torch.Tensor
 def _copy(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Between the devices; the host goes on only where its side is pinned and the caller does not wait."""
     hosts = [tensor for tensor in (source, target) if tensor.device.type == "cpu"]
+    values, place = on_host(source), on_host(target)
     if hosts and source.numel():
         direction = "a copy from the device" if hosts[0] is target else "a copy to the device"
         if not getattr(hosts[0].untyped_storage(), "pinned", False):
             synchronised(f"{direction} that is not pinned here")
         elif not non_blocking:
             synchronised(f"{direction} without non_blocking")
-    call = _Call()
-    call.down(target).copy_(call.down(source))
+        elif hosts[0] is target:
+            under_way.append(functools.partial(place.copy_, values.clone()))
+            place.fill_(GARBAGE)
+            return target
+    place.copy_(values)
     return target
 
 
@@ -259,8 +273,18 @@ def _convolution_backward(gradient: torch.Tensor, images: torch.Tensor, weight: 
     return run(aten.convolution_backward.default, gradient, images, weight, bias, *how, mask)
 
 
-def _clone(on_host: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
+def _clone(of_host: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
     def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
-        return new_storage(memory_of(self).clone()) if self.device.type == "gpu" else on_host(self)
+        return new_storage(memory_of(self).clone()) if self.device.type == "gpu" else of_host(self)
 
     return clone
+
+
+def _moved(of_host: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
+    def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+        if self.device.type == "cpu" and torch.device(device).type == "gpu":
+            synchronised("a storage's copy to the device")
+            return new_storage(self.clone())
+        return of_host(self, device=device, non_blocking=non_blocking)
+
+    return to

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 import time
 from collections.abc import Iterator
 
@@ -25,7 +27,7 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         self._at = time.perf_counter()
-        (stream or _current[-1]).calls.append("record_event")
+        (stream or torch.gpu.current_stream()).calls.append("record_event")
 
     def synchronize(self) -> None:
         synchronised("Event.synchronize")
@@ -34,7 +36,7 @@ class Event:
         return True
 
     def wait(self, stream: Stream | None = None) -> None:
-        (stream or _current[-1]).calls.append("wait_event")
+        (stream or torch.gpu.current_stream()).calls.append("wait_event")
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to a later one.
@@ -50,11 +52,13 @@ class Event:
         return 1000 * (end._at - self._at)
 
 
-class Stream:
+class Stream(torch.Stream):
     """A queue of work; `calls` lists what it was asked for beside kernels."""
 
-    def __init__(self, device: object = None, priority: int = 0):
-        self.calls: list[str] = []
+    def __new__(cls, device: object = None, priority: int = 0) -> Stream:
+        made = super().__new__(cls, device=torch.device("gpu", 0), priority=priority)
+        made.calls = list[str]()
+        return made
 
     def synchronize(self) -> None:
         synchronised("Stream.synchronize")
@@ -74,19 +78,13 @@ class Stream:
         return True
 
 
-_current: list[Stream] = []
-
-
 class Gpu:
     """The functions of the module, as torch.cuda has them."""
 
     Event, Stream = Event, Stream
 
     def __init__(self) -> None:
-        self.default = Stream()
-        _current.append(self.default)
-        self.ranges: list[str] = []
-        """NVTX's, as they were opened."""
+        self._threads = threading.local()
 
     # -- devices
 
@@ -128,18 +126,23 @@ class Gpu:
     # -- streams
 
     def current_stream(self, device: object = None) -> Stream:
-        return _current[-1]
+        entered = getattr(self._threads, "entered", None)
+        return entered[-1] if entered else self.default
+
+    @functools.cached_property
+    def default(self) -> Stream:
+        return Stream()
 
     def default_stream(self, device: object = None) -> Stream:
         return self.default
 
     @contextlib.contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        _current.append(stream)
+        entered = self._threads.entered = [*getattr(self._threads, "entered", ()), stream]
         try:
             yield
         finally:
-            _current.remove(stream)
+            self._threads.entered = entered[:-1]
 
     # -- memory
 

@@ -14,6 +14,7 @@ def register() -> None:
     """Have `pin_memory` and `is_pinned` mean these marks."""
     for name in FACTORIES:
         setattr(torch, name, _factory(getattr(torch, name)))
+    torch.Tensor.to = _to(torch.Tensor.to)
     torch.Tensor.pin_memory = pin_memory
     torch.Tensor.is_pinned = is_pinned
 
@@ -41,3 +42,18 @@ def _factory(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return _marked(make(*args, **kwargs)) if pin_memory else make(*args, **kwargs)
 
     return pinning
+
+
+def _to(move: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """As on CUDA, what comes to the host without waiting is pinned there."""
+
+    def to(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        if tensor.device.type == "gpu":
+            asked = {name: value for name, value in kwargs.items() if name != "copy"}
+            device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **asked)
+            if non_blocking and device is not None and device.type == "cpu":
+                there = torch.empty_like(tensor, dtype=dtype, device="cpu", pin_memory=True)
+                return there.copy_(tensor, non_blocking=True)
+        return move(tensor, *args, **kwargs)
+
+    return to

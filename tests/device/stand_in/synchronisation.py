@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -39,6 +39,9 @@ class _Watch:
 
 _watches: list[_Watch] = []
 
+under_way: list[Callable[[], object]] = []
+"""Copies to the host that it has not waited for yet."""
+
 
 def synchronised(what: str) -> None:
     """The stand-in calls this wherever CUDA would wait.
@@ -46,6 +49,8 @@ def synchronised(what: str) -> None:
     Raises:
         HiddenSynchronisation: inside `no_synchronisation`.
     """
+    while under_way:
+        under_way.pop(0)()
     if not _watches:
         return
     stack = [*_stack(sys._getframe(1))]
