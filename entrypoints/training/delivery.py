@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training import export, model_card, onnx_export
+from training.data.batches import Images
 from training.data.loaders import Data
 from training.loop import Outcome
 from training.models import Normalized
@@ -28,7 +29,7 @@ def deliver(
     model: Normalized,
     folder: Path,
     settings: TrainingSettings,
-    data: Data,
+    data: Data[Images, Images],
     outcome: Outcome,
     *,
     name: str,

@@ -14,6 +14,7 @@ from torch import nn
 from training import memory
 from training.data.batches import LabelledBatch, TrainingBatches, view_of
 from training.data.loaders import Data
+from training.data.views import HeldOutImages, TrainingViews
 from training.distributed import World
 from training.environment import Environment
 from training.losses import distillation_loss, label_cross_entropy
@@ -48,7 +49,7 @@ class Distillation:
         """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
         if self.cache is not None:
             complete = self.cache.begin_epoch(view_of(epoch, batches.views), batches.numbers(epoch))
-            if complete:
+            if complete and self.teacher is not None:
                 self.teacher.to(torch.device("cpu"))
 
     def __call__(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
@@ -75,6 +76,7 @@ class Distillation:
             }
 
     def _ask(self, images: torch.Tensor) -> torch.Tensor:
+        assert self.teacher is not None
         return self.teacher.to(images.device)(images)
 
 
@@ -94,21 +96,26 @@ def with_teacher(
         cached: the teacher's logits are kept.
     """
     working = max(memory.working_bytes(member.model, image) for member in teacher.members)
-    running = {"teacher": teacher.memory_bytes, "teacher_activations": working}
-    full = {
-        "teacher": 4 * teacher.parameters,
-        "teacher_activations": working * 4 * teacher.parameters / teacher.memory_bytes,
-    }
-    changed = {name: step if cached else replace(step, **running) for name, step in without.items()}
+    taught = replace(now, teacher=teacher.memory_bytes, teacher_activations=working)
     if cached:
-        changed[memory.FILLED] = replace(now, **running)
-    elif settings.teacher_number_format != "fp32":
-        changed[f"teacher_precision {settings.teacher_number_format}"] = replace(now, **full)
-    return (now if cached else replace(now, **running)), changed
+        return now, {**without, memory.FILLED: taught}
+    changed = {
+        name: replace(step, teacher=teacher.memory_bytes, teacher_activations=working) for name, step in without.items()
+    }
+    if settings.teacher_number_format != "fp32":
+        full = 4 * teacher.parameters
+        changed[f"teacher_precision {settings.teacher_number_format}"] = replace(
+            now, teacher=full, teacher_activations=working * full / teacher.memory_bytes
+        )
+    return taught, changed
 
 
 def open_cache(
-    settings: DistillationSettings, teacher: Teacher, data: Data, environment: Environment, world: World
+    settings: DistillationSettings,
+    teacher: Teacher,
+    data: Data[TrainingViews, HeldOutImages],
+    environment: Environment,
+    world: World,
 ) -> TeacherCache | None:
     """The cache that the settings ask for, in its folder. A collective.
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from training import accelerator, collective_watch, failure, smddp
 from training.collective_watch import CollectiveWatch, Lobby
@@ -136,7 +137,7 @@ class World:
             return
         # in float64, whose sums are exact here, so that buffers which are equal on all ranks stay what they are
         flat = torch.cat([buffer.detach().reshape(-1).to(self.device, torch.float64) for buffer in buffers])
-        means = self.total(flat).div_(self.size).split([buffer.numel() for buffer in buffers])
+        means = torch.split(self.total(flat).div_(self.size), [buffer.numel() for buffer in buffers])
         for buffer, mean in zip(buffers, means):
             buffer.detach().copy_(mean.view_as(buffer))
 
@@ -231,7 +232,7 @@ def _choose_backend(place: Place, device: torch.device) -> tuple[str, str, Modul
     return backend, reason, dist
 
 
-def _connect(world: World, store: dist.Store, timeout: timedelta, wait: Wait) -> None:
+def _connect(world: World, store: Store, timeout: timedelta, wait: Wait) -> None:
     """Form the group, and prove it by a first collective: NCCL connects the ranks only then."""
 
     def connect() -> None:
@@ -241,7 +242,7 @@ def _connect(world: World, store: dist.Store, timeout: timedelta, wait: Wait) ->
         elif world.backend == "smddp":  # in its documented form: the library is closed
             dist.init_process_group("smddp", timeout=timeout)
         else:
-            group_store = dist.PrefixStore("group", store)
+            group_store = PrefixStore("group", store)
             dist.init_process_group(
                 world.backend, store=group_store, rank=world.rank, world_size=world.size, timeout=timeout
             )
@@ -263,7 +264,7 @@ def _connect(world: World, store: dist.Store, timeout: timedelta, wait: Wait) ->
         ) from error
 
 
-def _tell_first(store: dist.Store, text: str) -> str | None:
+def _tell_first(store: Store, text: str) -> str | None:
     """What the first rank to fail told: this text, where no other was before. None where the store does not answer."""
     answers: list[str] = []
 

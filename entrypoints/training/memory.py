@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from training import accelerator, failure
-from training.data.batches import share_of_batch
+from training.data.batches import Images, share_of_batch
 from training.data.loaders import Data
 from training.distributed import World
 from training.memory_trial import StepTrial, largest_that_fits
@@ -68,9 +68,10 @@ class Footprint:
         return max(0, int((capacity * (1 - HEADROOM) - self.fixed) / an_image))
 
 
-def example(data: Data, device: torch.device) -> torch.Tensor:
+def example(data: Data[Images, Images], device: torch.device) -> torch.Tensor:
     """One training image as a model takes it: uint8 (1, channels, height, width)."""
-    return data.collate_training([data.training[1, 0]]).images[:1].to(device)
+    images: torch.Tensor = data.collate_training([data.training[1, 0]]).images
+    return images[:1].to(device)
 
 
 def bytes_of(model: nn.Module) -> int:
@@ -117,7 +118,7 @@ def working_bytes(model: nn.Module, images: torch.Tensor) -> float:
     """
     largest = 0
 
-    def watch(_module: nn.Module, inputs: tuple, output: object) -> None:
+    def watch(_module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
         nonlocal largest
         tensors = [item for item in (*inputs, output) if isinstance(item, torch.Tensor)]
         largest = max(largest, sum(item.numel() * item.element_size() for item in tensors))
@@ -210,7 +211,9 @@ def explain(now: Footprint, without: Mapping[str, Footprint], capacity: int) -> 
     return lines
 
 
-def measure(state: TrainingState, settings: TrainingSettings, data: Data) -> tuple[Footprint, dict[str, Footprint]]:
+def measure(
+    state: TrainingState, settings: TrainingSettings, data: Data[Images, Images]
+) -> tuple[Footprint, dict[str, Footprint]]:
     """A step's footprint without a teacher, and by setting the one that it would have without it."""
     model, world, image = state.model.train(), state.world, example(data, state.world.device)
     now = Footprint(

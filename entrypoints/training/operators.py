@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # handed on without `as`
 from torch.profiler import ProfilerActivity, profile
 
 from training import accelerator
@@ -36,7 +36,8 @@ class OperatorWindow:
     def __init__(self, settings: TrainingSettings, world: World, folder: Path, say: Callable[[str], None]):
         self._settings, self._world, self._folder, self._say = settings, world, folder, say
         self._steps = settings.profile_steps if world.is_first else 0
-        self._first, self._seen, self._profile = settings.profile_after, 0, None
+        self._first, self._seen = settings.profile_after, 0
+        self._profile: profile | None = None
         self._slowed = False
 
     def step(self) -> None:
@@ -118,9 +119,10 @@ def _is_annotation(event: Any) -> bool:
 
 
 def _cpu_time(event: Any) -> float:
-    return event.self_cpu_time_total
+    return float(event.self_cpu_time_total)
 
 
 def _kernel_time(event: Any) -> float:
     """Microseconds; torch renamed it in 2.4."""
-    return event.self_device_time_total if hasattr(event, "self_device_time_total") else event.self_cuda_time_total
+    renamed = hasattr(event, "self_device_time_total")
+    return float(event.self_device_time_total if renamed else event.self_cuda_time_total)

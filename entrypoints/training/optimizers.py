@@ -101,7 +101,7 @@ def _fusible(kind: type[Optimizer], options: dict[str, Any], model: nn.Module) -
     if "fused" not in inspect.signature(kind).parameters:
         return False
     try:
-        kind([next(model.parameters())], **options, fused=True)
+        kind([next(model.parameters())], **{**options, "fused": True})
     except RuntimeError:  # "`fused=True` requires all the params to be floating point Tensors of supported devices"
         return False
     return True

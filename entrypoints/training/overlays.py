@@ -11,6 +11,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from training.data.loaders import Data
+from training.data.masks import MaskedImages
 from training.evaluation import evaluating, of_size
 from training.export import whole_file
 from training.segmentation_settings import SegmentationSettings
@@ -44,7 +45,11 @@ class Row(NamedTuple):
 
 
 def save(
-    state: TrainingState, folder: Path, data: Data, settings: SegmentationSettings, say: Callable[[str], None]
+    state: TrainingState,
+    folder: Path,
+    data: Data[MaskedImages, MaskedImages],
+    settings: SegmentationSettings,
+    say: Callable[[str], None],
 ) -> None:
     """Write overlays.png of `settings.overlays` held-out images, the same ones in every run on them. Rank 0 alone calls it.
 
@@ -64,7 +69,9 @@ def save(
 
 
 @torch.no_grad()
-def rows(state: TrainingState, data: Data, settings: SegmentationSettings) -> list[Row]:
+def rows(
+    state: TrainingState, data: Data[MaskedImages, MaskedImages], settings: SegmentationSettings
+) -> list[Row]:
     """So many readable images, evenly spread over the held-out ones, and what the model predicts for each."""
     count, images = min(settings.overlays, len(data.held_out)), len(data.held_out)
     found = []

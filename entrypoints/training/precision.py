@@ -31,7 +31,7 @@ class Precision:
         """Of the activations that matrix products give."""
         return FORMATS[self.name]
 
-    def autocast(self) -> AbstractContextManager:
+    def autocast(self) -> AbstractContextManager[object]:
         """The context of a forward pass and its loss; nothing for fp32 and tf32."""
         return contextlib.nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, self.dtype)
 

@@ -22,7 +22,7 @@ class StopSignal:
         self._asked: deque[Callable[[], bool]] = deque()
         signal.signal(signal.SIGTERM, self._remember)
 
-    def _remember(self, *_) -> None:
+    def _remember(self, *_: object) -> None:
         self._received = True
 
     @property

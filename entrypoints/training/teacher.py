@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import timm
 import torch
 
 from training import models, segmenter
@@ -47,7 +46,8 @@ class FrozenModel:
         """
         self.name, self.options, self.precision = name, dict(options), precision
         memory_format = torch.channels_last if models.convolutional(model) else torch.contiguous_format
-        self.model = model.to(dtype=FORMATS[precision], memory_format=memory_format).eval().requires_grad_(False)
+        model.to(FORMATS[precision]).to(memory_format=memory_format)
+        self.model = model.eval().requires_grad_(False)
         models.choose_attention(model, FORMATS[precision], model.mean.device)
         self._parts = [*model.modules()]
         self._compiled = StaticBatch(model) if compile else None
@@ -80,7 +80,8 @@ class FrozenModel:
             from torch._dynamo.exc import TorchDynamoException  # imported by torch.compile, and slow to import
 
             try:
-                return self._compiled(images)
+                compiled: torch.Tensor = self._compiled(images)
+                return compiled
             except TorchDynamoException as error:
                 cause = " ".join(str(error).split())[:300]
                 warnings.warn(
@@ -88,7 +89,8 @@ class FrozenModel:
                     stacklevel=3,
                 )
                 self._compiled = None
-        return self.model(images)
+        logits: torch.Tensor = self.model(images)
+        return logits
 
 
 class Teacher:
@@ -197,8 +199,10 @@ def load(
         sources = _sources(channel, [name] if name is None or isinstance(name, str) else name, Path(unpacked))
         for source in sources:
             try:
-                wanted = classes, channels, image_size
-                found = _read_segmenter(source, *wanted) if pixels else _read(source, options or {}, *wanted)
+                if pixels:
+                    found = _read_segmenter(source, classes, channels, image_size)
+                else:
+                    found = _read(source, options or {}, classes, channels, image_size)
                 members.append(FrozenModel(*found, precision=precision, compile=compile))
             except ValueError as error:
                 problems.append(f"{source.label}: {error}" if len(sources) > 1 else str(error))
@@ -224,7 +228,7 @@ def _sources(channel: Path | None, names: Sequence[str | None], unpacked: Path) 
         names = [*names] * len(places) if len(names) == 1 else names
         if len(names) != len(places):
             raise ValueError(
-                f"the hyperparameter teacher names {len(names)} models ({', '.join(names)}), the channel teacher holds "
+                f"the hyperparameter teacher names {len(names)} models ({', '.join(map(str, names))}), the channel teacher holds "
                 f"{len(places)} ({', '.join(places)}): give one name for each, in this order"
             )
         return [_Source(label, folder, name) for (label, folder), name in zip(places.items(), names)]
@@ -249,7 +253,7 @@ _Found = tuple[models.Normalized, str, Mapping[str, Any]]
 
 
 def _read(
-    source: _Source, options: Mapping[str, Any], classes: Sequence[str], channels: int, image_size: int
+    source: _Source, options: Mapping[str, Any], classes: Sequence[str], channels: int, image_size: int | Sequence[int]
 ) -> _Found:
     """One of the teacher's models.
 
@@ -257,6 +261,7 @@ def _read(
         ValueError: as `load`.
     """
     if source.folder is None:
+        assert source.name is not None, "_sources asks for one"
         return _published(source.name, options, classes, channels)
     file, description, name = weights_file(source.folder), read_description(source.folder), source.name
     if description is not None and description.decoder is not None:
@@ -269,17 +274,21 @@ def _read(
         raise ValueError(
             f"{file.name} comes without a config.json of timm: set the hyperparameter teacher to the name of its model"
         )
-    _require_fit(description and description.classes, classes, options.get("in_chans", 3), channels)
-    model = models.build(name, options, len(classes))
+    known = None if description is None else description.classes
+    _require_fit(known, classes, options.get("in_chans", 3), channels)
+    inner = models.create(name, options, num_classes=len(classes))
+    model = models.normalize(inner, inner.pretrained_cfg, options)
     _set_weights(model, file, f"{name} with {dict(options)} and {len(classes)} classes")
     if description is not None:
-        model = models.Normalized(model.model, description.mean, description.std)
+        model = models.Normalized(inner, description.mean, description.std)
     described = None if description is None else description.image_size
-    model.image_size = _side(described or _fixed_size(model.model.pretrained_cfg, options) or image_size)
+    model.image_size = _side(described or _fixed_size(inner.pretrained_cfg, options) or image_size)
     return model, name, options
 
 
-def _read_segmenter(source: _Source, classes: Sequence[str], channels: int, image_size: Sequence[int]) -> _Found:
+def _read_segmenter(
+    source: _Source, classes: Sequence[str], channels: int, image_size: int | Sequence[int]
+) -> _Found:
     """One of the teacher's models, of those that give every pixel a class.
 
     Its features know things at the size at which it learned them, and its decoder merges scales: it would have to see images
@@ -288,6 +297,7 @@ def _read_segmenter(source: _Source, classes: Sequence[str], channels: int, imag
     Raises:
         ValueError: as `load`.
     """
+    assert source.folder is not None, "timm publishes no segmenters"
     file, description = weights_file(source.folder), read_description(source.folder)
     if description is None or description.decoder is None:
         raise ValueError(
@@ -298,9 +308,10 @@ def _read_segmenter(source: _Source, classes: Sequence[str], channels: int, imag
     _require_fit(description.classes, classes, options.get("in_chans", 3), channels)
     learned = description.image_size
     height, width = (learned, learned) if isinstance(learned, int) else learned
-    if [height, width] != [*image_size]:
+    wanted = [image_size, image_size] if isinstance(image_size, int) else [*image_size]
+    if [height, width] != wanted:
         raise ValueError(
-            f"the teacher learned from images scaled to [{height}, {width}], the student's are scaled to {[*image_size]}: give both "
+            f"the teacher learned from images scaled to [{height}, {width}], the student's are scaled to {wanted}: give both "
             "the same image_size"
         )
     model = segmenter.build(name, options, len(classes), decoder_channels=description.decoder["channels"])
@@ -320,7 +331,7 @@ def _published(name: str, options: Mapping[str, Any], classes: Sequence[str], ch
     """A model with the weights, the head and the image size with which it was published."""
     try:
         if name.startswith(HUB):
-            model = timm.create_model(name, pretrained=True, **options)
+            model = models.made_by_timm(name, pretrained=True, **options)
         else:
             model = models.create(name, options, pretrained=True)
     except (OSError, RuntimeError) as error:

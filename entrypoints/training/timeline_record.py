@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -95,9 +95,10 @@ def grad_sync_seconds(model: nn.Module) -> float | None:
     Returns:
         None where there is no such record (yet).
     """
-    if not hasattr(model, "_get_ddp_logging_data"):
+    logged: Callable[[], Mapping[str, float]] | None = getattr(model, "_get_ddp_logging_data", None)
+    if logged is None:
         return None
-    record = model._get_ddp_logging_data()
+    record = logged()
     exchange = record.get("avg_backward_comm_time", 0)
     return max(0, exchange - record["avg_backward_compute_comm_overlap_time"]) / 1e9 if exchange else None
 
