@@ -11,6 +11,7 @@ normalisation and resolution. With `teacher_cache` the teacher runs once for eac
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from training import distributed, memory, models, probe_run, reporting
@@ -29,6 +30,7 @@ from training.rendezvous import read_place
 from training.script_settings import DistillationSettings
 from training.settings import read_settings
 from training.state import prepare
+from training.teacher_cache import TeacherCache
 from training.timeline import Timeline
 
 
@@ -86,11 +88,13 @@ def main(settings: DistillationSettings) -> None:
         reopened = partial(open_loaders, data, world=world, batch_size_per_device=size, views=views)
         loaders = reopened(settings, say=say)
         if settings.probe_seconds:  # without a cache: measured is the pass that fills it
-            taught, alone = (Distillation(state.trained, one, None, settings, run.timeline) for one in (teacher, None))
+            task, alone = (Distillation(state.trained, one, None, settings, run.timeline) for one in (teacher, None))
             bare = None if teacher is None else alone
-            return probe_run.measure(taught, state, loaders, reopened, run, environment, without_teacher=bare)
+            return probe_run.measure(task, state, loaders, reopened, run, environment, without_teacher=bare)
 
-        cache = teacher_logits = taught = None
+        cache: TeacherCache | None = None
+        teacher_logits: list[torch.Tensor] | None = None
+        taught: dict[str, Any] | None = None
         if teacher is not None:
             held_out = loaders.validation
             if settings.view_size not in (None, settings.image_size):
@@ -118,6 +122,8 @@ def main(settings: DistillationSettings) -> None:
 
         torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
         outcome = train(task, measure, state, loaders, steps, run)
+        if cache is not None:
+            cache.close()
         summary = reporting.summary(settings.student, parameters, outcome, settings, world)
         if world.is_first:
             deliver(

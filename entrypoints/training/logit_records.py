@@ -42,6 +42,7 @@ class RecordLayout:
     def fields(self) -> np.dtype:
         """A record's fields; its end is for the checksum."""
         logit = {"fp16": "<f2", "fp32": "<f4"}[self.precision]
+        fields: list[tuple[str, str] | tuple[str, str, tuple[int]]]
         if self.top_k is None:
             fields = [("logits", logit, (self.classes,))]
         else:
@@ -51,38 +52,61 @@ class RecordLayout:
         return np.dtype([*fields, ("end", f"V{-used % WORD + WORD}")])
 
     @property
+    def width(self) -> int:
+        """Numbers of an image that `pack` gives."""
+        return self.classes if self.top_k is None else 2 * self.top_k + 1
+
+    @property
     def size(self) -> int:
         """Bytes of a record, its checksum too."""
         return self.fields.itemsize
 
-    def encode(self, logits: torch.Tensor) -> np.ndarray:
-        """Logits (batch, classes) of any dtype and device -> records without checksums, uint8 (batch, size).
+    def pack(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, classes) of any type -> all that a record holds of them, float32 (batch, width), on the same device.
+
+        With `top_k` the largest logits, their classes (float32 holds numbers below 2**24) and the residual; else all logits.
+        """
+        assert logits.shape[1] == self.classes
+        logits = logits.detach().float()
+        if self.top_k is None:
+            return logits
+        largest, classes = logits.topk(self.top_k, dim=1)
+        residual = logits.scatter(1, classes, -math.inf).logsumexp(1, keepdim=True)
+        return torch.cat([largest, classes.float(), residual], dim=1)
+
+    def encode(self, packed: np.ndarray) -> np.ndarray:
+        """What `pack` gave, float32 (batch, width) -> records without checksums, uint8 (batch, size).
 
         Raises:
             ValueError: a logit is not finite, or `precision` cannot hold it.
         """
-        assert logits.shape[1] == self.classes
-        logits = logits.detach().float()
-        records = np.zeros((len(logits), self.size), np.uint8)
+        records = np.zeros((len(packed), self.size), np.uint8)
         fields = self._of(records)
         with np.errstate(over="ignore"):  # it is told below
             if self.top_k is None:
-                fields["logits"] = logits.cpu().numpy()
+                fields["logits"] = packed
             else:
-                largest, classes = logits.topk(self.top_k, dim=1)
-                residual = logits.scatter(1, classes, -math.inf).logsumexp(1, keepdim=True)
-                # one copy from the device; float32 holds class numbers below 2**24
-                packed = torch.cat([largest, classes.float(), residual], dim=1).cpu().numpy()
                 fields["logits"] = packed[:, : self.top_k]
                 fields["classes"] = packed[:, self.top_k : -1]
                 fields["residual"] = packed[:, -1]
-        if not all(np.isfinite(fields[name]).all() for name in ("logits", "residual") if name in fields.dtype.names):
+        floats = ("logits",) if self.top_k is None else ("logits", "residual")
+        if not all(np.isfinite(fields[name]).all() for name in floats):
+            largest = np.abs(packed if self.top_k is None else packed[:, : self.top_k]).max()
             raise ValueError(
                 f"the teacher gave logits that are not finite, or beyond what {self.precision} holds "
-                f"(the largest: {logits.abs().max().item():g}): set teacher_precision to bf16 or fp32, "
+                f"(the largest: {largest:g}): set teacher_precision to bf16 or fp32, "
                 "and where they are finite, teacher_cache.precision to fp32"
             )
         return records
+
+    def rounded(self, packed: torch.Tensor) -> torch.Tensor:
+        """What `decode` will give of the records of what `pack` gave: logits float32 (batch, classes), on the same device."""
+        kept = packed if self.top_k is None else packed[:, : self.top_k]
+        kept = kept.to(torch.float16).float() if self.precision == "fp16" else kept
+        if self.top_k is None:
+            return kept
+        tail = packed[:, -1:] - float(np.float32(math.log(self.classes - self.top_k)))
+        return self._spread(kept, packed[:, self.top_k : -1], tail)
 
     def decode(self, records: np.ndarray, device: torch.device) -> torch.Tensor:
         """Records, uint8 (batch, size) -> logits float32 (batch, classes) on a device.
@@ -100,11 +124,15 @@ class RecordLayout:
         packed[:, self.top_k : -1] = fields["classes"]
         packed[:, -1] = fields["residual"] - np.float32(math.log(self.classes - self.top_k))
         moved = _to_device(packed, device)
-        logits = moved[:, -1:].expand(-1, self.classes).contiguous()
-        return logits.scatter_(1, moved[:, self.top_k : -1].long(), moved[:, : self.top_k])
+        return self._spread(moved[:, : self.top_k], moved[:, self.top_k : -1], moved[:, -1:])
+
+    def _spread(self, kept: torch.Tensor, classes: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, top_k) at their classes, and the same one, (batch, 1), at all others: (batch, classes)."""
+        return tail.expand(-1, self.classes).contiguous().scatter_(1, classes.long(), kept)
 
     def _of(self, records: np.ndarray) -> np.ndarray:
-        return records.view(self.fields)[:, 0]
+        found: np.ndarray = records.view(self.fields)[:, 0]
+        return found
 
 
 def record_layout(classes: int, top_k: int | None, precision: Precision) -> RecordLayout:
@@ -131,13 +159,15 @@ class Seal:
 
     def holds(self, records: np.ndarray, numbers: np.ndarray, view: int) -> np.ndarray:
         """Which records, uint8 (batch, size), are whole and belong to these images: bool (batch,)."""
-        return records.view("<u4")[:, -1] == self._checksums(records, numbers, view)
+        held: np.ndarray = records.view("<u4")[:, -1] == self._checksums(records, numbers, view)
+        return held
 
     def _checksums(self, records: np.ndarray, numbers: np.ndarray, view: int) -> np.ndarray:
         place = self._start + self._number * numbers.astype(np.uint64) + self._view * np.array([view], np.uint64)
         # einsum takes the words as they lie; a matrix product would copy them as 64-bit numbers
         total = place + np.einsum("ij,j->i", records.view("<u4")[:, :-1], self._words)
-        return np.maximum(total >> np.uint64(32), np.uint64(1)).astype(np.uint32)
+        checksums: np.ndarray = np.maximum(total >> np.uint64(32), np.uint64(1)).astype(np.uint32)
+        return checksums
 
 
 class ViewFile:
@@ -162,7 +192,8 @@ class ViewFile:
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
         """The records of images, uint8 (batch, record size); zeros where none was written."""
-        return self._records[numbers]
+        records: np.ndarray = self._records[numbers]
+        return records
 
     def write(self, records: np.ndarray, numbers: np.ndarray) -> None:
         """Write records, uint8 (batch, record size), to the places of images.

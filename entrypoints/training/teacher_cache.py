@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from training import accelerator
+from training.cache_filling import Filling
 from training.data.batches import LabelledBatch
 from training.distributed import World
 from training.logit_records import Precision, RecordLayout, Seal, ViewFile, record_layout
@@ -65,6 +67,7 @@ class TeacherCache:
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self._seal = Seal(bytes.fromhex(self.key), layout.size)
         self._file: ViewFile | None = None
+        self._filling = Filling(layout, world)
         self._view = 0
         self.writable = self.complete = False
         self._writes = self._exchanged = False
@@ -171,36 +174,45 @@ class TeacherCache:
             teacher: uint8 images (batch, channels, height, width) -> logits (batch, classes).
 
         Raises:
-            ValueError: the teacher's logits are not finite.
+            ValueError: the logits of a batch before this one are not finite.
             OSError: the disk is full.
         """
         assert (batch.views == self._view).all(), "a batch of another view than the epoch's"
+        assert self._file is not None, "begin_epoch comes first"
         numbers = batch.numbers.numpy()
         records = self._file.read(numbers)
         missing = ~self._seal.holds(records, numbers, self._view)
         absent = int(missing.sum())
         self.hits, self.misses = self.hits + len(numbers) - absent, self.misses + absent
-        if absent:
-            computed = self.layout.encode(teacher(batch.images))
-            self._seal.close(computed, numbers, self._view)
-            records[missing] = computed[missing]
+        device = batch.images.device
+        if not absent:
+            found = self.layout.decode(records, device)
+            if not self.complete and self._exchanged:  # the others may have computed something
+                nothing = torch.zeros((len(numbers), self.layout.width), device=device)
+                self._filling.add(nothing, numbers, missing, self._writer if self._writes else None, True)
+            return found
+        packed = self.layout.pack(teacher(batch.images))
         if not self.complete and self._exchanged:
-            new, places = self._of_all_ranks(records, numbers, missing)
-            if self._writes:
-                self._file.write(new, places)
-        elif absent and self.writable:  # damaged since the epoch began: the other ranks do not know of it
-            self._file.write(records[missing], numbers[missing])
-        return self.layout.decode(records, batch.images.device)
+            self._filling.add(packed, numbers, missing, self._writer if self._writes else None, True)
+        elif self.writable:  # damaged since the epoch began: the other ranks do not know of it
+            self._filling.add(packed, numbers, missing, self._writer, False)
+        computed = self.layout.rounded(packed)
+        if absent == len(numbers):
+            return computed
+        records[missing] = 0  # what is damaged there may be no class at all
+        is_missing = accelerator.pinned(torch.from_numpy(missing), device).to(device, non_blocking=True)
+        return torch.where(is_missing[:, None], computed, self.layout.decode(records, device))
 
     def sync(self) -> None:
         """Have the disk hold what was written, for a checkpoint that counts on it."""
         if self._file is not None:
+            self._filling.settle()
             self._file.sync()
 
     def close(self) -> None:
         """Let go of the view's file; `begin_epoch` opens another."""
         if self._file is not None:
-            self._file.sync()
+            self.sync()
             self._file.close()
             self._file = None
 
@@ -247,6 +259,7 @@ class TeacherCache:
 
     def _missing(self, numbers: np.ndarray) -> np.ndarray:
         """The images without a record, or some more than TRIED of them; numbers in rising order, in which disks read fastest."""
+        assert self._file is not None, "begin_epoch has opened it"
         step, missing = max(1, SCANNED // self.layout.size), []
         for first in range(0, len(numbers), step):
             part = numbers[first : first + step]
@@ -255,12 +268,11 @@ class TeacherCache:
                 break
         return np.concatenate(missing) if missing else numbers
 
-    def _of_all_ranks(self, records: np.ndarray, numbers: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The new records of all ranks and their images' numbers. A collective."""
-        columns = [new[:, None].astype(np.uint8), numbers.astype("<i8")[:, None].view(np.uint8), records]
-        rows = self.world.gather_rows(torch.from_numpy(np.concatenate(columns, axis=1))).numpy()
-        rows = rows[rows[:, 0] == 1]
-        return np.ascontiguousarray(rows[:, 9:]), np.ascontiguousarray(rows[:, 1:9]).view("<i8")[:, 0]
+    def _writer(self, records: np.ndarray, numbers: np.ndarray) -> None:
+        """Seals and writes records of this view; in the thread that fills the cache."""
+        assert self._file is not None
+        self._seal.close(records, numbers, self._view)
+        self._file.write(records, numbers)
 
     def _sees_the_first(self) -> bool:
         """Whether `where` is rank 0's own folder, as on FSx, where hosts that write into one file wait for each other's locks.
@@ -303,7 +315,8 @@ def _write_manifest(where: Path, identity: Mapping[str, Any], layout: RecordLayo
 
 def _read_manifest(where: Path) -> dict[str, Any]:
     try:
-        return json.loads((where / MANIFEST).read_text(encoding="utf-8"))["logits of"]
+        identity: dict[str, Any] = json.loads((where / MANIFEST).read_text(encoding="utf-8"))["logits of"]
+        return identity
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{where / MANIFEST} is not a teacher cache's: delete {where}, or set another teacher_cache.where"

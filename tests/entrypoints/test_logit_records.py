@@ -21,7 +21,10 @@ def realistic_logits(images: int = 64, classes: int = 1000) -> torch.Tensor:
 
 def through_a_record(logits: torch.Tensor, top_k: int | None, precision: str = "fp32") -> torch.Tensor:
     layout = RecordLayout(logits.shape[1], top_k, precision)
-    return layout.decode(layout.encode(logits), logits.device)
+    packed = layout.pack(logits)
+    decoded = layout.decode(layout.encode(packed.numpy()), logits.device)
+    assert torch.equal(layout.rounded(packed), decoded), "the first time they are what a record gives later"
+    return decoded
 
 
 def test_at_temperature_one_the_kept_classes_and_the_rest_in_sum_have_the_teachers_probability():
@@ -94,7 +97,7 @@ def test_a_rest_of_impossible_classes_is_refused():
 def test_a_checksum_breaks_with_any_bit_and_holds_at_no_other_place():
     layout = RecordLayout(12, 3, "fp16")
     seal, numbers = Seal(b"key", layout.size), np.arange(4)
-    records = layout.encode(realistic_logits(4, 12))
+    records = layout.encode(layout.pack(realistic_logits(4, 12)).numpy())
     seal.close(records, numbers, 1)
     assert seal.holds(records, numbers, 1).all()
     for bit in range(layout.size * 8):

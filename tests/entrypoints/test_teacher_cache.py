@@ -167,6 +167,7 @@ def test_the_writing_pass_sees_the_numbers_that_later_ones_read(tmp_path):
     cache = opened(tmp_path)
     cache.begin_epoch(1, np.arange(IMAGES))
     first = cache.logits(batch_of(np.arange(IMAGES)), CountedTeacher())
+    cache.sync()
     assert torch.equal(first, kept(tmp_path))
 
 
@@ -182,6 +183,7 @@ def test_a_batch_that_lacks_one_record_passes_through_the_teacher_whole_and_keep
     write = ViewFile.write
     monkeypatch.setattr(ViewFile, "write", lambda file, *what: (written.extend(what[1].tolist()), write(file, *what)))
     other = cache.logits(batch_of(np.arange(20)), lambda images: teacher(images) + 1)
+    cache.sync()
     assert written == [7]
     assert teacher.seen == [20] and (cache.hits, cache.misses) == (19, 1)
     others = [number for number in range(20) if number != 7]
@@ -236,6 +238,7 @@ def test_a_record_that_breaks_within_a_complete_epoch_is_mended(tmp_path):
     forget(cache, tmp_path, [3, 4])
     seen = cache.logits(batch_of(np.arange(10)), CountedTeacher())
     torch.testing.assert_close(seen, expected[:10], rtol=2**-10, atol=1e-3)
+    cache.sync()
     assert torch.equal(cache.logits(batch_of(np.arange(10)), no_teacher), seen)
 
 
@@ -509,6 +512,7 @@ def test_a_full_disk_is_told_with_the_cure(tmp_path):
         os.dup2(full.fileno(), cache._file._file)
     with pytest.raises(OSError, match="no room for the teacher cache: free some space"):
         cache.logits(batch_of([1, 2]), CountedTeacher())
+        cache.sync()
 
 
 # --- read-only
