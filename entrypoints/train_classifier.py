@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from training import distributed, memory, models, probe_run, probes, reporting
 from training.classification import Classification
+from training.data.batches import Images
 from training.data.loaders import Data, Loaders, open_loaders
 from training.data.views import open_data
 from training.delivery import deliver, require_packages
@@ -96,7 +97,7 @@ def main(settings: ClassifierSettings) -> None:
 
 def probe_input(
     loaders: Loaders,
-    opened: Callable[[ClassifierSettings], Data],
+    opened: Callable[[ClassifierSettings], Data[Images, Images]],
     settings: ClassifierSettings,
     world: World,
     size: int,

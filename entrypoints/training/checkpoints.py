@@ -204,6 +204,7 @@ class Checkpoints:
 
     def _remove_all_but_the_newest(self, step: int) -> None:
         """Remove the steps before beyond `keep`; and what is damaged or lies after this step, which nobody goes on from."""
+        assert self._folder is not None
         places = self._places()
         before = [place for place in places if _step(place) < step and place not in self._damaged]
         kept = {self._folder / f"step-{step:08d}", *before[: self._keep - 1]}
@@ -213,7 +214,7 @@ class Checkpoints:
 
     def _places(self) -> list[Path]:
         """The folders that are named as checkpoints, newest first."""
-        found = self._folder.iterdir() if self._folder.is_dir() else ()
+        found = self._folder.iterdir() if self._folder is not None and self._folder.is_dir() else ()
         return sorted((place for place in found if re.fullmatch(r"step-\d{8,}", place.name)), key=_step, reverse=True)
 
     def _newest_good(self) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
@@ -311,7 +312,7 @@ def _write_hashed(path: Path, content: Any) -> dict[str, Any]:
     with open(path, "wb") as file:
         hashed = _HashedFile(file)
         try:
-            torch.save(content, hashed)
+            torch.save(content, hashed)  # type: ignore[arg-type]  # torch.save calls no more of a file than write and flush
         except RuntimeError:  # PyTorch's own, which hides what the disk said
             if hashed.error is None:
                 raise

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from training import failure
 from training.rendezvous import this_host
@@ -216,7 +216,8 @@ def pending_collective() -> tuple[str | None, int | None]:
     with contextlib.suppress(Exception):  # not every build of torch has the function, and its format is torch's own
         from torch._C import _distributed_c10d
 
-        dumped = json.loads(_distributed_c10d._dump_nccl_trace_json(True, True))
+        text = _distributed_c10d._dump_nccl_trace_json(True, True)  # type: ignore[attr-defined]  # its stubs lack it
+        dumped = json.loads(text)
         return oldest(dumped.get("entries", []))
     return None, None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -189,7 +189,9 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
     return Outcome(state.step, resumed_from, stopped, speed, validation)
 
 
-def step_by_step(task: Task, state: TrainingState, loaders: Loaders, run: Run, first_step: int = 0) -> Iterator[None]:
+def step_by_step(
+    task: Task, state: TrainingState, loaders: Loaders, run: Run, first_step: int = 0
+) -> Generator[None, None, None]:
     """An optimizer step at each `next`, epoch after epoch, and nothing between them: no line, evaluation, checkpoint or end.
 
     Args:
@@ -227,7 +229,8 @@ def _step(
                 losses = task(batch)
             with timeline.phase("backward"):
                 loss = losses["loss"] / accumulation
-                (loss if state.scaler is None else state.scaler.scale(loss)).backward()
+                scaled = loss if state.scaler is None else state.scaler.scale(loss)
+                scaled.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
         for name, value in losses.items():
             value = value.detach() / accumulation
             totals[name] = totals[name] + value if name in totals else value
@@ -242,7 +245,7 @@ def _step(
             state.scaler.step(state.optimizer)
             state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
-        state.learning_rate = state.schedule.get_last_lr()[0]
+        state.learning_rate = float(state.schedule.get_last_lr()[0])
         state.schedule.step()
         state.step += 1
         if state.average is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from training import accelerator
+from training.data.batches import Images
 from training.data.loaders import Data
 from training.distributed import World
 from training.state import TrainingState
@@ -24,7 +25,9 @@ class StepTrial:
         optimizer_bytes: what the optimizer keeps beside it after its first step.
     """
 
-    def __init__(self, task: Callable[[Any], Losses], state: TrainingState, data: Data, optimizer_bytes: int):
+    def __init__(
+        self, task: Callable[[Any], Losses], state: TrainingState, data: Data[Images, Images], optimizer_bytes: int
+    ):
         self._task, self._state, self._optimizer_bytes = task, state, optimizer_bytes
         self._one = data.collate_training([data.training[1, 0]])
 
@@ -54,7 +57,7 @@ class StepTrial:
         state = torch.empty(self._optimizer_bytes, dtype=torch.uint8, device=device)
         with self._state.precision.autocast():
             loss = self._task(batch)["loss"]
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
         del state
 
 

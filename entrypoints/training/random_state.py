@@ -39,7 +39,8 @@ def restore_rng(state: Mapping[str, torch.Tensor], device: torch.device) -> None
         import numpy
 
         (*key, position), gauss = _unpacked(state["rng numpy"])
-        numpy.random.set_state(("MT19937", key, position, int(gauss is not None), gauss or 0.0))
+        words = numpy.array(key, numpy.uint32)
+        numpy.random.set_state(("MT19937", words, position, int(gauss is not None), gauss or 0.0))
     if "rng gpu" in state and accelerator.is_gpu(device):
         accelerator.module(device).set_rng_state(state["rng gpu"], device)
 

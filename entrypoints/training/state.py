@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from timm.utils import ModelEmaV3
+from timm.utils.model_ema import ModelEmaV3
 from torch import nn
 
 from training import optimizers, precision
 from training.compiled import StaticBatch
 from training.data_parallel import distribute
 from training.distributed import World
-from training.models import choose_attention, convolutional
+from training.models import Normalized, choose_attention, convolutional
 from training.schedules import warmup_cosine
 from training.script_settings import TrainingSettings
 
@@ -23,7 +23,7 @@ from training.script_settings import TrainingSettings
 class TrainingState:
     """A model under training. `step` counts optimizer steps done, from 0."""
 
-    model: nn.Module
+    model: Normalized
     """The bare model on its device."""
     trained: nn.Module
     """The same, compiled and wrapped for data-parallel training: what a task calls."""
@@ -41,9 +41,9 @@ class TrainingState:
     """Of the last step."""
 
     @property
-    def evaluated(self) -> nn.Module:
+    def evaluated(self) -> Normalized:
         """The model that is evaluated and exported: the average of the weights where one is kept."""
-        return self.model if self.average is None else self.average.module
+        return self.model if self.average is None else cast(Normalized, self.average.module)  # a copy of the model
 
     @functools.cached_property
     def evaluator(self) -> nn.Module:
@@ -81,7 +81,7 @@ class TrainingState:
         return {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
 
 
-def prepare(model: nn.Module, settings: TrainingSettings, steps: int, world: World) -> TrainingState:
+def prepare(model: Normalized, settings: TrainingSettings, steps: int, world: World) -> TrainingState:
     """A model made ready for so many steps of training: on its device, in its memory order, compiled, distributed.
 
     Raises:
@@ -93,8 +93,9 @@ def prepare(model: nn.Module, settings: TrainingSettings, steps: int, world: Wor
         model.to(memory_format=torch.channels_last)
     choose_attention(model, chosen.dtype, world.device)
     average = None if settings.ema_decay is None else ModelEmaV3(model, settings.ema_decay)
+    compiled: Any = torch.compile(model) if settings.compile else model  # a module too, which torch's annotation does not say
     trained = distribute(
-        torch.compile(model) if settings.compile else model,
+        compiled,
         world,
         static_graph=settings.static_graph,
         gradient_compression=settings.gradient_compression,

@@ -132,7 +132,7 @@ def test_auto_takes_what_the_cores_of_this_host_leave_each_process_and_says_why(
     machine(cores, quota)
     found = chosen(world, photographs, environ)
     one, several = ("thread", "threads") if world is ALONE else ("process", "processes")  # none beside a GPU's launching thread
-    assert found[:2] == (several, count)
+    assert (found.kind, found.count) == (several, count)
     words = "none, the training process itself" if count == 0 else f"{count} {several if count > 1 else one}"
     assert found.about.startswith(f"data workers: {words} (auto: {where}") and found.about.endswith(" ms)")
 
@@ -148,7 +148,8 @@ def test_auto_takes_what_the_cores_of_this_host_leave_each_process_and_says_why(
 )
 def test_the_fast_path_has_threads_and_others_have_processes_unless_the_settings_say(machine, photographs, values, kind):  # fmt: skip
     machine(3)
-    assert chosen(ALONE, photographs, **values)[:2] == (kind, 2)
+    found = chosen(ALONE, photographs, **values)
+    assert (found.kind, found.count) == (kind, 2)
     machine(2)
     assert f"data workers: 1 {'thread' if kind == 'threads' else 'process'} (auto" in chosen(ALONE, photographs, **values).about  # fmt: skip
 
@@ -179,6 +180,6 @@ def test_the_choice_is_said_and_used_by_both_loaders(machine, tmp_path):
         said, settings = [], LabelledImageSettings(image_size=224, global_batch_size=2, worker_type=kind)
         data = open_data(tmp_path, tmp_path, settings, 3)
         loaders = open_loaders(data, settings, ALONE, batch_size_per_device=2, say=said.append)
-        assert said == [loaders.workers.about] and loaders.workers[:2] == (kind, 2)
+        assert said == [loaders.workers.about] and (loaders.workers.kind, loaders.workers.count) == (kind, 2)
         for loader in (loaders.train, loaders.validation.loader):
             assert (loader.threads if kind == "threads" else loader.num_workers) == 2

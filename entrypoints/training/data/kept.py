@@ -55,7 +55,8 @@ def budget() -> int:
 def _own(batch: Any) -> Any:
     """A batch without a worker's shared memory, of which each tensor keeps a file open."""
     if isinstance(batch, torch.Tensor):
-        return batch.clone() if batch.is_shared() else batch
+        shared = batch.is_shared()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return batch.clone() if shared else batch
     return [*map(_own, batch)] if isinstance(batch, (list, tuple)) else batch
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from training import accelerator
 from training.data.batches import (
     Announce,
-    Draw,
     EvaluationBatches,
+    Images,
     TrainingBatches,
     nearest_divisors,
     share_of_batch,
@@ -34,23 +34,28 @@ Collate = Callable[..., Any]
 PRELOADED = ("training.loop", "training.teacher")
 """What the server of worker processes imports once, and they find: their own first import is the script."""
 
-Batches = DataLoader | ThreadedLoader | DaliBatches
+Batches = Iterable[Any]
+"""What a loader gives each time it is iterated; None in place of a batch that is left out."""
+
+Training = TypeVar("Training", bound=Images, covariant=True)
+HeldOut = TypeVar("HeldOut", bound=Images, covariant=True)
 
 
-def collate_items(items: list[tuple], images: torch.Tensor | None = None) -> list[torch.Tensor]:
+def collate_items(items: Sequence[tuple[Any, ...]], images: torch.Tensor | None = None) -> Sequence[torch.Tensor]:
     """A batch of tuples that begin with an image."""
-    if images is None:
-        return default_collate(items)
-    return [images, *default_collate([tuple(item[1:]) for item in items])]
+    if images is not None:
+        return [images, *default_collate([tuple(item[1:]) for item in items])]
+    batch: Sequence[torch.Tensor] = default_collate([*items])
+    return batch
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Generic[Training, HeldOut]):
     """What a run learns from and is measured on: two datasets, each indexed by a Draw."""
 
     classes: list[str]
-    training: Dataset
-    held_out: Dataset
+    training: Training
+    held_out: HeldOut
     collate_training: Collate
     """Gives a NamedTuple of tensors."""
     collate_held_out: Collate = collate_items
@@ -60,7 +65,7 @@ class Data:
     """What wants to be told which training images an epoch draws; see TrainingBatches."""
     notes: Sequence[str] = ()
     """What was chosen in opening the data, and why: for the log."""
-    recipe: Recipe | None = None
+    recipe: Recipe[Any, Any] | None = None
     """How DALI makes the training batches. None: workers do."""
 
 
@@ -76,7 +81,7 @@ class Loaders:
 
 
 def open_loaders(
-    data: Data,
+    data: Data[Images, Images],
     settings: TrainingSettings,
     world: World,
     *,
@@ -114,7 +119,7 @@ def open_loaders(
     workers = choose(settings, world, data.training)
     if data.recipe is None:
         say(workers.about)
-        train = _loader(data.training, batches, data.collate_training, workers, world, keep_workers=True)
+        train: Batches = _loader(data.training, batches, data.collate_training, workers, world, keep_workers=True)
     else:
         train = DaliBatches(data.recipe, batches, world, choose_threads(settings))
         say(train.about())
@@ -128,7 +133,7 @@ def open_loaders(
 
 
 def held_out_loader(
-    dataset: Dataset, batch_size: int, workers: Workers, world: World, collate: Collate = collate_items
+    dataset: Images, batch_size: int, workers: Workers, world: World, collate: Collate = collate_items
 ) -> KeptBatches:
     """This rank's share of held-out images, each exactly once over all ranks; None in place of a batch that is left out.
 
@@ -141,8 +146,8 @@ def held_out_loader(
 
 
 def _loader(
-    dataset: Dataset,
-    batches: Sampler[list[Draw]],
+    dataset: Images,
+    batches: TrainingBatches | EvaluationBatches,
     collate: Collate,
     workers: Workers,
     world: World,
@@ -158,7 +163,7 @@ def _loader(
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOADED])
     return DataLoader(
-        dataset,
+        dataset,  # type: ignore[arg-type]  # it asks for an index and a length, and torch's Dataset promises no length
         batch_sampler=batches,
         collate_fn=functools.partial(_collate_present, collate),
         num_workers=workers.count,
@@ -170,7 +175,7 @@ def _loader(
     )
 
 
-def _collate_present(collate: Collate, items: list) -> Any:
+def _collate_present(collate: Collate, items: list[Any]) -> Any:
     """A batch of the items that are not left out; None where there are none."""
     items = [item for item in items if item is not None]
     return collate(items) if items else None

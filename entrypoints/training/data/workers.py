@@ -6,13 +6,13 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from torch.utils.data import Dataset
 
 from training import accelerator
+from training.data.batches import Images
 from training.distributed import World
 from training.environment import processes_on_host
 from training.script_settings import TrainingSettings, WorkerKind
@@ -28,7 +28,8 @@ MEASURED = 6
 """Images whose cost is measured; the first is for what is loaded with it."""
 
 
-class Workers(NamedTuple):
+@dataclass(frozen=True)
+class Workers:
     """What decodes the images of one training process."""
 
     kind: WorkerKind
@@ -39,7 +40,7 @@ class Workers(NamedTuple):
 
 
 def choose(
-    settings: TrainingSettings, world: World, images: Dataset, environ: Mapping[str, str] = os.environ
+    settings: TrainingSettings, world: World, images: Images, environ: Mapping[str, str] = os.environ
 ) -> Workers:
     """As many workers as the settings say; with auto as many as there are cores for, where an image is worth one.
 
@@ -100,7 +101,7 @@ def _as_asked(asked: int, share: float, where: str) -> str:
     )
 
 
-def milliseconds_an_image(images: Dataset) -> float:
+def milliseconds_an_image(images: Images) -> float:
     """What it takes to read, decode and vary one training image: the least of a few, because other programs only add to it."""
     times = []
     for number in range(min(MEASURED, len(images))):  # neighbours: others might lie in shards that are not needed yet
