@@ -256,12 +256,43 @@ def _connect(world: World, store: Store, timeout: timedelta, wait: Wait) -> None
     try:
         if world.backend == "smddp":
             connect()  # a closed library that nobody promises to work in another thread than the first
+            _prove(world)
         else:
             in_time(connect, wait, what, cause, is_heard=world.is_first)
     except RuntimeError as error:
         raise ConnectionError(
             f"{wait.who} got no {world.backend} connection to the others, which are there: {error}. Check that {cause}"
         ) from error
+
+
+def _prove(world: World) -> None:
+    """See that smddp does what the scripts ask of it: nothing says for which types its collectives are made. A collective.
+
+    Raises:
+        ValueError: it does not; the message names what, and the fix.
+    """
+    ranks, sums = [*range(world.size)], world.size * (world.size + 1) // 2
+
+    def total(kind: torch.dtype) -> bool:
+        return world.total(torch.full((3,), world.rank + 1, dtype=kind, device=world.device)).tolist() == [sums] * 3
+
+    asked = {
+        "sum of float32": lambda: total(torch.float32),
+        "sum of float64": lambda: total(torch.float64),
+        "sum of int64": lambda: total(torch.int64),
+        "gather of int64, as bytes": lambda: world.gather_rows(torch.tensor([world.rank])).tolist() == ranks,
+        "broadcast of bytes": lambda: world.broadcast_bytes(b"smddp" if world.is_first else None) == b"smddp",
+        "sum that is waited for later": lambda: world.any(world.rank == world.size - 1),
+    }
+    wrong = []
+    for what, ask in asked.items():
+        try:
+            if not ask():
+                wrong.append(f"{what}: a wrong result")
+        except (RuntimeError, ValueError, TypeError) as error:  # refused, on every rank alike
+            wrong.append(f"{what}: {error}")
+    if wrong:
+        raise ValueError(f"smddp of this image cannot do what the scripts ask: {'; '.join(wrong)}. Set distribution: torchrun")
 
 
 def _tell_first(store: Store, text: str) -> str | None:

@@ -175,6 +175,28 @@ def test_a_process_alone_stops_at_once(monkeypatch):
 # --- smddp
 
 
+def test_an_smddp_that_cannot_add_up_a_type_is_refused_before_training_with_the_fix(tmp_path):
+    ranks = run_ranks(
+        tmp_path,
+        """
+        sys.path.insert(0, os.environ["SMDDP"])
+        import torch.distributed as dist
+        add_up = dist.all_reduce
+        def float32_only(tensor, **options):
+            if tensor.dtype == torch.float64:
+                raise RuntimeError("unsupported data type")
+            return add_up(tensor, **options)
+        dist.all_reduce = float32_only
+        with process_group() as world:
+            pass
+        """,
+        environments=mpirun_environments(2, "smddp"),
+    )
+    for rank in ranks:
+        assert rank.returncode == 1
+        assert "smddp of this image cannot do what the scripts ask: sum of float64: unsupported data type. Set distribution" in rank.stderr
+
+
 @pytest.mark.parametrize("stand_in", ["smddp", "smddp_before_1_4"])
 def test_smddp_trains_under_mpirun_alone_in_its_one_group(tmp_path, stand_in):
     done = run_ranks(
