@@ -175,3 +175,32 @@ def test_zero_shares_the_state_computes_the_same_and_any_world_size_goes_on_from
         step(state, IMAGES)
     for sharded, whole in zip(alone[0].model.parameters(), alone[1].model.parameters(), strict=True):
         assert torch.equal(sharded, whole)
+
+
+def test_zero_sends_buckets_and_not_parameters(tmp_path):
+    """Two groups, those with weight decay and those without, on each of two ranks: at most four broadcasts, of twelve parameters."""
+    done = run_ranks(
+        tmp_path,
+        """
+        import torch.distributed as dist
+        from training.script_settings import TrainingSettings
+        from training.state import prepare
+        with process_group() as world:
+            torch.manual_seed(0)
+            layers = [layer for _ in range(6) for layer in (nn.Linear(4, 4), nn.ReLU())]
+            state = prepare(nn.Sequential(*layers), TrainingSettings(zero=True), 10, world)
+            sent, broadcast = [], dist.broadcast
+            def count(tensor, *args, **options):
+                sent.append(tensor.numel())
+                return broadcast(tensor, *args, **options)
+            dist.broadcast = count
+            state.trained(torch.rand(2, 4)).sum().backward()
+            state.optimizer.step()
+            total = sum(parameter.numel() for parameter in state.model.parameters())
+            (out / f"sent-{world.rank}").write_text(f"{len(sent)} {sum(sent)} {total}")
+        """,
+    )
+    assert [rank.returncode for rank in done] == [0, 0], done
+    for rank in range(2):
+        broadcasts, numbers, total = map(int, (tmp_path / f"sent-{rank}").read_text().split())
+        assert 2 <= broadcasts <= 4 and numbers == total
