@@ -19,13 +19,14 @@ from training.distributed import World
 from training.script_settings import ClassifierSettings
 
 import launcher
+from launcher import backends
 from launcher.job import StudySection
 from launcher.prepare import photos
-from launcher.study.preprocessing_study import VARIED, WAYS, _has_dali, trials
+from launcher.study.preprocessing_study import VARIED, WAYS, trials
 from tests.conftest import ROOT
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
-HERE = [way for way in WAYS if way != "dali" or _has_dali()]
+HERE = [way for way in WAYS if way != "dali" or not backends.get("process").lacks("nvidia.dali")]
 IMAGES, BATCH = 12, 4
 
 
