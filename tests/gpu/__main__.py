@@ -4,6 +4,7 @@
     python -m tests.gpu 2                  one part, by its number or name; the page has all results so far
     python -m tests.gpu --only compiled    one check
     python -m tests.gpu page               the page from the results that are there; needs no GPU
+    python -m tests.gpu 2 --results DIR --page FILE --commit ID    elsewhere, where the source is no git checkout
     python -m tests.gpu --rehearse         whatever can run on the CPU, at toy sizes; its page is no record
     python -m tests.gpu --if-any           the same as without, but no GPU is no failure
 

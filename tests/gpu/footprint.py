@@ -108,4 +108,4 @@ def _compare(bench: Bench, result: Result, engine: Engine, now: memory.Footprint
     bench.require_gpu("the memory that it takes")
     held = torch.cuda.max_memory_allocated(bench.device)
     result.figures |= {"held at most, GiB": held / 2**30, "predicted / held": predicted / held}
-    result.expect(abs(predicted / held - 1) <= TOLERANCE, f"the prediction is {predicted / held:.2f} of what was held")
+    result.expect(abs(predicted / held - 1) <= TOLERANCE, f"the prediction is within {TOLERANCE:.0%} of what was held")

@@ -74,19 +74,13 @@ def _resumed(bench: Bench, world: World, saving: World, optimizer: str, zero: bo
         world: that the model is trained in.
         saving: that the checkpoint is written and read by.
     """
-    row = {
-        "optimizer": optimizer,
-        "ZeRO": zero,
-        "precision": precision,
-        "difference": None,
-        "bit for bit": None,
-        "problem": "",
-    }
+    row: dict[str, Any] = {"optimizer": optimizer, "ZeRO": zero, "precision": precision}
     try:
         difference, same = _compare(bench, world, saving, optimizer, zero, precision)
     except Exception as error:
-        return {**row, "problem": f"{type(error).__name__}: {error}"[:300]}
-    problem = "" if difference <= TOLERANCE else f"the resumed step differs by {difference:.2g} of the step's change"
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        return {**row, "difference": None, "bit for bit": None, "problem": problem}
+    problem = "" if difference <= TOLERANCE else f"the difference is {difference:.2g} of the step's change"
     return {**row, "difference": difference, "bit for bit": same, "problem": problem}
 
 
@@ -158,6 +152,6 @@ def _weights(state: TrainingState) -> torch.Tensor:
 def _judge(result: Result) -> None:
     for row in result.rows:
         name = f"{row['optimizer']}{' with ZeRO' if row['ZeRO'] else ''}, {row['precision']}"
-        result.expect(not row["problem"], f"{name}: {row['problem']}")
+        result.expect(not row["problem"], f"{name}, goes on to the same weights ({row['problem']})")
     result.figures["combinations"] = len(result.rows)
     result.figures["bit for bit"] = sum(bool(row["bit for bit"]) for row in result.rows)

@@ -65,6 +65,7 @@ CHECKS = (
     Check("resume-one-rank", 2, "scripts", "Save, load, one step: a group of one rank", "resuming:one_rank"),
     Check("resume-two-ranks", 2, "scripts", "Save, load, one step: two gloo ranks on one device", "resuming:two_ranks"),
     Check("no-waiting-distillation", 3, "host", "Distillation", "waiting:distillation"),
+    Check("no-waiting-filling", 3, "host", "Distillation that fills a cache", "waiting:filling_distillation"),
     Check("no-waiting-cached", 3, "host", "Distillation, filled cache", "waiting:cached_distillation"),
     Check("no-waiting-segmentation", 3, "host", "Segmentation with a teacher", "waiting:segmentation"),
     Check("no-waiting-group", 3, "host", "Distillation under DDP with the stop flag", "waiting:grouped_distillation"),

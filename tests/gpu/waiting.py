@@ -41,6 +41,14 @@ def distillation(bench: Bench, result: Result) -> None:
     bench.require_gpu(BUSY)
 
 
+def filling_distillation(bench: Bench, result: Result) -> None:
+    """Distillation that fills a cache: the logits travel and are written behind training."""
+    engine = _distillation(bench, teacher_cache=TeacherCacheSettings(views=1))
+    _never_waits(bench, result, engine.steps(), "filling the cache")
+    result.expect(engine.task.cache.hits == 0, "every step fills the cache")
+    bench.require_gpu(BUSY)
+
+
 def cached_distillation(bench: Bench, result: Result) -> None:
     """Distillation on a filled cache: the first epoch fills it."""
     engine = _distillation(bench, teacher_cache=TeacherCacheSettings(views=1))
