@@ -68,6 +68,11 @@ class Run:
     def losses(self) -> dict[int, float]:
         return {line["step"]: line["loss"] for line in self.metrics if "loss" in line}
 
+    @property
+    def validation(self) -> dict[str, float]:
+        """Of the last evaluation."""
+        return {name: value for line in self.metrics for name, value in line.items() if name.startswith("validation_")}
+
 
 class Runs:
     """Starts scripts in a test's folder."""
@@ -139,6 +144,15 @@ class Runs:
             module.train = train
 
 
+def same_numbers(run: Run, other: Run) -> None:
+    """Losses, weights and metrics are the same up to rounding."""
+    assert run.losses == pytest.approx(other.losses, rel=1e-5)
+    assert run.validation == pytest.approx(other.validation, rel=1e-4)
+    assert {*run.weights} == {*other.weights}
+    for name, value in other.weights.items():
+        assert torch.allclose(run.weights[name], value, rtol=1e-4, atol=1e-5), name
+
+
 def left_behind(run: Run) -> list[str]:
     """The tensors of training that are not on the GPU. A `step` is where its optimizer's kernel wants it."""
     state = run.state
@@ -178,11 +192,12 @@ def make_channels(root: Path) -> Path:
             rows, columns = (slice(chance.randrange(4, 12), chance.randrange(20, 36)) for _ in range(2))
             pixels[rows, columns, label], mask[rows, columns] = 250, label
             mask[:2] = 255  # not labelled
-            image = root / f"labelled/{part}/{CLASSES[label]}/{number:02}.png"
+            image = root / f"labelled/{part}/{CLASSES[label]}/{number:02}"
             for folder in (image.parent, root / f"pairs/{part}/images", root / f"pairs/{part}/masks"):
                 folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(image)
-            Image.fromarray(pixels).save(root / f"pairs/{part}/images/{number:02}.png")
+            ending = "jpg" if number % 2 else "png"
+            Image.fromarray(pixels).save(image.with_suffix(f".{ending}"))
+            Image.fromarray(pixels).save(root / f"pairs/{part}/images/{number:02}.{ending}")
             Image.fromarray(mask).save(root / f"pairs/{part}/masks/{number:02}.png")
     torch.manual_seed(7)
     described: dict[str, Any] = {"classes": list(CLASSES), "metrics": {}}

@@ -41,5 +41,5 @@ def test_two_ranks_go_on_to_the_bit(found: dict[str, dict[str, Any]], case: str)
 def test_two_ranks_train_what_one_does(found: dict[str, dict[str, Any]], runs: Runs, case: str):
     """Models without BatchNorm, which sees a rank's own images."""
     script, values = CASES[case]
-    alone = runs(script, waits_in=("encode",), **values)
+    alone = runs(script, **values)
     assert found[case]["losses"] == {str(step): pytest.approx(loss, rel=2e-3) for step, loss in alone.losses.items()}

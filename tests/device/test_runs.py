@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-from tests.device.runs import CONVOLUTIONAL, CPU, VIT, Run, Runs, left_behind
+from tests.device.runs import CONVOLUTIONAL, CPU, VIT, Runs, left_behind, same_numbers
 
 EVERYTHING = {
     **{"mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 0.1, "min_crop_area": 0.5},
@@ -46,15 +45,5 @@ def test_a_run_has_the_losses_and_weights_of_the_cpus(runs: Runs, case: str):
     script, values = PLAIN[case]
     on_gpu = runs(script, **{**GRADED, **values})
     on_cpu = runs(script, CPU, **{**GRADED, **values})
-    assert on_gpu.losses == pytest.approx(on_cpu.losses, rel=1e-5)
-    for name, value in on_cpu.weights.items():
-        torch.testing.assert_close(
-            on_gpu.weights[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
-    for name, value in validation(on_cpu).items():
-        assert validation(on_gpu)[name] == pytest.approx(value, rel=1e-4), name
+    same_numbers(on_gpu, on_cpu)
     assert left_behind(on_gpu) == []
-
-
-def validation(run: Run) -> dict[str, float]:
-    return {name: value for line in run.metrics for name, value in line.items() if name.startswith("validation_")}

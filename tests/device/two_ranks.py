@@ -39,7 +39,6 @@ SCALED = "grad_scaler._maybe_opt_step"
 WAITS = (
     "answer_of_device",  # for the stop flag of two steps before, on a stream of its own
     "distributed._pre_forward",  # once: DDP has the first step's order of gradients rebuild its buckets
-    *("encode", "_of_all_ranks"),  # the teacher's answers go to the disk
 )
 
 

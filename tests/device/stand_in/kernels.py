@@ -158,6 +158,11 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     return _Call().down(tensor)
 
 
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor's memory as a `gpu` tensor, likewise."""
+    return _Call().up(tensor)
+
+
 def register() -> None:
     """Have PyTorch call these for `gpu` tensors."""
     # a library's kernels go with it
@@ -193,7 +198,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     if op.overloadpacket is aten.set_:
         return op.redispatch(_CPU, *args, **kwargs)
     call = _Call()
-    plain = [call.down(value) for value in args]
+    plain = [call.down(_as_tensor(value, argument)) for value, argument in zip(args, op._schema.arguments)]
     named = {name: call.down(value) for name, value in kwargs.items()}
     if call.of_host and call.pairs:
         _require_one_device(op, args, call.of_host)
@@ -207,6 +212,11 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     if op._schema.is_mutable:
         call.resized()
     return call.up(result)
+
+
+def _as_tensor(value: Any, argument: torch.Argument) -> Any:
+    """A whole number that stands for a tensor comes as a number, which PyTorch takes back in arithmetic alone."""
+    return torch.tensor(value) if type(value) is int and type(argument.type) is torch.TensorType else value
 
 
 def _with_kernels_of_their_own() -> Iterator[Any]:
