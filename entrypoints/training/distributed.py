@@ -276,7 +276,7 @@ def _prove(world: World) -> None:
     def total(kind: torch.dtype) -> bool:
         return world.total(torch.full((3,), world.rank + 1, dtype=kind, device=world.device)).tolist() == [sums] * 3
 
-    asked = {
+    asked: dict[str, Callable[[], bool]] = {
         "sum of float32": lambda: total(torch.float32),
         "sum of float64": lambda: total(torch.float64),
         "sum of int64": lambda: total(torch.int64),

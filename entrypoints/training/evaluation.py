@@ -110,7 +110,7 @@ def evaluate_pixels(
         ValueError: no pixel of any mask is labelled, or none can be read.
     """
     count = len(classes)
-    confusion = torch.zeros(count, count, dtype=torch.int64, device=world.device)
+    counts = torch.zeros(count**2 + 1, dtype=torch.int64, device=world.device)  # the last one is of pixels that are ignored
     loss = torch.zeros(1, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for images, masks in (batch for batch in loader if batch is not None):
@@ -118,13 +118,13 @@ def evaluate_pixels(
             with autocast():
                 batch = model(images.to(world.device, non_blocking=True))
             for logits, mask in zip(batch.float(), masks):
-                mask = mask.to(world.device).long()
+                mask = mask.to(world.device, non_blocking=True).long()
                 logits = of_size(logits[None], mask.shape)
                 loss += F.cross_entropy(logits, mask[None], ignore_index=ignore_index, reduction="sum")
-                labelled = mask != ignore_index
-                pairs = mask[labelled] * count + logits[0].argmax(0)[labelled]
-                confusion += torch.bincount(pairs, minlength=count**2).view(count, count)
-    confusion, loss = world.total(confusion), world.total(loss)
+                # neither an index by a mask nor bincount, which would wait for the device to know how many there are
+                pairs = torch.where(mask == ignore_index, count**2, mask * count + logits[0].argmax(0)).flatten()
+                counts.scatter_add_(0, pairs, torch.ones_like(pairs))
+    confusion, loss = world.total(counts[:-1].view(count, count)), world.total(loss)
     pixels = confusion.sum().item()
     if pixels == 0:
         raise ValueError(

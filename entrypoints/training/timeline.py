@@ -32,7 +32,8 @@ class Timeline:
         self._gpu = accelerator.module(device) if accelerator.is_gpu(device) else None
         self._seconds: dict[str, float] = defaultdict(float)
         self._events: list[tuple[str, Any, Any]] = []
-        self._steps_on_gpu: list[tuple[Any, Any]] = []
+        self._steps_on_gpu: list[tuple[Any, Any, bool]] = []
+        """Of each step its begin and end, and whether it is past the warm-up."""
         self._began: Any = None
         """The event at which the step under way began."""
         self._steps, self._since, self._cpu_since = 0, time.perf_counter(), time.process_time()
@@ -71,18 +72,14 @@ class Timeline:
         self._steps, self._all_steps = self._steps + 1, self._all_steps + 1
         self._seconds["step"] += now - self._since
         self._seconds["cpu"] += cpu - self._cpu_since
+        counts = self._all_steps > WARM_UP_STEPS
         if self._gpu is None:
-            self._slowest = max(self._slowest, now - self._since)
+            self._count(now - self._since, counts)
         else:
             ended = self._mark()
             if self._began is not None:
-                self._steps_on_gpu.append((self._began, ended))
+                self._steps_on_gpu.append((self._began, ended, counts))
             self._began = ended
-        if self._all_steps > WARM_UP_STEPS:
-            self._counted_steps, self._counted_seconds = (
-                self._counted_steps + 1,
-                self._counted_seconds + now - self._since,
-            )
         self._since, self._cpu_since = now, cpu
 
     def window(self) -> dict[str, float]:
@@ -92,7 +89,8 @@ class Timeline:
             self._mark().synchronize()
         for name, begin, end in self._events:
             self._seconds[name] += begin.elapsed_time(end) / 1000  # milliseconds
-        self._slowest = max([self._slowest, *(begin.elapsed_time(end) / 1000 for begin, end in self._steps_on_gpu)])
+        for begin, end, counts in self._steps_on_gpu:
+            self._count(begin.elapsed_time(end) / 1000, counts)
         before, self._worker_cpu = self._worker_cpu, worker_cpu_seconds()
         of_workers = max(0.0, self._worker_cpu - before)  # less where a worker has ended
         self._seconds["cpu"] += of_workers
@@ -105,6 +103,16 @@ class Timeline:
         self._steps, self._slowest = 0, 0.0
         return means
 
+    def _count(self, seconds: float, counts: bool) -> None:
+        """A step took so long.
+
+        Args:
+            counts: it is past the warm-up.
+        """
+        self._slowest = max(self._slowest, seconds)
+        if counts:
+            self._counted_steps, self._counted_seconds = self._counted_steps + 1, self._counted_seconds + seconds
+
     def _mark(self) -> Any:
         """An event at this place of the GPU's queue."""
         assert self._gpu is not None
@@ -113,5 +121,5 @@ class Timeline:
         return event
 
     def seconds_per_step(self) -> float | None:
-        """Mean over all steps after the warm-up; None where there were no more."""
+        """Mean over all steps after the warm-up, up to the last look; None where there were no more."""
         return self._counted_seconds / self._counted_steps if self._counted_steps else None

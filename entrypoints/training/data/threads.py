@@ -129,10 +129,14 @@ class _Batch:
 
 
 def pinned_batch(batch: Any, device: torch.device) -> Any:
-    """A batch, a list or a NamedTuple, with its CPU tensors where a GPU fetches them by itself."""
+    """A batch, a list or a NamedTuple and what is in it, with its CPU tensors where a GPU fetches them by itself."""
     if not accelerator.is_gpu(device):
         return batch
-    values = [accelerator.pinned(value, device) if isinstance(value, torch.Tensor) else value for value in batch]
+    if isinstance(batch, torch.Tensor):
+        return accelerator.pinned(batch, device)
+    if not isinstance(batch, (list, tuple)):
+        return batch
+    values = [pinned_batch(value, device) for value in batch]
     return batch._make(values) if hasattr(batch, "_make") else values
 
 
