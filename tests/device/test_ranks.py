@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
+from tests.device import device_lines
 from tests.device.runs import Runs
 from tests.device.two_ranks import CASES
-from tests.entrypoints.ranks import free_port, run_ranks
+from tests.entrypoints.ranks import free_port, torchrun_environments
+
+RANK = """
+from pathlib import Path
+from tests.device import device_lines
+device_lines.watch()
+from tests.device.two_ranks import main
+main(Path({channels!r}), Path({out!r}), {ports})
+"""
 
 
 @pytest.fixture(scope="module")
 def found(channels: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What two_ranks.py wrote, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
+    """What two_ranks.py found, by case."""
+    out = tmp_path_factory.mktemp("ranks")
     ports = [free_port() for _ in range(2 * len(CASES))]
-    done = run_ranks(
-        folder,
-        f"""
-        from tests.device.two_ranks import main
-        main(pathlib.Path({str(channels)!r}), out, {ports})
-        """,
-    )
-    assert [rank.returncode for rank in done] == [0, 0], "\n".join(rank.stderr[-4000:] for rank in done)
-    return json.loads((folder / "found.json").read_text())
+    text = RANK.format(channels=str(channels), out=str(out), ports=ports)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "entrypoints")])
+    common = {**os.environ, "PYTHONPATH": path, "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", text], env={**common, **own}, stderr=subprocess.PIPE, text=True)
+        for own in torchrun_environments(2)
+    ]
+    errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(error[-4000:] for error in errors)
+    first, other = (json.loads((out / f"found-{rank}.json").read_text()) for rank in range(2))
+    for written in (first, other):
+        device_lines.seen.update(map(tuple, written["device lines"]))
+    for case, of_other in other["cases"].items():
+        first["cases"][case]["left behind"] += of_other["left behind"]
+    return first["cases"]
 
 
 @pytest.mark.parametrize("case", CASES)
