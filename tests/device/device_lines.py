@@ -23,7 +23,9 @@ WHOLE = "training/accelerator.py"
 OF_GPUS = {f"accelerator.{name}" for name in ("module", "side_stream", "capability", "memory", "reserved_memory")}
 """Functions that fail on the CPU."""
 
-UNSEEN: dict[tuple[str, str], str] = {}
+UNSEEN = {
+    ("training/precision.py", "return torch.cuda.amp.GradScaler()"): "torch before 2.3, which has no stand-in device"
+}
 """Lines that cannot run here, by file and text, and why."""
 
 Place = tuple[str, int]
@@ -70,12 +72,17 @@ class Lines:
 
     def _look(self, file: str, body: Sequence[ast.stmt], gpus: set[str]) -> None:
         for position, statement in enumerate(body):
-            for node in _own_expressions(statement):
+            expressions = [*_own_expressions(statement)]
+            for node in expressions:
                 if isinstance(node, ast.IfExp):
                     self._add(file, [node.body] if _when(node.test, True, gpus) else [])
                     self._add(file, [node.orelse] if _when(node.test, False, gpus) else [])
-                if isinstance(node, ast.Call) and ast.unparse(node.func) in OF_GPUS:
-                    self._add(file, body[position:])
+            chosen = {id(part) for node in expressions if node in self.nodes[file] for part in ast.walk(node)}
+            calls = [
+                ast.unparse(node.func) for node in expressions if isinstance(node, ast.Call) and id(node) not in chosen
+            ]
+            if OF_GPUS.intersection(calls):
+                self._add(file, body[position:])
             if isinstance(statement, ast.If):
                 for taken, branch, other in (
                     (True, statement.body, statement.orelse),

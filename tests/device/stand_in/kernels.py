@@ -39,11 +39,19 @@ class Memory:
     """What holds the values of one `gpu` storage, and its share of the device's allocated bytes."""
 
     allocated = peak = 0
+    total = 8 * 2**30
     lock = threading.Lock()
 
     def __init__(self, storage: torch.UntypedStorage):
-        self.storage, self.size = storage, storage.nbytes()
+        """
+        Raises:
+            torch.OutOfMemoryError: the device has no room for it, as CUDA says it.
+        """
+        self.storage, self.size = storage, 0
         with Memory.lock:
+            if Memory.allocated + storage.nbytes() > Memory.total:
+                raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {storage.nbytes()} bytes.")
+            self.size = storage.nbytes()
             Memory.allocated += self.size
             Memory.peak = max(Memory.peak, Memory.allocated)
 

@@ -13,9 +13,6 @@ import torch
 from tests.device.stand_in.kernels import Memory, Random
 from tests.device.stand_in.synchronisation import synchronised
 
-TOTAL_MEMORY = 8 * 2**30
-
-CAPABILITY = (8, 0)
 NAME = "Stand-in GPU"
 
 
@@ -82,6 +79,7 @@ class Gpu:
     """The functions of the module, as torch.cuda has them."""
 
     Event, Stream = Event, Stream
+    capability = (8, 0)
 
     def __init__(self) -> None:
         self._threads = threading.local()
@@ -112,7 +110,7 @@ class Gpu:
         return NAME
 
     def get_device_capability(self, device: object = None) -> tuple[int, int]:
-        return CAPABILITY
+        return self.capability
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
@@ -156,7 +154,7 @@ class Gpu:
         return Memory.allocated
 
     def mem_get_info(self, device: object = None) -> tuple[int, int]:
-        return TOTAL_MEMORY - Memory.allocated, TOTAL_MEMORY
+        return Memory.total - Memory.allocated, Memory.total
 
     def reset_peak_memory_stats(self, device: object = None) -> None:
         Memory.peak = Memory.allocated

@@ -1,0 +1,100 @@
+"""What the product decides by the GPU: precision, batch size, workers; and what it asks of profilers."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+from training import accelerator, annotate, precision, sagemaker_profiler, teacher
+from training.data import workers
+from training.memory import Footprint
+from training.memory_trial import StepTrial
+
+from tests.device.runs import CLASSES, SIDE, Runs, left_behind, weights_of
+from tests.device.stand_in.kernels import Memory
+
+
+def test_a_process_takes_the_gpu_of_its_number(gpu, monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert accelerator.find(1) == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert accelerator.find(1) == torch.device("cuda", 1) and taken == [torch.device("cuda", 1)]
+    with pytest.raises(ValueError, match="local rank 2 has no GPU of its own: 2 are visible"):
+        accelerator.find(2)
+
+
+def test_ranges_go_to_nvtx_where_a_gpu_is_in_use(monkeypatch):
+    assert accelerator.nvtx() is None
+    calls = []
+    nvtx = types.SimpleNamespace(range_push=calls.append, range_pop=lambda: calls.append("end"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "nvtx", nvtx)
+    with annotate.annotate("teacher_forward"):
+        assert calls == ["teacher_forward"]
+    assert calls == ["teacher_forward", "end"]
+
+
+def test_bf16_is_taken_where_the_gpu_has_it(gpu, monkeypatch):
+    assert precision.choose("auto", gpu).name == "bf16"
+    monkeypatch.setattr(torch.gpu, "capability", (7, 5))
+    assert precision.choose("auto", gpu).name == "fp32"
+    with pytest.raises(ValueError, match="Stand-in GPU has compute capability 7.5 and bf16 needs 8.0"):
+        precision.choose("bf16", gpu)
+
+
+def test_a_teacher_moves_as_a_whole_and_keeps_its_types(gpu, channels):
+    loaded = teacher.load(channels / "ensemble", CLASSES, channels=3, image_size=SIDE, precision="bf16")
+    assert {value.device.type for value in weights_of(loaded).values()} == {"cpu"}
+    types_before = {name: value.dtype for name, value in weights_of(loaded).items()}
+    for device in (gpu, torch.device("cpu"), torch.device("meta")):
+        moved = weights_of(loaded.to(device))
+        assert {value.device for value in moved.values()} == {device}
+        assert {name: value.dtype for name, value in moved.items()} == types_before
+
+
+def test_everything_by_itself_and_recorded(runs: Runs, monkeypatch):
+    monkeypatch.setattr(workers, "TINY", 0.0)  # so that an image is worth a worker
+    run = runs(
+        "train_classifier", precision="auto", batch_size_per_device="auto", num_workers="auto", profile_steps=1, profile_after=1
+    )  # fmt: skip
+    assert left_behind(run) == [] and run.state.precision.name == "bf16"
+    assert (run.folder / "data/algo-1/operators.json").is_file()
+    assert run.result["hardware"]["gpu"] == "Stand-in GPU"
+
+
+def test_a_batch_that_the_memory_cannot_hold_is_halved(runs: Runs, monkeypatch, capsys):
+    monkeypatch.setattr(Footprint, "largest_batch", lambda *_: 8)  # a prediction that knows too little
+    needed = {}
+    for size in (2, 8):
+        torch.gpu.reset_peak_memory_stats()
+        before = torch.gpu.memory_allocated()
+        runs("train_classifier", name=str(size), batch_size_per_device=size, max_steps=1)
+        needed[size] = torch.gpu.max_memory_allocated() - before
+    assert needed[8] > needed[2]
+    capsys.readouterr()
+    monkeypatch.setattr(Memory, "total", torch.gpu.memory_allocated() + (needed[2] + needed[8]) // 2)
+    runs("train_classifier", name="auto", batch_size_per_device="auto", max_steps=1)
+    assert "a step of 8 images ran out of the GPU's memory, trying fewer" in capsys.readouterr().out
+    monkeypatch.setattr(StepTrial, "fits", lambda *_: False)
+    with pytest.raises(ValueError, match="not one image fits into the GPU's memory"):
+        runs("train_classifier", name="none", batch_size_per_device="auto", max_steps=1)
+
+
+def test_sagemakers_profiler_is_told_of_the_gpu(gpu, monkeypatch):
+    configured = []
+    profiler = types.SimpleNamespace(
+        configure=lambda config: configured.append(config.profiler), start_profiling=lambda: None, stop_profiling=lambda: None
+    )  # fmt: skip
+    module = types.SimpleNamespace(
+        SMProfiler=types.SimpleNamespace(instance=lambda: profiler), Config=types.SimpleNamespace
+    )
+    monkeypatch.setattr(sagemaker_profiler, "sagemaker_profiler", lambda: module)
+    settings = types.SimpleNamespace(profile_after=0, profile_steps=1)
+    recording = sagemaker_profiler.SageMakerProfiler(settings, gpu, lambda _: None)
+    recording.step()
+    recording.close()
+    assert configured == [{"EnableCuda": "1"}]
