@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from training.host_samples import HostSamples
 from training.monitor import FREE_BYTES, FULL_RATE_BYTES, Writer, interval_ms, node_name, slowed, system_monitor
 
 from tests.conftest import ROOT, wait_until
+from tests.device import nvml
 
 
 @pytest.fixture
@@ -256,43 +256,10 @@ def test_without_a_cgroup_the_machine_is_the_limit(tmp_path, monkeypatch):
     assert not {("cgroup", "CPUThrottledPercent", ""), ("cgroup", "MemoryLimitBytes", "")} & set(values)
 
 
-NVML = r"""
-#include <stdlib.h>
-#include <string.h>
-typedef struct { unsigned gpu, memory; } Utilization;
-typedef struct { unsigned long long total, free, used; } Memory;
-static char devices[3];
-int nvmlInit_v2(void) { return getenv("NVML_FAILS") ? 9 : 0; }
-const char *nvmlErrorString(int status) { return status == 9 ? "Driver Not Loaded" : status == 4 ? "Insufficient Permissions" : "GPU is lost"; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = devices + index; return 0; }
-int nvmlDeviceGetHandleByUUID(const char *name, void **device) { *device = devices + 2; return strcmp(name, "GPU-two") ? 2 : 0; }
-int nvmlDeviceGetUtilizationRates(void *device, Utilization *found) {
-    if (device == devices + 1) return 3;
-    if (getenv("NVML_DENIES")) return 4;
-    found->gpu = 40 + ((char *)device - devices); found->memory = 1; return 0;
-}
-int nvmlDeviceGetMemoryInfo(void *device, Memory *found) {
-    if (getenv("NVML_LOSES") && device == devices + 2) return 15;
-    found->total = 1ull << 36; found->used = (1ull << 34) * (1 + ((char *)device - devices)); found->free = 0; return 0;
-}
-int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
-    *reasons = device == devices ? 0x40 : 0x4; return 0;
-}
-"""
-"""Three GPUs: the first too hot, the second cut into parts so that nobody knows its utilisation, the third at its power cap."""
-
-
 @pytest.fixture
 def nvidia(tmp_path, monkeypatch) -> None:
     """NVIDIA's library, for processes started from now on."""
-    (tmp_path / "nvml.c").write_text(NVML)
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    assert compiler, "a C compiler is needed: apt-get install gcc"
-    library = tmp_path / "nvidia/libnvidia-ml.so.1"
-    library.parent.mkdir()
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(tmp_path / "nvml.c")], check=True)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml.build(tmp_path / "nvidia")))
 
 
 def gpu_values(found: list[dict]) -> dict[tuple[str, str], float]:
@@ -324,7 +291,9 @@ def test_gpus_are_those_that_the_job_sees(fast, tmp_path, nvidia, monkeypatch, v
         assert values == {}
 
 
-def test_a_value_that_the_driver_refuses_takes_no_other_with_it_and_is_named_once(fast, tmp_path, nvidia, monkeypatch, capfd):
+def test_a_value_that_the_driver_refuses_takes_no_other_with_it_and_is_named_once(
+    fast, tmp_path, nvidia, monkeypatch, capfd
+):
     monkeypatch.setenv("NVML_DENIES", "1")
     monkeypatch.setenv("NVML_LOSES", "1")
     with system_monitor(tmp_path / "out", 0):
