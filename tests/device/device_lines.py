@@ -52,8 +52,7 @@ class Lines:
                     self._add(file, function.body)
             else:
                 self._look(file, tree.body, _names_of_gpus(tree))
-        while self._add_functions():
-            pass
+        self._add_functions()
 
     @property
     def places(self) -> set[Place]:
@@ -99,21 +98,24 @@ class Lines:
             for handler in getattr(statement, "handlers", []):
                 self._look(file, handler.body, gpus)
 
-    def _add_functions(self) -> bool:
-        """Functions of which nothing but such lines speaks; whether there were any."""
-        inside = {id(part) for nodes in self.nodes.values() for node in nodes for part in ast.walk(node)}
-        named: dict[str, list[bool]] = {}
-        for tree in self.trees.values():
-            for node in ast.walk(tree):
-                name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
-                if name is not None:
-                    named.setdefault(name, []).append(id(node) in inside)
-        before = sum(map(len, self.nodes.values()))
+    def _add_functions(self) -> None:
+        """Functions of which nothing but such lines speaks, as long as there are more."""
+        named: dict[str, set[int]] = {}
+        functions = []
         for file, tree in self.trees.items():
             for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef) and all(named.get(node.name, [False])):
-                    self._add(file, node.body)
-        return sum(map(len, self.nodes.values())) > before
+                if isinstance(node, (ast.Name, ast.Attribute)):
+                    named.setdefault(node.id if isinstance(node, ast.Name) else node.attr, set()).add(id(node))
+                elif isinstance(node, ast.FunctionDef):
+                    functions.append((file, node))
+        before = 0
+        while before < (now := sum(map(len, self.nodes.values()))):
+            before = now
+            inside = {id(part) for nodes in self.nodes.values() for node in nodes for part in ast.walk(node)}
+            for file, function in functions:
+                speakers = named.get(function.name)
+                if speakers and speakers <= inside:
+                    self._add(file, function.body)
 
 
 def of_the_product() -> Lines:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from training import accelerator, annotate, precision, sagemaker_profiler, teacher
 from training.data import workers
+from training.data.threads import pinned_batch
 from training.memory import Footprint
 from training.memory_trial import StepTrial
 
@@ -82,6 +83,13 @@ def test_a_batch_that_the_memory_cannot_hold_is_halved(runs: Runs, monkeypatch, 
     monkeypatch.setattr(StepTrial, "fits", lambda *_: False)
     with pytest.raises(ValueError, match="not one image fits into the GPU's memory"):
         runs("train_classifier", name="none", batch_size_per_device="auto", max_steps=1)
+
+
+def test_every_tensor_of_a_batch_is_pinned_for_a_gpu_and_for_no_cpu(gpu):
+    batch = [torch.zeros(2), [torch.zeros(3), None], "name"]
+    images, [mask, nothing], name = pinned_batch(batch, gpu)
+    assert images.is_pinned() and mask.is_pinned() and (nothing, name) == (None, "name")
+    assert pinned_batch(batch, torch.device("cpu")) is batch and not batch[0].is_pinned()
 
 
 def test_sagemakers_profiler_is_told_of_the_gpu(gpu, monkeypatch):
