@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from training.precision import FORMATS
 
-from tests.device.runs import VIT, Runs, left_behind
+from tests.device.runs import CPU, VIT, Runs, left_behind
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "nadam", "radam", "sgd")
@@ -33,6 +33,20 @@ def test_a_resumed_run_goes_on_to_the_bit(runs: Runs, precision: str, optimizer:
         assert torch.equal(resumed.weights[name], value), name
     for run in (undisturbed, resumed):
         assert left_behind(run) == []
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("first", ["gpu", "cpu"])
+def test_a_checkpoint_goes_on_on_the_other_device(runs: Runs, first: str, optimizer: str):
+    values = {"optimizer": optimizer, "epochs": 1, "checkpoint_every": 1, "log_every": 1, "name": "moved"}
+    devices = {"gpu": runs.gpu, "cpu": CPU}
+    undisturbed = runs("train_classifier", devices[first], **values)
+    shutil.rmtree(undisturbed.folder / "output/checkpoints/step-00000003")
+    [other] = {*devices} - {first}
+    moved = runs("train_classifier", devices[other], **values)
+    assert moved.losses == {3: pytest.approx(undisturbed.losses[3], rel=1e-5)}
+    if other == "gpu":
+        assert left_behind(moved) == []
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -24,6 +24,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "data worker processes": ("train_classifier", {"worker_type": "processes"}),
     "no data workers": ("train_classifier", {"num_workers": 0}),
     "one batch over and over": ("train_classifier", {"repeat_batch": True, "probe_input_images": 8}),
+    "exported to ONNX": ("train_classifier", {"export_onnx": True}),
     "distillation": ("train_kd", {}),
     "distillation with everything": ("train_kd", {"student_options": DROPOUT, "view_size": 40, **EVERYTHING}),
     "distillation of an ensemble": ("train_kd", {"teacher": "ensemble"}),
