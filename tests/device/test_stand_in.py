@@ -235,3 +235,18 @@ def test_events_tell_the_time_between_them(gpu):
     untimed.record()
     with pytest.raises(ValueError, match="enable_timing=True"):
         begin.elapsed_time(untimed)
+
+
+def test_a_stream_is_current_in_its_thread_alone_and_lists_what_it_was_asked(gpu):
+    stream, event, elsewhere = torch.gpu.Stream(), torch.gpu.Event(), []
+    with torch.gpu.stream(stream):
+        thread = threading.Thread(target=lambda: elsewhere.append(torch.gpu.current_stream()))
+        thread.start()
+        thread.join()
+        assert torch.gpu.current_stream() is stream
+        event.record()
+    stream.wait_event(event)
+    stream.wait_stream(torch.gpu.default_stream())
+    torch.zeros(1, device=gpu).record_stream(stream)
+    assert elsewhere == [torch.gpu.default_stream()] and torch.gpu.current_stream() is elsewhere[0]
+    assert stream.calls == ["record_event", "wait_event", "wait_stream"]

@@ -40,7 +40,7 @@ class Memory:
 
     allocated = peak = 0
     total = 8 * 2**30
-    lock = threading.Lock()
+    lock = threading.RLock()  # memory may be freed while more is taken
 
     def __init__(self, storage: torch.UntypedStorage):
         """

@@ -115,9 +115,6 @@ class Gpu:
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
-    def is_bf16_supported(self) -> bool:
-        return True
-
     def synchronize(self, device: object = None) -> None:
         synchronised("synchronize")
 
@@ -169,8 +166,6 @@ class Gpu:
 
     def manual_seed_all(self, seed: int) -> None:
         Random.state = torch.Generator().manual_seed(seed).get_state()
-
-    manual_seed = manual_seed_all
 
     def get_rng_state(self, device: object = None) -> torch.Tensor:
         return Random.state.clone()
