@@ -49,7 +49,8 @@ quickstart: $(INSTALLED)
 
 test: $(INSTALLED) lint
 	.ci/browser
-	$(PYTEST)
+	$(PYTEST) tests/device
+	$(PYTEST) --ignore=tests/device
 
 compat: $(OLDEST)/.installed $(INSTALLED)
 	$(OLDEST)/bin/python $(TESTS) tests/entrypoints

@@ -82,7 +82,9 @@ def main(settings: DistillationSettings) -> None:
             ).to(world.device)
             cached, image = settings.teacher_cache is not None, memory.example(data, world.device)
             now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
-        trial = StepTrial(Distillation(state.model, teacher, None, settings, Timeline(world.device)), state, data, now.optimizer)
+        trial = StepTrial(
+            Distillation(state.model, teacher, None, settings, Timeline(world.device)), state, data, now.optimizer
+        )
         size = memory.choose_batch_size(now, without, settings, world, run.report, trial)
         views = settings.teacher_cache.views if settings.teacher_cache else None
         reopened = partial(open_loaders, data, world=world, batch_size_per_device=size, views=views)

@@ -123,5 +123,5 @@ def same_random_numbers(device: torch.device) -> Iterator[None]:
 
 def nvtx() -> ModuleType | None:
     """NVIDIA's ranges for Nsight; None where no GPU is in use."""
-    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch does not annotate it
+    begun = torch.cuda.is_initialized()
     return torch.cuda.nvtx if begun else None

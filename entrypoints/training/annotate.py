@@ -24,7 +24,7 @@ def annotate(name: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         # record_function would cost three times as much even where nobody records
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # handed on without `as`
+        if torch.autograd._profiler_enabled():
             NAMES.add(name)
             stack.enter_context(torch.profiler.record_function(name))
         nvtx = accelerator.nvtx()

@@ -35,7 +35,9 @@ class Filling:
         self._thread = ThreadPoolExecutor(1, "teacher cache")
         self._under_way: deque[Future[None]] = deque()
 
-    def add(self, packed: torch.Tensor, numbers: np.ndarray, new: np.ndarray, write: Write | None, exchanged: bool) -> None:
+    def add(
+        self, packed: torch.Tensor, numbers: np.ndarray, new: np.ndarray, write: Write | None, exchanged: bool
+    ) -> None:
         """Have the new logits of a batch written, some time.
 
         Args:

@@ -173,7 +173,9 @@ class Lobby:
             if now != beats:
                 beats, heard = now, time.monotonic()
             elif time.monotonic() - heard > SILENCE:
-                raise ConnectionError(f"rank 0, which works alone, has given no sign of life for {SILENCE} s: see its host's log")
+                raise ConnectionError(
+                    f"rank 0, which works alone, has given no sign of life for {SILENCE} s: see its host's log"
+                )
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
 
@@ -190,7 +192,11 @@ def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], 
         silent: ranks whose beats have ended.
         timeout: seconds.
     """
-    waits = f"{own.collective} (collective number {own.number})" if own.collective else f"the collective of {own.doing or 'start-up'}"
+    waits = (
+        f"{own.collective} (collective number {own.number})"
+        if own.collective
+        else f"the collective of {own.doing or 'start-up'}"
+    )
     head = (
         f"rank {rank}: {own.still / 60:.1f} min in {waits}, {own.place()}; after {timeout / 60:.3g} min (process_group_minutes) the "
         "process is ended, by NCCL's watchdog with SIGABRT"
@@ -248,7 +254,9 @@ def _behind(beat: Beat, own: Beat) -> bool:
     """Whether a rank has not come to the collective that this one is in."""
     if beat.number is not None and own.number is not None:
         return beat.number < own.number
-    return (beat.step or -1, beat.doing != own.doing) != (own.step or -1, False) and (beat.step or -1) <= (own.step or -1)
+    return (beat.step or -1, beat.doing != own.doing) != (own.step or -1, False) and (beat.step or -1) <= (
+        own.step or -1
+    )
 
 
 def _silent(rank: int, beat: Beat | None) -> str:

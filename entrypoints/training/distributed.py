@@ -292,7 +292,9 @@ def _prove(world: World) -> None:
         except (RuntimeError, ValueError, TypeError) as error:  # refused, on every rank alike
             wrong.append(f"{what}: {error}")
     if wrong:
-        raise ValueError(f"smddp of this image cannot do what the scripts ask: {'; '.join(wrong)}. Set distribution: torchrun")
+        raise ValueError(
+            f"smddp of this image cannot do what the scripts ask: {'; '.join(wrong)}. Set distribution: torchrun"
+        )
 
 
 def _tell_first(store: Store, text: str) -> str | None:
@@ -335,4 +337,3 @@ def _answer(work: dist.Work, count: torch.Tensor) -> Callable[[], bool]:
         return bool(host.item())
 
     return answer_of_device
-

@@ -95,7 +95,9 @@ def contract_value(environ: Mapping[str, str], name: str, default: Any) -> Any:
         try:
             found = json.loads((config / CONTRACT_FILES[name]).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            raise ValueError(f"{name} is cut short or no JSON ({error}), and {config / CONTRACT_FILES[name]} cannot be read") from error
+            raise ValueError(
+                f"{name} is cut short or no JSON ({error}), and {config / CONTRACT_FILES[name]} cannot be read"
+            ) from error
     if name == "SM_HOSTS":
         return found["hosts"]
     if name == "SM_INPUT_DATA_CONFIG":

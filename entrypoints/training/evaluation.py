@@ -110,7 +110,9 @@ def evaluate_pixels(
         ValueError: no pixel of any mask is labelled, or none can be read.
     """
     count = len(classes)
-    counts = torch.zeros(count**2 + 1, dtype=torch.int64, device=world.device)  # the last one is of pixels that are ignored
+    counts = torch.zeros(
+        count**2 + 1, dtype=torch.int64, device=world.device
+    )  # the last one is of pixels that are ignored
     loss = torch.zeros(1, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for images, masks in (batch for batch in loader if batch is not None):

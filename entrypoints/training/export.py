@@ -124,7 +124,7 @@ def read_description(folder: Path) -> Description | None:
     published = get_pretrained_cfg(name) or PretrainedCfg()
     # timm's first configurations had everything on one level
     given = config.get("preprocessing", config.get("pretrained_cfg", config))
-    found = {**published.to_dict(), **given}  # type: ignore[no-untyped-call]  # timm does not annotate it
+    found = {**published.to_dict(), **given}
     channels, height, width = found["input_size"]
     options = {key: value for key, value in encoder.get("model_args", {}).items() if key != "num_classes"}
     # what timm's own reader takes from there where the arguments do not say it

@@ -230,7 +230,7 @@ def _step(
             with timeline.phase("backward"):
                 loss = losses["loss"] / accumulation
                 scaled = loss if state.scaler is None else state.scaler.scale(loss)
-                scaled.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
+                scaled.backward()
         for name, value in losses.items():
             value = value.detach() / accumulation
             totals[name] = totals[name] + value if name in totals else value

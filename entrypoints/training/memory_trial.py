@@ -57,7 +57,7 @@ class StepTrial:
         state = torch.empty(self._optimizer_bytes, dtype=torch.uint8, device=device)
         with self._state.precision.autocast():
             loss = self._task(batch)["loss"]
-        loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        loss.backward()
         del state
 
 

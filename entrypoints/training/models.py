@@ -9,7 +9,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.layers.config import use_fused_attn
-from timm.optim import param_groups_weight_decay  # type: ignore[attr-defined]  # timm hands it on without `as`
+from timm.optim import param_groups_weight_decay
 from torch import nn
 
 if TYPE_CHECKING:

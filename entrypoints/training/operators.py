@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.autograd import DeviceType  # type: ignore[attr-defined]  # handed on without `as`
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from training import accelerator
@@ -18,7 +18,14 @@ from training.script_settings import TrainingSettings
 KEPT = 100
 """Operators that operators.json lists, longest first; `others` sums up the rest."""
 
-ANNOTATIONS = ("Optimizer.", "DistributedDataParallel.", "ProfilerStep", "nccl:", "Torch-Compiled Region", "## Call CompiledFxGraph")
+ANNOTATIONS = (
+    "Optimizer.",
+    "DistributedDataParallel.",
+    "ProfilerStep",
+    "nccl:",
+    "Torch-Compiled Region",
+    "## Call CompiledFxGraph",
+)
 """What PyTorch calls its own ranges; NCCL's kernels are ncclDevKernel_… ."""
 
 TRACE = "trace.json.gz"

@@ -69,9 +69,7 @@ def save(
 
 
 @torch.no_grad()
-def rows(
-    state: TrainingState, data: Data[MaskedImages, MaskedImages], settings: SegmentationSettings
-) -> list[Row]:
+def rows(state: TrainingState, data: Data[MaskedImages, MaskedImages], settings: SegmentationSettings) -> list[Row]:
     """So many readable images, evenly spread over the held-out ones, and what the model predicts for each."""
     count, images = min(settings.overlays, len(data.held_out)), len(data.held_out)
     found = []

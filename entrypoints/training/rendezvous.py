@@ -214,7 +214,7 @@ def _open_store(place: Place, host: str, port: int, by_agent: bool, wait: Wait) 
 
     def connect() -> Store:
         limit = timedelta(seconds=max(wait.left, 1))
-        store: Store = dist.TCPStore(host, port, None, makes_it, limit, False)  # type: ignore[attr-defined]  # no `as` in torch
+        store: Store = dist.TCPStore(host, port, None, makes_it, limit, False)
         return store
 
     try:

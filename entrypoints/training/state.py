@@ -93,7 +93,9 @@ def prepare(model: Normalized, settings: TrainingSettings, steps: int, world: Wo
         model.to(memory_format=torch.channels_last)
     choose_attention(model, chosen.dtype, world.device)
     average = None if settings.ema_decay is None else ModelEmaV3(model, settings.ema_decay)
-    compiled: Any = torch.compile(model) if settings.compile else model  # a module too, which torch's annotation does not say
+    compiled: Any = (
+        torch.compile(model) if settings.compile else model
+    )  # a module too, which torch's annotation does not say
     trained = distribute(
         compiled,
         world,

@@ -286,9 +286,7 @@ def _read(
     return model, name, options
 
 
-def _read_segmenter(
-    source: _Source, classes: Sequence[str], channels: int, image_size: int | Sequence[int]
-) -> _Found:
+def _read_segmenter(source: _Source, classes: Sequence[str], channels: int, image_size: int | Sequence[int]) -> _Found:
     """One of the teacher's models, of those that give every pixel a class.
 
     Its features know things at the size at which it learned them, and its decoder merges scales: it would have to see images

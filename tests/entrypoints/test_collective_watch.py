@@ -11,7 +11,17 @@ MINE = Beat("algo-1", 42, "backward", 480.0, "all_reduce of 22,050,664 values", 
 
 
 def other(**values) -> Beat:
-    return Beat(**{"host": "algo-2", "step": 42, "doing": "backward", "still": 480.0, "number": 1234, "collective": None, **values})
+    return Beat(
+        **{
+            "host": "algo-2",
+            "step": 42,
+            "doing": "backward",
+            "still": 480.0,
+            "number": 1234,
+            "collective": None,
+            **values,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,7 +38,9 @@ def other(**values) -> Beat:
 def test_the_message_names_the_collective_who_is_missing_and_why(others, silent, words):
     text = explain(0, MINE, others, silent, 600)
     head, cause = text.split("\n")
-    assert head.startswith("rank 0: 8.0 min in all_reduce of 22,050,664 values (collective number 1234), in backward after step 42")
+    assert head.startswith(
+        "rank 0: 8.0 min in all_reduce of 22,050,664 values (collective number 1234), in backward after step 42"
+    )
     assert "after 10 min (process_group_minutes)" in head and cause.startswith("cause: ")
     for each in words:
         assert each in cause
@@ -77,7 +89,9 @@ def test_a_process_that_is_aborted_has_left_a_failure_file(tmp_path):
     assert first.returncode == -6 and "Fatal Python error: Aborted" in first.stderr
     text = (tmp_path / "0/failure").read_text()
     assert "in the collective of backward, in backward after step 41" in text
-    assert "cause: rank 1 (" in text and "is in data_wait after step 41 and has not come: it waits for its input" in text
+    assert (
+        "cause: rank 1 (" in text and "is in data_wait after step 41 and has not come: it waits for its input" in text
+    )
     assert len(text) <= 1024 and not (tmp_path / "1/failure").exists()
 
 

@@ -194,7 +194,10 @@ def test_an_smddp_that_cannot_add_up_a_type_is_refused_before_training_with_the_
     )
     for rank in ranks:
         assert rank.returncode == 1
-        assert "smddp of this image cannot do what the scripts ask: sum of float64: unsupported data type. Set distribution" in rank.stderr
+        assert (
+            "smddp of this image cannot do what the scripts ask: sum of float64: unsupported data type. Set distribution"
+            in rank.stderr
+        )
 
 
 @pytest.mark.parametrize("stand_in", ["smddp", "smddp_before_1_4"])

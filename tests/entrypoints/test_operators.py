@@ -119,7 +119,11 @@ def test_a_range_on_a_gpu_does_not_count_its_kernels_again():
     """DDP's and NCCL's ranges come as events of the GPU, each as long as all of its kernels."""
     kernel, ranged = (
         types.SimpleNamespace(
-            key=key, is_user_annotation=annotation, device_type=DeviceType.CUDA, count=2, self_device_time_total=microseconds
+            key=key,
+            is_user_annotation=annotation,
+            device_type=DeviceType.CUDA,
+            count=2,
+            self_device_time_total=microseconds,
         )
         for key, annotation, microseconds in (
             ("ampere_bf16_gemm", False, 3000),
@@ -127,7 +131,9 @@ def test_a_range_on_a_gpu_does_not_count_its_kernels_again():
         )
     )
     nccl = types.SimpleNamespace(**{**vars(ranged), "key": "nccl:all_reduce", "is_user_annotation": False})
-    exchange = types.SimpleNamespace(**{**vars(kernel), "key": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "self_device_time_total": 1000})
+    exchange = types.SimpleNamespace(
+        **{**vars(kernel), "key": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "self_device_time_total": 1000}
+    )
     recorded = types.SimpleNamespace(key_averages=lambda: [kernel, ranged, nccl, exchange])
     found = summarise(recorded, 2)
     assert [one["name"] for one in found["operators"]] == [kernel.key, exchange.key]

@@ -56,8 +56,18 @@ def test_a_gpu_before_ampere_is_refused_with_the_cure(monkeypatch, name):
 @pytest.mark.parametrize(
     ("capability", "name", "expected", "why"),
     [
-        ((8, 0), "NVIDIA A100-SXM4-40GB", "bf16", "auto: NVIDIA A100-SXM4-40GB has it; matrix products that stay in fp32 use TF32"),
-        ((7, 0), "Tesla V100-SXM2-16GB", "fp32", "auto: Tesla V100-SXM2-16GB has no bf16; precision: fp16 would be faster"),
+        (
+            (8, 0),
+            "NVIDIA A100-SXM4-40GB",
+            "bf16",
+            "auto: NVIDIA A100-SXM4-40GB has it; matrix products that stay in fp32 use TF32",
+        ),
+        (
+            (7, 0),
+            "Tesla V100-SXM2-16GB",
+            "fp32",
+            "auto: Tesla V100-SXM2-16GB has no bf16; precision: fp16 would be faster",
+        ),
     ],
 )
 def test_auto_is_bf16_where_the_gpu_has_it_and_says_why(monkeypatch, capability, name, expected, why):

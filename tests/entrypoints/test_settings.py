@@ -213,8 +213,15 @@ def test_variables_that_pam_cut_short_come_from_sagemakers_files(tmp_path):
     config = tmp_path / "input/config"
     config.mkdir(parents=True)
     names = [f"class number {number}" for number in range(100)]
-    values = {"model": "x", "epochs": 7, "model_options": {"label": names}, "sagemaker_distributed_dataparallel_enabled": True}
-    (config / "hyperparameters.json").write_text(json.dumps({name: json.dumps(value) for name, value in values.items()}))
+    values = {
+        "model": "x",
+        "epochs": 7,
+        "model_options": {"label": names},
+        "sagemaker_distributed_dataparallel_enabled": True,
+    }
+    (config / "hyperparameters.json").write_text(
+        json.dumps({name: json.dumps(value) for name, value in values.items()})
+    )
     hosts = [f"algo-{number}" for number in range(1, 129)]
     (config / "resourceconfig.json").write_text(json.dumps({"current_host": "algo-2", "hosts": hosts}))
     channels = {f"channel_{number}": {"TrainingInputMode": "FastFile"} for number in range(40)}

@@ -131,7 +131,9 @@ def chosen(world: World, images, environ: dict[str, str] | None = None, **values
 def test_auto_takes_what_the_cores_of_this_host_leave_each_process_and_says_why(machine, photographs, cores, quota, environ, world, count, where):  # fmt: skip
     machine(cores, quota)
     found = chosen(world, photographs, environ)
-    one, several = ("thread", "threads") if world is ALONE else ("process", "processes")  # none beside a GPU's launching thread
+    one, several = (
+        ("thread", "threads") if world is ALONE else ("process", "processes")
+    )  # none beside a GPU's launching thread
     assert (found.kind, found.count) == (several, count)
     words = "none, the training process itself" if count == 0 else f"{count} {several if count > 1 else one}"
     assert found.about.startswith(f"data workers: {words} (auto: {where}") and found.about.endswith(" ms)")

@@ -191,7 +191,7 @@ def build(operations: Operations, *, images: int, threads: int, device_id: int |
     def given(name: str) -> Any:
         return fn.external_source(name=name)
 
-    pipeline: Any = Pipeline(  # type: ignore[no-untyped-call]  # DALI annotates its operators only
+    pipeline: Any = Pipeline(
         batch_size=images, num_threads=threads, device_id=device_id, prefetch_queue_depth=QUEUED
     )
     with pipeline:

@@ -55,7 +55,7 @@ def budget() -> int:
 def _own(batch: Any) -> Any:
     """A batch without a worker's shared memory, of which each tensor keeps a file open."""
     if isinstance(batch, torch.Tensor):
-        shared = batch.is_shared()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        shared = batch.is_shared()
         return batch.clone() if shared else batch
     return [*map(_own, batch)] if isinstance(batch, (list, tuple)) else batch
 

@@ -124,7 +124,9 @@ class _Batch:
         with self._lock:
             if self._images is None:
                 shape = (len(self._draws), *image.shape)
-                self._images = torch.empty(shape, dtype=image.dtype, pin_memory=accelerator.is_gpu(self._loader.pin_for))
+                self._images = torch.empty(
+                    shape, dtype=image.dtype, pin_memory=accelerator.is_gpu(self._loader.pin_for)
+                )
             return self._images
 
 
