@@ -83,7 +83,10 @@ def main(settings: DistillationSettings) -> None:
             cached, image = settings.teacher_cache is not None, memory.example(data, world.device)
             now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
         trial = StepTrial(
-            Distillation(state.model, teacher, None, settings, Timeline(world.device)), state, data, now.optimizer
+            Distillation(state.model, teacher and teacher.eager(), None, settings, Timeline(world.device)),
+            state,
+            data,
+            now.optimizer,
         )
         size = memory.choose_batch_size(now, without, settings, world, run.report, trial)
         views = settings.teacher_cache.views if settings.teacher_cache else None

@@ -80,7 +80,10 @@ def main(settings: SegmentationSettings) -> None:
             now, without = with_teacher(now, without, teacher, settings, memory.example(data, world.device))
         alone = replace(world, rank=0, size=1)
         trial = StepTrial(
-            Segmentation(state.model, teacher, settings, alone, Timeline(world.device)), state, data, now.optimizer
+            Segmentation(state.model, teacher and teacher.eager(), settings, alone, Timeline(world.device)),
+            state,
+            data,
+            now.optimizer,
         )
         size = memory.choose_batch_size(now, without, settings, world, run.report, trial)
         reopened = partial(open_loaders, data, world=world, batch_size_per_device=size)

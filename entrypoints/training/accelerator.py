@@ -92,8 +92,10 @@ def peak_memory(device: torch.device) -> int:
 
 
 @functools.cache
-def side_stream(device: torch.device) -> Any:
-    """A GPU's one stream for what need not wait for the model's work."""
+def side_stream(device: torch.device, purpose: str) -> Any:
+    """A GPU's one stream for a purpose that need not wait for the model's work. What waits for the model on one would
+    hold up the other.
+    """
     return module(device).Stream(device)
 
 

@@ -60,7 +60,10 @@ class Filling:
             return
         host, done = rows, None
         if accelerator.is_gpu(device):
-            host, done = torch.empty_like(rows, device="cpu", pin_memory=True), accelerator.module(device).Event()
+            host, done = (
+                torch.empty_like(rows, device="cpu", pin_memory=True),
+                accelerator.module(device).Event(blocking=True),
+            )
             host.copy_(rows, non_blocking=True)
             done.record()
         while len(self._under_way) >= BEHIND or (self._under_way and self._under_way[0].done()):

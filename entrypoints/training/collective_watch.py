@@ -26,8 +26,21 @@ PATIENCE = 0.75
 SILENT_BEATS = 3
 """A rank that misses as many is taken for gone."""
 
-OUTSIDE = {"data_wait", "waiting for rank 0"}
-"""What a rank does without a collective."""
+OUTSIDE = {"", "data_wait", "waiting for rank 0"}
+"""What a rank does without a collective, as far as our own phases tell; start-up and the end have none."""
+
+ORDER = (
+    "evaluate",
+    "checkpoint",
+    "data_wait",
+    "host_to_device",
+    "teacher_forward",
+    "student_forward",
+    "loss",
+    "backward",
+    "optimizer",
+)
+"""What a rank does from one optimizer step to the next."""
 
 SILENCE = 120
 """Seconds without a beat of rank 0, which beats every 15 s at least, after which nobody waits for it any more."""
@@ -70,10 +83,12 @@ class CollectiveWatch:
     Args:
         store: that of the roll call.
         timeout: seconds after which a collective ends the process.
+        backend: of the process group.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float):
+    def __init__(self, store: Store, rank: int, size: int, timeout: float, backend: str):
         self._store, self._rank, self._size, self._timeout = PrefixStore("watch", store), rank, size, timeout
+        self._backend = backend
         self._interval = min(15.0, timeout / 20)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="collective watch", daemon=True)
@@ -123,7 +138,7 @@ class CollectiveWatch:
         if now - counted >= SILENT_BEATS * self._interval:
             silent = {rank for rank, count in self._counts().items() if count == counts[rank] and rank != self._rank}
             self._told = True
-            failure.foretell(explain(self._rank, beat, self._others(), silent, self._timeout))
+            failure.foretell(explain(self._rank, beat, self._others(), silent, self._timeout, self._backend))
 
     def _beat(self, still: float) -> Beat:
         progress = failure.progress
@@ -184,23 +199,22 @@ class Lobby:
         return f"wait {self._waits}"
 
 
-def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], timeout: float) -> str:
+def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], timeout: float, backend: str) -> str:
     """Which collective a rank waits for, who has not come to it, and why, in two lines.
 
     Args:
         others: of the ranks that were ever heard.
         silent: ranks whose beats have ended.
         timeout: seconds.
+        backend: of the process group.
     """
+    end = "the process is ended, by NCCL's watchdog with SIGABRT" if backend == "nccl" else "it fails"
     waits = (
         f"{own.collective} (collective number {own.number})"
         if own.collective
         else f"the collective of {own.doing or 'start-up'}"
     )
-    head = (
-        f"rank {rank}: {own.still / 60:.1f} min in {waits}, {own.place()}; after {timeout / 60:.3g} min (process_group_minutes) the "
-        "process is ended, by NCCL's watchdog with SIGABRT"
-    )
+    head = f"rank {rank}: {own.still / 60:.1f} min in {waits}, {own.place()}; after {timeout / 60:.3g} min (process_group_minutes) {end}"
     if silent:
         gone = _some([_silent(one, others.get(one)) for one in sorted(silent)])
         return f"{head}\ncause: {gone}: it was killed, as where its host's memory is full, or its host is gone. See that host's log"
@@ -254,9 +268,13 @@ def _behind(beat: Beat, own: Beat) -> bool:
     """Whether a rank has not come to the collective that this one is in."""
     if beat.number is not None and own.number is not None:
         return beat.number < own.number
-    return (beat.step or -1, beat.doing != own.doing) != (own.step or -1, False) and (beat.step or -1) <= (
-        own.step or -1
-    )
+    return _order(beat) < _order(own)
+
+
+def _order(beat: Beat) -> tuple[int, int]:
+    """How far a rank has come: by steps done, then by what follows what after a step."""
+    place = ORDER.index(beat.doing) if beat.doing in ORDER else -1
+    return -1 if beat.step is None else beat.step, place
 
 
 def _silent(rank: int, beat: Beat | None) -> str:

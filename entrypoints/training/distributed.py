@@ -190,7 +190,7 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["SM_NETWORK_INTERFACE_NAME"])
     wait = Wait(f"rank {place.rank} on {this_host()}", timeout_minutes * 60)
     store = roll_call(place, backend, wait)
-    watch = CollectiveWatch(store, place.rank, place.size, timeout_minutes * 60)
+    watch = CollectiveWatch(store, place.rank, place.size, timeout_minutes * 60, backend)
     lobby = Lobby(store, watch.beats_of_first)
     world = World(place.rank, place.size, place.local_rank, device, backend, reason, lobby, collectives)
     _connect(world, store, timedelta(minutes=timeout_minutes), wait)
@@ -279,7 +279,6 @@ def _prove(world: World) -> None:
     asked: dict[str, Callable[[], bool]] = {
         "sum of float32": lambda: total(torch.float32),
         "sum of float64": lambda: total(torch.float64),
-        "sum of int64": lambda: total(torch.int64),
         "gather of int64, as bytes": lambda: world.gather_rows(torch.tensor([world.rank])).tolist() == ranks,
         "broadcast of bytes": lambda: world.broadcast_bytes(b"smddp" if world.is_first else None) == b"smddp",
         "sum that is waited for later": lambda: world.any(world.rank == world.size - 1),
@@ -324,7 +323,7 @@ def _answer(work: dist.Work, count: torch.Tensor) -> Callable[[], bool]:
 
         return answer
     # .item() would wait for all work that the device was given until then; a copy on a stream of its own does not
-    gpu, stream = accelerator.module(count.device), accelerator.side_stream(count.device)
+    gpu, stream = accelerator.module(count.device), accelerator.side_stream(count.device, "answers")
     host, done = torch.empty(1, pin_memory=True), gpu.Event(blocking=True)
     with gpu.stream(stream):
         work.wait()

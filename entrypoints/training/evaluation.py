@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from training import failure
+from training import accelerator, failure
 from training.distributed import World
 from training.losses import temperature_kl
 
@@ -71,7 +71,8 @@ def evaluate(
                 kl = temperature_kl(logits, teacher, 1.0).double() * len(labels)
                 sums[3:] += torch.stack([*_right(logits, teacher.argmax(1)), kl])
             if keep is not None:
-                keep.append((logits - logits.amax(1, keepdim=True)).half().cpu())
+                kept = (logits - logits.amax(1, keepdim=True)).half().cpu()
+                keep.append(accelerator.pinned(kept, world.device))
     counted = torch.tensor([images, ranked], dtype=torch.float64, device=world.device)
     *totals, images, ranked = world.total(torch.cat([sums, counted])).tolist()
     if not images:
@@ -126,7 +127,7 @@ def evaluate_pixels(
                 # neither an index by a mask nor bincount, which would wait for the device to know how many there are
                 pairs = torch.where(mask == ignore_index, count**2, mask * count + logits[0].argmax(0)).flatten()
                 counts.scatter_add_(0, pairs, torch.ones_like(pairs))
-    confusion, loss = world.total(counts[:-1].view(count, count)), world.total(loss)
+    confusion, loss = world.total(counts[:-1].view(count, count).double()), world.total(loss)
     pixels = confusion.sum().item()
     if pixels == 0:
         raise ValueError(

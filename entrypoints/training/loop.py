@@ -183,6 +183,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
     run.profiler.close()
     run.stop.finish()
     run.checkpoints.finish()
+    failure.progress.enter("")
     world.average_buffers(state.evaluated)  # as they are exported, also after a stop
     seconds = timeline.seconds_per_step()
     speed = settings.global_batch_size / seconds if seconds else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from training import accelerator, failure
+from training import accelerator, failure, host_memory
 from training.data.batches import Images, share_of_batch
 from training.data.loaders import Data
 from training.distributed import World
@@ -33,7 +33,7 @@ CAST_MODULES = (nn.Linear, nn.modules.conv._ConvNd)
 FILLED = "teacher_cache, once it is filled,"
 """The setting without whose saving a run begins."""
 
-BOOT_ID, MEMORY, CGROUP = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,7 @@ def capacity(world: World) -> int:
     # proc(5): one value for each start of a machine's kernel; several hosts may be containers or processes of one machine
     machine = torch.tensor([*BOOT_ID.read_bytes()])[None]
     neighbours = int((world.gather_rows(machine) == machine).all(1).sum())
-    lines = dict(line.split(":") for line in MEMORY.read_text(encoding="ascii").splitlines())
-    available = int(lines["MemAvailable"].split()[0]) * 1024  # proc(5): kB
-    limit, used = CGROUP / "memory.max", CGROUP / "memory.current"
-    if limit.is_file() and limit.read_text().strip() != "max":
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
-    return available // neighbours
+    return host_memory.available() // neighbours
 
 
 def batch_size_per_device(settings: TrainingSettings, world: World, fits: int) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from training import accelerator
+from training import accelerator, failure
 from training.data.batches import Images
 from training.data.loaders import Data
 from training.distributed import World
@@ -39,8 +40,10 @@ class StepTrial:
             with accelerator.same_random_numbers(device):
                 self._step(size, device)
             return True
-        except accelerator.OUT_OF_MEMORY:
-            return False
+        except RuntimeError as error:  # libraries that find no workspace say so in words of their own
+            if isinstance(error, accelerator.OUT_OF_MEMORY) or re.search(failure.GPU_FULL.pattern, str(error)):
+                return False
+            raise
         finally:
             model.zero_grad(set_to_none=True)
             for buffer, before in zip(model.buffers(), buffers):

@@ -44,7 +44,7 @@ class Segmentation:
         """The losses of a micro-batch on the model's device; scalars, in nats but for the Dice loss. A collective."""
         settings, phase = self.settings, self.timeline.phase
         masks = batch.masks.long()
-        labelled = self.world.total((masks != settings.ignore_index).sum()) / self.world.size
+        labelled = self.world.total((masks != settings.ignore_index).sum().double()) / self.world.size
         if self.teacher is not None:
             with phase("teacher_forward"):
                 target = self.teacher(batch.images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import tempfile
@@ -88,9 +89,13 @@ class FrozenModel:
                     f"{self.name} cannot be compiled and runs as it is; compile_teacher: false saves the attempt. {cause}",
                     stacklevel=3,
                 )
-                self._compiled = None
+                self.run_as_it_is()
         logits: torch.Tensor = self.model(images)
         return logits
+
+    def run_as_it_is(self) -> None:
+        """Not compiled, from now on."""
+        self._compiled = None
 
 
 class Teacher:
@@ -127,6 +132,13 @@ class Teacher:
         """What its weights take on their device."""
         held = [value for member in self.members for value in [*member.model.parameters(), *member.model.buffers()]]
         return sum(value.numel() * value.element_size() for value in held)
+
+    def eager(self) -> Teacher:
+        """The same models, not compiled: a trial of batch sizes must leave no shapes behind."""
+        members = [*map(copy.copy, self.members)]
+        for member in members:
+            member.run_as_it_is()
+        return Teacher(members)
 
     def digest(self) -> str:
         """SHA-256 of all that the logits depend on beside the images; several models count in no order."""

@@ -153,6 +153,7 @@ class TeacherCache:
         """
         assert 1 <= view <= self.views, f"view {view} of {self.views}"
         self.close()
+        self.world.any(False)  # whoever writes has written
         self._view, self._file = view, ViewFile(self._path(view), self.images, self.layout.size, self.writable)
         missing = self._missing(np.sort(np.asarray(numbers, dtype=np.int64)))
         if 0 < len(missing) <= TRIED:  # a broken image has no record of its own

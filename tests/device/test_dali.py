@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from training import accelerator, distributed
 
 from tests.device.runs import CONVOLUTIONAL, CPU, Runs, left_behind, same_numbers
 from tests.device.stand_in import dali
@@ -33,3 +36,23 @@ def test_a_run_fed_by_dali_has_the_numbers_of_the_cpus(runs: Runs, monkeypatch: 
     on_cpu = runs(script, CPU, **values)
     same_numbers(on_gpu, on_cpu)
     assert left_behind(on_gpu) == []
+
+
+def test_pixels_come_by_a_stream_that_waits_for_no_other_rank(
+    runs: Runs, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+):
+    """The answer to the ranks' question comes after all that the model was given: what is queued behind it would wait as long."""
+    dali.use(monkeypatch)
+    used: list[tuple[str, object]] = []
+    make, asker = accelerator.side_stream, "pixels"
+
+    def recorded(device: torch.device, purpose: str) -> Any:
+        used.append((asker, make(device, purpose)))
+        return used[-1][1]
+
+    monkeypatch.setattr(accelerator, "side_stream", recorded)
+    runs("train_classifier", waits_in=(HAND_OVER,), **GRADED, **CONVOLUTIONAL, preprocessing="dali", worker_type="auto")
+    asker = "answers"
+    distributed._answer(SimpleNamespace(wait=lambda: None), torch.ones(1, device=gpu))()
+    streams = {who: stream for who, stream in used}
+    assert {*streams} == {"pixels", "answers"} and streams["pixels"] is not streams["answers"]

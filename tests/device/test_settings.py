@@ -8,6 +8,7 @@ import pytest
 import torch
 from training import accelerator, annotate, precision, sagemaker_profiler, teacher
 from training.data import workers
+from training.data.batches import LabelledBatch
 from training.data.threads import pinned_batch
 from training.memory import Footprint
 from training.memory_trial import StepTrial
@@ -83,6 +84,23 @@ def test_a_batch_that_the_memory_cannot_hold_is_halved(runs: Runs, monkeypatch, 
     monkeypatch.setattr(StepTrial, "fits", lambda *_: False)
     with pytest.raises(ValueError, match="not one image fits into the GPU's memory"):
         runs("train_classifier", name="none", batch_size_per_device="auto", max_steps=1)
+
+
+def test_a_library_without_workspace_ends_no_trial_and_another_error_does(runs: Runs):
+    run = runs("train_classifier", max_steps=1)
+
+    def failing(words: str) -> StepTrial:
+        def task(batch: object) -> dict[str, torch.Tensor]:
+            raise RuntimeError(words)
+
+        images = torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8)
+        one = LabelledBatch(images, *torch.zeros(5, 1))
+        data = types.SimpleNamespace(collate_training=lambda items: one, training={(1, 0): None})
+        return StepTrial(task, run.state, data, 0)
+
+    assert not failing("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`").fits(2)
+    with pytest.raises(RuntimeError, match="Expected all tensors"):
+        failing("Expected all tensors to be on the same device").fits(2)
 
 
 def test_every_tensor_of_a_batch_is_pinned_for_a_gpu_and_for_no_cpu(gpu):

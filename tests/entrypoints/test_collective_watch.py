@@ -33,10 +33,11 @@ def other(**values) -> Beat:
         ({1: other(step=40, doing="data_wait", number=1200)}, {1}, ["rank 1 (algo-2) gives no sign of life, last heard in data_wait after step 40", "it was killed"]),
         ({1: other(), 2: other()}, set(), ["all ranks came: the connections between them are broken", "security group"]),
         ({}, {1}, ["rank 1 was never heard"]),
+        ({1: other(step=42, doing="optimizer", number=None), 2: other(step=42, doing="data_wait", number=None)}, set(), ["cause: rank 2 (algo-2) is in data_wait after step 42"]),
     ],
 )  # fmt: skip
 def test_the_message_names_the_collective_who_is_missing_and_why(others, silent, words):
-    text = explain(0, MINE, others, silent, 600)
+    text = explain(0, MINE, others, silent, 600, "nccl")
     head, cause = text.split("\n")
     assert head.startswith(
         "rank 0: 8.0 min in all_reduce of 22,050,664 values (collective number 1234), in backward after step 42"
@@ -44,6 +45,10 @@ def test_the_message_names_the_collective_who_is_missing_and_why(others, silent,
     assert "after 10 min (process_group_minutes)" in head and cause.startswith("cause: ")
     for each in words:
         assert each in cause
+
+
+def test_without_a_watchdog_nothing_is_said_of_one():
+    assert "(process_group_minutes) it fails" in explain(0, MINE, {}, {1}, 600, "gloo")
 
 
 def test_the_oldest_collective_that_is_not_done_is_read_from_nccls_flight_recorder():

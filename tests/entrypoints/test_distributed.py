@@ -8,13 +8,17 @@ import socket
 import sys
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from training import distributed, rendezvous, smddp
+from training.checkpoints import Checkpoints
+from training.distillation import open_cache
 from training.distributed import World
 from training.rendezvous import Place, Wait, in_time, read_place, roll_call
+from training.script_settings import DistillationSettings, TeacherCacheSettings
 from training.stopping import LAG, StopSignal
 
 from tests.conftest import ROOT, wait_until
@@ -120,7 +124,8 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(tmp_path):
         tmp_path,
         """
         from training.data_parallel import distribute
-        from training.stopping import StopSignal
+        from training.script_settings import DistillationSettings, TeacherCacheSettings
+from training.stopping import StopSignal
         with process_group() as world:
             stop, step = StopSignal(world), 0
             model = distribute(nn.Linear(2, 1), world)
@@ -143,7 +148,8 @@ def test_no_step_waits_for_the_answer_to_its_own_question_and_the_end_waits_for_
     done = run_ranks(
         tmp_path,
         """
-        from training.stopping import StopSignal
+        from training.script_settings import DistillationSettings, TeacherCacheSettings
+from training.stopping import StopSignal
         with process_group(timeout_minutes=0.2) as world:
             stop, seen, asked = StopSignal(world), out / "seen", out / "asked"
             if world.rank == 1:
@@ -208,7 +214,8 @@ def test_smddp_trains_under_mpirun_alone_in_its_one_group(tmp_path, stand_in):
         sys.path.insert(0, os.environ["SMDDP"])
         import torch.distributed as dist
         from training.data_parallel import distribute, synchronise
-        from training.stopping import StopSignal
+        from training.script_settings import DistillationSettings, TeacherCacheSettings
+from training.stopping import StopSignal
         with process_group() as world:
             stop = StopSignal(world)
             torch.manual_seed(world.rank)
@@ -591,3 +598,36 @@ def test_what_a_call_of_torchs_gives_or_raises_is_passed_on():
     assert in_time(lambda: 3, Wait("rank 0", 60), "a group", "a wall") == 3
     with pytest.raises(ZeroDivisionError):
         in_time(lambda: 1 / 0, Wait("rank 0", 60), "a group", "a wall")
+
+
+def test_what_may_outlast_a_collective_is_done_by_the_first_rank_alone(tmp_path, monkeypatch):
+    """A million files on a streamed channel, or checkpoints that are checked: NCCL's time-out would run meanwhile."""
+    alone: list[str] = []
+    first_alone = World.first_alone
+
+    def recorded(world: World, work):
+        alone.append(work.__name__)
+        return first_alone(world, work)
+
+    class Files:
+        def digest(self) -> str:
+            return "files"
+
+    class Images:
+        source = Files()
+        stand_in = staticmethod(int)
+
+        def __len__(self) -> int:
+            return 4
+
+        def view_description(self) -> dict:
+            return {}
+
+    monkeypatch.setattr(World, "first_alone", recorded)
+    Checkpoints(tmp_path / "checkpoints", ALONE).load()
+    settings = DistillationSettings(
+        student="x", teacher_cache=TeacherCacheSettings(views=1, where=str(tmp_path / "cache"))
+    )
+    data, teacher = SimpleNamespace(training=Images(), classes=["a", "b"]), SimpleNamespace(digest=lambda: "weights")
+    open_cache(settings, teacher, data, None, ALONE)
+    assert alone == ["_newest_good", "digest"]

@@ -201,6 +201,15 @@ def with_backend(monkeypatch, backend):
 
 
 @compiling
+def test_a_trial_of_batch_sizes_leaves_a_compiled_teacher_no_shapes(monkeypatch):
+    graphs = []
+    with_backend(monkeypatch, lambda graph, _: graphs.append(graph) or graph.forward)
+    teaching = frozen(Noisy(), compile=True)
+    tried = teaching.eager()(IMAGES)
+    assert not graphs and torch.equal(teaching(IMAGES), tried) and graphs
+
+
+@compiling
 def test_a_compiled_teacher_gives_the_same_logits_in_eval_mode(monkeypatch):
     graphs = []
     with_backend(monkeypatch, lambda graph, _: graphs.append(graph) or graph.forward)

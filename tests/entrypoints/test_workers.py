@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,9 +20,12 @@ from training.data.folders import LabelledFolder
 from training.data.loaders import open_loaders
 from training.data.mixing import Mixing
 from training.data.views import TrainingViews, open_data
+from training.data.worker_processes import in_own_group
 from training.data.workers import Workers, cgroup_quotas, choose, usable_cores
 from training.distributed import World
 from training.script_settings import LabelledImageSettings
+
+from tests.conftest import ROOT
 
 from .photographs import FOLDER
 
@@ -185,3 +192,82 @@ def test_the_choice_is_said_and_used_by_both_loaders(machine, tmp_path):
         assert said == [loaders.workers.about] and (loaders.workers.kind, loaders.workers.count) == (kind, 2)
         for loader in (loaders.train, loaders.validation.loader):
             assert (loader.threads if kind == "threads" else loader.num_workers) == 2
+
+
+def test_beside_a_gpu_workers_are_no_forks_of_the_training_process(machine, tmp_path, monkeypatch):
+    """tests/entrypoints has another default, so the loaders are made where fork is."""
+    monkeypatch.setattr(multiprocessing.context, "_default_context", multiprocessing.get_context("fork"))
+    machine(3)
+    (tmp_path / "photographs").symlink_to(FOLDER)
+    settings = LabelledImageSettings(image_size=224, global_batch_size=2, worker_type="processes")
+    data = open_data(tmp_path, tmp_path, settings, 3)
+    for world, method in ((ON_A_GPU, "forkserver"), (ALONE, None)):
+        loaders = open_loaders(data, settings, world, batch_size_per_device=2)
+        for loader in (loaders.train, loaders.validation.loader):
+            context = loader.multiprocessing_context
+            assert (context.get_start_method() if context is not None else None) == method
+            assert loader.worker_init_fn is in_own_group
+
+
+STOPPED = """
+    import os, signal, sys, time
+    os.setpgrp()
+    signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+    sys.path.insert(0, {entrypoints!r})
+    import torch
+    from torch.utils.data import DataLoader
+    from training.data.worker_processes import from_clean_server, in_own_group
+
+    class Slow:
+        def __len__(self):
+            return 6
+        def __getitem__(self, number):
+            time.sleep(0.2)
+            return number
+
+    if __name__ == "__main__":
+        context = from_clean_server() if {clean} else "fork"
+        loader = DataLoader(Slow(), num_workers=1, multiprocessing_context=context, worker_init_fn=in_own_group)
+        for count, batch in enumerate(loader):
+            if count == 1:
+                os.killpg(0, signal.SIGTERM)
+        print("batches", count + 1)
+"""
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_stop_that_goes_to_the_whole_group_leaves_the_workers_of_the_last_steps(tmp_path, clean):
+    """torchrun and Open MPI signal the process group; the ranks then agree, which takes steps and their batches."""
+    script = tmp_path / "stopped.py"
+    script.write_text(textwrap.dedent(STOPPED.format(entrypoints=str(ROOT / "entrypoints"), clean=clean)))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["told", "batches", "6"]
+
+
+def test_the_server_of_workers_has_imported_what_they_need(tmp_path):
+    """Wherever the script was started: a server that finds nothing to import says nothing."""
+    script = tmp_path / "preloaded.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(ROOT / "entrypoints")!r})
+        from training.data.worker_processes import from_clean_server
+
+        def look(pipe):
+            pipe.send("training.loop" in sys.modules)
+
+        if __name__ == "__main__":
+            context = from_clean_server()
+            here, there = context.Pipe()
+            process = context.Process(target=look, args=(there,))
+            process.start()
+            print(here.recv())
+            process.join()
+        """)
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, cwd="/", env=environment
+    )
+    assert done.stdout.strip() == "True", done.stderr

@@ -279,7 +279,7 @@ def _own_tensor(made: TensorListCPU | TensorListGPU, device: torch.device) -> to
 
     if isinstance(made, TensorListCPU):
         return torch.from_numpy(np.array(made.as_array()))
-    gpu, stream = accelerator.module(device), accelerator.side_stream(device)
+    gpu, stream = accelerator.module(device), accelerator.side_stream(device, "pixels")
     with gpu.stream(stream):  # to wait for this one is not to wait for the model
         copied = from_dlpack(made.as_tensor()).clone()
     stream.synchronize()

@@ -191,9 +191,7 @@ def build(operations: Operations, *, images: int, threads: int, device_id: int |
     def given(name: str) -> Any:
         return fn.external_source(name=name)
 
-    pipeline: Any = Pipeline(
-        batch_size=images, num_threads=threads, device_id=device_id, prefetch_queue_depth=QUEUED
-    )
+    pipeline: Any = Pipeline(batch_size=images, num_threads=threads, device_id=device_id, prefetch_queue_depth=QUEUED)
     with pipeline:
         decoding: dict[str, Any] = {
             "device": "cpu" if device_id is None else "mixed",

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from training import host_memory
 from training.environment import processes_on_host
 
-SHARE = 0.1
-"""Of a process's share of the memory that its host has left. 50,000 images of 224 pixels take 7.5 GB, over all processes."""
-
-MEMORY = Path("/proc/meminfo")
+SHARE = 0.05
+"""Of a process's share of the memory that its host has left; beside a GPU it is pinned memory, which is handed out in powers of two.
+50,000 images of 224 pixels take 7.5 GB, over all processes."""
 
 
 class KeptBatches:
@@ -48,8 +47,7 @@ class KeptBatches:
 
 def budget() -> int:
     """Bytes that a process may keep."""
-    lines = dict(line.split(":") for line in MEMORY.read_text(encoding="ascii").splitlines())
-    return int(SHARE * int(lines["MemAvailable"].split()[0]) * 1024 / processes_on_host())  # proc(5): kB
+    return int(SHARE * host_memory.available() / processes_on_host())
 
 
 def _own(batch: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -24,15 +23,13 @@ from training.data.dali import DaliBatches, Recipe
 from training.data.kept import KeptBatches, budget
 from training.data.orders import Order
 from training.data.threads import ThreadedLoader
+from training.data.worker_processes import from_clean_server, in_own_group
 from training.data.workers import Workers, choose, choose_threads
 from training.distributed import World
 from training.script_settings import TrainingSettings
 
 Collate = Callable[..., Any]
 """Makes one batch of a dataset's items, and of their images, uint8 (batch, channels, height, width), where these lie together already."""
-
-PRELOADED = ("training.loop", "training.teacher")
-"""What the server of worker processes imports once, and they find: their own first import is the script."""
 
 Batches = Iterable[Any]
 """What a loader gives each time it is iterated; None in place of a batch that is left out."""
@@ -157,11 +154,6 @@ def _loader(
     on_gpu = accelerator.is_gpu(world.device)
     if workers.kind == "threads" and workers.count:
         return ThreadedLoader(dataset, batches, collate, workers.count, pin_for=world.device)
-    context = None
-    if on_gpu and workers.count:
-        # Not forks of this process: EFA's memory must not be forked (https://github.com/aws/aws-ofi-nccl/issues/69), nor CUDA's threads.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*PRELOADED])
     return DataLoader(
         dataset,  # type: ignore[arg-type]  # it asks for an index and a length, and torch's Dataset promises no length
         batch_sampler=batches,
@@ -169,7 +161,8 @@ def _loader(
         num_workers=workers.count,
         persistent_workers=keep_workers and workers.count > 0,
         pin_memory=on_gpu,
-        multiprocessing_context=context,
+        multiprocessing_context=from_clean_server() if on_gpu and workers.count else None,
+        worker_init_fn=in_own_group,
         # without one, each new iterator takes a global random number, and a resumed run would have other dropout
         generator=torch.Generator(),
     )

@@ -1,0 +1,66 @@
+"""Data worker processes that outlive a stop: SIGTERM goes to the whole process group, and the last steps still need their batches."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing.context import BaseContext
+from multiprocessing.forkserver import ensure_running
+from pathlib import Path
+
+PRELOADED = ("training.loop", "training.teacher")
+"""What the server imports once for all workers: what their own first import, the script, needs."""
+
+ENTRYPOINTS = Path(__file__).parents[2]
+
+
+def in_own_group(_worker: int) -> None:
+    """A worker's first act: torchrun and mpirun send SIGTERM to its parent's group, and the parent ends it itself.
+
+    It must not ignore the signal: by it Python ends workers that are left.
+    """
+    os.setpgrp()
+
+
+def from_clean_server() -> BaseContext:
+    """The context of workers that are no forks of this process: EFA's memory must not be forked
+    (https://github.com/aws/aws-ofi-nccl/issues/69), nor CUDA's threads.
+
+    Their server is started here, the first time, and stays as long as this process. SIGTERM does not end it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED])
+    with _ignoring_sigterm(), _finding_entrypoints():
+        ensure_running()
+    return context
+
+
+@contextlib.contextmanager
+def _ignoring_sigterm() -> Iterator[None]:
+    """What is started meanwhile ignores SIGTERM for good: the disposition survives exec, a handler does not."""
+    if threading.current_thread() is not threading.main_thread():  # no other may set a handler
+        yield
+        return
+    handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _finding_entrypoints() -> Iterator[None]:
+    """What is started meanwhile finds the package `training`; Python 3.11's server does not take over sys.path."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ENTRYPOINTS), *([before] if before else [])])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
