@@ -124,8 +124,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(tmp_path):
         tmp_path,
         """
         from training.data_parallel import distribute
-        from training.script_settings import DistillationSettings, TeacherCacheSettings
-from training.stopping import StopSignal
+        from training.stopping import StopSignal
         with process_group() as world:
             stop, step = StopSignal(world), 0
             model = distribute(nn.Linear(2, 1), world)
@@ -148,8 +147,7 @@ def test_no_step_waits_for_the_answer_to_its_own_question_and_the_end_waits_for_
     done = run_ranks(
         tmp_path,
         """
-        from training.script_settings import DistillationSettings, TeacherCacheSettings
-from training.stopping import StopSignal
+        from training.stopping import StopSignal
         with process_group(timeout_minutes=0.2) as world:
             stop, seen, asked = StopSignal(world), out / "seen", out / "asked"
             if world.rank == 1:
@@ -214,8 +212,7 @@ def test_smddp_trains_under_mpirun_alone_in_its_one_group(tmp_path, stand_in):
         sys.path.insert(0, os.environ["SMDDP"])
         import torch.distributed as dist
         from training.data_parallel import distribute, synchronise
-        from training.script_settings import DistillationSettings, TeacherCacheSettings
-from training.stopping import StopSignal
+        from training.stopping import StopSignal
         with process_group() as world:
             stop = StopSignal(world)
             torch.manual_seed(world.rank)
