@@ -80,7 +80,7 @@ ABORTED = """
                 world.total(torch.ones(1))
                 (out / "late").touch()
             else:
-                time.sleep(12)
+                time.sleep(9.5)
 """
 
 
