@@ -14,6 +14,8 @@ from training.sagemaker_profiler import STEPS, SageMakerProfiler
 from training.script_settings import TrainingSettings
 from training.timeline import Timeline
 
+from tests.entrypoints.test_loop import run
+
 CPU = torch.device("cpu")
 
 
@@ -104,3 +106,13 @@ def test_an_image_without_the_module_is_named_once(monkeypatch, tmp_path):
     train(SageMakerProfiler(TrainingSettings(profile_after=0), CPU, said.append, asked(tmp_path, KTS)), 3)
     annotate.sagemaker_profiler.cache_clear()
     assert len(said) == 1 and "no module smprof" in said[0]
+
+
+def test_a_training_run_is_recorded_from_its_first_profiled_step_to_its_end(calls, tmp_path, monkeypatch):
+    for name, value in asked(tmp_path / "ml", KTS).items():
+        monkeypatch.setenv(name, value)
+    run(tmp_path, profile_after=2)
+    start, stop = calls.index("start"), calls.index("stop")
+    assert calls.count("start") == calls.count("stop") == 1
+    assert calls[:start].count("<backward>") == 2 and calls[start:stop].count("<backward>") == 13
+    assert {"<data_wait>", "<student_forward>", "<optimizer>"} <= {*calls[start:stop]}
