@@ -115,7 +115,7 @@ class CollectiveWatch:
         failure.take_back()
 
     def _watch(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0: its own failure is told elsewhere
+        with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0, which reports its own failure
             while not self._ended.wait(self._interval):
                 self._look()
 
