@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from multiprocessing.context import BaseContext
 from multiprocessing.forkserver import ensure_running
@@ -30,7 +29,7 @@ def from_clean_server() -> BaseContext:
     """The context of workers that are no forks of this process: EFA's memory must not be forked
     (https://github.com/aws/aws-ofi-nccl/issues/69), nor CUDA's threads.
 
-    Their server is started here, the first time, and stays as long as this process. SIGTERM does not end it.
+    Their server is started here, the first time, by the main thread, and stays as long as this process. SIGTERM does not end it.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED])
@@ -42,9 +41,6 @@ def from_clean_server() -> BaseContext:
 @contextlib.contextmanager
 def _ignoring_sigterm() -> Iterator[None]:
     """What is started meanwhile ignores SIGTERM for good: the disposition survives exec, a handler does not."""
-    if threading.current_thread() is not threading.main_thread():  # no other may set a handler
-        yield
-        return
     handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         yield
@@ -60,7 +56,5 @@ def _finding_entrypoints() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        del os.environ["PYTHONPATH"]
+        os.environ.update({} if before is None else {"PYTHONPATH": before})
