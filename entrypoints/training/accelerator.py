@@ -1,7 +1,8 @@
 """Everything that is asked of a GPU beside arithmetic: its events, streams, memory, generator, name and NVTX.
 
 PyTorch gives each kind of accelerator a module with the same functions, under the name of its device type: `torch.cuda` for
-`cuda:0`. No other file of the kit names one, so that a device of another type runs the very same lines.
+`cuda:0`. What trains asks here, so that a device of another type runs the very same lines. Other files name CUDA only for what is CUDA's
+alone: its TF32 switches, its version in a model's card, its memory in a failure's text.
 """
 
 from __future__ import annotations

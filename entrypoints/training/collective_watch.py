@@ -46,7 +46,8 @@ SILENCE = 120
 """Seconds without a beat of rank 0, which beats every 15 s at least, after which nobody waits for it any more."""
 
 FLIGHT_RECORDER = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_FR_BUFFER_SIZE": "2000"}
-"""Has NCCL's process group remember its last collectives (TORCH_FR_… since torch 2.10): without it only our own phases have names."""
+"""Has NCCL's process group remember its last collectives (TORCH_FR_… is the newer name; torch 2.14 knows both): without it only our
+own phases have names."""
 
 CAUSES = {
     "data_wait": "it waits for its input: a read from storage that hangs, or data workers that were killed. See its host's log",

@@ -39,8 +39,8 @@ class SageMakerProfiler:
         self._module = module if asked or settings.profile_steps else None
         if asked and module is None:
             say(
-                "SageMaker Profiler was asked for (profiling.profiler) and records nothing: this image has no module smprof. AWS's "
-                "images for PyTorch 1.13 to 2.0 hold it; the step timeline and profile_steps do without"
+                "SageMaker Profiler was asked for (profiling.profiler) and records nothing: this image has no module smprof. "
+                "Take an image with AWS's wheel of it, or set profile_steps, for which PyTorch's own profiler is enough"
             )
 
     def step(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 from training.classification import Classification
+from training.compiled import StaticBatch
 from training.data.batches import LabelledBatch
 from training.data.loaders import Data, open_loaders
 from training.distributed import World
@@ -291,3 +292,19 @@ def test_a_reporter_starts_anew_and_only_rank_0_writes(tmp_path, capsys):
     Reporter(tmp_path / "other", active=False).metrics(1, 1, 1, 1, {"loss": 0.5})
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1 and not (tmp_path / "other").exists()
     assert capsys.readouterr().out == "epoch 1/1 step 1/1 loss 0.5000\n" * 2
+
+
+def test_evaluations_are_compiled_where_training_is(tmp_path, monkeypatch):
+    """What torch.compile gives stands aside here: it is the model itself."""
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    seen, forward = [], StaticBatch.forward
+
+    def counted(model: StaticBatch, images: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return forward(model, images)
+
+    monkeypatch.setattr(StaticBatch, "forward", counted)
+    plain = run(tmp_path / "plain", ema_decay=0.9)
+    assert not seen
+    compiled = run(tmp_path / "compiled", ema_decay=0.9, compile=True)
+    assert seen == [40] * 3 and compiled.outcome.validation == plain.outcome.validation
