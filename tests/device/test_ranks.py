@@ -45,7 +45,14 @@ def found(channels: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         device_lines.seen.update(map(tuple, written["device lines"]))
     for case, of_other in other["cases"].items():
         first["cases"][case]["left behind"] += of_other["left behind"]
+        first["cases"][case]["environment"] = other["environment"]
     return first["cases"]
+
+
+def test_a_group_on_gpus_keeps_efa_from_huge_pages_and_has_nccl_remember(found: dict[str, dict[str, Any]]):
+    """Huge pages of EFA run out where processes fork: https://github.com/aws/aws-ofi-nccl/issues/179."""
+    environment = found[next(iter(CASES))]["environment"]
+    assert environment["FI_EFA_USE_HUGE_PAGE"] == "0" and environment["TORCH_FR_BUFFER_SIZE"] == "2000"
 
 
 @pytest.mark.parametrize("case", CASES)

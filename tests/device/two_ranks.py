@@ -66,5 +66,5 @@ def main(channels: Path, out: Path, ports: list[int]) -> None:
             ],
             "left behind": [*left_behind(whole), *left_behind(resumed)],
         }
-    written = {"cases": found, "device lines": [*device_lines.seen]}
+    written = {"cases": found, "device lines": [*device_lines.seen], "environment": {**os.environ}}
     (out / f"found-{os.environ['RANK']}.json").write_text(json.dumps(written))
