@@ -11,25 +11,27 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from training import distributed, memory, models, probe_run, probes, reporting
-from training.classification import Classification
 from training.data.batches import Images
 from training.data.loaders import Data, Loaders, open_loaders
 from training.data.views import open_data
-from training.delivery import deliver, require_packages
-from training.distributed import World
-from training.environment import read_environment
-from training.evaluation import evaluate
-from training.failure import failure_file
-from training.loop import open_run, total_steps, train
-from training.memory_trial import StepTrial
-from training.monitor import system_monitor
-from training.rendezvous import read_place
-from training.script_settings import ClassifierSettings
+from training.distributed.rendezvous import read_place
+from training.distributed.world import World, process_group
+from training.engine import memory, probe_run, probes
+from training.engine.delivery import deliver, require_packages
+from training.engine.loop import open_run, total_steps, train
+from training.engine.memory_trial import StepTrial
+from training.engine.state import prepare
+from training.measure.monitor import system_monitor
+from training.measure.timeline import Timeline
+from training.measure.usage import hardware
+from training.models import timm_models
+from training.runtime import reporting
+from training.runtime.environment import read_environment
+from training.runtime.failure import failure_file
 from training.settings import read_settings
-from training.state import prepare
-from training.timeline import Timeline
-from training.usage import hardware
+from training.settings.scripts import ClassifierSettings
+from training.tasks.classification import Classification
+from training.tasks.evaluation import evaluate
 
 
 def main(settings: ClassifierSettings) -> None:
@@ -37,7 +39,7 @@ def main(settings: ClassifierSettings) -> None:
     with (
         failure_file(environment.failure_file),
         system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
-        distributed.process_group(settings.process_group_minutes) as world,
+        process_group(settings.process_group_minutes) as world,
     ):
         settings, run = open_run(settings, environment, world)
         require_packages(settings)
@@ -52,8 +54,10 @@ def main(settings: ClassifierSettings) -> None:
         )
         data = opened(settings)
         run.report.say_all(data.notes)
-        model = models.build(settings.model, settings.model_options, len(data.classes), pretrained=settings.pretrained)
-        parameters = models.parameter_count(model)
+        model = timm_models.build(
+            settings.model, settings.model_options, len(data.classes), pretrained=settings.pretrained
+        )
+        parameters = timm_models.parameter_count(model)
         run.report.say(f"model {settings.model}: {parameters:,} parameters, {len(data.classes)} classes")
 
         steps = total_steps(settings, len(data.training))

@@ -14,24 +14,27 @@ from functools import partial
 from typing import Any
 
 import torch
-from training import distributed, memory, models, probe_run, reporting
-from training import teacher as teachers
 from training.data.loaders import held_out_loader, open_loaders
 from training.data.views import open_data
-from training.delivery import deliver, require_packages
-from training.distillation import Distillation, open_cache, with_teacher
-from training.environment import read_environment
-from training.evaluation import evaluate
-from training.failure import failure_file
-from training.loop import open_run, total_steps, train
-from training.memory_trial import StepTrial
-from training.monitor import system_monitor
-from training.rendezvous import read_place
-from training.script_settings import DistillationSettings
+from training.distributed.rendezvous import read_place
+from training.distributed.world import process_group
+from training.engine import memory, probe_run
+from training.engine.delivery import deliver, require_packages
+from training.engine.loop import open_run, total_steps, train
+from training.engine.memory_trial import StepTrial
+from training.engine.state import prepare
+from training.measure.monitor import system_monitor
+from training.measure.timeline import Timeline
+from training.models import timm_models
+from training.runtime import reporting
+from training.runtime.environment import read_environment
+from training.runtime.failure import failure_file
 from training.settings import read_settings
-from training.state import prepare
-from training.teacher_cache import TeacherCache
-from training.timeline import Timeline
+from training.settings.scripts import DistillationSettings
+from training.tasks.distillation import Distillation, open_cache, with_teacher
+from training.tasks.evaluation import evaluate
+from training.teacher import frozen as teachers
+from training.teacher.cache import TeacherCache
 
 
 def main(settings: DistillationSettings) -> None:
@@ -39,7 +42,7 @@ def main(settings: DistillationSettings) -> None:
     with (
         failure_file(environment.failure_file),
         system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
-        distributed.process_group(settings.process_group_minutes) as world,
+        process_group(settings.process_group_minutes) as world,
     ):
         settings, run = open_run(settings, environment, world)
         require_packages(settings)
@@ -55,14 +58,14 @@ def main(settings: DistillationSettings) -> None:
             output=environment.output_data_dir,
         )
         run.report.say_all(data.notes)
-        student = models.build(
+        student = timm_models.build(
             settings.student,
             settings.student_options,
             len(data.classes),
             pretrained=settings.pretrained,
             image_size=settings.image_size,
         )
-        parameters = models.parameter_count(student)
+        parameters = timm_models.parameter_count(student)
         say(f"student {settings.student}: {parameters:,} parameters, {len(data.classes)} classes")
 
         steps = total_steps(settings, len(data.training))

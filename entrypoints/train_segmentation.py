@@ -15,24 +15,28 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from training import distributed, memory, models, overlays, probe_run, reporting, segmenter
-from training import teacher as teachers
 from training.data.loaders import open_loaders
 from training.data.masks import open_data
-from training.delivery import deliver
-from training.distillation import with_teacher
-from training.environment import read_environment
-from training.evaluation import evaluate_pixels, told_by_class
-from training.failure import failure_file
-from training.loop import open_run, total_steps, train
-from training.memory_trial import StepTrial
-from training.monitor import system_monitor
-from training.rendezvous import read_place
-from training.segmentation import Segmentation
-from training.segmentation_settings import SegmentationSettings
+from training.distributed.rendezvous import read_place
+from training.distributed.world import process_group
+from training.engine import memory, probe_run
+from training.engine.delivery import deliver
+from training.engine.loop import open_run, total_steps, train
+from training.engine.memory_trial import StepTrial
+from training.engine.state import prepare
+from training.measure.monitor import system_monitor
+from training.measure.timeline import Timeline
+from training.models import segmenter, timm_models
+from training.runtime import reporting
+from training.runtime.environment import read_environment
+from training.runtime.failure import failure_file
 from training.settings import read_settings
-from training.state import prepare
-from training.timeline import Timeline
+from training.settings.segmentation import SegmentationSettings
+from training.tasks import overlays
+from training.tasks.distillation import with_teacher
+from training.tasks.evaluation import evaluate_pixels, told_by_class
+from training.tasks.segmentation import Segmentation
+from training.teacher import frozen as teachers
 
 
 def main(settings: SegmentationSettings) -> None:
@@ -40,7 +44,7 @@ def main(settings: SegmentationSettings) -> None:
     with (
         failure_file(environment.failure_file),
         system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
-        distributed.process_group(settings.process_group_minutes) as world,
+        process_group(settings.process_group_minutes) as world,
     ):
         settings, run = open_run(settings, environment, world)
         torch.manual_seed(settings.seed)
@@ -60,7 +64,7 @@ def main(settings: SegmentationSettings) -> None:
             decoder_channels=settings.decoder_channels,
             pretrained=settings.pretrained,
         )
-        parameters = models.parameter_count(model)
+        parameters = timm_models.parameter_count(model)
         run.report.say(f"{settings.model}: {parameters:,} parameters, {settings.classes} classes")
 
         steps = total_steps(settings, len(data.training))

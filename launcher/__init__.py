@@ -15,14 +15,14 @@ plan quickstart-teacher-...
 from typing import TYPE_CHECKING
 
 from launcher import study
-from launcher.diagnosing import diagnose
-from launcher.findings import Finding, UserError
-from launcher.job import Job
-from launcher.loading import from_values, load
-from launcher.planning import Plan, check, plan
-from launcher.repeating import diff, replay, resume
-from launcher.running import Run, attach, runs, upload
-from launcher.running import start as run
+from launcher.config.issues import Finding, UserError
+from launcher.config.job import Job
+from launcher.config.loading import from_values, load
+from launcher.planner.plan import Plan, check, plan
+from launcher.runner.diagnose import diagnose
+from launcher.runner.replay import diff, replay, resume
+from launcher.runner.run import Run, attach, runs, upload
+from launcher.runner.run import start as run
 
 if TYPE_CHECKING:
     from launcher.insight.comparison import Comparison

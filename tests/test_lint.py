@@ -26,7 +26,7 @@ FROZEN = """
         def to(self, device: str) -> list[tuple[str, str]]:
             return [(member.precision, device) for member in self.members]
 """
-"""As entrypoints/training/teacher.py had it: what `to` reads is set nowhere, and only a run with a GPU came by."""
+"""As entrypoints/training/teacher/frozen.py had it: what `to` reads is set nowhere, and only a run with a GPU came by."""
 
 
 def checked(tmp_path, text: str) -> subprocess.CompletedProcess[str]:

@@ -163,14 +163,16 @@ def test_a_wheel_brings_the_entry_scripts(tmp_path):
     subprocess.run(command, check=True)
     [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"launcher/cli.py", "launcher/backends/toolkit.py", "launcher/entrypoints/train_kd.py"} <= set(names)
+    assert {"launcher/commands/main.py", "launcher/backends/toolkit.py", "launcher/entrypoints/train_kd.py"} <= set(
+        names
+    )
     assert {"launcher/py.typed", "launcher/entrypoints/training/py.typed"} <= set(names), (
         "type checkers read annotations there"
     )
     travelling = {path for path in TRACKED if path.startswith("entrypoints/")}
     assert {name.removeprefix("launcher/") for name in names if name.startswith("launcher/entrypoints/")} == travelling
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
-    code = "from launcher import package; print(package.entrypoints_folder())"
+    code = "from launcher.config import entrypoints; print(entrypoints.entrypoints_folder())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path / "installed")
     assert Path(done.stdout.strip()) == tmp_path / "installed/launcher/entrypoints"
 
@@ -197,4 +199,4 @@ def test_arrows_run_one_way():
     for module in modules:
         for target in imports[module] & modules:
             assert module not in imports[target], f"{module} and {target} import each other"
-            assert target != "launcher.cli" or module == "launcher.__main__", f"{module} imports the commands"
+            assert target != "launcher.commands.main" or module == "launcher.__main__", f"{module} imports the commands"

@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from launcher import records
 from launcher.aws import session
 from launcher.aws.upload import RECORD, split
-from launcher.findings import mistake
-from launcher.records import RunFolder
+from launcher.config.issues import mistake
+from launcher.record import records
+from launcher.record.records import RunFolder
 
 
 def adopt(name: str, region: str) -> RunFolder:

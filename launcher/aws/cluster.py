@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from launcher.aws import catalog, prices, request
-from launcher.findings import Finding, did_you_mean
-from launcher.job import Compute, Job
+from launcher.config.issues import Finding, did_you_mean
+from launcher.config.job import Compute, Job
 
 warning = partial(Finding, level="warning")
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.aws import request
-from launcher.findings import mistake
-from launcher.job import Input, Job
+from launcher.config.issues import mistake
+from launcher.config.job import Input, Job
 
 if TYPE_CHECKING:
     from sagemaker.instance_group import InstanceGroup

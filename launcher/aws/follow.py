@@ -19,10 +19,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from launcher import causes, records
 from launcher.aws import prices, session
 from launcher.aws.upload import split
-from launcher.records import RunFolder
+from launcher.record import failure_causes, records
+from launcher.record.records import RunFolder
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 LAST_LINES_SECONDS = 3
@@ -200,14 +200,14 @@ def explain_failure(folder: RunFolder, hosts: list[str], reason: str) -> dict[st
     logs = {host: _lines(folder.log(host)) for host in hosts}
     found: dict[str, Any] = {"failure": reason}
     for host, lines in logs.items():
-        traceback = causes.first_traceback(lines)
+        traceback = failure_causes.first_traceback(lines)
         if traceback:
             found |= {"failed_host": host, "traceback": traceback}
             break
     code = re.search(r"exit code:? (\d+)", reason)
     if code:
         found["exit_code"] = int(code[1])
-    explained = causes.explain(reason, [line for lines in logs.values() for line in lines])
+    explained = failure_causes.explain(reason, [line for lines in logs.values() for line in lines])
     if explained is not None:
         found |= {"cause": explained.cause, "cure": explained.cure, "evidence": explained.evidence}
     return found

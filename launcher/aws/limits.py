@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sized
 
-from launcher import hyperparameters
 from launcher.aws import request
-from launcher.findings import Finding, counted
-from launcher.job import Job
+from launcher.config import hyperparameters
+from launcher.config.issues import Finding, counted
+from launcher.config.job import Job
 
 
 def check(job: Job) -> Iterator[Finding]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.aws import catalog, prices, request, session
 from launcher.aws.upload import split
-from launcher.findings import Finding, UserError, did_you_mean
+from launcher.config.issues import Finding, UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from launcher.planning import Plan
+    from launcher.planner.plan import Plan
 
 warning = partial(Finding, level="warning")
 not_checked = partial(Finding, level="not checked")

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from launcher.backends.base import Price, dollars
-from launcher.job import Job
-from launcher.records import write_json
+from launcher.config.job import Job
+from launcher.record.records import write_json
 
 PRICE_LIST_REGION = "us-east-1"
 """Where the Price List Query API answers for all regions.

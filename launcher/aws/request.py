@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from launcher import hyperparameters
 from launcher.aws import catalog
-from launcher.job import Compute, Input, Job
+from launcher.config import hyperparameters
+from launcher.config.job import Compute, Input, Job
 
 ARCHIVE = "sourcedir.tar.gz"
 CODE_CHANNEL = "code"
@@ -42,7 +42,7 @@ METRICS = {
     "validation_miou": r" validation_miou ([0-9.]+)",
     "validation_pixel_accuracy": r" validation_pixel_accuracy ([0-9.]+)",
 }
-"""Metric -> regular expression: the numbers of the line that entrypoints/training/reporting.py prints."""
+"""Metric -> regular expression: the numbers of the line that entrypoints/training/runtime/reporting.py prints."""
 
 
 def code_uri(job: Job, run_name: str) -> str:

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from launcher.aws import catalog
-from launcher.job import Job
-from launcher.package import TravelFile
+from launcher.config.job import Job
+from launcher.planner.source_package import TravelFile
 
 FILE = "requirements.txt"
 """The toolkit installs it before the script starts."""

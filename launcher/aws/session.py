@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher import causes
 from launcher.backends.base import Unreachable
-from launcher.findings import UserError, mistake
+from launcher.config.issues import UserError, mistake
+from launcher.record import failure_causes
 
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 NOT_VALID = (
@@ -114,7 +114,7 @@ def about(error: BaseException) -> tuple[str, str]:
         return f"AWS asks for fewer requests ({code(error)})", "try again in a minute"
     if name in NETWORK:
         return f"AWS cannot be reached ({error})", "check the network and the region"
-    explained = causes.explain(f"{code(error)}: {said}")
+    explained = failure_causes.explain(f"{code(error)}: {said}")
     return f"{code(error) or name}: {said}", explained.cure if explained is not None else "see AWS's message"
 
 

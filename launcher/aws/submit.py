@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from launcher.aws import estimator, session
-from launcher.findings import mistake
+from launcher.config.issues import mistake
 
 if TYPE_CHECKING:
-    from launcher.planning import Plan
+    from launcher.planner.plan import Plan
 
 
 def create(plan: Plan) -> str:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.aws import request
 from launcher.backends.base import Upload
-from launcher.findings import counted, mistake
-from launcher.job import Job
-from launcher.package import archive, secrets_in_text
-from launcher.records import RunFolder
+from launcher.config.issues import counted, mistake
+from launcher.config.job import Job
+from launcher.planner.source_package import archive, secrets_in_text
+from launcher.record.records import RunFolder
 
 if TYPE_CHECKING:
-    from launcher.planning import Plan
+    from launcher.planner.plan import Plan
 
 THREADS = 8
 MAX_FILES = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from launcher.backends.base import Backend
-from launcher.findings import did_you_mean, mistake
+from launcher.config.issues import did_you_mean, mistake
 
 BACKENDS = {
     "process": "launcher.backends.process:Process",

@@ -8,18 +8,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import package, records
-from launcher.aws import catalog, follow, online, prices, requirements, session, submit, traps, upload
+from launcher.aws import catalog, follow, online, prices, requirements, session, submit, upload, validation
 from launcher.aws import request as requests
 from launcher.backends.base import Backend, HostPlan, Price, Upload
-from launcher.findings import Finding, UserError, mistake
-from launcher.hyperparameters import argument
-from launcher.job import Job
-from launcher.package import TravelFile
-from launcher.redaction import REDACTED, secrets_in
+from launcher.config.hyperparameters import argument
+from launcher.config.issues import Finding, UserError, mistake
+from launcher.config.job import Job
+from launcher.config.redaction import REDACTED, secrets_in
+from launcher.planner import source_package
+from launcher.planner.source_package import TravelFile
+from launcher.record import records
 
 if TYPE_CHECKING:
-    from launcher.planning import Plan
+    from launcher.planner.plan import Plan
 
 
 class Aws(Backend):
@@ -34,14 +35,14 @@ class Aws(Backend):
         if importlib.util.find_spec("boto3") is None:
             cure = "make, or pip install -e '.[aws]', in this kit's folder"
             findings.append(Finding(key="--on aws", found="not installed: boto3", cure=cure))
-        findings += package.check_archive(files)
+        findings += source_package.check_archive(files)
         lacking = requirements.lacking(job, files)
         if lacking:
             found = f"{requirements.FILE} does not name what the script imports and the image lacks"
             cure = f"add to it: {', '.join(lacking)}"
             findings.append(Finding(key="source", level="warning", found=found, cure=cure))
         brings = any(file.path == requirements.FILE for file in files)
-        return findings + traps.check(job, kit_script=job.source is None, requirements=brings)
+        return findings + validation.check(job, kit_script=job.source is None, requirements=brings)
 
     def source_files(self, job: Job, files: list[TravelFile]) -> list[TravelFile]:
         """The files of the source folder, and a requirements.txt for what the image lacks."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from launcher.findings import Finding, mistake
-from launcher.job import Job
-from launcher.package import TravelFile
-from launcher.records import RunFolder
+from launcher.config.issues import Finding, mistake
+from launcher.config.job import Job
+from launcher.planner.source_package import TravelFile
+from launcher.record.records import RunFolder
 
 if TYPE_CHECKING:
-    from launcher.planning import Plan
+    from launcher.planner.plan import Plan
 
 
 @dataclass(frozen=True)

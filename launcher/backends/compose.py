@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import records
 from launcher.backends.docker_containers import FOLDER_LABEL, RUN_LABEL
-from launcher.redaction import secrets_in
+from launcher.config.redaction import secrets_in
+from launcher.record import records
 
 if TYPE_CHECKING:
-    from launcher.planning import Plan
+    from launcher.planner.plan import Plan
 
 FILE = "compose.yaml"
 """Its name in the run's folder."""

@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import records
 from launcher.aws import estimator, requirements
 from launcher.aws import request as requests
 from launcher.backends import (
@@ -22,12 +21,13 @@ from launcher.backends import (
     supervision,
 )
 from launcher.backends.base import Backend, HostPlan
-from launcher.findings import Finding, UserError
-from launcher.job import Image, Input, Job, Network
-from launcher.package import TravelFile
+from launcher.config.issues import Finding, UserError
+from launcher.config.job import Image, Input, Job, Network
+from launcher.planner.source_package import TravelFile
+from launcher.record import records
 
 if TYPE_CHECKING:
-    from launcher.planning import Plan
+    from launcher.planner.plan import Plan
 
 IMAGE = "vision-launcher-local"
 """The image for local mode, which `make image` builds (docker/README.md)."""

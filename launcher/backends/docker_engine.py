@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.findings import Finding
+from launcher.config.issues import Finding
 
 KEY = "--on docker"
 

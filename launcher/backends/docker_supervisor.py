@@ -12,9 +12,9 @@ import subprocess
 import traceback
 from pathlib import Path
 
-from launcher import records
 from launcher.backends import compose, docker, host_folders, supervision, supervisor
 from launcher.backends.docker_containers import Container, janitor
+from launcher.record import records
 
 
 class DockerSupervisor(supervisor.Supervisor):

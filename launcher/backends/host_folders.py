@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import records
 from launcher.aws.request import profiler_config
 from launcher.backends.base import HostPlan
-from launcher.package import copy_files
+from launcher.planner.source_package import copy_files
+from launcher.record import records
 
 if TYPE_CHECKING:
-    from launcher.planning import Plan
+    from launcher.planner.plan import Plan
 
 
 def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface: str) -> None:

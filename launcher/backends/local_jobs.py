@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 
 from launcher.backends import local_hosts
-from launcher.findings import Finding
-from launcher.hyperparameters import argument
-from launcher.job import Job
+from launcher.config.hyperparameters import argument
+from launcher.config.issues import Finding
+from launcher.config.job import Job
 
 
 def check_cluster(job: Job, processes: int, gpus: int) -> list[Finding]:

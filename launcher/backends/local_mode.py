@@ -17,7 +17,7 @@ import boto3
 
 from launcher.aws import estimator
 from launcher.backends import compose, docker
-from launcher.planning import Plan
+from launcher.planner.plan import Plan
 
 NOBODY = boto3.Session("none", "none", region_name=docker.REGION)
 """Credentials that nobody asks for, so that none are looked for."""

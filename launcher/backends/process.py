@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.backends import host_folders, local_hosts, local_jobs, supervision
 from launcher.backends.base import Backend, HostPlan
-from launcher.findings import Finding
-from launcher.job import Job
-from launcher.package import TravelFile
-from launcher.records import RunFolder
+from launcher.config.issues import Finding
+from launcher.config.job import Job
+from launcher.planner.source_package import TravelFile
+from launcher.record.records import RunFolder
 
 if TYPE_CHECKING:
-    from launcher.planning import Plan
+    from launcher.planner.plan import Plan
 
 REQUIREMENTS = "requirements.txt"
 """Does not travel: the toolkit would install these packages into the user's own environment."""

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher import records
 from launcher.backends import local_hosts
 from launcher.backends.base import HostPlan
-from launcher.findings import mistake
-from launcher.redaction import secrets_in
+from launcher.config.issues import mistake
+from launcher.config.redaction import secrets_in
+from launcher.record import records
 
 if TYPE_CHECKING:
-    from launcher.planning import Plan
+    from launcher.planner.plan import Plan
 
 SECRETS = "LAUNCHER_SECRETS"
 """The variable that takes the job's secrets to the supervisor."""

@@ -16,11 +16,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher import records
 from launcher.backends import local_hosts, supervision, toolkit
 from launcher.backends.base import HostPlan
-from launcher.job import Job
-from launcher.planning import Plan
+from launcher.config.job import Job
+from launcher.planner.plan import Plan
+from launcher.record import records
 
 GRACE_SECONDS = 120
 """Between SIGTERM and SIGKILL, as SageMaker's StopTrainingJob gives.

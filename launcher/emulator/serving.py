@@ -12,14 +12,14 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher import config_file
 from launcher.aws import catalog
 from launcher.aws.prices import instances
 from launcher.aws.upload import split
+from launcher.config import yaml_file
+from launcher.config.issues import Finding, UserError, did_you_mean, mistake
+from launcher.config.job import Job
+from launcher.config.loading import load
 from launcher.emulator.emulator import Emulator
-from launcher.findings import Finding, UserError, did_you_mean, mistake
-from launcher.job import Job
-from launcher.loading import load
 
 ACCOUNT = "123456789012"
 """moto's, and the one that AWS's documentation uses."""
@@ -196,5 +196,5 @@ def prepare(
 
 def _both(config: str | Path) -> list[Job]:
     """A config's job, and the one that --smoke makes of it."""
-    has_smoke = "smoke" in config_file.read(config).values
+    has_smoke = "smoke" in yaml_file.read(config).values
     return [load(config), *([load(config, smoke=True)] if has_smoke else [])]

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from launcher.aws import catalog
-from launcher.findings import mistake
+from launcher.commands.tables import table
+from launcher.config.issues import mistake
 from launcher.insight import page, pictures, summary, windows
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
-from launcher.insight.verdicts import written
-from launcher.records import write_atomically
-from launcher.tables import table
+from launcher.insight.findings import written
+from launcher.record.records import write_atomically
 
 PAUSES = "beside the steps: epochs' first batches, checkpoints, evaluations"
 """What passes of the training time beside its usual steps."""

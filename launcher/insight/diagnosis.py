@@ -9,10 +9,10 @@ from typing import Any
 
 from launcher.insight import page, report, summary
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Verdict
 from launcher.insight.measurements import Measurements
 from launcher.insight.probe import Probe, tested
 from launcher.insight.rules import Judgement, judge
-from launcher.insight.verdicts import Verdict
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from launcher import backends, records
-from launcher.findings import UserError, mistake
+from launcher import backends
+from launcher.config.issues import UserError, mistake
 from launcher.insight import system_files, timelines
-from launcher.records import RunFolder
+from launcher.record import records
+from launcher.record.records import RunFolder
 
 MAX_BYTES = 2**30
 """Of the files of system metrics, no more is read: about 9 million samples, half a minute, 400 MB of memory."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from launcher.insight import charts, report, summary, windows
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Verdict, percent, written
 from launcher.insight.probe import ProbeAnswer
 from launcher.insight.rules import Judgement
-from launcher.insight.verdicts import Verdict, percent, written
 
 RANKS = 48
 """Of the comparison, as many rows as fit on a screen."""

@@ -1,6 +1,6 @@
 """What a probe measured of a run, and what follows: what bounds the step, which findings hold, and how much there is to gain.
 
-A probe takes one half of a step away at a time (entrypoints/training/probe_run.py), as DS-Analyzer does
+A probe takes one half of a step away at a time (entrypoints/training/engine/probe_run.py), as DS-Analyzer does
 (https://arxiv.org/abs/2007.06775): speeds that differ tell a cause where shares of one timeline tell what happened together.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import NOTICEABLE, Verdict, bounded, percent
 from launcher.insight.rules import Judgement
-from launcher.insight.verdicts import NOTICEABLE, Verdict, bounded, percent
 
 Bound = Literal["input", "shared_cores", "teacher", "model"]
 """What holds a step up: its input side; the cores that both halves want; the teacher; the trained model itself."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 
-from launcher.findings import counted
+from launcher.commands.tables import table
+from launcher.config.issues import counted
 from launcher.insight import summary, windows
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Verdict, percent
 from launcher.insight.rules import Judgement
-from launcher.insight.verdicts import Verdict, percent
-from launcher.tables import table
 
 WIDTH = 110
 """Columns of running text."""

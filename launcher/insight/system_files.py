@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from launcher.findings import mistake
+from launcher.config.issues import mistake
 
 NAME = re.compile(r"(?:^|/)system/(?:.+/)?(\d{10})\.(algo-\d+)\.json$")
 """The second at which a file's minute begins, and its host: what smdebug's readers ask for too."""

@@ -13,7 +13,7 @@ import numpy as np
 PATTERN = "timeline-*.jsonl"
 
 OPERATORS = "operators.json"
-"""Beside the timeline of a process whose steps torch.profiler recorded; the scripts' training/operators.py says what is in it."""
+"""Beside the timeline of a process whose steps torch.profiler recorded; the scripts' training/measure/operators.py says what is in it."""
 
 OF_THE_PROCESS = ("world_size", "backend", "device", "device_name", "instance_type", "torch", "threads")
 """What a rank's first line says that holds for all."""

@@ -12,13 +12,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from launcher.findings import Finding, UserError, mistake
+from launcher.config.issues import Finding, UserError, mistake
 from launcher.prepare import folders, shards
 from launcher.prepare.processes import available_cores
 from launcher.prepare.samples import Encoding, Sample
 from launcher.prepare.sources import find_samples
 from launcher.prepare.verification import verify
-from launcher.records import write_json
+from launcher.record.records import write_json
 
 __all__ = ["prepare", "verify"]
 

@@ -6,21 +6,21 @@ import functools
 from types import ModuleType
 from typing import NamedTuple
 
-from launcher.hyperparameters import imported
-from launcher.package import entrypoints_folder
+from launcher.config.entrypoints import entrypoints_folder
+from launcher.config.hyperparameters import imported
 
 
 class EntryRules(NamedTuple):
     """Modules of entrypoints/training/data."""
 
     decoding: ModuleType
-    mask_decoding: ModuleType
+    masks: ModuleType
     shard_index: ModuleType
 
 
 @functools.cache
 def entry_rules() -> EntryRules:
     """The modules; they need numpy and Pillow."""
-    names = [f"training.data.{name}" for name in EntryRules._fields]
+    names = ["training.data.decode.decoding", "training.data.decode.masks", "training.data.sources.shard_index"]
     with imported(names, [entrypoints_folder()]) as modules:
         return EntryRules(*modules)

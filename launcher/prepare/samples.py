@@ -99,7 +99,7 @@ def _opened_mask(sample: Sample) -> tuple[Image | None, bytes | None]:
 
     rules = entry_rules()
     data = rules.decoding.read_file(sample.mask)
-    return Image.fromarray(rules.mask_decoding.decode_mask(data, sample.mask)), data
+    return Image.fromarray(rules.masks.decode_mask(data, sample.mask)), data
 
 
 def _scaled_size(size: tuple[int, int], shorter: int | None) -> tuple[int, int]:

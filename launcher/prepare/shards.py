@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from launcher.findings import mistake
+from launcher.config.issues import mistake
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, spread
 from launcher.prepare.samples import Encoding, Sample, encode
-from launcher.records import write_json
+from launcher.record.records import write_json
 
 RECORDS = ".shards"
 """In the target: what each finished shard holds. They are kept, so that a shard that is lost can be made again."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.findings import UserError, did_you_mean, mistake
+from launcher.config.issues import UserError, did_you_mean, mistake
 from launcher.prepare import cutouts, photos, shapes
 from launcher.prepare.samples import KEPT, Sample
 

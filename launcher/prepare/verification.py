@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from pathlib import Path
 
-from launcher.findings import Finding, UserError, mistake
+from launcher.config.issues import Finding, UserError, mistake
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, available_cores, spread
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.findings import mistake
-from launcher.running import Run
+from launcher.config.issues import mistake
+from launcher.runner.run import Run
 
 WARM_UP_STEPS = 5
-"""As in entrypoints/training/timeline.py: a line that covers one of the first so many steps is not counted."""
+"""As in entrypoints/training/measure/timeline.py: a line that covers one of the first so many steps is not counted."""
 
 PERCENTILES = (50, 90, 95, 99)
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import backends, config_file, records
+from launcher import backends
 from launcher.backends.local_hosts import gpu_count
-from launcher.findings import Finding, UserError, did_you_mean
-from launcher.job import Job, StudySection, Way
-from launcher.loading import load
-from launcher.package import travelling_files
-from launcher.planning import plan
+from launcher.config import yaml_file
+from launcher.config.issues import Finding, UserError, did_you_mean
+from launcher.config.job import Job, StudySection, Way
+from launcher.config.loading import load
+from launcher.planner.plan import plan
+from launcher.planner.source_package import travelling_files
+from launcher.record import records
 from launcher.study import measures, report
 from launcher.study.cells import Cell, cells
 from launcher.study.model_names import timm_models, unknown
@@ -209,7 +211,7 @@ def _run(missing: Sequence[Trial], known: Table, on: str, say: Callable[[str], N
 
 def _to_be_small(config: str | Path, on: str) -> bool:
     """Whether the config has a smoke section, and the trials would run on this machine and its CPUs."""
-    return backends.get(on).on_this_machine and "smoke" in config_file.read(config).values and not gpu_count()
+    return backends.get(on).on_this_machine and "smoke" in yaml_file.read(config).values and not gpu_count()
 
 
 def _checked(config: str | Path, overrides: Sequence[str], on: str, smoke: bool) -> tuple[Job, StudySection, list[str]]:

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.findings import mistake
-from launcher.running import Run
+from launcher.config.issues import mistake
+from launcher.runner.run import Run
 from launcher.study.measures import WARM_UP_STEPS
 
 MAX_BYTES = 2**26

@@ -10,14 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from launcher import backends, records
+from launcher import backends
 from launcher.aws import prices
 from launcher.backends.local_hosts import core_count, gpu_count
-from launcher.findings import Finding, UserError
-from launcher.job import Job, StudySection
-from launcher.loading import load
-from launcher.package import travelling_files
-from launcher.planning import plan
+from launcher.config.issues import Finding, UserError
+from launcher.config.job import Job, StudySection
+from launcher.config.loading import load
+from launcher.planner.plan import plan
+from launcher.planner.source_package import travelling_files
+from launcher.record import records
 from launcher.study import scaling_advice, scaling_measures, scaling_model, scaling_report, scaling_sizes
 from launcher.study.measures import WARM_UP_STEPS
 from launcher.study.scaling_model import HeldOut, ScalingModel

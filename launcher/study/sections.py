@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from launcher import tables
+from launcher.commands import tables
 
 Section = tuple[str, list[str], list[list[str]], list[str]]
 """A title, a table's head and rows, and what is to be said below it."""

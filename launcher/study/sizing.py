@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.aws import catalog, prices
-from launcher.job import Job
+from launcher.config.job import Job
 
 TOO_OLD = ("ml.p2.",)
 """Families on which no image with PyTorch 1.13 or later runs, as the catalog says; this kit's scripts need 2.0."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from launcher.findings import did_you_mean, mistake
+from launcher.config.issues import did_you_mean, mistake
 from launcher.study.scaling_model import BACKWARD, ring
 from launcher.study.sections import Section, as_html, as_text
 

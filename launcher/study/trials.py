@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher import backends, planning, records
+from launcher import backends
 from launcher.backends.base import dollars
-from launcher.findings import Finding, UserError, mistake
-from launcher.job import Job
-from launcher.package import COMMIT_FILE, TravelFile
-from launcher.planning import Plan, plan
-from launcher.running import Run, refuse_cost, start
+from launcher.config.issues import Finding, UserError, mistake
+from launcher.config.job import Job
+from launcher.planner.plan import Plan, check, plan
+from launcher.planner.source_package import COMMIT_FILE, TravelFile
+from launcher.record import records
+from launcher.runner.run import Run, refuse_cost, start
 
 ALIKE = ("code", "settings", "machine")
 """What must be the same in all lines of a table: a checksum of the code that travels, the job's settings but those that the study
@@ -119,7 +120,7 @@ def tell_the_price(planned: Sequence[Plan], max_cost: float | None, say: Callabl
     """
     first = planned[0]
     if first.price is not None and first.price.ceiling is None:
-        first = planning.check(first)  # reads AWS's price list, and all others' prices with it
+        first = check(first)  # reads AWS's price list, and all others' prices with it
     known = [backends.get(each.backend).price(each.job) for each in planned]
     if first.price is None:
         return

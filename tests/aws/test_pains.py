@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher import hyperparameters
+from launcher.config import hyperparameters
 from tests.aws.conftest import complaints
 from tests.aws.test_traps import FSX, GOOD, GROUPED, KIT, S3, VPC, changed, with_a_script
 from tests.conftest import ROOT

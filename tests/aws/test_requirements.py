@@ -9,7 +9,8 @@ import pytest
 import launcher
 from launcher.aws import catalog, requirements
 from launcher.backends.aws import Aws
-from launcher.package import entrypoints_folder, travelling_files
+from launcher.config.entrypoints import entrypoints_folder
+from launcher.planner.source_package import travelling_files
 
 AWS_IMAGE = {"framework_version": "2.0.1", "python": "py310"}
 BY_ADDRESS = {"uri": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker"}

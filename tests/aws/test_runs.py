@@ -11,10 +11,10 @@ import boto3
 import pytest
 
 import launcher
-from launcher import running
 from launcher.aws import follow, session
 from launcher.emulator import Emulator
-from launcher.metric_lines import parse_line
+from launcher.record.metric_lines import parse_line
+from launcher.runner import run as running
 from tests.conftest import wait_until
 from tests.launcher.test_repeating import COUNTS
 

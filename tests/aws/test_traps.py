@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import launcher
-from launcher.aws import catalog, cluster, limits, traps
-from launcher.findings import Finding
-from launcher.loading import SDK_NAMES, _field_at
-from launcher.planning import plan_config
+from launcher.aws import catalog, cluster, limits, validation
+from launcher.config.issues import Finding
+from launcher.config.loading import SDK_NAMES, _field_at
+from launcher.planner.plan import plan_config
 from tests.conftest import ROOT
 
 US_WEST_2 = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
@@ -278,7 +278,7 @@ def test_no_rule_is_without_a_case(good):
     """Every line of the rules that makes a Finding runs in at least one case above."""
     wanted = {
         (module.__file__, node.lineno)
-        for module in (traps, cluster, limits)
+        for module in (validation, cluster, limits)
         for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Finding", "warning")
     }
@@ -304,7 +304,7 @@ def test_no_rule_is_without_a_case(good):
 
 
 def traps_of(job: launcher.Job) -> list[Finding]:
-    return traps.check(job, kit_script=job.source is None, requirements=job.source is None)
+    return validation.check(job, kit_script=job.source is None, requirements=job.source is None)
 
 
 def test_what_the_sdk_calls_a_thing_is_answered_with_what_a_config_calls_it():

@@ -11,8 +11,8 @@ import boto3
 import pytest
 
 import launcher
-from launcher import running
 from launcher.aws import adopt, follow, session
+from launcher.runner import run as running
 from tests.aws.test_runs import (  # noqa: F401 - fixtures
     BUCKET,
     REGION,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from engine import ALONE, CLASSES, TOP_K, Samples, alternate, machine, ratio, table
 from training.data.batches import LabelledBatch
-from training.teacher_cache import TeacherCache
+from training.teacher.cache import TeacherCache
 
 IMAGES = 65_536
 BATCHES = (32, 64, 128, 256)

@@ -31,11 +31,11 @@ from preprocessing import (
     write_images,
 )
 from training.data.batches import TrainingBatches
-from training.data.dali import DaliBatches
-from training.data.reference import ReferencePreprocessor
+from training.data.dali.pipeline import DaliBatches
+from training.data.decode.reference import ReferencePreprocessor
 from training.data.views import open_data
 from training.data.workers import Workers
-from training.script_settings import LabelledImageSettings
+from training.settings.scripts import LabelledImageSettings
 
 PLAIN, SMOOTH, KIT, FAST = "DALI's own pipeline", "the same, smooth chroma", "preprocessing: dali", "preprocessing: cpu"
 

@@ -21,17 +21,17 @@ sys.path.insert(0, str(ROOT / "entrypoints"))  # as the toolkit puts the code fo
 import timm  # noqa: E402
 import torch  # noqa: E402
 from torch.utils.data import Dataset, default_collate  # noqa: E402
-from training import models  # noqa: E402
 from training.data.batches import LabelledBatch, TrainingBatches  # noqa: E402
 from training.data.loaders import Data, Loaders, open_loaders  # noqa: E402
-from training.distillation import Distillation  # noqa: E402
-from training.distributed import World  # noqa: E402
-from training.environment import Environment  # noqa: E402
-from training.loop import Run, Task, open_run, train  # noqa: E402
-from training.script_settings import DistillationSettings  # noqa: E402
-from training.state import TrainingState, prepare  # noqa: E402
-from training.teacher import FrozenModel, Teacher  # noqa: E402
-from training.teacher_cache import TeacherCache  # noqa: E402
+from training.distributed.world import World  # noqa: E402
+from training.engine.loop import Run, Task, open_run, train  # noqa: E402
+from training.engine.state import TrainingState, prepare  # noqa: E402
+from training.models import timm_models  # noqa: E402
+from training.runtime.environment import Environment  # noqa: E402
+from training.settings.scripts import DistillationSettings  # noqa: E402
+from training.tasks.distillation import Distillation  # noqa: E402
+from training.teacher.cache import TeacherCache  # noqa: E402
+from training.teacher.frozen import FrozenModel, Teacher  # noqa: E402
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "a single process")
 
@@ -74,11 +74,11 @@ def noise(images: int, size: int = SIZE) -> Data:
     return Data([str(number) for number in range(CLASSES)], dataset, dataset, collate)
 
 
-def model(name: str, seed: int, **options: Any) -> models.Normalized:
+def model(name: str, seed: int, **options: Any) -> timm_models.Normalized:
     """A model with random weights, the same for a seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return models.build(name, options, CLASSES)
+        return timm_models.build(name, options, CLASSES)
 
 
 def teacher(name: str, precision: str, **options: Any) -> Teacher:
@@ -136,7 +136,7 @@ class Engine:
         return self.task.losses
 
     def steps(self, count: int) -> None:
-        """`training.loop.train`, from where it stopped, with its step lines written to nowhere."""
+        """`training.engine.loop.train`, from where it stopped, with its step lines written to nowhere."""
         with redirect_stdout(io.StringIO()):
             train(self.task, lambda _model: {}, self.state, self.loaders, self.state.step + count, self.run)
 
@@ -144,7 +144,7 @@ class Engine:
 def open_engine(
     folder: Path,
     data: Data,
-    student: models.Normalized,
+    student: timm_models.Normalized,
     frozen: Teacher | None,
     chosen: DistillationSettings,
     world: World = ALONE,

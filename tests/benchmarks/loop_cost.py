@@ -34,9 +34,9 @@ from engine import (
 )
 from torch import nn
 from training.data.batches import LabelledBatch, TrainingBatches
-from training.distillation import Distillation
-from training.script_settings import TeacherCacheSettings
-from training.timeline import Timeline
+from training.measure.timeline import Timeline
+from training.settings.scripts import TeacherCacheSettings
+from training.tasks.distillation import Distillation
 
 EPOCH = 1000
 """Steps of the loop between two beginnings of an epoch."""

@@ -21,11 +21,11 @@ import psutil
 import torch
 from engine import ALONE, VIEWS, machine, model, noise, open_engine, settings, table, teacher
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from training import memory
-from training.distillation import with_teacher
-from training.distributed import process_group
-from training.script_settings import TeacherCacheSettings
-from training.state import prepare
+from training.distributed.world import process_group
+from training.engine import memory
+from training.engine.state import prepare
+from training.settings.scripts import TeacherCacheSettings
+from training.tasks.distillation import with_teacher
 
 TEACHER, STUDENT = "vit_base_patch16_224", "vit_small_patch16_224"
 

@@ -54,7 +54,7 @@ def load(root: Path, kind: str, parts: int, passes: float, **values) -> None:
     import torch
     from training.data.loaders import open_loaders
     from training.data.views import open_data
-    from training.script_settings import LabelledImageSettings
+    from training.settings.scripts import LabelledImageSettings
 
     torch.set_num_threads(1)
     workers = {"num_workers": 0} if kind == NONE else {"num_workers": 2, "worker_type": kind}

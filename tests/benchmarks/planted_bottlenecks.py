@@ -25,11 +25,11 @@ import numpy as np
 import other_diagnosers
 from PIL import Image
 
+from launcher.commands.tables import table
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.findings import Verdict
 from launcher.insight.measurements import read
-from launcher.insight.verdicts import Verdict
-from launcher.tables import table
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 
@@ -298,7 +298,7 @@ def train(
         run = other_diagnosers.GPUPROF.format(**place)
     plant += other_diagnosers.TRACEML_STEPS if tool == "TraceML" else ""
     (folder / "planted.py").write_text(
-        f"{plant}\nimport {script}\nfrom training.script_settings import {kind}\nfrom training.settings import read_settings\n"
+        f"{plant}\nimport {script}\nfrom training.settings.scripts import {kind}\nfrom training.settings import read_settings\n"
         f"{run}\n"
     )
     places = {"SM_OUTPUT_DATA_DIR": "output", "SM_MODEL_DIR": "model"}

@@ -35,12 +35,12 @@ from engine import ALONE, machine, progress, ratio, table
 from PIL import Image
 from torch.utils.data import DataLoader
 from training.data.augmentation import Augmentation, random_box
-from training.data.fast import FastPreprocessor, resize
-from training.data.jpeg import find_decoder, read_header
+from training.data.decode.fast import FastPreprocessor, resize
+from training.data.decode.jpeg import find_decoder, read_header
+from training.data.decode.reference import ReferencePreprocessor
 from training.data.loaders import open_loaders
-from training.data.reference import ReferencePreprocessor
 from training.data.views import open_data
-from training.script_settings import LabelledImageSettings
+from training.settings.scripts import LabelledImageSettings
 
 SIZE, MIN_AREA, BATCH = 224, 0.08, 32
 SMALL, LARGE = (400, 300), (1600, 1200)

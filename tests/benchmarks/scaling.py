@@ -37,15 +37,15 @@ from engine import (
     teacher,
 )
 from torch.utils.data import Dataset
-from training import segmenter
 from training.data.loaders import Data, open_loaders
 from training.data.masks import collate_masked
-from training.distributed import World, process_group
-from training.environment import Environment
-from training.loop import open_run
-from training.segmentation import Segmentation
-from training.segmentation_settings import SegmentationSettings
-from training.state import prepare
+from training.distributed.world import World, process_group
+from training.engine.loop import open_run
+from training.engine.state import prepare
+from training.models import segmenter
+from training.runtime.environment import Environment
+from training.settings.segmentation import SegmentationSettings
+from training.tasks.segmentation import Segmentation
 
 PROCESSES = 2
 

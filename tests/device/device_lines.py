@@ -18,13 +18,16 @@ from types import CodeType
 from typing import Any
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
-WHOLE = "training/accelerator.py"
+WHOLE = "training/runtime/accelerator.py"
 
 OF_GPUS = {f"accelerator.{name}" for name in ("module", "side_stream", "capability", "memory", "reserved_memory")}
 """Functions that fail on the CPU."""
 
 UNSEEN = {
-    ("training/precision.py", "return torch.cuda.amp.GradScaler()"): "torch before 2.3, which has no stand-in device"
+    (
+        "training/models/precision.py",
+        "return torch.cuda.amp.GradScaler()",
+    ): "torch before 2.3, which has no stand-in device"
 }
 """Lines that cannot run here, by file and text, and why."""
 

@@ -17,11 +17,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from training import accelerator, export, models, segmenter
-from training.script_settings import ClassifierSettings, DistillationSettings, TeacherCacheSettings
-from training.segmentation_settings import SegmentationSettings
-from training.state import TrainingState
-from training.teacher import Teacher
+from training.engine.state import TrainingState
+from training.models import export, segmenter, timm_models
+from training.runtime import accelerator
+from training.settings.scripts import ClassifierSettings, DistillationSettings, TeacherCacheSettings
+from training.settings.segmentation import SegmentationSettings
+from training.teacher.frozen import Teacher
 
 from tests.device.stand_in import no_synchronisation
 
@@ -203,7 +204,7 @@ def make_channels(root: Path) -> Path:
     described: dict[str, Any] = {"classes": list(CLASSES), "metrics": {}}
     vit = {**VIT, "embed_dim": 24}
     for folder in ("teacher", "ensemble/one", "ensemble/other"):
-        model = models.build("vit_tiny_patch16_224", vit, 3)
+        model = timm_models.build("vit_tiny_patch16_224", vit, 3)
         export.save(model, root / folder, name="vit_tiny_patch16_224", options=vit, image_size=SIDE, **described)
     pixels = segmenter.build("resnet10t", RESNET, 3, decoder_channels=8)
     described["classes"] = ["0", "1", "2"]

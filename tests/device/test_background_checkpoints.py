@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import torch
-from training.checkpoints import Checkpoints
-from training.distributed import World
+from training.distributed.world import World
+from training.engine.checkpoints import Checkpoints
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from training import accelerator, distributed
+from training.distributed import world
+from training.runtime import accelerator
 
 from tests.device.runs import CONVOLUTIONAL, CPU, Runs, left_behind, same_numbers
 from tests.device.stand_in import dali
@@ -53,6 +54,6 @@ def test_pixels_come_by_a_stream_that_waits_for_no_other_rank(
     monkeypatch.setattr(accelerator, "side_stream", recorded)
     runs("train_classifier", waits_in=(HAND_OVER,), **GRADED, **CONVOLUTIONAL, preprocessing="dali", worker_type="auto")
     asker = "answers"
-    distributed._answer(SimpleNamespace(wait=lambda: None), torch.ones(1, device=gpu))()
+    world._answer(SimpleNamespace(wait=lambda: None), torch.ones(1, device=gpu))()
     streams = {who: stream for who, stream in used}
     assert {*streams} == {"pixels", "answers"} and streams["pixels"] is not streams["answers"]

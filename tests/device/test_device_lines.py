@@ -98,6 +98,6 @@ def test_what_was_not_run_is_named(monkeypatch, change: str):
         [problem] = device_lines.problems()
         assert problem.startswith(f"{place[0]}:{place[1]} is there for a GPU")
     else:
-        monkeypatch.setattr(device_lines, "UNSEEN", {("training/precision.py", "gone()"): "why"})
+        monkeypatch.setattr(device_lines, "UNSEEN", {("training/models/precision.py", "gone()"): "why"})
         [problem] = device_lines.problems()
-        assert "training/precision.py is an exception" in problem and problem.endswith("gone()")
+        assert "training/models/precision.py is an exception" in problem and problem.endswith("gone()")

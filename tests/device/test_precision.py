@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from torch import nn
-from training.precision import FORMATS
+from training.models.precision import FORMATS
 
 from tests.device.runs import CPU, VIT, Runs, left_behind
 

@@ -6,12 +6,15 @@ import types
 
 import pytest
 import torch
-from training import accelerator, annotate, precision, sagemaker_profiler, teacher
 from training.data import workers
 from training.data.batches import LabelledBatch
 from training.data.threads import pinned_batch
-from training.memory import Footprint
-from training.memory_trial import StepTrial
+from training.engine.memory import Footprint
+from training.engine.memory_trial import StepTrial
+from training.measure import annotate, sagemaker_profiler
+from training.models import precision
+from training.runtime import accelerator
+from training.teacher import frozen
 
 from tests.device.runs import CLASSES, SIDE, Runs, left_behind, weights_of
 from tests.device.stand_in.kernels import Memory
@@ -49,7 +52,7 @@ def test_bf16_is_taken_where_the_gpu_has_it(gpu, monkeypatch):
 
 
 def test_a_teacher_moves_as_a_whole_and_keeps_its_types(gpu, channels):
-    loaded = teacher.load(channels / "ensemble", CLASSES, channels=3, image_size=SIDE, precision="bf16")
+    loaded = frozen.load(channels / "ensemble", CLASSES, channels=3, image_size=SIDE, precision="bf16")
     assert {value.device.type for value in weights_of(loaded).values()} == {"cpu"}
     types_before = {name: value.dtype for name, value in weights_of(loaded).items()}
     for device in (gpu, torch.device("cpu"), torch.device("meta")):

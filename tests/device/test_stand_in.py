@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from training import accelerator, losses
+from training.runtime import accelerator
+from training.tasks import losses
 
 from tests.device.stand_in import HiddenSynchronisation, no_synchronisation, observed
 

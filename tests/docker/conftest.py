@@ -16,7 +16,7 @@ import pytest
 
 import launcher
 from launcher.backends import host_folders
-from launcher.package import copy_files
+from launcher.planner.source_package import copy_files
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -11,7 +11,7 @@ import pytest
 
 import launcher
 from launcher.aws import catalog, requirements
-from launcher.package import TravelFile
+from launcher.planner.source_package import TravelFile
 from launcher.prepare import prepare
 from tests.conftest import SLEEPER, wait_until
 from tests.docker.conftest import ROOT, docker, docker_build

@@ -25,7 +25,7 @@ DECODERS = {
 @pytest.fixture(params=DECODERS)
 def decoder(request, monkeypatch) -> Iterator[str]:
     """The name of the only decoder that can be imported, beside Pillow and what is slower."""
-    from training.data import jpeg
+    from training.data.decode import jpeg
 
     missing = {"simplejpeg": [], "OpenCV": ["simplejpeg"], "Pillow": ["simplejpeg", "cv2"]}[request.param]
     for module in missing:

@@ -18,8 +18,8 @@ HEAD = """
     import json, os, pathlib, signal, sys, time
     import torch
     from torch import nn
-    from training.distributed import process_group
-    from training.failure import failure_file
+    from training.distributed.world import process_group
+    from training.runtime.failure import failure_file
 """
 """What a script of a rank finds, beside `out`, a folder."""
 
@@ -50,7 +50,7 @@ def run_ranks(
 def from_clean_forks() -> multiprocessing.context.BaseContext:
     """Processes that start at once and hang in no lock: their parent has imported torch and computed nothing, so has no threads."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training.data_parallel", "torch._dynamo", __name__])
+    context.set_forkserver_preload(["training.distributed.data_parallel", "torch._dynamo", __name__])
     return context
 
 

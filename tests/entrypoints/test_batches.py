@@ -12,8 +12,8 @@ from training.data.batches import EvaluationBatches, TrainingBatches, share_of_b
 from training.data.loaders import Data, Loaders, held_out_loader, open_loaders
 from training.data.orders import FreeOrder
 from training.data.workers import Workers
-from training.distributed import World
-from training.script_settings import TrainingSettings
+from training.distributed.world import World
+from training.settings.scripts import TrainingSettings
 
 
 def world(rank: int = 0, size: int = 1) -> World:

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training.checkpoints import Checkpoints
-from training.distributed import World
-from training.environment import read_environment
-from training.random_state import reseed, restore_rng, rng_state
+from training.distributed.world import World
+from training.engine.checkpoints import Checkpoints
+from training.engine.random_state import reseed, restore_rng, rng_state
+from training.runtime.environment import read_environment
 
 from tests.entrypoints.ranks import from_clean_forks, run_ranks
 
@@ -248,7 +248,7 @@ def test_new_random_numbers_depend_on_seed_step_and_rank():
 
 TWO_RANKS = """
     import resource
-    from training.checkpoints import Checkpoints
+    from training.engine.checkpoints import Checkpoints
     with process_group() as world:
         said, seen = [], {}
 

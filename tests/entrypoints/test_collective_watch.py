@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from training.collective_watch import Beat, explain, oldest
+from training.distributed.collective_watch import Beat, explain, oldest
 
 from tests.entrypoints.ranks import run_ranks, torchrun_environments
 

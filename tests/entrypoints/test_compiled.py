@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
-from training.compiled import StaticBatch
+from training.models.compiled import StaticBatch
 
 
 @pytest.fixture

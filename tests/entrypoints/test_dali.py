@@ -13,21 +13,23 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
-from training.data import dali, dali_graph, workers
+from training.data import workers
 from training.data.augmentation import Augmentation, Turn, Variation
 from training.data.batches import LabelledBatch, TrainingBatches
 from training.data.broken import LISTING, BrokenImages
-from training.data.dali import DaliBatches, DaliPreprocessor
-from training.data.dali_graph import Operations
-from training.data.dali_views import ViewsByDali, mixed
-from training.data.decoding import BrokenImage, as_pixels, decode
-from training.data.folders import LabelledFolder
+from training.data.dali import graph as dali_graph
+from training.data.dali import pipeline
+from training.data.dali.graph import Operations
+from training.data.dali.pipeline import DaliBatches, DaliPreprocessor
+from training.data.dali.views import ViewsByDali, mixed
+from training.data.decode.decoding import BrokenImage, as_pixels, decode
+from training.data.decode.reference import vary
 from training.data.mixing import Mixing
-from training.data.reference import vary
+from training.data.sources.folders import LabelledFolder
 from training.data.views import TrainingViews, collate_views, open_data
 from training.data.workers import Workers
-from training.distributed import World
-from training.script_settings import ClassifierSettings
+from training.distributed.world import World
+from training.settings.scripts import ClassifierSettings
 
 import launcher
 from launcher.backends import process
@@ -354,7 +356,7 @@ def test_an_image_that_only_pillow_decodes_does_not_end_an_epoch(root, monkeypat
         file = asked.source.encoded(victim)
         return prepared._replace(encoded=np.frombuffer(damaged_png(), np.uint8)) if encoded == file else prepared
 
-    monkeypatch.setattr(dali.dali_graph, "prepare", spoilt)
+    monkeypatch.setattr(pipeline.dali_graph, "prepare", spoilt)
     found = epoch(asked, sampler)
     assert len(found) == 5
     for one, expected in zip(found, wanted, strict=True):
@@ -392,9 +394,9 @@ def test_two_ranks_learn_from_dalis_batches(tmp_path):
 def test_without_the_package_the_script_says_what_to_install(root, monkeypatch):
     chosen = ClassifierSettings(model="x", preprocessing="dali")
     assert open_data(root, root, chosen, 3).recipe is not None
-    original = dali.importlib.util.find_spec
+    original = pipeline.importlib.util.find_spec
     monkeypatch.setattr(
-        dali.importlib.util, "find_spec", lambda name: None if name == "nvidia.dali" else original(name)
+        pipeline.importlib.util, "find_spec", lambda name: None if name == "nvidia.dali" else original(name)
     )
     with pytest.raises(
         ValueError, match="preprocessing: dali needs NVIDIA's package: pip install nvidia-dali-cuda1[23]0"

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from training.data.batches import MaskedBatch
-from training.data.dali import DaliBatches
-from training.data.decoding import BrokenImage
+from training.data.dali.pipeline import DaliBatches
+from training.data.decode.decoding import BrokenImage
 from training.data.loaders import open_loaders
 from training.data.masks import open_data
-from training.distributed import World
-from training.segmentation_settings import SegmentationSettings
+from training.distributed.world import World
+from training.settings.segmentation import SegmentationSettings
 
 import launcher
 from launcher.prepare import prepare

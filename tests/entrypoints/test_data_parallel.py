@@ -8,8 +8,8 @@ import json
 import pytest
 import torch
 from torch import nn
-from training.data_parallel import distribute, synchronise
-from training.distributed import World
+from training.distributed.data_parallel import distribute, synchronise
+from training.distributed.world import World
 
 from tests.entrypoints.ranks import run_ranks
 
@@ -43,7 +43,7 @@ def trained_together(tmp_path):
         tmp_path,
         TRAIN.replace("\n", "\n        ")
         + """
-        from training.data_parallel import distribute, synchronise
+        from training.distributed.data_parallel import distribute, synchronise
         with process_group() as world:
             found = {}
             for parts in (1, 2, 3):
@@ -92,7 +92,7 @@ def test_gradients_travel_once_a_step_and_buffers_only_at_the_start(tmp_path):
     done = run_ranks(
         tmp_path,
         """
-        from training.data_parallel import distribute, synchronise
+        from training.distributed.data_parallel import distribute, synchronise
         with process_group() as world:
             model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
             model.register_buffer("table", torch.arange(4).view(2, 2).t() + world.rank)

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from training.losses import dice_loss, dice_sums
+from training.tasks.losses import dice_loss, dice_sums
 
 from tests.entrypoints.ranks import run_ranks
 
@@ -94,10 +94,10 @@ def test_two_ranks_with_unlike_halves_learn_what_one_does_from_the_whole(tmp_pat
     """One rank's half has no label of class 2, and hardly any at all; the loss and DDP's averaged gradient are those of the batch."""
     body = """
         from training.data.batches import MaskedBatch
-        from training.distributed import World
-        from training.segmentation import Segmentation
-        from training.segmentation_settings import SegmentationSettings
-        from training.timeline import Timeline
+        from training.distributed.world import World
+        from training.tasks.segmentation import Segmentation
+        from training.settings.segmentation import SegmentationSettings
+        from training.measure.timeline import Timeline
 
         chance = torch.Generator().manual_seed(0)
         images = torch.randn(4, 1, 6, 6, generator=chance)

@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from training import distributed, rendezvous, smddp
-from training.checkpoints import Checkpoints
-from training.distillation import open_cache
-from training.distributed import World
-from training.rendezvous import Place, Wait, in_time, read_place, roll_call
-from training.script_settings import DistillationSettings, TeacherCacheSettings
-from training.stopping import LAG, StopSignal
+from training.distributed import rendezvous, smddp
+from training.distributed import world as distributed
+from training.distributed.rendezvous import Place, Wait, in_time, read_place, roll_call
+from training.distributed.stop_flag import LAG, StopSignal
+from training.distributed.world import World
+from training.engine.checkpoints import Checkpoints
+from training.settings.scripts import DistillationSettings, TeacherCacheSettings
+from training.tasks.distillation import open_cache
 
 from tests.conftest import ROOT, wait_until
 from tests.entrypoints.ranks import free_port, run_ranks, started_ranks, torchrun_environments
@@ -123,8 +124,8 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step(tmp_path):
     done = run_ranks(
         tmp_path,
         """
-        from training.data_parallel import distribute
-        from training.stopping import StopSignal
+        from training.distributed.data_parallel import distribute
+        from training.distributed.stop_flag import StopSignal
         with process_group() as world:
             stop, step = StopSignal(world), 0
             model = distribute(nn.Linear(2, 1), world)
@@ -147,7 +148,7 @@ def test_no_step_waits_for_the_answer_to_its_own_question_and_the_end_waits_for_
     done = run_ranks(
         tmp_path,
         """
-        from training.stopping import StopSignal
+        from training.distributed.stop_flag import StopSignal
         with process_group(timeout_minutes=0.2) as world:
             stop, seen, asked = StopSignal(world), out / "seen", out / "asked"
             if world.rank == 1:
@@ -211,8 +212,8 @@ def test_smddp_trains_under_mpirun_alone_in_its_one_group(tmp_path, stand_in):
         """
         sys.path.insert(0, os.environ["SMDDP"])
         import torch.distributed as dist
-        from training.data_parallel import distribute, synchronise
-        from training.stopping import StopSignal
+        from training.distributed.data_parallel import distribute, synchronise
+        from training.distributed.stop_flag import StopSignal
         with process_group() as world:
             stop = StopSignal(world)
             torch.manual_seed(world.rank)
@@ -448,7 +449,7 @@ def test_ranks_that_want_different_backends_do_not_hang(tmp_path):
         tmp_path,
         """
         from training import rendezvous
-        from training.rendezvous import Wait, read_place, roll_call
+        from training.distributed.rendezvous import Wait, read_place, roll_call
         place, kinds = read_place(), rendezvous._kinds
         if place.rank == 1:  # still reads when rank 0, which keeps the list, could be gone
             rendezvous._kinds = lambda *given: (time.sleep(0.5), kinds(*given))[1]
@@ -527,7 +528,7 @@ def test_restarted_workers_meet_anew_in_the_store_of_torchruns_agent(tmp_path):
         done = run_ranks(
             tmp_path,
             """
-            from training.rendezvous import Wait, read_place, roll_call
+            from training.distributed.rendezvous import Wait, read_place, roll_call
             for _ in range(2):  # and twice in one process
                 with process_group() as world:
                     print(world.total(torch.ones(1)).item())

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from training.distributed import World
-from training.evaluation import evaluate, evaluate_pixels
+from training.distributed.world import World
+from training.tasks.evaluation import evaluate, evaluate_pixels
 
 from tests.entrypoints.ranks import run_ranks
 
@@ -111,7 +111,7 @@ def test_two_ranks_with_uneven_shares_agree_with_one(tmp_path):
         import torch
         from torch import nn
         from training.data.batches import EvaluationBatches
-        from training.evaluation import evaluate
+        from training.tasks.evaluation import evaluate
         torch.manual_seed(0)
         images, labels = torch.randn(7, 8), torch.tensor([0, 1, 2, 0, 1, 2, 7])
         teacher, student = nn.Linear(8, 8), nn.Linear(8, 8)

@@ -15,8 +15,9 @@ from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
-from training import export, model_card, models, onnx_export
-from training.data.reference import fit
+from training.data.decode.reference import fit
+from training.models import card as model_card
+from training.models import export, onnx_export, timm_models
 
 CLASSES = ["apple", "pear", 'a\'; echo "plum"']
 
@@ -38,24 +39,24 @@ MODELS = {
 """Each a timm name: its options, and the image size: conv, attention, both; one size, any size, another than published."""
 
 
-def made(name: str) -> models.Normalized:
+def made(name: str) -> timm_models.Normalized:
     """A model whose running statistics and normalisation are not those that it started with."""
     torch.manual_seed(0)
     options, size = MODELS[name]
-    model = models.build(name, options, len(CLASSES))
+    model = timm_models.build(name, options, len(CLASSES))
     height, width = (size, size) if isinstance(size, int) else size
     model.train()(torch.randint(0, 256, (4, model.mean.numel(), height, width), dtype=torch.uint8))
     model.mean.sub_(0.125)
     return model.eval()
 
 
-def saved(name: str, folder, **more) -> models.Normalized:
+def saved(name: str, folder, **more) -> timm_models.Normalized:
     model = made(name)
     export.save(model, folder, name=name, options=MODELS[name][0], classes=CLASSES, image_size=MODELS[name][1], **more)
     return model
 
 
-def pixels(model: models.Normalized, size, count: int = 3) -> torch.Tensor:
+def pixels(model: timm_models.Normalized, size, count: int = 3) -> torch.Tensor:
     height, width = (size, size) if isinstance(size, int) else size
     return torch.randint(0, 256, (count, model.mean.numel(), height, width), dtype=torch.uint8)
 
@@ -136,7 +137,7 @@ def test_a_model_that_timm_saved_can_be_read_and_built(tmp_path):
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
     found = export.read_description(tmp_path)
     assert found.classes is None and found.image_size == 16 and len(found.mean) == 1
-    again = models.build(found.name, found.options, 3).model.eval()
+    again = timm_models.build(found.name, found.options, 3).model.eval()
     again.load_state_dict(load_file(tmp_path / "model.safetensors"))
     images = torch.rand(2, 1, 16, 16)
     with torch.no_grad():
@@ -252,7 +253,7 @@ class Brightest(nn.Module):
 
 
 def test_an_onnx_file_that_computes_something_else_is_not_left(tmp_path, onnxruntime):
-    model = models.Normalized(Brightest(), [0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
+    model = timm_models.Normalized(Brightest(), [0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
     with pytest.raises(ValueError, match="ONNX Runtime's logits differ from PyTorch's by .* set export_onnx: false"):
         onnx_export.save_onnx(model, tmp_path, 1, 3)
     assert [*tmp_path.iterdir()] == []
@@ -343,7 +344,7 @@ def test_a_segmenters_card_does_not_promise_that_timm_loads_it(tmp_path):
     )  # fmt: skip
     model_card.write(tmp_path, FACTS)
     text = (tmp_path / "README.md").read_text()
-    assert "create_model" not in text and "training.segmenter.build" in text and "32 × 48" in text
+    assert "create_model" not in text and "training.models.segmenter.build" in text and "32 × 48" in text
     assert yaml.safe_load(text.split("---\n")[1])["pipeline_tag"] == "image-segmentation"
 
 

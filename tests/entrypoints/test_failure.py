@@ -7,10 +7,10 @@ import sys
 import types
 
 import pytest
-from training import failure
-from training.failure import CAUSES, LIMIT, OTHER_RANK, Progress, describe, failure_file
+from training.runtime import failure
+from training.runtime.failure import CAUSES, LIMIT, OTHER_RANK, Progress, describe, failure_file
 
-from launcher.causes import explain
+from launcher.record.failure_causes import explain
 from tests.conftest import wait_until
 from tests.entrypoints.ranks import run_ranks, started_ranks, torchrun_environments
 

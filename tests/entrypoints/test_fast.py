@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 from training.data.augmentation import Augmentation, decoded_part
-from training.data.decoding import BrokenImage
-from training.data.fast import FastPreprocessor, resize, warp
-from training.data.geometry import rotation
-from training.data.jpeg import read_header
-from training.data.reference import ReferencePreprocessor
+from training.data.decode.decoding import BrokenImage
+from training.data.decode.fast import FastPreprocessor, resize, warp
+from training.data.decode.geometry import rotation
+from training.data.decode.jpeg import read_header
+from training.data.decode.reference import ReferencePreprocessor
 from training.data.views import open_data
-from training.script_settings import LabelledImageSettings
+from training.settings.scripts import LabelledImageSettings
 
 from .conftest import DECODERS
 from .photographs import FOLDER, NAMES, jpeg, photograph, pixels_of, psnr
@@ -61,7 +61,7 @@ def test_views_of_photographs_are_the_references_but_for_rounding(decoder, name,
 
 
 def test_a_jpeg_is_decoded_no_larger_than_its_view_needs(decoder, monkeypatch):
-    from training.data import fast, jpeg
+    from training.data.decode import fast, jpeg
 
     decode, shapes = jpeg.find_decoder()[0], []
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from training.data.broken import BrokenImages
-from training.data.decoding import decode, read_file
-from training.data.folders import LabelledFolder, find_images
+from training.data.decode.decoding import decode, read_file
 from training.data.loaders import open_loaders
+from training.data.sources.folders import LabelledFolder, find_images
 from training.data.views import HeldOutImages, open_data
-from training.distributed import World
-from training.failure import describe
-from training.script_settings import LabelledImageSettings
+from training.distributed.world import World
+from training.runtime.failure import describe
+from training.settings.scripts import LabelledImageSettings
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from training.data.augmentation import PARTS
-from training.data.jpeg import JpegHeader, find_decoder, opencv, read_header
+from training.data.decode.jpeg import JpegHeader, find_decoder, opencv, read_header
 
 from .conftest import DECODERS
 from .photographs import NAMES, jpeg, photograph, pixels_of, psnr

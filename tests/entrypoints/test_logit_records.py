@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from training.logit_records import RecordLayout, Seal
+from training.teacher.logit_records import RecordLayout, Seal
 
 
 def realistic_logits(images: int = 64, classes: int = 1000) -> torch.Tensor:

@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset, default_collate
-from training.classification import Classification
-from training.compiled import StaticBatch
 from training.data.batches import LabelledBatch
 from training.data.loaders import Data, open_loaders
-from training.distributed import World
-from training.environment import Environment
-from training.loop import open_run, total_steps, train
-from training.models import Normalized
-from training.reporting import Reporter, metric_line
-from training.script_settings import TrainingSettings
-from training.state import prepare
-from training.timeline import Timeline
+from training.distributed.world import World
+from training.engine.loop import open_run, total_steps, train
+from training.engine.state import prepare
+from training.measure.timeline import Timeline
+from training.models.compiled import StaticBatch
+from training.models.timm_models import Normalized
+from training.runtime.environment import Environment
+from training.runtime.reporting import Reporter, metric_line
+from training.settings.scripts import TrainingSettings
+from training.tasks.classification import Classification
 
-from launcher.metric_lines import parse_line
+from launcher.record.metric_lines import parse_line
 from tests.conftest import ROOT
 from tests.entrypoints.ranks import run_ranks
 from tests.entrypoints.torch_versions import fp16_on_cpu
@@ -261,7 +261,7 @@ def test_a_step_line_tells_where_its_time_went(tmp_path, capsys):
 
 def test_a_timeline_leaves_out_the_first_steps_and_the_pauses(monkeypatch):
     clock = iter(range(0, 1000))
-    monkeypatch.setattr("training.timeline.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("training.measure.timeline.time.perf_counter", lambda: float(next(clock)))
     timeline = Timeline(torch.device("cpu"))  # 0
     timeline.start()  # 1
     with timeline.phase("backward"):  # 2, 3

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 from scipy.stats import zscore
-from training import losses
 from training.data.batches import LabelledBatch
-from training.losses import distillation_loss, label_cross_entropy, temperature_kl
-from training.schedules import warmup_cosine
-from training.script_settings import DistillationSettings
+from training.engine.schedules import warmup_cosine
+from training.settings.scripts import DistillationSettings
+from training.tasks import losses
+from training.tasks.losses import distillation_loss, label_cross_entropy, temperature_kl
 
 logits = numpy_strategies.arrays(np.float64, (4, 5), elements=st.floats(-20, 20))
 

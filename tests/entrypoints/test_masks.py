@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from training.data.broken import BrokenImages
-from training.data.decoding import BrokenImage
+from training.data.decode.decoding import BrokenImage
+from training.data.decode.reference import ReferencePreprocessor
 from training.data.loaders import open_loaders
 from training.data.masks import MaskedImages, Variation, open_data, read_mask
 from training.data.pairs import pair_up
-from training.data.reference import ReferencePreprocessor
-from training.distributed import World
-from training.failure import describe
-from training.segmentation_settings import SegmentationSettings
+from training.distributed.world import World
+from training.runtime.failure import describe
+from training.settings.segmentation import SegmentationSettings
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from training import failure, memory
-from training.distributed import World
-from training.memory import Footprint
-from training.precision import Precision
-from training.script_settings import TrainingSettings
+from training.distributed.world import World
+from training.engine import memory
+from training.engine.memory import Footprint
+from training.models.precision import Precision
+from training.runtime import failure
+from training.settings.scripts import TrainingSettings
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, 0, CPU, "none", "test")

@@ -10,7 +10,7 @@ import timm
 import torch
 from PIL import Image
 from torch import nn
-from training import models
+from training.models import timm_models
 
 from tests.entrypoints.torch_versions import fp16_on_cpu
 
@@ -40,7 +40,7 @@ def by_hand(images: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=fp16_on_cpu)])
 @pytest.mark.parametrize("inner", [True, False], ids=["the model inside is cast", "all is cast"])
 def test_pixels_are_normalised_exactly_whatever_the_weights_are(dtype, inner):
-    model = models.Normalized(Seen(), MEAN, STD)
+    model = timm_models.Normalized(Seen(), MEAN, STD)
     (model.model if inner else model).to(dtype)
     images = pixels()
     assert model(images).dtype == model.model.images.dtype == dtype
@@ -51,7 +51,7 @@ def test_pixels_are_normalised_exactly_whatever_the_weights_are(dtype, inner):
 def test_images_are_not_changed_even_where_they_are_floats():
     images = pixels().float()
     before = images.clone()
-    models.Normalized(nn.Identity(), MEAN, STD)(images)
+    timm_models.Normalized(nn.Identity(), MEAN, STD)(images)
     assert torch.equal(images, before)
 
 
@@ -60,15 +60,15 @@ def test_a_model_that_wants_another_size_gets_what_pillow_would_make():
     images = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
     for size in (16, 60):
         expected = np.array(image.resize((size, size), Image.Resampling.BILINEAR), dtype=np.float32) / 255
-        model = models.Normalized(nn.Identity(), [0.0] * 3, [1.0] * 3, image_size=size)
+        model = timm_models.Normalized(nn.Identity(), [0.0] * 3, [1.0] * 3, image_size=size)
         found = model(images)[0].permute(1, 2, 0).numpy()
         assert np.abs(found - expected).max() < 1.01 / 255, "Pillow rounds to whole pixels, once in each direction"
-    same = models.Normalized(nn.Identity(), [0.0] * 3, [1.0] * 3, image_size=48)
+    same = timm_models.Normalized(nn.Identity(), [0.0] * 3, [1.0] * 3, image_size=48)
     assert torch.equal(same(images), images / 255)
 
 
 def test_images_come_channels_last_where_the_weights_are():
-    model = models.Normalized(Seen(), MEAN, STD)
+    model = timm_models.Normalized(Seen(), MEAN, STD)
     images = pixels()
     with torch.no_grad():
         expected = model(images)
@@ -92,17 +92,17 @@ def test_images_come_channels_last_where_the_weights_are():
 )  # fmt: skip
 def test_channels_last_is_taken_where_timms_tables_show_that_it_pays(name, expected):
     with torch.device("meta"):
-        assert models.convolutional(timm.create_model(name)) is expected
+        assert timm_models.convolutional(timm.create_model(name)) is expected
 
 
 def test_channels_must_be_those_of_the_mean():
     with pytest.raises(ValueError, match="a model for 3 channels got images with 1"):
-        models.Normalized(nn.Identity(), MEAN, STD)(pixels()[:, :1])
+        timm_models.Normalized(nn.Identity(), MEAN, STD)(pixels()[:, :1])
 
 
 def test_attention_is_explicit_for_bf16_on_cpus_alone_and_computes_the_same():
     torch.manual_seed(0)
-    model = models.build("vit_tiny_patch16_224", {"img_size": 32, "depth": 2}, 5).eval()
+    model = timm_models.build("vit_tiny_patch16_224", {"img_size": 32, "depth": 2}, 5).eval()
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
 
     def fused() -> set[bool]:
@@ -112,7 +112,7 @@ def test_attention_is_explicit_for_bf16_on_cpus_alone_and_computes_the_same():
     for dtype, device, expected in (
         (torch.bfloat16, "cpu", False), (torch.float32, "cpu", True), (torch.bfloat16, "cuda", True),
     ):  # fmt: skip
-        models.choose_attention(model, dtype, torch.device(device))
+        timm_models.choose_attention(model, dtype, torch.device(device))
         assert fused() == {expected}
         with torch.no_grad():
             logits[expected] = model(images)

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch.autograd import DeviceType
-from training import annotate
-from training.distributed import World
-from training.operators import OperatorWindow, summarise
-from training.script_settings import TrainingSettings
-from training.timeline import Timeline
+from training.distributed.world import World
+from training.measure import annotate
+from training.measure.operators import OperatorWindow, summarise
+from training.measure.timeline import Timeline
+from training.settings.scripts import TrainingSettings
 
 LARGE = torch.ones(1000, 1000)
 """Its product takes longer than all else here, on a busy machine too."""

@@ -10,7 +10,7 @@ import torch
 from training.data.batches import TrainingBatches
 from training.data.mixing import partners
 from training.data.orders import ShardOrder
-from training.distributed import World
+from training.distributed.world import World
 
 
 def world(rank: int = 0, size: int = 1) -> World:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from training import overlays
 from training.data.masks import open_data
-from training.overlays import Row, draw, voc_colour
-from training.precision import Precision
-from training.segmentation_settings import SegmentationSettings
+from training.models.precision import Precision
+from training.settings.segmentation import SegmentationSettings
+from training.tasks import overlays
+from training.tasks.overlays import Row, draw, voc_colour
 
 CPU = torch.device("cpu")
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from training import export, models, segmenter
 from training.data.batches import MaskedBatch
-from training.distributed import World
-from training.losses import temperature_kl
-from training.segmentation import Segmentation
-from training.segmentation_settings import SegmentationSettings
-from training.teacher import Teacher, load, require_miou
-from training.timeline import Timeline
+from training.distributed.world import World
+from training.measure.timeline import Timeline
+from training.models import export, segmenter, timm_models
+from training.settings.segmentation import SegmentationSettings
+from training.tasks.losses import temperature_kl
+from training.tasks.segmentation import Segmentation
+from training.teacher.frozen import Teacher, load, require_miou
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 TINY = {"embed_dims": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1], "mlp_ratios": [2, 2, 2, 2]}
@@ -90,7 +90,7 @@ def loaded(folder, classes=NAMES, *, channels: int = 3, image_size=(64, 96), **o
 def test_a_segmenters_files_give_its_logits_again_on_any_crop(channel):
     folder, model = channel
     teacher = loaded(folder)
-    assert teacher.parameters == models.parameter_count(model)
+    assert teacher.parameters == timm_models.parameter_count(model)
     for size in ((64, 96), (32, 48)):
         images = torch.randint(0, 256, (2, 3, *size), dtype=torch.uint8)
         with torch.no_grad():
@@ -115,7 +115,7 @@ def test_a_teacher_that_does_not_fit_is_refused(channel, options, message):
 
 
 def test_a_classifier_cannot_teach_pixels_nor_a_segmenter_images(channel, tmp_path):
-    classifier = models.build("pvt_v2_b0", TINY, 3)
+    classifier = timm_models.build("pvt_v2_b0", TINY, 3)
     export.save(classifier, tmp_path, name="pvt_v2_b0", options=TINY, classes=NAMES, image_size=64)
     with pytest.raises(ValueError, match="model.safetensors is no segmenter of train_segmentation.py"):
         loaded(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from training import precision
+from training.models import precision
 
 from tests.entrypoints.torch_versions import fp16_on_cpu
 

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch.utils.data import Dataset
-from training import probes, usage
 from training.data.loaders import Data, open_loaders
-from training.distributed import World
-from training.probes import RepeatedBatch, input_alone
-from training.script_settings import ClassifierSettings
-from training.timeline import Timeline
+from training.distributed.world import World
+from training.engine import probes
+from training.engine.probes import RepeatedBatch, input_alone
+from training.measure import usage
+from training.measure.timeline import Timeline
+from training.settings.scripts import ClassifierSettings
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 BURNT = 0.005

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from training import annotate
-from training.sagemaker_profiler import STEPS, SageMakerProfiler
-from training.script_settings import TrainingSettings
-from training.timeline import Timeline
+from training.measure import annotate
+from training.measure.sagemaker_profiler import STEPS, SageMakerProfiler
+from training.measure.timeline import Timeline
+from training.settings.scripts import TrainingSettings
 
 from tests.entrypoints.test_loop import run
 

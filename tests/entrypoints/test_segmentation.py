@@ -12,13 +12,13 @@ import torch
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 from torch import nn
-from training import export, models, segmenter
 from training.data.loaders import open_loaders
 from training.data.masks import open_data
-from training.distributed import World
-from training.evaluation import class_ious, evaluate_pixels, told_by_class
-from training.losses import pixel_cross_entropy
-from training.segmentation_settings import SegmentationSettings
+from training.distributed.world import World
+from training.models import export, segmenter, timm_models
+from training.settings.segmentation import SegmentationSettings
+from training.tasks.evaluation import class_ious, evaluate_pixels, told_by_class
+from training.tasks.losses import pixel_cross_entropy
 
 import launcher
 from tests.entrypoints.ranks import run_ranks
@@ -116,7 +116,7 @@ def test_two_ranks_with_uneven_shares_measure_what_one_does(tmp_path):
         import torch
         from torch import nn
         from training.data.batches import EvaluationBatches
-        from training.evaluation import evaluate_pixels
+        from training.tasks.evaluation import evaluate_pixels
         chance = torch.Generator().manual_seed(0)
         images = torch.randint(0, 2, (7, 1, 8, 8), generator=chance, dtype=torch.uint8)
         masks = [torch.randint(0, 2, (8, 8 + 4 * (number % 3)), generator=chance) for number in range(7)]
@@ -197,7 +197,7 @@ def test_an_encoder_that_cannot_be_used_says_why(name, message):
         segmenter.build(name, {"depth": 2} if name == "resnet10t" else {}, 4, decoder_channels=8)
 
 
-def rebuilt(folder) -> models.Normalized:
+def rebuilt(folder) -> timm_models.Normalized:
     """A segmenter from the files that a run leaves, as its config.json says."""
     description = export.read_description(folder)
     model = segmenter.build(

@@ -8,17 +8,17 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import pytest
-from training import smddp
-from training.environment import contract_value, is_streamed
-from training.script_settings import (
+from training.distributed import smddp
+from training.runtime.environment import contract_value, is_streamed
+from training.settings import check, convert, read_settings
+from training.settings.scripts import (
     ClassifierSettings,
     DistillationSettings,
     TeacherCacheSettings,
     TeacherSettings,
     TrainingSettings,
 )
-from training.segmentation_settings import SegmentationSettings
-from training.settings import check, convert, read_settings
+from training.settings.segmentation import SegmentationSettings
 
 REQUIRED = {
     TrainingSettings: {},

@@ -21,19 +21,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from training.data import shard_cache, shards
 from training.data.broken import BrokenImages
 from training.data.loaders import open_loaders
 from training.data.masks import MaskedImages
-from training.data.shard_cache import ReadAhead, ShardCache
-from training.data.shard_index import INDEX, find_shards, read_index, scan_shards, write_index
-from training.data.shards import LabelledShards, ShardReading
-from training.data.sources import open_source
+from training.data.sources import shard_cache, shards
+from training.data.sources.channels import open_source
+from training.data.sources.shard_cache import ReadAhead, ShardCache
+from training.data.sources.shard_index import INDEX, find_shards, read_index, scan_shards, write_index
+from training.data.sources.shards import LabelledShards, ShardReading
 from training.data.views import open_data
-from training.distributed import World
-from training.environment import is_streamed
-from training.script_settings import LabelledImageSettings
-from training.segmentation_settings import SegmentationSettings
+from training.distributed.world import World
+from training.runtime.environment import is_streamed
+from training.settings.scripts import LabelledImageSettings
+from training.settings.segmentation import SegmentationSettings
 
 from tests.entrypoints.ranks import from_clean_forks
 

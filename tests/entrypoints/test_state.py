@@ -8,11 +8,11 @@ import inspect
 import pytest
 import torch
 from torch import nn
-from training import optimizers
-from training.distributed import World
-from training.models import Normalized
-from training.script_settings import TrainingSettings
-from training.state import prepare
+from training.distributed.world import World
+from training.engine import optimizers
+from training.engine.state import prepare
+from training.models.timm_models import Normalized
+from training.settings.scripts import TrainingSettings
 
 from tests.entrypoints.ranks import run_ranks
 from tests.entrypoints.torch_versions import fp16_on_cpu
@@ -128,9 +128,9 @@ def test_convolutional_models_train_channels_last_unless_told_otherwise():
 
 
 ZERO = """
-    from training.script_settings import TrainingSettings
-    from training.state import prepare
-    from training.models import Normalized
+    from training.settings.scripts import TrainingSettings
+    from training.engine.state import prepare
+    from training.models.timm_models import Normalized
     from training import optimizers
     def made():
         torch.manual_seed(0)
@@ -183,8 +183,8 @@ def test_zero_sends_buckets_and_not_parameters(tmp_path):
         tmp_path,
         """
         import torch.distributed as dist
-        from training.script_settings import TrainingSettings
-        from training.state import prepare
+        from training.settings.scripts import TrainingSettings
+        from training.engine.state import prepare
         with process_group() as world:
             torch.manual_seed(0)
             layers = [layer for _ in range(6) for layer in (nn.Linear(4, 4), nn.ReLU())]

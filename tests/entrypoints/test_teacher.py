@@ -13,7 +13,8 @@ import torch._dynamo  # torch 2.0 does not bring it by itself
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
-from training import export, models, teacher
+from training.models import export, timm_models
+from training.teacher import frozen
 
 from tests.entrypoints.torch_versions import compiling
 
@@ -30,16 +31,16 @@ NAME, CLASSES = "vit_tiny_patch16_224", ["a", "b", "c"]
 IMAGES = torch.randint(0, 256, (4, 1, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def exported(folder: Path, seed: int = 1, name: str = NAME, image_size: int = 16, **options) -> models.Normalized:
+def exported(folder: Path, seed: int = 1, name: str = NAME, image_size: int = 16, **options) -> timm_models.Normalized:
     """A trained model, and its files in a folder."""
     options = {**(OPTIONS if name == NAME else {"in_chans": 1}), **options}
     torch.manual_seed(seed)
-    model = models.build(name, options, 3)
+    model = timm_models.build(name, options, 3)
     save(model, folder, name=name, options=options, image_size=image_size)
     return model.eval()
 
 
-def save(model: models.Normalized, folder: Path, **described) -> None:
+def save(model: timm_models.Normalized, folder: Path, **described) -> None:
     values = {"name": NAME, "options": OPTIONS, "classes": CLASSES, "image_size": 16}
     export.save(model, folder, **{**values, **described})
 
@@ -50,7 +51,7 @@ def trained(tmp_path):
 
 
 def load(folder, classes=CLASSES, **options):
-    return teacher.load(folder, classes, **{"channels": 1, "image_size": 16, **options})
+    return frozen.load(folder, classes, **{"channels": 1, "image_size": 16, **options})
 
 
 def archive(folder: Path, target: Path) -> None:
@@ -94,7 +95,7 @@ def test_every_kind_of_file_gives_the_same_logits_and_digest(tmp_path, trained, 
     with torch.no_grad():
         assert torch.equal(loaded(IMAGES), trained(IMAGES))
     assert loaded.digest() == load(tmp_path / "model").digest()
-    assert (loaded.name, loaded.parameters) == (NAME, models.parameter_count(trained))
+    assert (loaded.name, loaded.parameters) == (NAME, timm_models.parameter_count(trained))
 
 
 # --- frozen
@@ -113,8 +114,8 @@ class Noisy(nn.Module):
         return self.layers(images)
 
 
-def frozen(model: nn.Module, **options) -> teacher.Teacher:
-    return teacher.Teacher([teacher.FrozenModel(models.Normalized(model, [0.5], [0.5]), "noisy", {}, **options)])
+def frozen(model: nn.Module, **options) -> frozen.Teacher:
+    return frozen.Teacher([frozen.FrozenModel(timm_models.Normalized(model, [0.5], [0.5]), "noisy", {}, **options)])
 
 
 def test_whoever_calls_train_a_teacher_stays_in_eval_mode_and_keeps_its_statistics():
@@ -158,7 +159,7 @@ def test_a_teacher_computes_in_its_own_number_format_whatever_surrounds_it(preci
     torch.manual_seed(0)
     model = Noisy()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    by_hand = models.Normalized(copy.deepcopy(model).to(dtype), [0.5], [0.5]).eval()
+    by_hand = timm_models.Normalized(copy.deepcopy(model).to(dtype), [0.5], [0.5]).eval()
     teaching = frozen(model, precision=precision)
     with torch.no_grad():
         expected = by_hand(IMAGES).float()
@@ -295,7 +296,7 @@ def test_an_ensemble_is_the_mean_of_its_models_logits_each_in_its_own_way(tmp_pa
         ensemble(IMAGES).softmax(1), geometric / geometric.sum(1, keepdim=True), rtol=1e-4, atol=1e-5
     )
     assert ensemble.name == f"{NAME} + test_resnet"
-    assert ensemble.parameters == models.parameter_count(first) + models.parameter_count(second)
+    assert ensemble.parameters == timm_models.parameter_count(first) + timm_models.parameter_count(second)
 
 
 def test_several_archives_are_an_ensemble_too(tmp_path):
@@ -321,7 +322,7 @@ def test_names_are_matched_with_subfolders_in_the_order_of_their_names(tmp_path)
 def test_all_mistakes_of_all_models_are_told_at_once(tmp_path):
     for name, classes, channels in (("one", CLASSES, 3), ("two", ["x", "y", "z"], 3), ("three", CLASSES, 1)):
         options = {**OPTIONS, "in_chans": channels}
-        save(models.build(NAME, options, 3), tmp_path / "channel" / name, options=options, classes=classes)
+        save(timm_models.build(NAME, options, 3), tmp_path / "channel" / name, options=options, classes=classes)
     (tmp_path / "channel/empty").mkdir()
     with pytest.raises(ValueError, match="empty: the channel teacher holds 0 weights files") as error:
         load(tmp_path / "channel")
@@ -385,13 +386,15 @@ def hub(tmp_path, monkeypatch):
     (snapshot.parents[1] / "refs/main").write_text(snapshot.name)
     snapshot.mkdir(parents=True)
     torch.manual_seed(1)
-    model = models.create("test_resnet", {}, num_classes=3, in_chans=1)
+    model = timm_models.create("test_resnet", {}, num_classes=3, in_chans=1)
     save_file({name: value.contiguous() for name, value in model.state_dict().items()}, snapshot / "model.safetensors")
     published = {"input_size": [1, 32, 32], "mean": [0.4], "std": [0.2]}
     config = {"architecture": "test_resnet", "num_classes": 3, "label_names": CLASSES, "model_args": {"in_chans": 1}}
     config["pretrained_cfg"] = {**published, "first_conv": "conv1", "classifier": "fc", "num_classes": 3}
     (snapshot / "config.json").write_text(json.dumps(config))
-    return {"cache_dir": str(tmp_path / "downloads"), "in_chans": 1}, models.Normalized(model.eval(), [0.4], [0.2], 32)
+    return {"cache_dir": str(tmp_path / "downloads"), "in_chans": 1}, timm_models.Normalized(
+        model.eval(), [0.4], [0.2], 32
+    )
 
 
 def test_a_model_of_the_hub_comes_with_its_head_its_normalisation_and_its_size(hub):
@@ -434,11 +437,11 @@ def test_without_a_channel_and_a_name_there_is_no_teacher():
 
 
 def test_a_teacher_below_the_least_accuracy_is_refused():
-    teacher.require_accuracy(0.8, 0.8, NAME)
+    frozen.require_accuracy(0.8, 0.8, NAME)
     with pytest.raises(
         ValueError, match="vit_tiny_patch16_224 has an accuracy of 0.7999 .* below min_teacher_accuracy 0.8"
     ):
-        teacher.require_accuracy(0.79994, 0.8, NAME)
+        frozen.require_accuracy(0.79994, 0.8, NAME)
 
 
 # --- what cannot be a teacher
@@ -493,16 +496,16 @@ def test_an_archive_cannot_write_outside_its_folder(tmp_path):
 
 def test_an_unknown_model_names_near_ones():
     with pytest.raises(ValueError, match="knows no model vit_tny.*near: "):
-        models.build("vit_tny", {}, 3)
+        timm_models.build("vit_tny", {}, 3)
     with pytest.raises(ValueError, match="cannot be made with"):
-        models.build(NAME, {"no_such_option": 1}, 3)
+        timm_models.build(NAME, {"no_such_option": 1}, 3)
 
 
 def test_weight_decay_spares_biases_and_norms():
-    model = models.build(NAME, OPTIONS, 3)
+    model = timm_models.build(NAME, OPTIONS, 3)
     decayed = {
         id(parameter)
-        for group in models.parameter_groups(model, 0.1)
+        for group in timm_models.parameter_groups(model, 0.1)
         if group["weight_decay"]
         for parameter in group["params"]
     }
@@ -553,7 +556,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path):
 
 
 def test_a_model_scales_bytes_and_normalises_with_its_own_numbers():
-    model = models.Normalized(torch.nn.Identity(), [0.5, 0.25, 0.0], [0.5, 1.0, 2.0])
+    model = timm_models.Normalized(torch.nn.Identity(), [0.5, 0.25, 0.0], [0.5, 1.0, 2.0])
     pixels = torch.tensor([255, 51, 102], dtype=torch.uint8).view(1, 3, 1, 1)
     assert torch.allclose(model(pixels).flatten(), torch.tensor([1.0, -0.05, 0.2]))
     with pytest.raises(ValueError, match="a model for 3 channels got images with 1"):

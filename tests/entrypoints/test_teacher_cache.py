@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from training.data.batches import LabelledBatch
-from training.distributed import World
-from training.logit_records import ViewFile
-from training.teacher_cache import TeacherCache, size_of
+from training.distributed.world import World
+from training.teacher.cache import TeacherCache, size_of
+from training.teacher.logit_records import ViewFile
 
 from tests.conftest import wait_until
 from tests.entrypoints.ranks import run_ranks, started_ranks, torchrun_environments
@@ -370,7 +370,7 @@ def test_an_epoch_is_complete_only_where_all_ranks_find_all_of_theirs(tmp_path, 
     """
     )
     assert [rank.stdout.strip() for rank in run_ranks(tmp_path, script)] == ["False", "False"]
-    monkeypatch.setattr("training.teacher_cache.SCANNED", 100)  # a few records at once
+    monkeypatch.setattr("training.teacher.cache.SCANNED", 100)  # a few records at once
     assert not opened(tmp_path / "cache").begin_epoch(1, np.arange(IMAGES))
 
 
@@ -443,7 +443,7 @@ def test_a_cache_of_something_else_is_refused_and_the_part_is_named(tmp_path, ch
 
 def test_a_cache_of_another_record_format_is_refused(tmp_path, monkeypatch):
     filled(tmp_path)
-    monkeypatch.setattr("training.teacher_cache.FORMAT", 2)
+    monkeypatch.setattr("training.teacher.cache.FORMAT", 2)
     with pytest.raises(ValueError, match="other record format"):
         opened(tmp_path)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.data.decoding import BrokenImage
+from training.data.decode.decoding import BrokenImage
 from training.data.loaders import collate_items, open_loaders
 from training.data.threads import AHEAD, Once, ThreadedLoader
 from training.data.views import open_data
-from training.distributed import World
-from training.script_settings import LabelledImageSettings
+from training.distributed.world import World
+from training.settings.scripts import LabelledImageSettings
 
 from .photographs import jpeg, pixels_of
 

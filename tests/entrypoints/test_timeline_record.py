@@ -12,11 +12,11 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from training import debugger, timeline_record
-from training.debugger import register_hook
-from training.distributed import World
-from training.script_settings import TrainingSettings
-from training.timeline_record import TimelineRecord, grad_sync_seconds
+from training.distributed.world import World
+from training.measure import debugger, timeline_record
+from training.measure.debugger import register_hook
+from training.measure.timeline_record import TimelineRecord, grad_sync_seconds
+from training.settings.scripts import TrainingSettings
 
 from tests.entrypoints.ranks import run_ranks
 from tests.entrypoints.test_loop import run, two_ranks
@@ -71,8 +71,8 @@ def test_a_fast_rank_waits_for_the_slow_ones_gradients(tmp_path):
     done = run_ranks(
         tmp_path,
         """
-        from training.data_parallel import distribute
-        from training.timeline_record import grad_sync_seconds
+        from training.distributed.data_parallel import distribute
+        from training.measure.timeline_record import grad_sync_seconds
         class Slow(torch.autograd.Function):
             @staticmethod
             def forward(_, value):

@@ -8,9 +8,10 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from training import models, teacher
 from training.data.loaders import open_loaders
-from training.distributed import World
+from training.distributed.world import World
+from training.models import timm_models
+from training.teacher import frozen as teacher
 
 import launcher
 from launcher.prepare import prepare
@@ -114,7 +115,7 @@ def test_stopping_real_training_on_two_hosts_leaves_a_model_and_a_stopped_run(di
 def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
     """Three steps by hand, on the batches that the loop draws, give the run's weights."""
     from training.data.views import open_data
-    from training.script_settings import ClassifierSettings
+    from training.settings.scripts import ClassifierSettings
 
     values = {
         **FAST,
@@ -130,7 +131,7 @@ def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
     torch.manual_seed(4)
     data = open_data(digits / "train", digits / "validation", settings, 1)
     loaders = open_loaders(data, settings, ALONE, batch_size_per_device=settings.global_batch_size)
-    model = models.build(settings.model, TINY, 10)
+    model = timm_models.build(settings.model, TINY, 10)
     first, second = ({}, {})
     factors = (1 / 2, 1.0, 0.5)  # one step of warm-up, then a cosine over two
     for step, batch in zip(range(1, 4), loaders.train, strict=False):
@@ -157,8 +158,8 @@ def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
 def test_the_teachers_part_of_the_loss_is_the_one_of_its_temperature(digits):
     """At the first step the student is as it was built, so its loss can be worked out from both models."""
     from training.data.views import open_data
-    from training.losses import label_cross_entropy, temperature_kl
-    from training.script_settings import DistillationSettings
+    from training.settings.scripts import DistillationSettings
+    from training.tasks.losses import label_cross_entropy, temperature_kl
 
     source = finished(classifier(digits))
     values = {
@@ -181,7 +182,7 @@ def test_the_teachers_part_of_the_loss_is_the_one_of_its_temperature(digits):
     settings = DistillationSettings(**job_values)
     torch.manual_seed(0)
     data = open_data(digits / "train", digits / "validation", settings, 1)
-    student = models.build(settings.student, TINY, 10)
+    student = timm_models.build(settings.student, TINY, 10)
     frozen = teacher.load(source.folder.host("algo-1") / "model", data.classes, channels=1, image_size=16)
     batch = next(iter(open_loaders(data, settings, ALONE, batch_size_per_device=32).train))
     hard = label_cross_entropy(student(batch.images), batch.labels, smoothing=0.1).item()

@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 from training.data.augmentation import Augmentation, decoded_part, random_box
 from training.data.batches import TrainingBatches
 from training.data.broken import BrokenImages
-from training.data.decoding import as_pixels
-from training.data.fast import FastPreprocessor
-from training.data.folders import LabelledFolder
+from training.data.decode.decoding import as_pixels
+from training.data.decode.fast import FastPreprocessor
+from training.data.decode.reference import ReferencePreprocessor, fit, vary
 from training.data.mixing import Mixing, blend, draw_paste, partners
 from training.data.orders import FreeOrder
-from training.data.reference import ReferencePreprocessor, fit, vary
+from training.data.sources.folders import LabelledFolder
 from training.data.views import TrainingViews, collate_views
-from training.distributed import World
+from training.distributed.world import World
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 STRONG = Augmentation(0.3, True, 2, 20, 0.5)

@@ -15,15 +15,15 @@ import torch
 from training.data import workers
 from training.data.augmentation import Augmentation
 from training.data.broken import BrokenImages
-from training.data.fast import FastPreprocessor
-from training.data.folders import LabelledFolder
+from training.data.decode.fast import FastPreprocessor
 from training.data.loaders import open_loaders
 from training.data.mixing import Mixing
+from training.data.sources.folders import LabelledFolder
 from training.data.views import TrainingViews, open_data
 from training.data.worker_processes import in_own_group
 from training.data.workers import Workers, cgroup_quotas, choose, usable_cores
-from training.distributed import World
-from training.script_settings import LabelledImageSettings
+from training.distributed.world import World
+from training.settings.scripts import LabelledImageSettings
 
 from tests.conftest import ROOT
 
@@ -255,7 +255,7 @@ def test_the_server_of_workers_has_imported_what_they_need(tmp_path):
         from training.data.worker_processes import from_clean_server
 
         def look(pipe):
-            pipe.send("training.loop" in sys.modules)
+            pipe.send("training.engine.loop" in sys.modules)
 
         if __name__ == "__main__":
             context = from_clean_server()

@@ -16,18 +16,18 @@ from unittest import mock
 
 import torch
 from torch.utils.data import Dataset, default_collate
-from training import models, segmenter
 from training.data.batches import LabelledBatch, MaskedBatch
 from training.data.loaders import Data, Loaders, open_loaders
-from training.distillation import Distillation
-from training.distributed import World
-from training.environment import Environment
-from training.loop import Run, Task, open_run, step_by_step, train
-from training.script_settings import DistillationSettings, TrainingSettings
-from training.segmentation_settings import SegmentationSettings
-from training.state import TrainingState, prepare
-from training.teacher import FrozenModel, Teacher
-from training.teacher_cache import TeacherCache
+from training.distributed.world import World
+from training.engine.loop import Run, Task, open_run, step_by_step, train
+from training.engine.state import TrainingState, prepare
+from training.models import segmenter, timm_models
+from training.runtime.environment import Environment
+from training.settings.scripts import DistillationSettings, TrainingSettings
+from training.settings.segmentation import SegmentationSettings
+from training.tasks.distillation import Distillation
+from training.teacher.cache import TeacherCache
+from training.teacher.frozen import FrozenModel, Teacher
 
 from tests.gpu.outcomes import NotChecked
 
@@ -199,7 +199,7 @@ class Engine:
         return step_by_step(self.task, self.state, self.loaders, self.run)
 
     def train(self, steps: int) -> None:
-        """`training.loop.train` until this step, without an evaluation."""
+        """`training.engine.loop.train` until this step, without an evaluation."""
         train(self.task, lambda _model: {}, self.state, self.loaders, steps, self.run)
 
     def timeline(self, kind: str) -> list[dict[str, Any]]:
@@ -234,11 +234,11 @@ class Bench:
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
 
-    def model(self, chosen: Model, seed: int = 0) -> models.Normalized:
+    def model(self, chosen: Model, seed: int = 0) -> timm_models.Normalized:
         """With random weights, the same for a seed, on the CPU."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return models.build(chosen.name, chosen.options, self.sizes.classes)
+            return timm_models.build(chosen.name, chosen.options, self.sizes.classes)
 
     def teacher(self, chosen: Model, precision: str = "bf16", *, compile: bool = False) -> Teacher:
         """Frozen, on the device."""
@@ -255,7 +255,7 @@ class Bench:
         names = [str(number) for number in range(self.sizes.masked_classes)]
         return Data(names, dataset, dataset, dataset.collate)
 
-    def segmenter(self, encoder: Model) -> models.Normalized:
+    def segmenter(self, encoder: Model) -> timm_models.Normalized:
         """With random weights, on the CPU."""
         sizes = self.sizes
         return segmenter.build(
@@ -297,7 +297,7 @@ class Bench:
         self,
         settings: TrainingSettings,
         data: Data,
-        student: models.Normalized,
+        student: timm_models.Normalized,
         teacher: Teacher | None,
         *,
         world: World | None = None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from training import memory
 from training.data import loaders
-from training.distillation import with_teacher
-from training.segmentation import Segmentation
+from training.engine import memory
+from training.tasks.distillation import with_teacher
+from training.tasks.segmentation import Segmentation
 
 from tests.gpu.bench import Bench, Engine
 from tests.gpu.outcomes import Result

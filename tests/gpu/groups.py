@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
-from training import accelerator
-from training.distributed import World
+from training.distributed.world import World
+from training.runtime import accelerator
 
 from tests.gpu import isolation
 from tests.gpu.bench import Bench

@@ -8,8 +8,8 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 from training.data.loaders import open_loaders
 from training.data.views import open_data
-from training.operators import summarise
-from training.probes import RepeatedBatch
+from training.engine.probes import RepeatedBatch
+from training.measure.operators import summarise
 
 from tests.gpu import pictures
 from tests.gpu.bench import Bench, seconds_a_step

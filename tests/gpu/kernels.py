@@ -9,8 +9,8 @@ import torch
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 from training.data.loaders import held_out_loader
-from training.evaluation import evaluate
-from training.operators import summarise
+from training.measure.operators import summarise
+from training.tasks.evaluation import evaluate
 
 from tests.gpu.bench import Bench
 from tests.gpu.outcomes import Result

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 
 import torch
-from training.timeline import Timeline
+from training.measure.timeline import Timeline
 
 from tests.gpu.bench import Bench
 from tests.gpu.clocks import host_milliseconds, queue_sleep

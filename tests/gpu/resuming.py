@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from training.checkpoints import Checkpoints
-from training.distributed import World
-from training.script_settings import DistillationSettings
-from training.state import TrainingState, prepare
+from training.distributed.world import World
+from training.engine.checkpoints import Checkpoints
+from training.engine.state import TrainingState, prepare
+from training.settings.scripts import DistillationSettings
 
 from tests.gpu.bench import MANY, Bench
 from tests.gpu.groups import one_rank as group_of_one

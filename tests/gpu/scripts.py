@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from training import export, models
-from training.script_settings import ClassifierSettings, DistillationSettings, TeacherCacheSettings
+from training.models import export, timm_models
+from training.settings.scripts import ClassifierSettings, DistillationSettings, TeacherCacheSettings
 
 from tests.gpu import pictures
 from tests.gpu.bench import Bench, Model
@@ -154,7 +154,7 @@ def make_channels(bench: Bench, teacher: Model | None = None, images: int | None
     if teacher is not None:
         torch.manual_seed(1)
         export.save(
-            models.build(teacher.name, teacher.options, CLASSES),
+            timm_models.build(teacher.name, teacher.options, CLASSES),
             _channel("teacher", bench.folder / "teacher"),
             name=teacher.name,
             options=dict(teacher.options),

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from training.distillation import Distillation
-from training.probes import RepeatedBatch
-from training.script_settings import TeacherCacheSettings
+from training.engine.probes import RepeatedBatch
+from training.settings.scripts import TeacherCacheSettings
+from training.tasks.distillation import Distillation
 
 from tests.gpu import machine
 from tests.gpu.bench import Bench, seconds_a_step

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from training.data.dali import Read
-from training.data.dali_views import ViewsByDali
+from training.data.dali.pipeline import Read
+from training.data.dali.views import ViewsByDali
 from training.data.views import open_data
-from training.script_settings import TeacherCacheSettings
-from training.segmentation import Segmentation
-from training.teacher import FrozenModel, Teacher
+from training.settings.scripts import TeacherCacheSettings
+from training.tasks.segmentation import Segmentation
+from training.teacher.frozen import FrozenModel, Teacher
 
 from tests.gpu import pictures
 from tests.gpu.bench import Bench, Engine

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from launcher.findings import UserError
+from launcher.config.issues import UserError
 from launcher.insight.comparison import PAUSES, Comparison, epochs_done
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Verdict
 from launcher.insight.rules import data
-from launcher.insight.verdicts import Verdict
 from tests.insight.planted import plant
 
 RUNS = 300

@@ -9,13 +9,13 @@ from pathlib import Path
 import boto3
 import numpy as np
 import pytest
-from training.monitor import Writer
+from training.measure.monitor import Writer
 
 import launcher
 from launcher.backends import host_folders
 from launcher.backends.process import Process
+from launcher.config.issues import UserError
 from launcher.emulator import Emulator
-from launcher.findings import UserError
 from launcher.insight import measurements, system_files
 from launcher.insight.measurements import read
 from launcher.prepare import prepare

@@ -17,22 +17,26 @@ import train_classifier
 import train_kd
 import train_segmentation
 import yaml
-from training import classification, export, models, probe_run
-from training import teacher as teachers
-from training.data import folders
-from training.script_settings import ClassifierSettings, DistillationSettings
-from training.segmentation_settings import SegmentationSettings
+from training.data.sources import folders
+from training.engine import probe_run
+from training.models import export, timm_models
 from training.settings import check
+from training.settings.scripts import ClassifierSettings, DistillationSettings
+from training.settings.segmentation import SegmentationSettings
+from training.tasks import classification
+from training.teacher import frozen as teachers
 
 import launcher
-from launcher import probing, records, running
-from launcher.diagnosing import INTERRUPTED
-from launcher.findings import UserError
+from launcher.config.issues import UserError
 from launcher.insight import rules
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.measurements import Measurements
 from launcher.insight.probe import INPUT_KINDS, STEP_KINDS, Probe
 from launcher.prepare import prepare
+from launcher.record import records
+from launcher.runner import probe as probing
+from launcher.runner import run as running
+from launcher.runner.diagnose import INTERRUPTED
 from tests.conftest import assert_nothing_left
 from tests.insight.planted import plant, write
 from tests.insight.test_rules import CPU, GPU, PLANTED
@@ -307,7 +311,7 @@ def test_a_teacher_whose_logits_come_slowly_is_found_and_its_cache_is_left_alone
     monkeypatch.setattr(teachers.Teacher, "__call__", slow)
     folder = tmp_path / "teacher"
     export.save(
-        models.build(VIT, TINY, 10, pretrained=False),
+        timm_models.build(VIT, TINY, 10, pretrained=False),
         folder,
         name=VIT,
         options=TINY,
@@ -401,7 +405,7 @@ def test_a_run_of_two_processes_is_probed_by_its_own_record(quick):
 
 def test_where_the_probe_fails_the_diagnosis_is_told_with_the_reason(quick):
     run = recorded(quick, measured=plant(**PLANTED["data_bound", "harsh"]))
-    (run.folder.code / "training/probe_run.py").write_text("raise RuntimeError('no probe today')\n")
+    (run.folder.code / "training/engine/probe_run.py").write_text("raise RuntimeError('no probe today')\n")
     done = typed(run.name, "--probe")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "Preparing the images takes more than the cores can give" in done.stdout.splitlines()[0]

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from training import script_settings, segmentation_settings
+from training.settings import scripts, segmentation
 
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
@@ -21,9 +21,9 @@ from tests.insight.test_rules import CPU, GPU, HEALTHY, PLANTED
 SETTINGS = {
     field.name
     for settings in (
-        script_settings.DistillationSettings,
-        script_settings.ClassifierSettings,
-        segmentation_settings.SegmentationSettings,
+        scripts.DistillationSettings,
+        scripts.ClassifierSettings,
+        segmentation.SegmentationSettings,
     )
     for field in dataclasses.fields(settings)
 }

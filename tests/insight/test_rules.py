@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import EXPLAINED
 from launcher.insight.rules import judge
-from launcher.insight.verdicts import EXPLAINED
 from tests.insight.planted import plant
 
 GPU = {

@@ -10,7 +10,7 @@ import pytest
 import launcher
 from launcher import backends
 from launcher.backends.base import Backend, HostPlan
-from launcher.records import RunFolder
+from launcher.record.records import RunFolder
 from tests.conftest import ROOT
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from launcher import config_file
-from launcher.findings import UserError
+from launcher.config import yaml_file
+from launcher.config.issues import UserError
 
 
 def values(text: str) -> dict:
-    return config_file.parse(text, "test.yaml").values
+    return yaml_file.parse(text, "test.yaml").values
 
 
 @pytest.mark.parametrize(
@@ -54,35 +54,35 @@ def test_a_file_that_cannot_be_read_says_why_and_what_to_do(text, expected):
 def test_a_missing_file_names_the_ones_beside_it(tmp_path):
     (tmp_path / "right.yaml").write_text("a: 1")
     with pytest.raises(UserError, match=r"no such file\n.*right\.yaml"):
-        config_file.read(tmp_path / "wrong.yaml")
+        yaml_file.read(tmp_path / "wrong.yaml")
 
 
 def test_a_folder_and_a_binary_file_are_refused(tmp_path):
     with pytest.raises(UserError, match="this is a folder"):
-        config_file.read(tmp_path)
+        yaml_file.read(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not UTF-8"):
-        config_file.read(tmp_path / "binary.yaml")
+        yaml_file.read(tmp_path / "binary.yaml")
 
 
 def test_overrides_reach_any_depth_and_keep_their_types():
-    config, problems = config_file.override(
-        config_file.parse("a: {b: 1}\nc: 2\n", "x"), ["a.b=1e-4", "a.d=[1, x]", "e.f.g=true", "c='7'", "h=it=s"]
+    config, problems = yaml_file.override(
+        yaml_file.parse("a: {b: 1}\nc: 2\n", "x"), ["a.b=1e-4", "a.d=[1, x]", "e.f.g=true", "c='7'", "h=it=s"]
     )
     assert problems == []
     assert config.values == {"a": {"b": 1e-4, "d": [1, "x"]}, "c": "7", "e": {"f": {"g": True}}, "h": "it=s"}
 
 
 def test_wrong_overrides_are_all_told_at_once():
-    config, problems = config_file.override(
-        config_file.parse("a: 1", "x"), ["plain", "a.b=2", "=3", "c=[", "d..e=1", "f=1"]
+    config, problems = yaml_file.override(
+        yaml_file.parse("a: 1", "x"), ["plain", "a.b=2", "=3", "c=[", "d..e=1", "f=1"]
     )
     assert [finding.key for finding in problems] == ["plain", "a.b", "=3", "c", "d..e=1"]
     assert config.values == {"a": 1, "f": 1}
 
 
 def test_merge_replaces_lists_and_merges_mappings():
-    assert config_file.merge({"a": {"b": 1, "c": [1, 2]}, "d": 1}, {"a": {"c": [3]}, "d": {"e": 1}}) == {
+    assert yaml_file.merge({"a": {"b": 1, "c": [1, 2]}, "d": 1}, {"a": {"c": [3]}, "d": {"e": 1}}) == {
         "a": {"b": 1, "c": [3]},
         "d": {"e": 1},
     }
@@ -100,5 +100,5 @@ def test_the_same_dotted_key_written_in_two_ways_is_not_twice():
 
 
 def test_an_override_with_a_duplicate_or_odd_key_is_refused():
-    _, problems = config_file.override(config_file.parse("a: 1", "x"), ["b={c: 1, c: 2}", "d={1: 2}"])
+    _, problems = yaml_file.override(yaml_file.parse("a: 1", "x"), ["b={c: 1, c: 2}", "d={1: 2}"])
     assert [finding.key for finding in problems] == ["b", "d"]

@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 import pytest
 
 import launcher
-from launcher import display
-from launcher.metric_lines import parse_line
-from launcher.progress import Progress
+from launcher.record.metric_lines import parse_line
+from launcher.record.progress import Progress
+from launcher.runner import display
 from tests.conftest import SLEEPER, wait_for_ready
 
 NASTY = "<script>alert('x')</script> & \"more\""
@@ -166,7 +166,7 @@ def test_an_interrupted_display_says_how_to_come_back_and_the_run_goes_on(script
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("launcher.running.time.sleep", interrupt)
+        patched.setattr("launcher.runner.run.time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run.wait()
     assert run.state == "InProgress" and f"launcher.attach(&quot;{run.name}&quot;).wait()" in notebook.outputs[0][-1]

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import launcher
-from launcher.drill import HOST, MACHINE, STOP, WORKERS, _Series, compare, curve, drill, missing, other_file
 from launcher.prepare import prepare
+from launcher.runner.drill import HOST, MACHINE, STOP, WORKERS, _Series, compare, curve, drill, missing, other_file
 from tests.conftest import assert_nothing_left
 
 COUNTS = """
@@ -129,7 +129,7 @@ def test_a_job_with_nothing_to_compare_is_refused(script_job, said):
 
 
 def test_a_job_that_is_over_at_once_cannot_be_killed(script_job, said, monkeypatch):
-    monkeypatch.setattr("launcher.drill.TRIES", 1)
+    monkeypatch.setattr("launcher.runner.drill.TRIES", 1)
     with pytest.raises(launcher.UserError, match="its 2 steps were over before it could be killed"):
         drill(script_job("print('epoch 1/1 step 1/2 loss 1.0\\nepoch 1/1 step 2/2 loss 1.0')"), say=said.append)
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from training.settings import read_settings
 
 import launcher
-from launcher import hyperparameters
-from launcher.package import entrypoints_folder
+from launcher.config import hyperparameters
+from launcher.config.entrypoints import entrypoints_folder
 
 KIT = entrypoints_folder()
 
@@ -51,12 +51,12 @@ def user_source(tmp_path) -> Path:
 
 def test_the_kits_scripts_declare_their_settings():
     assert hyperparameters.declared_settings(KIT / "train_kd.py") == (
-        "training.script_settings",
+        "training.settings.scripts",
         "DistillationSettings",
     )
     for script, module, name in (
-        ("train_classifier.py", "script_settings", "ClassifierSettings"),
-        ("train_segmentation.py", "segmentation_settings", "SegmentationSettings"),
+        ("train_classifier.py", "settings.scripts", "ClassifierSettings"),
+        ("train_segmentation.py", "settings.segmentation", "SegmentationSettings"),
     ):
         assert hyperparameters.declared_settings(KIT / script) == (f"training.{module}", name)
 

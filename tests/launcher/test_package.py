@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import package
+from launcher.config.entrypoints import entrypoints_folder
+from launcher.planner import source_package
 from tests.conftest import ROOT, WEIRD_NAMES
 
 
@@ -31,9 +32,9 @@ def write(folder: Path, files: dict[str, str | bytes]) -> None:
 
 
 def packed(folder: Path) -> bytes:
-    files, findings = package.travelling_files(folder)
+    files, findings = source_package.travelling_files(folder)
     assert findings == []
-    return package.archive(files)
+    return source_package.archive(files)
 
 
 def members(archive: bytes) -> dict[str, tarfile.TarInfo]:
@@ -42,7 +43,7 @@ def members(archive: bytes) -> dict[str, tarfile.TarInfo]:
 
 
 def refusals(folder: Path) -> list[str]:
-    return [str(finding) for finding in package.check_archive(package.travelling_files(folder)[0])]
+    return [str(finding) for finding in source_package.check_archive(source_package.travelling_files(folder)[0])]
 
 
 def test_the_archive_is_the_same_bytes_twice(source):
@@ -116,14 +117,14 @@ def test_what_the_toolkit_unpacks_is_what_lay_there(source, tmp_path):
 
 def test_the_ignore_file_takes_names_folders_and_patterns(source):
     write(source, {"a.bin": "", "sub/b.bin": "", "notes/c.txt": "", "sub/deep/d.py": "", "keep.py": ""})
-    (source / package.IGNORE_FILE).write_text("# large files\n\n*.bin\nnotes/\n  sub/deep  \n")
+    (source / source_package.IGNORE_FILE).write_text("# large files\n\n*.bin\nnotes/\n  sub/deep  \n")
     assert list(members(packed(source))) == ["keep.py", "run.sh", "sub/ünï.py", "train.py", "training/own.py"]
 
 
 def test_the_ignore_file_adds_to_git(source):
     subprocess.run(["git", "init", "-q", str(source)], check=True)
-    write(source, {".gitignore": "*.log\n", "a.log": "", "b.bin": "", package.IGNORE_FILE: "*.bin\n"})
-    assert {"a.log", "b.bin", package.IGNORE_FILE}.isdisjoint(members(packed(source)))
+    write(source, {".gitignore": "*.log\n", "a.log": "", "b.bin": "", source_package.IGNORE_FILE: "*.bin\n"})
+    assert {"a.log", "b.bin", source_package.IGNORE_FILE}.isdisjoint(members(packed(source)))
 
 
 def test_a_folder_of_data_is_refused_with_its_largest_files(source):
@@ -132,11 +133,11 @@ def test_a_folder_of_data_is_refused_with_its_largest_files(source):
     for number, megabytes in enumerate((60, 50, 1)):
         with (large / f"{number}.bin").open("wb") as file:
             file.truncate(megabytes * 2**20)
-    [finding] = package.check_archive(package.travelling_files(source)[0])
+    [finding] = source_package.check_archive(source_package.travelling_files(source)[0])
     assert finding.key == "source" and finding.valid == "at most 100 MiB"
     assert "111.0 MiB would travel, most of it data/0.bin (60.0 MiB), data/1.bin (50.0 MiB)" in finding.found
-    assert package.IGNORE_FILE in finding.cure and "data as an input" in finding.cure
-    (source / package.IGNORE_FILE).write_text("data\n")
+    assert source_package.IGNORE_FILE in finding.cure and "data as an input" in finding.cure
+    (source / source_package.IGNORE_FILE).write_text("data\n")
     assert refusals(source) == []
 
 
@@ -155,11 +156,11 @@ SECRETS = [
 @pytest.mark.parametrize(("kind", "text"), SECRETS, ids=[f"{kind} {text[:14]}" for kind, text in SECRETS])
 def test_what_looks_like_a_secret_is_refused_with_file_and_line_and_is_not_repeated(source, kind, text):
     write(source, {"sub/settings.py": f"a = 1\n\nb = '''{text}'''\n"})
-    [finding] = package.check_archive(package.travelling_files(source)[0])
+    [finding] = source_package.check_archive(source_package.travelling_files(source)[0])
     assert finding.key == "source: sub/settings.py:3" and kind in finding.found
     assert "environment:" in finding.cure
     assert text not in str(finding)
-    (source / package.IGNORE_FILE).write_text("settings.py\n")
+    (source / source_package.IGNORE_FILE).write_text("settings.py\n")
     assert refusals(source) == []
 
 
@@ -191,4 +192,4 @@ def test_words_that_only_look_like_secrets_travel(source, text):
 
 
 def test_this_kits_own_scripts_may_travel():
-    assert refusals(package.entrypoints_folder()) == []
+    assert refusals(entrypoints_folder()) == []

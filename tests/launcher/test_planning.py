@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher import package
+from launcher.config.entrypoints import entrypoints_folder
+from launcher.planner import source_package
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +28,7 @@ def watch(event, arguments):
         events.append(f"{event} {arguments}")
 sys.addaudithook(watch)
 sys.dont_write_bytecode = True
-from launcher.cli import main
+from launcher.commands.main import main
 status = main(sys.argv[1:])
 heavy = sorted(name for name in ("torch", "sagemaker", "boto3", "botocore", "timm", "numpy", "PIL", "sagemaker_training") if name in sys.modules)
 sys.stderr.write(repr((status, events, heavy)))
@@ -79,7 +80,7 @@ def test_a_plan_says_the_command_the_channels_and_the_files(tmp_path, script_job
         in text
     )
     assert f"train: {data}" in text
-    assert "script.py" in text and "training/settings.py" in text
+    assert "script.py" in text and "training/settings/__init__.py" in text
     assert json.loads(plan.to_json())["hosts"][1]["address"] == "127.0.0.2"
 
 
@@ -148,15 +149,15 @@ def write(folder: Path, *paths: str) -> None:
 
 def test_ignored_files_stay_and_the_kits_training_package_comes_along(tmp_path):
     write(tmp_path, "train.py", "sub/helper.py", "big.bin", "sub/__pycache__/x.pyc", "notes/a.md")
-    (tmp_path / package.IGNORE_FILE).write_text("# large\n*.bin\nnotes/\n")
-    paths = [file.path for file in package.travelling_files(tmp_path)[0]]
+    (tmp_path / source_package.IGNORE_FILE).write_text("# large\n*.bin\nnotes/\n")
+    paths = [file.path for file in source_package.travelling_files(tmp_path)[0]]
     assert [path for path in paths if not path.startswith("training/")] == ["sub/helper.py", "train.py"]
-    assert "training/settings.py" in paths
+    assert "training/settings/__init__.py" in paths
 
 
 def test_a_users_own_training_package_is_not_replaced(tmp_path):
     write(tmp_path, "train.py", "training/mine.py")
-    assert [file.path for file in package.travelling_files(tmp_path)[0]] == ["train.py", "training/mine.py"]
+    assert [file.path for file in source_package.travelling_files(tmp_path)[0]] == ["train.py", "training/mine.py"]
 
 
 def test_what_git_ignores_stays(tmp_path):
@@ -164,7 +165,7 @@ def test_what_git_ignores_stays(tmp_path):
     (tmp_path / ".gitignore").write_text("*.env\n")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     subprocess.run(["git", "-C", str(tmp_path), "add", "train.py"], check=True)
-    assert [file.path for file in package.travelling_files(tmp_path)[0]] == [
+    assert [file.path for file in source_package.travelling_files(tmp_path)[0]] == [
         ".gitignore",
         "new.py",
         "train.py",
@@ -173,15 +174,15 @@ def test_what_git_ignores_stays(tmp_path):
 
 
 def test_the_kits_own_scripts_travel_without_a_requirements_file():
-    paths = [file.path for file in package.travelling_files(package.entrypoints_folder())[0]]
-    assert "train_kd.py" in paths and "training/loop.py" in paths
+    paths = [file.path for file in source_package.travelling_files(entrypoints_folder())[0]]
+    assert "train_kd.py" in paths and "training/engine/loop.py" in paths
     assert "requirements.txt" not in paths and not any("__pycache__" in path for path in paths)
 
 
 def test_copied_files_keep_their_executable_bit(tmp_path):
     write(tmp_path / "from", "run.sh", "train.py", "training/x.py")
     (tmp_path / "from/run.sh").chmod(0o700)
-    package.copy_files(package.travelling_files(tmp_path / "from")[0], tmp_path / "to")
+    source_package.copy_files(source_package.travelling_files(tmp_path / "from")[0], tmp_path / "to")
     assert os.access(tmp_path / "to/run.sh", os.X_OK) and not os.access(tmp_path / "to/train.py", os.X_OK)
 
 
@@ -197,7 +198,7 @@ def test_secret_files_never_travel(tmp_path):
         "sub/.netrc",
         "training/x.py",
     )
-    assert [file.path for file in package.travelling_files(tmp_path)[0]] == ["train.py", "training/x.py"]
+    assert [file.path for file in source_package.travelling_files(tmp_path)[0]] == ["train.py", "training/x.py"]
 
 
 def test_a_repository_that_git_refuses_is_an_error_not_a_folder_without_git(tmp_path, script_job):
@@ -210,7 +211,7 @@ def test_a_repository_that_git_refuses_is_an_error_not_a_folder_without_git(tmp_
 
 def test_a_script_that_would_not_travel_is_refused(script_job):
     job = script_job("x = 1")
-    (Path(job.source) / package.IGNORE_FILE).write_text("*.py\n")
+    (Path(job.source) / source_package.IGNORE_FILE).write_text("*.py\n")
     assert "script.py would not travel" in findings(job)
 
 

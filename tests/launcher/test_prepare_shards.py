@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import webdataset
 from PIL import Image
-from training.data.shards import LabelledShards
+from training.data.sources.shards import LabelledShards
 
 import launcher
 from launcher.prepare import prepare, verify
@@ -154,7 +154,7 @@ def test_nasty_images_come_into_shards_as_into_folders(tmp_path):
 def test_masks_travel_in_the_shards_of_their_images(tmp_path):
     from training.data.broken import BrokenImages
     from training.data.masks import MaskedImages
-    from training.segmentation_settings import SegmentationSettings
+    from training.settings.segmentation import SegmentationSettings
 
     prepare("shapes", tmp_path / "folder")
     assert "300 training and 100 validation images with a mask each" in prepare(

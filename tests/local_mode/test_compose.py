@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher import records
 from launcher.backends import compose, docker, docker_engine, local_mode
-from launcher.findings import UserError
-from launcher.job import Input
+from launcher.config.issues import UserError
+from launcher.config.job import Input
+from launcher.record import records
 from tests.conftest import ROOT
 
 FOLDER = Path("/runs/it's $1/test-run")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launcher import cli, doctor
+from launcher.commands import doctor, main
 from tests.local_mode.test_compose import DOWN, WORKING, machine  # noqa: F401 - a fixture
 
 
@@ -29,7 +29,7 @@ def test_a_machine_with_everything_is_ready(machine, monkeypatch, capsys):  # no
     machine({**WORKING, "image inspect": ('[{"Id": "sha256:1", "Size": 2147483648}]', "", 0)})
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
-    assert cli.main(["doctor"]) == 0
+    assert main.main(["doctor"]) == 0
     said = capsys.readouterr().out
     assert "docker: ready" in said and "process: ready" in said and "aws: ready" in said and "2.0 GB" in said
     assert "hunter2" not in said
@@ -37,7 +37,7 @@ def test_a_machine_with_everything_is_ready(machine, monkeypatch, capsys):  # no
 
 def test_what_is_missing_is_said_with_its_cure_and_what_hangs_on_it_is_not_checked(machine, capsys):  # noqa: F811
     machine({**WORKING, "info": DOWN})
-    assert cli.main(["doctor", "--json"]) == 0, "the process backend is ready all the same"
+    assert main.main(["doctor", "--json"]) == 0, "the process backend is ready all the same"
     found = json.loads(capsys.readouterr().out)
     assert not found["docker"]["ready"] and found["process"]["ready"] and not found["aws"]["ready"]
     docker = {need["subject"]: need for need in found["docker"]["needs"]}
@@ -55,5 +55,5 @@ def test_credentials_that_only_the_network_could_give_are_not_checked(monkeypatc
 def test_a_machine_that_is_ready_for_nothing_gives_1(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(doctor.process, "NEEDED", {"nothing_like_it": "nothing-like-it"})
-    assert cli.main(["doctor"]) == 1
+    assert main.main(["doctor"]) == 1
     assert "no docker command" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.job import StudySection
+from launcher.config.job import StudySection
 from launcher.study import sizing
 from launcher.study.cells import COMPUTE_BOUND, INPUT_BOUND, PARTLY, Cell, cells, improvement
 from launcher.study.charts import Chart, svg, ticks

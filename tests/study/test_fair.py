@@ -15,12 +15,12 @@ import torch
 from training.data.batches import LabelledBatch
 from training.data.loaders import open_loaders
 from training.data.views import open_data
-from training.distributed import World
-from training.script_settings import ClassifierSettings
+from training.distributed.world import World
+from training.settings.scripts import ClassifierSettings
 
 import launcher
 from launcher import backends
-from launcher.job import StudySection
+from launcher.config.job import StudySection
 from launcher.prepare import photos
 from launcher.study.preprocessing_study import VARIED, WAYS, trials
 from tests.conftest import ROOT

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import launcher
-from launcher import cli
+from launcher.commands import main
 from launcher.prepare import photos
 from launcher.study import preprocessing_study
 from launcher.study.model_names import timm_models, unknown
@@ -143,7 +143,7 @@ def test_every_trial_tells_what_the_answer_needs(studied):
 
 def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, place, capsys):
     found, *_ = studied
-    assert cli.main(["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file)]) == 0
+    assert main.main(["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file)]) == 0
     told = capsys.readouterr().out
     small = f"no GPU here: the CPU paths are compared on smaller images, as the smoke section of {place / 'config.yaml'} says\n"
     assert told.startswith(f"{small}5 trials, 5 of them in {found.file}\n\n{found}\n")
@@ -212,7 +212,7 @@ def test_what_fails_is_told_kept_out_of_the_table_and_not_repeated_at_once(place
     config = str(write_config(tmp_path))
     words = ["hyperparameters.model_options={embed_dim: 25}", "study.loads=[0,1]", "study.ways=[cpu]"]
     words += [f"inputs.{name}.folder={place / name}" for name in ("train", "validation")]
-    assert cli.main(["study", "preprocessing", config, *words]) == 1
+    assert main.main(["study", "preprocessing", config, *words]) == 1
     told = capsys.readouterr().out
     assert "no trial has completed" in told and "vit_tiny_patch16_224, the model alone, repeat 1: Failed: " in told
     assert (
@@ -223,7 +223,7 @@ def test_what_fails_is_told_kept_out_of_the_table_and_not_repeated_at_once(place
 
 def test_all_mistakes_come_at_once_with_what_is_valid(place, capsys):
     words = ["--ways", "cpu_refrence,cpu", "--loads=-1,4", "--models", "resnet19,resnet50", "--repeats", "0"]
-    assert cli.main(["study", "preprocessing", str(place / "config.yaml"), *words, "hyperparameters.epohcs=3"]) == 2
+    assert main.main(["study", "preprocessing", str(place / "config.yaml"), *words, "hyperparameters.epohcs=3"]) == 2
     told = capsys.readouterr().err
     for expected in (
         *(
@@ -239,7 +239,7 @@ def test_all_mistakes_come_at_once_with_what_is_valid(place, capsys):
 
 
 def test_another_script_has_nothing_to_compare(place, capsys):
-    assert cli.main(["study", "preprocessing", str(place / "config.yaml"), "script=train_kd.py"]) == 2
+    assert main.main(["study", "preprocessing", str(place / "config.yaml"), "script=train_kd.py"]) == 2
     assert "train_kd.py has no ways of preprocessing to compare" in capsys.readouterr().err
 
 
@@ -253,7 +253,7 @@ def test_the_price_of_all_trials_is_told_and_refused_before_the_first(place, cap
     words += ["role=arn:aws:iam::123456789012:role/SageMakerTraining", "output=s3://amzn-s3-demo-bucket/studies"]
     words += ["image={framework_version: 2.6.0, python: py312}"]
     command = ["study", "preprocessing", str(place / "config.yaml"), *words, "--on", "aws", "--max-cost", "9.5"]
-    assert cli.main(command) == 2
+    assert main.main(command) == 2
     told = capsys.readouterr()
     assert "5 trials: at most $10.00 in all; each at most $2.00" in told.out
     assert "at most $10.00 in all" in told.err and "study.repeats" in told.err and launcher.runs() == []

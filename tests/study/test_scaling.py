@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import launcher
-from launcher.job import StudySection
+from launcher.config.job import StudySection
 from launcher.study.line_charts import Curve, LineChart, Mark, svg
 from launcher.study.measures import Spread
 from launcher.study.scaling_advice import Offer, advice, offers

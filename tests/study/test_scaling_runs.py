@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher import cli
-from launcher.package import COMMIT_FILE, TravelFile
+from launcher.commands import main
+from launcher.planner.source_package import COMMIT_FILE, TravelFile
 from launcher.prepare import prepare
 from launcher.study import scaling_study
 from launcher.study.trials import code_checksum
@@ -113,7 +113,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(place, monkeypa
     monkeypatch.chdir(place)
 
     def refused(*words: str) -> str:
-        assert cli.main(["study", "scaling", str(HYUNDAI), "--smoke", *words]) == 2
+        assert main.main(["study", "scaling", str(HYUNDAI), "--smoke", *words]) == 2
         assert launcher.runs() == []
         return capsys.readouterr().err
 
@@ -152,7 +152,7 @@ def test_hosts_on_one_machine_get_the_same_threads_and_the_crowded_are_named(pla
 
 def test_on_sagemaker_a_host_has_its_gpus_and_all_trials_a_price(place, capsys):
     words = ["compute.price_per_hour=40", "compute.max_hours=0.5", "--hosts", "1,2", "--repeats", "1", "--on", "aws"]
-    assert cli.main(["study", "scaling", str(HYUNDAI), *words, "--max-cost", "100"]) == 2
+    assert main.main(["study", "scaling", str(HYUNDAI), *words, "--max-cost", "100"]) == 2
     told = capsys.readouterr()
     # weak with 256 / 32 = 8 a GPU: 64 and 128 in all; strong 256 twice. 0.5 h at $40 a host: 2 x $20 + 2 x $40
     assert "4 trials: at most $120.00 in all; the dearest at most $40.00" in told.out
@@ -162,7 +162,7 @@ def test_on_sagemaker_a_host_has_its_gpus_and_all_trials_a_price(place, capsys):
 def test_a_size_that_fails_is_told_and_not_tried_again(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(place)
     words = [*TINY[1:], "hyperparameters.model=no_such_model", "study.hosts=[1]", "study.repeats=2"]
-    assert cli.main(["study", "scaling", str(HYUNDAI), *words, "--smoke", "--table", str(tmp_path / "x.csv")]) == 1
+    assert main.main(["study", "scaling", str(HYUNDAI), *words, "--smoke", "--table", str(tmp_path / "x.csv")]) == 1
     told = capsys.readouterr().out
     assert "no trial has completed" in told and "1 host, batch 4 in all, repeat 1: Failed" in told
     assert "repeat 2: left out, because it failed before" in told and len(launcher.runs()) == 1

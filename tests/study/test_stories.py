@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import launcher
-from launcher import cli
+from launcher.commands import main
 from launcher.study.stories import STORIES, efficiency_elsewhere, figures, story
 
 
@@ -56,12 +56,12 @@ def test_a_story_says_what_it_explains_and_what_it_cannot(name, capsys):
     assert len(found.explained) >= 3 and len(found.open) >= 3 and "launcher study scaling configs/" in found.next
     assert "what they cannot tell" in str(found) and found._repr_html_().count("<table>") == 2
     assert all(change in " ".join(found.open) for change in figures()[name]["changes"])
-    assert cli.main(["study", "story", name]) == 0 and capsys.readouterr().out == f"{found}\n"
+    assert main.main(["study", "story", name]) == 0 and capsys.readouterr().out == f"{found}\n"
     assert launcher.study.story(name) == found
 
 
 def test_another_story_is_none(capsys):
-    assert cli.main(["study", "story", "hyunday"]) == 2
+    assert main.main(["study", "story", "hyunday"]) == 2
     assert "did you mean hyundai?" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Sampler
 
 from training.data.orders import FreeOrder, Order
-from training.distributed import World
+from training.distributed.world import World
 
 Draw = tuple[int, int]
 """(view, image number): what a sampler yields, so that a worker process knows the view too."""

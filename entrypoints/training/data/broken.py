@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from training.data.decoding import BrokenImage
-from training.reporting import write_line
+from training.data.decode.decoding import BrokenImage
+from training.runtime.reporting import write_line
 
 LISTING = "broken_images.txt"
 """Among a host's output: what is wrong with which image, a line each."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from training import host_memory
-from training.environment import processes_on_host
+from training.runtime import host_memory
+from training.runtime.environment import processes_on_host
 
 SHARE = 0.05
 """Of a process's share of the memory that its host has left; beside a GPU it is pinned memory, which is handed out in powers of two.

@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from training import accelerator
 from training.data.batches import (
     Announce,
     EvaluationBatches,
@@ -19,14 +18,15 @@ from training.data.batches import (
     nearest_divisors,
     share_of_batch,
 )
-from training.data.dali import DaliBatches, Recipe
+from training.data.dali.pipeline import DaliBatches, Recipe
 from training.data.kept import KeptBatches, budget
 from training.data.orders import Order
 from training.data.threads import ThreadedLoader
 from training.data.worker_processes import from_clean_server, in_own_group
 from training.data.workers import Workers, choose, choose_threads
-from training.distributed import World
-from training.script_settings import TrainingSettings
+from training.distributed.world import World
+from training.runtime import accelerator
+from training.settings.scripts import TrainingSettings
 
 Collate = Callable[..., Any]
 """Makes one batch of a dataset's items, and of their images, uint8 (batch, channels, height, width), where these lie together already."""

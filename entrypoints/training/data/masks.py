@@ -14,13 +14,13 @@ from PIL import Image
 
 from training.data.batches import Draw, MaskedBatch
 from training.data.broken import BrokenImages, StandIns
-from training.data.dali_pairs import PairsByDali
-from training.data.decoding import BrokenImage
+from training.data.dali.pairs import PairsByDali
+from training.data.decode.decoding import BrokenImage
+from training.data.decode.masks import decode_mask
 from training.data.loaders import Data, collate_items
-from training.data.mask_decoding import decode_mask
 from training.data.pairs import open_pairs
 from training.data.preprocessing import open_preprocessor
-from training.segmentation_settings import SegmentationSettings
+from training.settings.segmentation import SegmentationSettings
 
 Made = TypeVar("Made")
 

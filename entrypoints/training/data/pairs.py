@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Protocol
 
 from training.data.batches import Announce
-from training.data.decoding import read_file
+from training.data.decode.decoding import read_file
 from training.data.orders import FreeOrder, Order
-from training.data.shards import ShardFiles
-from training.data.sources import has_shards, shard_reading
-from training.script_settings import TrainingSettings
+from training.data.sources.channels import has_shards, shard_reading
+from training.data.sources.shards import ShardFiles
+from training.settings.scripts import TrainingSettings
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from training.data.augmentation import Augmentation
-from training.data.dali import DaliPreprocessor, require_package
-from training.data.fast import FastPreprocessor
-from training.data.reference import ReferencePreprocessor
+from training.data.dali.pipeline import DaliPreprocessor, require_package
+from training.data.decode.fast import FastPreprocessor
+from training.data.decode.reference import ReferencePreprocessor
 
 
 class Preprocessor(Protocol):

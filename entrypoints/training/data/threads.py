@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from training import accelerator
 from training.data.batches import Draw, EvaluationBatches, Images, TrainingBatches
+from training.runtime import accelerator
 
 Made = TypeVar("Made")
 

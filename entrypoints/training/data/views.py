@@ -14,15 +14,15 @@ import torch
 from training.data.augmentation import VIEWS_VERSION, Augmentation
 from training.data.batches import Draw, LabelledBatch
 from training.data.broken import BrokenImages, StandIns
-from training.data.dali_views import ViewsByDali
-from training.data.decoding import BrokenImage
+from training.data.dali.views import ViewsByDali
+from training.data.decode.decoding import BrokenImage
+from training.data.decode.reference import ReferencePreprocessor
 from training.data.loaders import Data, collate_items
 from training.data.mixing import Mixing, partners
 from training.data.preprocessing import Preprocessor, open_preprocessor
-from training.data.reference import ReferencePreprocessor
-from training.data.sources import Source, open_source
+from training.data.sources.channels import Source, open_source
 from training.data.threads import Once
-from training.script_settings import LabelledImageSettings
+from training.settings.scripts import LabelledImageSettings
 
 Made = TypeVar("Made")
 

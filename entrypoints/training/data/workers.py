@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from training import accelerator
 from training.data.batches import Images
-from training.distributed import World
-from training.environment import processes_on_host
-from training.script_settings import TrainingSettings, WorkerKind
+from training.distributed.world import World
+from training.runtime import accelerator
+from training.runtime.environment import processes_on_host
+from training.settings.scripts import TrainingSettings, WorkerKind
 
 TINY = 0.3
 """Milliseconds an image below which auto takes no workers: it is mostly Python then, which threads cannot run beside training, and

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Answer, DoesNotApply, NotMeasured, Verdict
 from launcher.insight.rules import compute, data, feeding, pauses, processes, system
-from launcher.insight.verdicts import Answer, DoesNotApply, NotMeasured, Verdict
 
 if TYPE_CHECKING:
     from launcher.insight.probe import ProbeAnswer

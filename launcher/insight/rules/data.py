@@ -11,9 +11,9 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import IDLE_GPU, Evidence
+from launcher.insight.findings import EXPLAINED, NOTICEABLE, Answer, Cure, Gain, NotMeasured, Verdict, bounded, percent
 from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
 from launcher.insight.rules.workers import FULL, crowded, sensible_workers, taken_by_workers
-from launcher.insight.verdicts import EXPLAINED, NOTICEABLE, Answer, Cure, Gain, NotMeasured, Verdict, bounded, percent
 
 WORKING = 0.5
 """Share of a core from which a data worker counts as busy; below, it waits for something other than the CPU."""

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from launcher.insight.evidence import IDLE_GPU, Evidence
-from launcher.insight.verdicts import (
-    EXPLAINED,
-    NOTICEABLE,
-    Answer,
-    Cure,
-    NotMeasured,
-    Verdict,
-    bounded,
-    percent,
-)
+from launcher.insight.findings import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
 
 SHORT_STEP = 0.06
 """Seconds of a micro-batch below which starting kernels is what a GPU waits for: some thousand kernels at about 10 µs each."""

@@ -8,9 +8,7 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
-from launcher.insight.measurements import Steps
-from launcher.insight.rules.workers import taken_by_workers
-from launcher.insight.verdicts import (
+from launcher.insight.findings import (
     EXPLAINED,
     NOTICEABLE,
     Answer,
@@ -21,6 +19,8 @@ from launcher.insight.verdicts import (
     bounded,
     percent,
 )
+from launcher.insight.measurements import Steps
+from launcher.insight.rules.workers import taken_by_workers
 
 SLOW_START = 120.0
 """Seconds until the first step from which a start can be slow: loading torch, models and data takes most of a minute."""

@@ -6,8 +6,8 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import NOTICEABLE, Answer, Cure, DoesNotApply, NotMeasured, Verdict, bounded, percent
 from launcher.insight.measurements import Steps
-from launcher.insight.verdicts import NOTICEABLE, Answer, Cure, DoesNotApply, NotMeasured, Verdict, bounded, percent
 
 SHARED_PHASES = ("grad_sync", "backward")
 """Phases in which a rank may wait for the others: DistributedDataParallel reduces gradients inside backward."""

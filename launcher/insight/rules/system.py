@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from launcher.insight.evidence import Evidence
-from launcher.insight.measurements import Series
-from launcher.insight.rules.workers import taken_by_workers
-from launcher.insight.verdicts import (
+from launcher.insight.findings import (
     EXPLAINED,
     NOTICEABLE,
     Answer,
@@ -18,6 +16,8 @@ from launcher.insight.verdicts import (
     bounded,
     percent,
 )
+from launcher.insight.measurements import Series
+from launcher.insight.rules.workers import taken_by_workers
 
 GROWTH = 5.0
 """Percentage points of memory within the later part of a run that count as growth: the increase of Debugger's GPUMemoryIncrease."""

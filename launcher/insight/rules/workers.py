@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from launcher.insight.evidence import IDLE_GPU, Evidence
-from launcher.insight.verdicts import NOTICEABLE
+from launcher.insight.findings import NOTICEABLE
 
 TOO_MANY = 2.0
 """Workers for each core that their process may use, from which there are too many: they then only take turns."""

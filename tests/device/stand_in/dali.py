@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.dlpack
-from training.data import dali_graph
+from training.data.dali import graph as dali_graph
 
 from tests.device.stand_in.kernels import on_device
 

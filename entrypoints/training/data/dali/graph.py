@@ -1,0 +1,264 @@
+"""What NVIDIA DALI does with pixels: its graph of operators, and what it is told of each image of a batch."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from PIL import Image
+
+from training.data.augmentation import Variation
+from training.data.decode import geometry
+from training.data.decode.decoding import ORIENTATION, decode
+
+if TYPE_CHECKING:
+    from nvidia.dali.backend import TensorListCPU, TensorListGPU
+
+QUEUED = 2
+"""Batches that DALI works on at a time; while one is decoded on the CPU, the one before may be on the GPU."""
+
+JPEG_END = b"\xff\xd9"
+"""The marker that a whole JPEG ends with (ITU-T T.81, table B.1)."""
+
+OTHER_PIXELS = (b"tRNS", b"eXIf", b"Raw profile type", b"tiff:Orientation")
+"""What in a PNG stands for transparency, and in any file for an orientation in a place where DALI does not look for it."""
+
+
+NO_TURNS = np.empty((0, 2, 3), np.float32)
+NO_WARP = np.eye(2, 3, dtype=np.float32)
+NOWHERE = np.zeros(2, np.int32)
+
+
+class Graph(Protocol):
+    """What is used of nvidia.dali.Pipeline, whose methods have no annotations."""
+
+    def feed_input(self, data_node: str, data: Any, /) -> None: ...
+
+    def schedule_run(self) -> None: ...
+
+    def share_outputs(self) -> tuple[TensorListCPU | TensorListGPU, ...]: ...
+
+    def release_outputs(self) -> None: ...
+
+
+class Operations(NamedTuple):
+    """What the graph of a run does to every image."""
+
+    size: tuple[int, int]
+    """Height and width of what comes out."""
+    channels: int
+    load: int = 0
+    """Rounds of turns before anything else."""
+    warped: bool = False
+    """Whether images are rotated or shifted after they were scaled."""
+    pasted: bool = False
+    """Whether each is scaled to a size of its own and then laid on a black canvas, which cuts it off."""
+
+
+class Prepared(NamedTuple):
+    """What the graph is told of one image. Matrices are those of `geometry`."""
+
+    encoded: np.ndarray
+    """uint8 (bytes,), a file that DALI decodes."""
+    part: np.ndarray
+    """int32 (4,): top, left, height and width of the upright image's part that is decoded: what `roi` needs, and a margin."""
+    roi: np.ndarray
+    """float32 (4,): top, left, bottom, right of what is scaled, from the part's corner; mirrored where left > right."""
+    turns: np.ndarray = NO_TURNS
+    """float32 (load, 2, 3), a matrix for each turn."""
+    warp: np.ndarray = NO_WARP
+    """float32 (2, 3), the matrix of rotation, shift and mirroring of what was scaled."""
+    scaled: np.ndarray = NOWHERE
+    """float32 (2,): height and width that `roi` is scaled to."""
+    corner: np.ndarray = NOWHERE
+    """int32 (2,): top and left of the canvas in what was scaled; negative where there is black before it."""
+
+
+def prepare(encoded: bytes, size: tuple[int, int], variation: Variation, operations: Operations) -> Prepared:
+    """An image varied as `reference.vary` does.
+
+    Args:
+        encoded: a file that DALI decodes.
+        size: width and height of the upright image.
+    """
+    width, height = size
+    view = operations.size[0]
+    left, top, right, bottom = variation.box or geometry.middle_box(width, height, view)
+    part = (0, 0, height, width)
+    if not variation.turns:
+        part = _with_margin((top, left, bottom, right), (height, width), view)
+    y, x = part[:2]
+    if variation.mirrored and not operations.warped:
+        left, right = right, left
+    turns = [geometry.turned(turn, width, height)[:2] for turn in variation.turns]
+    warp = geometry.rotation(variation.degrees, view, view, variation.shift)
+    if variation.mirrored:
+        warp = warp @ geometry.mirror(view)
+    return Prepared(
+        np.frombuffer(encoded, np.uint8),
+        np.array(part, np.int32),
+        np.array((top - y, left - x, bottom - y, right - x), np.float32),
+        np.array(turns, np.float32).reshape(-1, 2, 3),
+        warp[:2].astype(np.float32),
+    )
+
+
+def prepare_part(
+    encoded: bytes, box: tuple[int, int, int, int], scaled: tuple[int, int], begin: tuple[int, int], *, mirrored: bool
+) -> Prepared:
+    """A part of an image, scaled by itself, and laid on the canvas.
+
+    Args:
+        encoded: a file that DALI decodes.
+        box: left, top, right, bottom in pixels of the upright image.
+        scaled: height and width that it gets.
+        begin: row and column of the canvas at which it begins.
+    """
+    left, top, right, bottom = box
+    high, wide = bottom - top, right - left
+    return Prepared(
+        np.frombuffer(encoded, np.uint8),
+        np.array((top, left, high, wide), np.int32),
+        np.array((0, wide, high, 0) if mirrored else (0, 0, high, wide), np.float32),
+        scaled=np.array(scaled, np.float32),
+        corner=-np.array(begin, np.int32),
+    )
+
+
+def example(operations: Operations) -> Prepared:
+    """A small black JPEG."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(file, "JPEG")
+    turns = np.repeat(NO_WARP[None], operations.load, axis=0)
+    return prepare_part(file.getvalue(), (0, 0, 16, 16), operations.size, (0, 0), mirrored=False)._replace(turns=turns)
+
+
+def upright_size(encoded: bytes) -> tuple[int, int] | None:
+    """Width and height of an image as a viewer shows it, from its first bytes.
+
+    Returns:
+        None where DALI may fail, or show other colours or another side up than `decoding.decode`: JPEG in four colours, PNG with a
+        palette, transparency or 16 bits, other formats, files without their end, and what is no image.
+    """
+    try:
+        with Image.open(io.BytesIO(encoded)) as opened:
+            if opened.format == "PNG":
+                plain = encoded[24:26] in (b"\x08\x00", b"\x08\x02")  # 8 bits, grey or RGB (PNG specification, 11.2.1)
+                return None if not plain or any(mark in encoded for mark in OTHER_PIXELS) else opened.size
+            if opened.format != "JPEG" or opened.mode not in ("L", "RGB"):
+                return None
+            if not encoded.endswith(JPEG_END) or OTHER_PIXELS[-1] in encoded:
+                return None
+            orientation = opened.getexif().get(ORIENTATION, 1)
+            if orientation not in range(1, 9):
+                return None
+            width, height = opened.size
+            return (width, height) if orientation < 5 else (height, width)  # 5 to 8 lie on their side
+    except Exception:  # a damaged file makes Pillow raise OSError, SyntaxError, TypeError, struct.error …
+        return None
+
+
+def readable_file(encoded: bytes, file: str, channels: int, *, by_reference: bool) -> tuple[bytes, tuple[int, int]]:
+    """A file that DALI decodes as the reference decoder does, and its upright width and height: the same, or where DALI may not
+    or must not, one without compression (netpbm's P5 or P6).
+
+    Raises:
+        BrokenImage: it cannot be decoded; the message names the file.
+    """
+    size = None if by_reference else upright_size(encoded)
+    if size is not None:
+        return encoded, size
+    image = decode(encoded, file, channels)
+    width, height = image.size
+    return b"P%d %d %d 255\n" % (5 if channels == 1 else 6, width, height) + image.tobytes(), image.size
+
+
+def build(operations: Operations, *, images: int, threads: int, device_id: int | None) -> Graph:
+    """The graph: decode, turn, crop and scale, rotate and shift, lay on black; bilinear, antialiased where it shrinks.
+
+    It gives uint8 (batch, channels, height, width). An image is decoded whole only where it is turned.
+
+    Args:
+        images: the most in a batch.
+        threads: of the CPU.
+        device_id: the GPU that decodes with nvJPEG, and does all that follows. None: the CPU does it.
+    """
+    from nvidia.dali import fn, types
+    from nvidia.dali.pipeline import Pipeline
+
+    def given(name: str) -> Any:
+        return fn.external_source(name=name)
+
+    pipeline: Any = Pipeline(batch_size=images, num_threads=threads, device_id=device_id, prefetch_queue_depth=QUEUED)
+    with pipeline:
+        decoding: dict[str, Any] = {
+            "device": "cpu" if device_id is None else "mixed",
+            "output_type": types.DALIImageType.GRAY if operations.channels == 1 else types.DALIImageType.RGB,
+            "adjust_orientation": True,
+            "jpeg_fancy_upsampling": True,  # colours as the CPU's decoder has them
+        }
+        linear: dict[str, Any] = {"interp_type": types.DALIInterpType.INTERP_LINEAR}
+        pixels: Any  # a DataNode: of some operators the annotations say that it may be several, or none
+        if operations.load:
+            pixels = fn.decoders.image(given("encoded"), **decoding)
+        else:
+            where = {"start": given("part_start"), "shape": given("part_shape"), "axis_names": "HW"}
+            pixels = fn.decoders.image_slice(given("encoded"), **where, **decoding)
+        for turn in range(operations.load):
+            pixels = fn.warp_affine(pixels, matrix=given(f"turn_{turn}"), fill_value=0, **linear)
+        roi = {"roi_start": given("roi_start"), "roi_end": given("roi_end"), "roi_relative": False}
+        scaled = given("scaled") if operations.pasted else operations.size
+        pixels = fn.resize(pixels, size=scaled, antialias=True, **roi, **linear)
+        if operations.warped:
+            pixels = fn.warp_affine(pixels, matrix=given("warp"), fill_value=0, **linear)
+        if operations.pasted:
+            canvas: dict[str, Any] = {
+                "shape": operations.size,
+                "axis_names": "HW",
+                "normalized_anchor": False,
+                "normalized_shape": False,
+            }
+            pixels = fn.slice(pixels, start=given("corner"), out_of_bounds_policy="pad", fill_values=0, **canvas)
+        pipeline.set_outputs(fn.transpose(pixels, perm=[2, 0, 1]))
+    pipeline.build()
+    graph: Graph = pipeline
+    return graph
+
+
+def inputs(images: list[Prepared], operations: Operations) -> dict[str, Any]:
+    """What `build`'s graph is fed for a batch, by name."""
+    parts, rois = np.stack([image.part for image in images]), np.stack([image.roi for image in images])
+    given = {"roi_start": rois[:, :2], "roi_end": rois[:, 2:]}
+    if operations.load:
+        turns = np.stack([image.turns for image in images])
+        given |= {f"turn_{turn}": turns[:, turn] for turn in range(operations.load)}
+    else:
+        given |= {"part_start": parts[:, :2], "part_shape": parts[:, 2:]}
+    if operations.warped:
+        given["warp"] = np.stack([image.warp for image in images])
+    if operations.pasted:
+        given |= {name: np.stack([getattr(image, name) for image in images]) for name in ("scaled", "corner")}
+    contiguous = {name: np.ascontiguousarray(value) for name, value in given.items()}
+    return {"encoded": [image.encoded for image in images], **contiguous}
+
+
+def _with_margin(box: tuple[float, ...], size: tuple[int, int], view: int) -> tuple[int, int, int, int]:
+    """The part of an image that scaling a box of it looks at: the filter reaches over the box's edges, as Pillow's does.
+
+    Args:
+        box: top, left, bottom, right.
+        size: height and width of the image.
+        view: height and width that the box gets.
+
+    Returns:
+        top, left, height, width in pixels.
+    """
+    reached: list[tuple[int, int]] = []  # vertically, then horizontally: the first pixel, and how many
+    for start, end, side in zip(box[:2], box[2:], size):
+        reach = max(1.0, (end - start) / view) + 1  # a triangle of that half width, and a pixel for the rounding
+        low, high = max(0, math.floor(start - reach)), min(side, math.ceil(end + reach))
+        reached.append((low, high - low))
+    (top, high), (left, wide) = reached
+    return top, left, high, wide

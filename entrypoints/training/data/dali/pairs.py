@@ -1,0 +1,61 @@
+"""Images with masks by DALI: images are cut and scaled by it, masks on the CPU, both by one draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from training.data.batches import Draw, MaskedBatch
+from training.data.dali import graph
+from training.data.dali.graph import Operations, Prepared
+from training.data.dali.pipeline import Read
+from training.runtime import accelerator
+
+if TYPE_CHECKING:
+    from training.data.masks import MaskedImages
+
+
+class DrawnPair(NamedTuple):
+    """One image of a batch, and its mask."""
+
+    number: int
+    prepared: Prepared
+    mask: np.ndarray
+    """uint8 (height, width), as the batch has it."""
+
+    @property
+    def items(self) -> tuple[DrawnPair]:
+        return (self,)
+
+
+class PairsByDali:
+    """What DaliBatches needs to make a MaskedBatch of training images."""
+
+    items_a_draw = 1
+
+    def __init__(self, images: MaskedImages):
+        self.images = images
+        assert images.variation is not None, "DALI makes training images"
+        self.operations = Operations(images.variation.crop_size, images.channels, pasted=True)
+
+    def begin_batch(self, by_reference: Collection[int]) -> Callable[[Draw], DrawnPair]:
+        item = partial(self._item, by_reference)
+        return lambda draw: self.images.readable(*draw, item)
+
+    def _item(self, by_reference: Collection[int], view: int, number: int) -> DrawnPair:
+        images = self.images
+        encoded, (width, height) = graph.readable_file(
+            images.pairs.image(number), images.pairs.name(number), images.channels, by_reference=number in by_reference
+        )
+        cut, mask = images.cut(view, number, images.mask(number, (height, width)))
+        begin = cut.begin(self.operations.size)
+        prepared = graph.prepare_part(encoded, cut.box, cut.size, begin, mirrored=cut.mirrored)
+        return DrawnPair(number, prepared, mask)
+
+    def finish(self, batch: Read[DrawnPair, DrawnPair], pixels: torch.Tensor) -> MaskedBatch:
+        masks = torch.from_numpy(np.stack([one.mask for one in batch.drawn]))
+        return MaskedBatch(pixels, accelerator.pinned(masks, pixels.device))

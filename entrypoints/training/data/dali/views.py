@@ -1,0 +1,156 @@
+"""Views of labelled images by DALI: drawn, erased and mixed as TrainingViews does, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from training.data.augmentation import Erasing
+from training.data.batches import Draw, LabelledBatch
+from training.data.dali import graph
+from training.data.dali.graph import Operations
+from training.data.dali.pipeline import Read
+from training.data.mixing import Mix
+from training.data.threads import Once
+from training.runtime import accelerator
+
+if TYPE_CHECKING:
+    from training.data.views import TrainingViews
+
+
+class ViewItem(NamedTuple):
+    """A varied image."""
+
+    number: int
+    prepared: graph.Prepared
+    erasing: Erasing | None
+
+
+class DrawnView(NamedTuple):
+    """One draw of a batch."""
+
+    view: int
+    items: tuple[ViewItem, ...]
+    """The image, and where it is mixed its partner."""
+    mix: Mix | None
+
+
+class ViewsByDali:
+    """What DaliBatches needs to make a LabelledBatch of `views`."""
+
+    def __init__(self, views: TrainingViews):
+        self.views = views
+        augmentation = views.augmentation
+        warped = bool(augmentation.max_shift_pixels or augmentation.max_rotation_degrees)
+        self.operations = Operations((views.size, views.size), views.channels, augmentation.load, warped)
+        self.items_a_draw = 2 if views.mixing.mixup > 0 or views.mixing.cutmix > 0 else 1
+
+    def begin_batch(self, by_reference: Collection[int]) -> Callable[[Draw], DrawnView]:
+        item = Once(partial(self._item, by_reference))
+        return lambda draw: self._drawn(*draw, item)
+
+    def _drawn(self, view: int, number: int, item: Callable[[int, int], ViewItem]) -> DrawnView:
+        views = self.views
+        number, own = views.readable(view, number, item)
+        mixed = views.partner(view, number)
+        if mixed is None:
+            return DrawnView(view, (own,), None)
+        partner, chance = mixed
+        return DrawnView(
+            view,
+            (own, views.readable(view, partner, item)[1]),
+            views.mixing.draw((views.size, views.size), chance),
+        )
+
+    def _item(self, by_reference: Collection[int], view: int, number: int) -> ViewItem:
+        """Draws in the order of TrainingViews: first the variation, then what is erased."""
+        views, chance = self.views, self.views.chance(view, number)
+        encoded, size = graph.readable_file(
+            views.source.encoded(number),
+            views.source.name(number),
+            views.channels,
+            by_reference=number in by_reference,
+        )
+        variation = views.augmentation.draw(size, views.size, chance)
+        prepared = graph.prepare(encoded, size, variation, self.operations)
+        shape = (views.channels, views.size, views.size)
+        return ViewItem(number, prepared, views.augmentation.draw_erasing(shape, chance))
+
+    def finish(self, batch: Read[ViewItem, DrawnView], pixels: torch.Tensor) -> LabelledBatch:
+        erase(pixels, [item.erasing for item in batch.items])
+        labels = torch.from_numpy(self.views.source.labels)
+        own, others = ([one.items[which] for one in batch.drawn] for which in (0, -1))
+        numbers, partners = (torch.tensor([item.number for item in items]) for items in (own, others))
+        mixes = [one.mix for one in batch.drawn]
+        shares = torch.tensor([1.0 if mix is None else mix.own_share for mix in mixes], dtype=torch.float32)
+        own_labels, other_labels, own_share = (
+            accelerator.pinned(values, pixels.device) for values in (labels[numbers], labels[partners], shares)
+        )
+        return LabelledBatch(
+            mixed(pixels, batch.places(own), batch.places(others), mixes),
+            own_labels,
+            other_labels,
+            own_share,
+            numbers,
+            torch.tensor([one.view for one in batch.drawn]),
+        )
+
+
+def erase(pixels: torch.Tensor, erasings: list[Erasing | None]) -> None:
+    """Put each image's noise into its box, in place; all noise travels to the device at once.
+
+    Args:
+        pixels: uint8 (n, channels, height, width).
+        erasings: of each image. None: nothing of it is erased.
+    """
+    boxes = [(image, erasing) for image, erasing in enumerate(erasings) if erasing is not None]
+    if not boxes:
+        return
+    noise = torch.from_numpy(np.concatenate([erasing.noise.ravel() for _, erasing in boxes]))
+    parts = torch.split(_moved(noise, pixels.device), [erasing.noise.size for _, erasing in boxes])
+    for (image, erasing), part in zip(boxes, parts):
+        pixels[image][erasing.place] = part.view(erasing.noise.shape)
+
+
+def mixed(pixels: torch.Tensor, own: list[int], others: list[int], mixes: list[Mix | None]) -> torch.Tensor:
+    """Images mixed as `mixing` mixes them, to the bit, on their device, whose queue nobody waits for.
+
+    Args:
+        pixels: uint8 (n, channels, height, width).
+        own, others: for each mix, which of them is mixed with which.
+
+    Returns:
+        uint8 (len(mixes), channels, height, width).
+    """
+    rows = [_row(*row) for row in zip(own, others, mixes)]
+    columns = _moved(torch.tensor(rows).T.contiguous(), pixels.device)  # one copy
+    made = pixels.index_select(0, columns[0])
+    if all(mix is None for mix in mixes):
+        return made
+    partners = pixels.index_select(0, columns[1])
+    weight, top, bottom, left, right = columns[2:, :, None, None, None].int()
+    if any(mix is not None and mix.weight < 256 for mix in mixes):
+        blended = made * weight  # int32
+        blended += partners * (256 - weight)
+        blended += 128
+        made = blended.bitwise_right_shift_(8).to(torch.uint8)
+    if any(mix is not None and mix.weight == 256 for mix in mixes):
+        y = torch.arange(pixels.shape[2], device=pixels.device)[:, None]
+        x = torch.arange(pixels.shape[3], device=pixels.device)
+        made = torch.where((top <= y) & (y < bottom) & (left <= x) & (x < right), partners, made)
+    return made
+
+
+def _row(own: int, other: int, mix: Mix | None) -> tuple[int, ...]:
+    """Own and other image, the own one's weight in 256ths, and top, bottom, left and right of the box of the other one."""
+    if mix is None:
+        return own, other, 256, 0, 0, 0, 0
+    return own, other, mix.weight, *(edge or 0 for side in (mix.rows, mix.columns) for edge in (side.start, side.stop))
+
+
+def _moved(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return accelerator.pinned(values, device).to(device, non_blocking=True)

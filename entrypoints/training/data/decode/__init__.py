@@ -1,0 +1,1 @@
+"""Images and masks from files to arrays, on the CPU."""

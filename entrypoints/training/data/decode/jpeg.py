@@ -1,0 +1,147 @@
+"""JPEG files decoded by the fastest decoder there is, at an eighth to the whole of their size; what is no plain JPEG is left to Pillow."""
+
+from __future__ import annotations
+
+import functools
+import io
+import struct
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from training.data.decode.decoding import ORIENTATION
+
+HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
+"""Markers of baseline, extended and progressive frames (ITU-T T.81, table B.1); the others are lossless or arithmetic."""
+
+WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
+"""Markers that no length follows (ITU-T T.81, section B.1.1.3)."""
+
+
+class JpegHeader(NamedTuple):
+    """What a plain JPEG says before its pixels: 8 bits, grey or YCbCr."""
+
+    width: int
+    height: int
+    channels: int
+    """1 or 3."""
+    orientation: int
+    """EXIF's, 1 to 8; 1 is upright."""
+
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """Width and height in pixels as a viewer shows it."""
+        return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
+
+
+def read_header(encoded: bytes) -> JpegHeader | None:
+    """The header of a plain JPEG; None where it is another kind of JPEG, damaged, larger than Pillow opens, or no JPEG."""
+    if encoded[:3] != b"\xff\xd8\xff":
+        return None
+    place, end, tagged = 2, len(encoded) - 4, False
+    while place < end:
+        if encoded[place] != 0xFF:
+            return None
+        marker = encoded[place + 1]
+        if marker == 0xFF:  # a fill byte
+            place += 1
+            continue
+        if marker in WITHOUT_LENGTH:
+            place += 2
+            continue
+        length = int.from_bytes(encoded[place + 2 : place + 4], "big")
+        segment = encoded[place + 4 : place + 2 + length]
+        if marker in HUFFMAN_FRAMES:
+            return _frame(encoded, segment, tagged)
+        if marker == 0xEE and segment[:5] == b"Adobe" and segment[11:12] != b"\1":
+            return None  # neither YCbCr nor grey: RGB, CMYK or YCCK
+        if marker == 0xE1:  # EXIF, or XMP, which may tell the orientation too
+            tagged = True
+        elif marker == 0xDA or 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return None
+        place += 2 + length
+    return None
+
+
+def _frame(encoded: bytes, segment: bytes, tagged: bool) -> JpegHeader | None:
+    if len(segment) < 9:
+        return None
+    bits, height, width, channels = struct.unpack(">BHHB", segment[:6])
+    if bits != 8 or channels not in (1, 3) or not height or not width or segment[6:12:3] in (b"RG", b"rg"):
+        return None
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and width * height > 2 * limit:  # where Pillow refuses, and says why
+        return None
+    orientation = 1
+    if tagged:  # as the reference does, so that both turn a file with odd EXIF data alike
+        try:
+            with Image.open(io.BytesIO(encoded)) as opened:
+                orientation = opened.getexif().get(ORIENTATION)
+        except Exception:
+            return None
+    return JpegHeader(width, height, channels, orientation if orientation in range(1, 9) else 1)
+
+
+Decoder = Callable[[bytes, JpegHeader, int, bool], "np.ndarray | None"]
+"""(encoded, header, part, grey) -> uint8 (⌈height / part⌉, ⌈width / part⌉) where grey, else with 3 channels more, as stored, not
+upright; None where it finds damage, of which Pillow then judges."""
+
+
+@functools.cache
+def opencv() -> ModuleType | None:
+    """OpenCV, without threads of its own, which would multiply with ours; None where it is not installed."""
+    try:
+        import cv2
+    except ImportError:
+        return None
+    cv2.setNumThreads(0)
+    return cv2
+
+
+@functools.cache
+def find_decoder() -> tuple[Decoder, str]:
+    """The fastest decoder that is installed, and its name: simplejpeg, OpenCV or Pillow; all are libjpeg-turbo, which frees the GIL."""
+    try:
+        import simplejpeg
+    except ImportError:
+        if opencv() is not None:
+            return _by_opencv, "OpenCV (simplejpeg is not installed)"
+        return _by_pillow, "Pillow (neither simplejpeg nor OpenCV is installed)"
+
+    def by_simplejpeg(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.ndarray | None:
+        height, width = -(-header.height // part), -(-header.width // part)
+        try:
+            pixels = simplejpeg.decode_jpeg(
+                encoded, "GRAY" if grey else "RGB", min_height=height, min_width=width, min_factor=part
+            )
+        except ValueError:  # as for all that libjpeg warns of
+            return None
+        found: np.ndarray = pixels[..., 0] if grey else pixels
+        return found
+
+    return by_simplejpeg, "simplejpeg"
+
+
+def _by_opencv(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.ndarray | None:
+    if encoded.rfind(b"\xff\xd9", -64) < 0:  # without its end it is cut, which OpenCV would fill up with grey
+        return None
+    cv2 = opencv()
+    assert cv2 is not None, "find_decoder chose it"
+    # IMREAD_REDUCED_GRAYSCALE_2 is 16, …_4 32, …_8 64, and the colour ones are those + 1
+    flags = (8 * part if part > 1 else 0) + (0 if grey else 1) + cv2.IMREAD_IGNORE_ORIENTATION
+    pixels: np.ndarray | None = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
+    if pixels is not None and not grey:
+        pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)
+    return pixels
+
+
+def _by_pillow(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.ndarray | None:
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            image.draft("L" if grey else "RGB", (max(header.width // part, 1), max(header.height // part, 1)))
+            return np.array(image.convert("L" if grey else "RGB"))
+    except Exception:  # as all that Pillow finds wrong, for which decoding.decode has the words
+        return None

@@ -1,0 +1,85 @@
+"""What labelled images are read from, whatever holds them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from training.data.batches import Announce
+from training.data.orders import Order
+from training.data.sources.folders import LabelledFolder
+from training.data.sources.shard_index import find_shards
+from training.data.sources.shards import LabelledShards, ShardReading
+from training.runtime.environment import is_streamed
+from training.settings.scripts import TrainingSettings
+
+
+class Source(Protocol):
+    """Labelled images, numbered from 0 on, in the same order on every machine."""
+
+    root: Path
+    classes: list[str]
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 (images,), class numbers."""
+
+    @property
+    def order(self) -> Order:
+        """How the images are shuffled for training."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What was chosen in opening it, and why."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, number: int) -> str:
+        """Where an image lies, for messages."""
+
+    def encoded(self, number: int) -> bytes:
+        """An image file as it is; a ValueError names one that cannot be read."""
+
+    def digest(self) -> str:
+        """SHA-256 of what the images are, so that what was computed from others is not used for them."""
+
+    def announce(self) -> Announce | None:
+        """What wants to be told which images an epoch draws, before they are read. None: nothing."""
+
+
+def open_source(root: Path, settings: TrainingSettings, images_per_class: int | None = None) -> Source:
+    """The labelled images of a channel: shards where there are any (*.tar), else a folder with one subfolder a class.
+
+    Raises:
+        ValueError: there is no class, or one without images; shards are broken; or there are both.
+    """
+    if not has_shards(root):
+        return LabelledFolder(root, images_per_class)
+    return LabelledShards(root, images_per_class, shard_reading(root, settings))
+
+
+def has_shards(root: Path) -> bool:
+    """Whether a channel holds shards.
+
+    Raises:
+        ValueError: it holds folders too.
+    """
+    shards = find_shards(root)
+    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if shards and folders:
+        raise ValueError(
+            f"{root} holds {len(shards)} shards ({next(iter(shards))} …) and {len(folders)} folders ({folders[0]} …): "
+            "move one kind elsewhere, as only one can be trained on"
+        )
+    return bool(shards)
+
+
+def shard_reading(root: Path, settings: TrainingSettings) -> ShardReading:
+    """How a channel's shards are read, by the settings and by how SageMaker brings the channel."""
+    limit = settings.shard_cache_gb
+    return ShardReading(
+        settings.shuffle_window_shards, is_streamed(root), None if limit is None else round(limit * 10**9)
+    )

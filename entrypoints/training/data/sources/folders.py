@@ -1,0 +1,108 @@
+"""Labelled image folders, `<root>/<class>/<image>`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from training.data.decode.decoding import read_file
+from training.data.orders import FreeOrder
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+STATS_AT_ONCE = 16
+"""Threads that ask for the size of files: on a file system of a network the answers take their time, and not the CPU's."""
+
+FILES_A_TURN = 10_000
+"""Files whose sizes are asked at once, so that a million of them need no million of futures."""
+
+
+class LabelledFolder:
+    """The images of a folder with one subfolder a class, numbered by class and then by path."""
+
+    def __init__(self, root: Path, images_per_class: int | None = None):
+        """List the images; none is opened.
+
+        Args:
+            images_per_class: only the first so many of each class. None: all.
+
+        Raises:
+            ValueError: there is no class, or one without images.
+        """
+        found = {name: files[:images_per_class] for name, files in find_images(root).items()}
+        self.root, self.classes = root, list(found)
+        self.labels = np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
+        """int64 (images,), class numbers."""
+        # One array, because worker processes that only read a list of a million strings come to own a copy each: reading
+        # counts references, which writes to the pages that they share (https://github.com/pytorch/pytorch/issues/13246).
+        self._files = np.array([os.fsencode(file) for files in found.values() for file in files])
+        self.order = FreeOrder(len(self._files))
+        self.notes: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def name(self, number: int) -> str:
+        """Where an image lies, for messages."""
+        return os.path.join(self.root, os.fsdecode(self._files[number]))
+
+    def encoded(self, number: int) -> bytes:
+        """An image file as it is.
+
+        Raises:
+            ValueError: it cannot be read; the message names it.
+        """
+        return read_file(self.name(number))
+
+    def digest(self) -> str:
+        """SHA-256 of every image's path below the root, which begins with its class, and its size in bytes, in order.
+
+        The content is not read. Of a million files the size is asked by several threads, as each answer may come from afar.
+        """
+        found, root = hashlib.sha256(), os.fsencode(self.root)
+
+        def size(file: bytes) -> int:
+            return os.stat(os.path.join(root, file)).st_size
+
+        with ThreadPoolExecutor(STATS_AT_ONCE) as pool:
+            for first in range(0, len(self._files), FILES_A_TURN):
+                files = self._files[first : first + FILES_A_TURN]
+                for file, count in zip(files, pool.map(size, files)):
+                    found.update(b"%b\0%d\0" % (file, count))
+        return found.hexdigest()
+
+    def announce(self) -> None:
+        """Nothing wants to be told what an epoch draws."""
+
+
+def find_images(root: Path) -> dict[str, list[str]]:
+    """By class, sorted: the images at any depth below its folder, as sorted paths from the root. Hidden ones are left out.
+
+    Raises:
+        ValueError: there is no class, or one without images.
+    """
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if not classes:
+        raise ValueError(f"{root} has no folders: images belong into {root}/<class>/<image>, one folder a class")
+    found = {name: sorted(_images_below(root, name)) for name in classes}
+    empty = [name for name, files in found.items() if not files]
+    if empty:
+        others = f" (nor in {len(empty) - 1} other classes)" if empty[1:] else ""
+        raise ValueError(
+            f"{root / empty[0]} has no images{others}: put some there ({' '.join(IMAGE_ENDINGS)}), or remove the folder"
+        )
+    return found
+
+
+def _images_below(root: Path, name: str) -> Iterator[str]:
+    for folder, subfolders, files in os.walk(root / name, followlinks=True):
+        subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith(".")]
+        inside = os.path.relpath(folder, root)
+        for file in files:
+            if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith("."):
+                yield os.path.join(inside, file)

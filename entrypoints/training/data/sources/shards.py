@@ -1,0 +1,301 @@
+"""Labelled images in tar shards of the WebDataset convention, read at any place, so that a run goes on within an epoch.
+
+The webdataset library streams: it can neither go on within an epoch nor keep an order at another number of processes (its authors:
+https://github.com/webdataset/webdataset/issues/271), and MosaicML's and Lightning's readers want formats of their own; so the
+convention is theirs, its shards can be exchanged with that library, and the reading is ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.data.batches import Announce
+from training.data.orders import ShardOrder
+from training.data.sources.shard_cache import ReadAhead, ShardCache, host_folder, locked
+from training.data.sources.shard_index import (
+    CLASSES,
+    INDEX,
+    ShardIndex,
+    find_shards,
+    read_classes,
+    read_index,
+    scan_shards,
+    write_index,
+)
+
+
+@dataclass(frozen=True)
+class ShardReading:
+    """How shards are read."""
+
+    window: int = 32
+    """Shards among which images are shuffled."""
+    streamed: bool = False
+    """Whether each read goes to S3, so that whole shards are to be copied to the disk before."""
+    cache_bytes: int | None = None
+    """Of all copies on a host. None: half of what is free."""
+
+
+class LabelledShards:
+    """The images of a folder of shards, numbered through them in the order of their names."""
+
+    def __init__(self, root: Path, images_per_class: int | None = None, reading: ShardReading | None = None):
+        """Find out what lies where; no image is read.
+
+        Args:
+            images_per_class: only the first so many of each class. None: all.
+
+        Raises:
+            ValueError: a shard is missing, broken or not in the index, an image has no label, or one of no class.
+        """
+        self.root, self.files = root, ShardFiles(root, reading or ShardReading())
+        index, named = self.files.index, read_classes(root)
+        if len(index.mask_offsets):
+            raise ValueError(f"{root}: its shards hold masks, not labels: train_segmentation.py reads them")
+        classes = int(index.labels.max()) + 1
+        self.classes = named or [str(number) for number in range(classes)]
+        if classes > len(self.classes):
+            first = int(np.argmax(index.labels >= len(self.classes)))
+            raise ValueError(
+                f"{self.files.name(first)} has class {index.labels[first]}, and {root} has {len(self.classes)} names of classes, "
+                f"so 0 to {len(self.classes) - 1} are valid: correct the label, or {' or '.join(CLASSES)}"
+            )
+        if images_per_class is not None:
+            self.files.keep(_first_of_each(index.labels, images_per_class))
+        self.order = self.files.order
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 (images,), class numbers."""
+        return self.files.index.labels
+
+    @property
+    def notes(self) -> list[str]:
+        """What was chosen, and why."""
+        return self.files.notes
+
+    def __len__(self) -> int:
+        return len(self.files.index)
+
+    def name(self, number: int) -> str:
+        """Where an image lies, for messages."""
+        return self.files.name(number)
+
+    def encoded(self, number: int) -> bytes:
+        """An image file as it is.
+
+        Raises:
+            ValueError: it cannot be read; the message names it.
+        """
+        return self.files.image(number)
+
+    def digest(self) -> str:
+        """SHA-256 of the shards' names, sizes and checksums, of what lies where in them, and of the classes; images are not read."""
+        found = hashlib.sha256(self.files.digest().encode())
+        for name in self.classes:
+            found.update(b"%b\0" % name.encode())
+        return found.hexdigest()
+
+    def announce(self) -> Announce | None:
+        """What is to be told which images an epoch draws, so that their shards are copied ahead; None where they are read in place."""
+        return self.files.announce()
+
+
+class ShardFiles:
+    """Shards and their index, read at any place by any number of threads and processes.
+
+    Attributes:
+        index: what lies where.
+        notes: what was chosen, and why.
+    """
+
+    def __init__(self, root: Path, reading: ShardReading):
+        self.root, self._reading = root, reading
+        sizes = find_shards(root)
+        self.notes: list[str] = []
+        self.index = self._open_index(sizes)
+        self._names = self.index.names
+        self._files: dict[int, _OpenFile] = {}
+        self._starts = np.cumsum(self.index.counts).tolist()
+        self._cache = ShardCache(root, sizes, reading.cache_bytes) if reading.streamed else None
+        self._describe(sizes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": {}}
+
+    @property
+    def order(self) -> ShardOrder:
+        """How images are shuffled."""
+        return ShardOrder(self.index.counts, self._reading.window)
+
+    def keep(self, numbers: np.ndarray) -> None:
+        """Leave out all images but those with these ascending numbers; the others are numbered anew."""
+        self.index = self.index.only(numbers)
+        self._starts = np.cumsum(self.index.counts).tolist()
+
+    def image(self, number: int) -> bytes:
+        """An image file.
+
+        Raises:
+            ValueError: it cannot be read; the message names it.
+        """
+        return self._read(number, int(self.index.offsets[number]), int(self.index.lengths[number]))
+
+    def mask(self, number: int) -> bytes:
+        """A mask file, as `image`."""
+        return self._read(number, int(self.index.mask_offsets[number]), int(self.index.mask_lengths[number]))
+
+    def name(self, number: int) -> str:
+        """Shard and member of an image, as its tar header says."""
+        return self._member(number, int(self.index.offsets[number]))
+
+    def mask_name(self, number: int) -> str:
+        """Shard and member of a mask."""
+        return self._member(number, int(self.index.mask_offsets[number]))
+
+    def digest(self) -> str:
+        """SHA-256 of the shards' names, sizes and checksums, and of what lies where in them."""
+        found = hashlib.sha256()
+        for name in ("shards", "sizes", "checksums", "counts", "offsets", "lengths", "labels", "mask_offsets"):
+            found.update(np.ascontiguousarray(getattr(self.index, name)).tobytes())
+        return found.hexdigest()
+
+    def announce(self) -> Announce | None:
+        """See LabelledShards."""
+        if self._cache is None:
+            return None
+        return ReadAhead(self._cache, self._names, self.index.shard_of_image())
+
+    def _member(self, number: int, offset: int) -> str:
+        shard = bisect_right(self._starts, number)
+        try:
+            header = self._pread(shard, offset - 512, 512)
+        except OSError:
+            header = b""
+        folder, name = (os.fsdecode(part.split(b"\0")[0]) for part in (header[345:500], header[:100]))
+        inside = f"{folder}/{name}" if folder and header[257:263] == b"ustar\0" else name
+        return f"{self.root / self._names[shard]}: {inside or f'image {number}'}"
+
+    def _read(self, number: int, offset: int, length: int) -> bytes:
+        shard = bisect_right(self._starts, number)
+        try:
+            found = self._pread(shard, offset, length)
+        except OSError as error:
+            raise ValueError(f"{self._member(number, offset)} cannot be read: {error.strerror or error}") from error
+        if len(found) < length:
+            raise ValueError(
+                f"{self.root / self._names[shard]} ends within image {number}: it was changed since the start. Copy it again"
+            )
+        return found
+
+    def _pread(self, shard: int, offset: int, length: int) -> bytes:
+        file, found = self._opened(shard), b""
+        while len(found) < length:  # a file system in user space may give less than it was asked for
+            part = os.pread(file.descriptor, length - len(found), offset + len(found))
+            if not part:
+                break
+            found = found + part if found else part
+        return found
+
+    def _opened(self, shard: int) -> _OpenFile:
+        """A shard's file, opened once. No lock: a fork may come at any time, and Python's dict needs none."""
+        file = self._files.get(shard)
+        if file is None:
+            file = self._open(self._names[shard])
+            for other, opened in list(self._files.items()):
+                # one that was removed to make room takes room until it is closed
+                if len(self._files) >= 2 * self._reading.window or not os.fstat(opened.descriptor).st_nlink:
+                    self._files.pop(other, None)
+            self._files[shard] = file
+        return file
+
+    def _open(self, name: str) -> _OpenFile:
+        if self._cache is not None:
+            for _ in range(3):
+                try:
+                    return _OpenFile(self._cache.copy_of(name))
+                except FileNotFoundError:  # removed before it was opened
+                    continue
+        return _OpenFile(self.root / name)
+
+    def _open_index(self, sizes: dict[str, int]) -> ShardIndex:
+        """The index that lies beside the shards, or one made from them."""
+        if not (self.root / INDEX).is_file():
+            return self._made_index(sizes)
+        index = read_index(self.root / INDEX)
+        expected = dict(zip(index.names, index.sizes.tolist()))
+        problems = [f"{name} is missing" for name in expected if name not in sizes]
+        problems += [f"{name} is not in the index" for name in sizes if name not in expected]
+        problems += [
+            f"{name} has {sizes[name]:,} bytes, not {size:,}"
+            for name, size in expected.items()
+            if sizes.get(name, size) != size
+        ]
+        if problems:
+            more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+            raise ValueError(
+                f"the shards in {self.root} are not those of {INDEX} there: {'; '.join(problems[:5])}{more}. Copy them again, or, "
+                f"if they are meant to be as they are, remove {INDEX}: a new one is then made at the start"
+            )
+        return index
+
+    def _made_index(self, sizes: dict[str, int]) -> ShardIndex:
+        """An index made by the first process of this host that comes, which the others wait for; kept for the next run."""
+        classes = read_classes(self.root)
+        times = [os.stat(self.root / name).st_mtime_ns for name in sizes]
+        folder = host_folder(INDEX, self.root.absolute(), *sizes.items(), *times, *(classes or ()))
+        started = time.monotonic()
+        with locked(folder / "lock"):
+            if not (folder / INDEX).is_file():
+                write_index(folder / INDEX, scan_shards(self.root, sizes, classes))
+        self.notes.append(
+            f"{self.root} has no {INDEX}, which `launcher prepare` writes beside shards: the headers of {len(sizes)} shards were "
+            f"read instead, {time.monotonic() - started:.1f} s, and their index is kept in {folder}"
+        )
+        return read_index(folder / INDEX)
+
+    def _describe(self, sizes: dict[str, int]) -> None:
+        if not len(self.index):
+            raise ValueError(f"{self.root}: its {len(sizes)} shards hold no images")
+        window, order = self._reading.window, self.order
+        self.notes.append(
+            f"{self.root}: {len(self.index):,} images in {len(sizes)} shards of {max(sizes.values()) / 1e6:,.0f} MB at most; "
+            f"shuffled among {min(window, len(sizes))} shards (shuffle_window_shards), in {order.lanes} lanes, so that each of "
+            f"up to {order.lanes} hosts reads a part of them"
+        )
+        if self._cache is None:
+            return
+        needed = 2 * min(window, len(sizes)) * max(sizes.values())
+        small = (
+            f"; less than twice the window, {needed / 1e9:.1f} GB: raise shard_cache_gb, or lower shuffle_window_shards"
+        )
+        self.notes.append(
+            f"{self.root} is streamed (FastFile): shards are copied ahead to {self._cache.folder}, up to "
+            f"{self._cache.limit / 1e9:.1f} GB (shard_cache_gb){small if self._cache.limit < min(needed, sum(sizes.values())) else ''}"
+        )
+
+
+class _OpenFile:
+    """A file descriptor that is closed when nobody reads it any more, whichever thread comes last."""
+
+    def __init__(self, file: Path):
+        self.descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+def _first_of_each(labels: np.ndarray, count: int) -> np.ndarray:
+    """The ascending numbers of the first so many images of each class."""
+    by_class = np.argsort(labels, kind="stable")
+    firsts = np.searchsorted(labels[by_class], labels[by_class])
+    return np.sort(by_class[np.arange(len(labels)) - firsts < count])

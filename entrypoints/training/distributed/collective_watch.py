@@ -1,0 +1,288 @@
+"""Who has not come to a collective, written down before NCCL's watchdog ends the process by SIGABRT, after which nothing can be.
+
+Each rank's thread tells the store where its rank is. A rank that has stood still for most of the time-out asks where the others are,
+and leaves what it finds in the failure file. It takes that back where training goes on after all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from training.distributed.rendezvous import this_host
+from training.runtime import failure
+
+PATIENCE = 0.75
+"""Share of a collective's time-out after which a rank that stands still asks where the others are."""
+
+SILENT_BEATS = 3
+"""A rank that misses as many is taken for gone."""
+
+OUTSIDE = {"", "data_wait", "waiting for rank 0"}
+"""What a rank does without a collective, as far as our own phases tell; start-up and the end have none."""
+
+ORDER = (
+    "evaluate",
+    "checkpoint",
+    "data_wait",
+    "host_to_device",
+    "teacher_forward",
+    "student_forward",
+    "loss",
+    "backward",
+    "optimizer",
+)
+"""What a rank does from one optimizer step to the next."""
+
+SILENCE = 120
+"""Seconds without a beat of rank 0, which beats every 15 s at least, after which nobody waits for it any more."""
+
+FLIGHT_RECORDER = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_FR_BUFFER_SIZE": "2000"}
+"""Has NCCL's process group remember its last collectives (TORCH_FR_… is the newer name; torch 2.14 knows both): without it only our
+own phases have names."""
+
+CAUSES = {
+    "data_wait": "it waits for its input: a read from storage that hangs, or data workers that were killed. See its host's log",
+    "checkpoint": "it writes a checkpoint: raise process_group_minutes, or checkpoint_every",
+    "evaluate": "it evaluates longer than the others: its share of the images is larger, or its storage slower",
+}
+"""Why a rank may be late, by what it does."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Where a rank is."""
+
+    host: str
+    step: int | None
+    """Optimizer steps done; None before training."""
+    doing: str
+    """The phase that it is in."""
+    still: float
+    """Seconds since that last changed."""
+    collective: str | None = None
+    """The one that it waits for, as NCCL's process group remembers it."""
+    number: int | None = None
+    """Of that collective, counted from the group's first."""
+
+    def place(self) -> str:
+        """For people: `in data_wait after step 41`."""
+        return f"in {self.doing or 'start-up'} {'before training' if self.step is None else f'after step {self.step}'}"
+
+
+class CollectiveWatch:
+    """Watches one rank from a thread of its own.
+
+    Args:
+        store: that of the roll call.
+        timeout: seconds after which a collective ends the process.
+        backend: of the process group.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: float, backend: str):
+        self._store, self._rank, self._size, self._timeout = PrefixStore("watch", store), rank, size, timeout
+        self._backend = backend
+        self._interval = min(15.0, timeout / 20)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="collective watch", daemon=True)
+        self._changes, self._since, self._told = -1, time.monotonic(), False
+        self._counted: tuple[float, dict[int, int]] | None = None
+        """When the ranks' beats were counted, and how many there were, since this rank stands still for long."""
+
+    def start(self) -> None:
+        """Watch from now on."""
+        self._thread.start()
+
+    def beats_of_first(self) -> int:
+        """How often rank 0 was heard."""
+        return self._store.add("beats 0", 0)
+
+    def end(self) -> None:
+        """Watch no more, as something failed."""
+        self._ended.set()
+
+    def stop(self) -> None:
+        """Watch no more, and take back what proved to be no failure."""
+        self.end()
+        self._thread.join(2 * self._interval)
+        failure.take_back()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0, which reports its own failure
+            while not self._ended.wait(self._interval):
+                self._look()
+
+    def _look(self) -> None:
+        progress, now = failure.progress, time.monotonic()
+        if progress.changes != self._changes:
+            self._changes, self._since, self._counted = progress.changes, now, None
+            if self._told:
+                self._told = False
+                failure.take_back()
+        beat = self._beat(now - self._since)
+        self._store.set(str(self._rank), json.dumps(asdict(beat)))
+        self._store.add(f"beats {self._rank}", 1)
+        in_one = beat.collective is not None or beat.doing not in OUTSIDE
+        if beat.still < PATIENCE * self._timeout or self._told or progress.alone or not in_one:
+            return
+        if self._counted is None:
+            self._counted = now, self._counts()
+        counted, counts = self._counted
+        if now - counted >= SILENT_BEATS * self._interval:
+            silent = {rank for rank, count in self._counts().items() if count == counts[rank] and rank != self._rank}
+            self._told = True
+            failure.foretell(explain(self._rank, beat, self._others(), silent, self._timeout, self._backend))
+
+    def _beat(self, still: float) -> Beat:
+        progress = failure.progress
+        name, number = pending_collective() if still > self._interval else (None, None)
+        return Beat(this_host(), progress.step, progress.doing, still, name, number)
+
+    def _counts(self) -> dict[int, int]:
+        return {rank: self._store.add(f"beats {rank}", 0) for rank in range(self._size)}
+
+    def _others(self) -> dict[int, Beat]:
+        there = [rank for rank, count in self._counts().items() if count and rank != self._rank]
+        return {rank: Beat(**json.loads(self._store.get(str(rank)))) for rank in there}
+
+
+class Lobby:
+    """Where the ranks wait for what the first does alone: they ask the store, and no collective's time runs out meanwhile.
+
+    Args:
+        store: that of the roll call.
+        beats: counts the first rank's signs of life.
+    """
+
+    def __init__(self, store: Store, beats: Callable[[], int]):
+        self._store, self._beats, self._waits = PrefixStore("lobby", store), beats, 0
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """On rank 0: the others wait until the body ends, well or not."""
+        key = self._next()
+        failure.progress.alone = True
+        try:
+            yield
+        finally:
+            failure.progress.alone = False
+            self._store.add(key, 1)
+
+    def wait(self) -> None:
+        """On the other ranks: until rank 0 has come to the end.
+
+        Raises:
+            ConnectionError: it gives no sign of life any more.
+        """
+        key, beats, heard, pause = self._next(), -1, time.monotonic(), 0.01
+        while not self._store.add(key, 0):
+            failure.progress.enter("waiting for rank 0")
+            now = self._beats()
+            if now != beats:
+                beats, heard = now, time.monotonic()
+            elif time.monotonic() - heard > SILENCE:
+                raise ConnectionError(
+                    f"rank 0, which works alone, has given no sign of life for {SILENCE} s: see its host's log"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _next(self) -> str:
+        self._waits += 1
+        return f"wait {self._waits}"
+
+
+def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], timeout: float, backend: str) -> str:
+    """Which collective a rank waits for, who has not come to it, and why, in two lines.
+
+    Args:
+        others: of the ranks that were ever heard.
+        silent: ranks whose beats have ended.
+        timeout: seconds.
+        backend: of the process group.
+    """
+    end = "the process is ended, by NCCL's watchdog with SIGABRT" if backend == "nccl" else "it fails"
+    waits = (
+        f"{own.collective} (collective number {own.number})"
+        if own.collective
+        else f"the collective of {own.doing or 'start-up'}"
+    )
+    head = f"rank {rank}: {own.still / 60:.1f} min in {waits}, {own.place()}; after {timeout / 60:.3g} min (process_group_minutes) {end}"
+    if silent:
+        gone = _some([_silent(one, others.get(one)) for one in sorted(silent)])
+        return f"{head}\ncause: {gone}: it was killed, as where its host's memory is full, or its host is gone. See that host's log"
+    late = [one for one, beat in sorted(others.items()) if _behind(beat, own)]
+    if late:
+        doing = others[late[0]].doing
+        why = CAUSES.get(doing, "it is busy alone, or took another way through the script than the others")
+        where = _some([f"rank {one} ({others[one].host}) is {others[one].place()}" for one in late])
+        return f"{head}\ncause: {where} and has not come: {why}"
+    return (
+        f"{head}\ncause: all ranks came: the connections between them are broken. Let the security group pass all traffic among its own "
+        "members; NCCL_DEBUG=INFO shows more"
+    )
+
+
+def pending_collective() -> tuple[str | None, int | None]:
+    """The oldest collective of this process that is not done, from NCCL's flight recorder: name with numbers of values, and its place
+    in the order; (None, None) where it keeps none."""
+    with contextlib.suppress(Exception):  # not every build of torch has the function, and its format is torch's own
+        from torch._C import _distributed_c10d
+
+        text = _distributed_c10d._dump_nccl_trace_json(True, True)  # type: ignore[attr-defined]  # its stubs lack it
+        dumped = json.loads(text)
+        return oldest(dumped.get("entries", []))
+    return None, None
+
+
+def oldest(entries: list[dict[str, Any]]) -> tuple[str | None, int | None]:
+    """Of a flight recorder's entries the first that is not completed."""
+    open_ones = [entry for entry in entries if entry.get("state") != "completed"]
+    if not open_ones:
+        return None, None
+    first = min(open_ones, key=lambda entry: entry["collective_seq_id"])
+    values = 0
+    for shape in first.get("input_sizes") or []:
+        count = 1
+        for side in shape:
+            count *= side
+        values += count
+    name = str(first.get("profiling_name", "a collective")).removeprefix("nccl:")
+    return f"{name} of {values:,} values", int(first["collective_seq_id"])
+
+
+def remember_collectives() -> None:
+    """Switch NCCL's flight recorder on, where nobody has decided about it; before the process group."""
+    for name, value in FLIGHT_RECORDER.items():
+        os.environ.setdefault(name, value)
+
+
+def _behind(beat: Beat, own: Beat) -> bool:
+    """Whether a rank has not come to the collective that this one is in."""
+    if beat.number is not None and own.number is not None:
+        return beat.number < own.number
+    return _order(beat) < _order(own)
+
+
+def _order(beat: Beat) -> tuple[int, int]:
+    """How far a rank has come: by steps done, then by what follows what after a step."""
+    place = ORDER.index(beat.doing) if beat.doing in ORDER else -1
+    return -1 if beat.step is None else beat.step, place
+
+
+def _silent(rank: int, beat: Beat | None) -> str:
+    if beat is None:
+        return f"rank {rank} was never heard"
+    return f"rank {rank} ({beat.host}) gives no sign of life, last heard {beat.place()}"
+
+
+def _some(texts: list[str]) -> str:
+    return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")

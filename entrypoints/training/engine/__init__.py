@@ -1,0 +1,1 @@
+"""The loop that knows no task, its state, checkpoints and memory."""

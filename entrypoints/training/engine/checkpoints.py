@@ -1,0 +1,365 @@
+"""Checkpoints that survive a kill at any moment: written beside the last one, checked when read, resumed from bit for bit.
+
+    step-00001200/shared.pt       what all ranks have in common, as rank 0 gave it
+                  own.pt          what each rank has of its own, one row a rank
+                  manifest.json   step, world size, fingerprint, and the SHA-256 of both files
+
+Rank 0 alone writes and reads; what it reads goes to every rank, so that a host with an empty folder resumes as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from training.distributed.world import World
+from training.runtime import accelerator
+from training.runtime.reporting import write_line
+
+SHARED, OWN, MANIFEST = "shared.pt", "own.pt", "manifest.json"
+WRITING, REPLACED = ".writing", ".replaced"
+"""Folders that are no checkpoints: one that is being written, and one whose place another takes. A kill may leave them."""
+
+PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter)
+"""What torch.load(weights_only=True) of every version since 2.0 takes, beside dict, OrderedDict, list and tuple."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint as one rank gets it; tensors are on the CPU."""
+
+    step: int
+    shared: Any
+    own: dict[str, torch.Tensor] | None
+    """What this rank saved; None where there were more or fewer ranks: then `reseed` gives every rank new random numbers."""
+
+
+class Checkpoints:
+    """The checkpoints of a run in its folder.
+
+    Args:
+        folder: made where it is missing. None, on every rank: nothing is saved, and nothing found.
+        fingerprint: settings that a checkpoint must have been saved with, so that this run may go on from it; JSON-ready.
+        keep: how many stay. There is room for one more while it is written.
+        say: takes lines for people; rank 0 alone calls it.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        world: World,
+        *,
+        fingerprint: Mapping[str, Any] | None = None,
+        keep: int = 2,
+        say: Callable[[str], None] = write_line,
+    ):
+        self._folder, self._world, self._keep, self._say = folder, world, keep, say
+        self._fingerprint = json.loads(json.dumps(fingerprint or {}))  # as it comes back: a tuple is a list there
+        self._saved: int | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")  # at the interpreter's end it finishes what it has begun
+        self._writing: Future[str] | None = None
+        self._damaged: list[Path] = []
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a folder, so that anything is saved."""
+        return self._folder is not None
+
+    def save(self, step: int, shared: Any, own: Mapping[str, torch.Tensor], *, required: bool = False) -> None:
+        """Save a step. A collective: every rank calls it after the same step.
+
+        The new checkpoint appears whole or not at all, and only then the oldest goes. Where the disk fails, the ones before
+        stay, a warning is said and training goes on: losing steps later is better than losing all of them now.
+        Beside a GPU a thread writes a copy in main memory while training goes on, at most one behind; on the CPU that would take the cores
+        from training.
+        `load` comes first in every process: checkpoints of later steps are taken for those that it passed over, and removed.
+
+        Args:
+            step: optimizer steps done.
+            shared: from rank 0, None on the others: dicts, lists and tuples of tensors, numbers, texts and None.
+            own: this rank's tensors, of the same names, shapes and types on every rank.
+            required: the job ends with this one, so a failure must be told: it raises.
+
+        Raises:
+            OSError: on every rank, where the checkpoint is required and could not be written.
+            TypeError: `shared` holds something that could not be read again.
+        """
+        if self._folder is None:
+            return
+        rows = {name: self._world.gather_rows(own[name].detach()[None]) for name in sorted(own)}
+        trouble = self._settled() if self._world.is_first else ""
+        if self._world.is_first and step != self._saved:
+            _refuse_what_cannot_be_read_again(shared, "shared")
+            files = {SHARED: shared, OWN: rows}
+            if accelerator.is_gpu(self._world.device):
+                self._tell(trouble)
+                trouble, kept = "", snapshot(files, self._world.device)
+                self._writing = self._writer.submit(self._written, step, kept)
+                if required:
+                    trouble = self._settled()
+            else:
+                trouble = self._written(step, files)
+        if required:
+            trouble = self._world.broadcast_bytes(trouble.encode() if self._world.is_first else None).decode()
+            if trouble:
+                raise OSError(f"{trouble}. A job that goes on from here repeats the steps since the one before")
+        else:
+            self._tell(trouble)
+
+    def finish(self) -> None:
+        """Wait until the last one is on the disk."""
+        self._tell(self._settled())
+
+    def _tell(self, trouble: str) -> None:
+        if trouble:
+            cure = f"make room for {self._keep + 1} checkpoints (compute.volume_gb), or keep fewer"
+            self._say(f"WARNING: {trouble}. The ones before stay and training goes on; {cure}")
+
+    def _settled(self) -> str:
+        """What went wrong with the one that is still being written, once it is."""
+        writing, self._writing = self._writing, None
+        return writing.result() if writing is not None else ""
+
+    def _written(self, step: int, files: Mapping[str, Any]) -> str:
+        """Write one; what went wrong."""
+        assert self._folder is not None
+        try:
+            self._write(step, files)
+            self._saved = step
+        except OSError as error:
+            shutil.rmtree(self._folder / WRITING, ignore_errors=True)
+            return f"no checkpoint of step {step} in {self._folder}: {error.strerror or error}"
+        return ""
+
+    def load(self) -> Loaded | None:
+        """The newest checkpoint that is whole, the same one on every rank; None where there is none. A collective.
+
+        Damaged ones, which a lost host or a copy to S3 that was cut short leaves, are passed over and said.
+
+        Raises:
+            ValueError: on every rank: it was saved with other settings.
+        """
+        if self._folder is None:
+            return None
+        manifest, contents = self._world.first_alone(self._newest_good) or (None, {})
+        manifest = json.loads(self._from_first(json.dumps(manifest).encode()))
+        if manifest is None:
+            return None
+        self._saved = manifest["step"]
+        different = _differences(manifest["fingerprint"], self._fingerprint)
+        if different:
+            raise ValueError(
+                f"the checkpoint of step {manifest['step']} in {self._folder} is of another job: {'; '.join(different)}. "
+                "Go on with its settings; or start anew, with another `checkpoints` in the config or without that folder"
+            )
+        shared, rows = (
+            torch.load(io.BytesIO(self._from_first(contents.pop(name, b""))), map_location="cpu", weights_only=True)
+            for name in (SHARED, OWN)
+        )
+        same_size = manifest["world_size"] == self._world.size
+        own = {name: row[self._world.rank].clone() for name, row in rows.items()} if same_size else None
+        return Loaded(manifest["step"], shared, own)
+
+    def _from_first(self, data: bytes) -> bytes:
+        return self._world.broadcast_bytes(data if self._world.is_first else None)
+
+    def _write(self, step: int, files: Mapping[str, Any]) -> None:
+        """A whole checkpoint at its place, then fewer old ones."""
+        assert self._folder is not None
+        partial, replaced, place = self._folder / WRITING, self._folder / REPLACED, self._folder / f"step-{step:08d}"
+        for left in (partial, replaced):  # by a kill
+            shutil.rmtree(left, ignore_errors=True)
+        partial.mkdir(parents=True)
+        written = {name: _write_hashed(partial / name, content) for name, content in files.items()}
+        manifest = {
+            "step": step,
+            "world_size": self._world.size,
+            "fingerprint": self._fingerprint,
+            "torch": torch.__version__,
+            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "files": written,
+        }
+        with open(partial / MANIFEST, "w", encoding="utf-8") as file:
+            json.dump(manifest, file, indent=1)
+            _to_disk(file)
+        _folder_to_disk(partial)
+        if place.exists():  # damaged, or `load` would have gone on from it
+            os.replace(place, replaced)
+        os.replace(partial, place)
+        _folder_to_disk(self._folder)
+        self._remove_all_but_the_newest(step)
+
+    def _remove_all_but_the_newest(self, step: int) -> None:
+        """Remove the steps before beyond `keep`; and what is damaged or lies after this step, which nobody goes on from."""
+        assert self._folder is not None
+        places = self._places()
+        before = [place for place in places if _step(place) < step and place not in self._damaged]
+        kept = {self._folder / f"step-{step:08d}", *before[: self._keep - 1]}
+        for place in [*(place for place in places if place not in kept), self._folder / REPLACED]:
+            shutil.rmtree(place, ignore_errors=True)
+        self._damaged = []
+
+    def _places(self) -> list[Path]:
+        """The folders that are named as checkpoints, newest first."""
+        found = self._folder.iterdir() if self._folder is not None and self._folder.is_dir() else ()
+        return sorted((place for place in found if re.fullmatch(r"step-\d{8,}", place.name)), key=_step, reverse=True)
+
+    def _newest_good(self) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
+        """The manifest of the newest whole checkpoint and what its files hold; (None, {}) where there is none."""
+        complaints = []
+        for place in self._places():
+            try:
+                manifest, contents = _read(place)
+            except _Damaged as damage:
+                complaints.append(f"checkpoint {place.name} is damaged ({damage})")
+                self._damaged.append(place)
+                continue
+            for complaint in complaints:
+                self._say(f"{complaint}, taking {place.name}")
+            return manifest, contents
+        for complaint in complaints:
+            self._say(f"{complaint}, and there is no whole one: starting from the first step")
+        return None, {}
+
+
+def snapshot(tree: Any, device: torch.device) -> Any:
+    """A tree of dicts, lists and tuples with copies of its tensors in main memory, as they are now; the host waits once.
+
+    Args:
+        device: the GPU that holds them.
+    """
+    copied = _copied(tree)
+    accelerator.synchronize(device)
+    return copied
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        if tree.device.type == "cpu":
+            return tree.detach().clone()
+        copy = torch.empty_like(tree, device="cpu", pin_memory=True, requires_grad=False)
+        return copy.copy_(tree.detach(), non_blocking=True)
+    if isinstance(tree, dict):
+        return type(tree)((key, _copied(value)) for key, value in tree.items())
+    return type(tree)(map(_copied, tree)) if isinstance(tree, (list, tuple)) else tree
+
+
+class _Damaged(Exception):
+    """Why a checkpoint is not whole."""
+
+
+def _read(place: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """A checkpoint's manifest, and what each of its files holds. Raises _Damaged."""
+    try:
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        files = {name: (manifest["files"][name]["sha256"], manifest["files"][name]["bytes"]) for name in (SHARED, OWN)}
+        known = manifest["step"] == _step(place) and {"world_size", "fingerprint"} <= set(manifest)
+    except FileNotFoundError:
+        raise _Damaged(f"no {MANIFEST}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _Damaged(f"{MANIFEST}: {error!r}") from None
+    if not known:
+        raise _Damaged(f"{MANIFEST}: not of this step")
+    contents = {}
+    for name, (checksum, size) in files.items():
+        try:
+            contents[name] = (place / name).read_bytes()
+        except OSError as error:
+            raise _Damaged(f"{name}: {error.strerror}") from None
+        if len(contents[name]) != size:
+            raise _Damaged(f"{name}: {len(contents[name])} of {size} bytes")
+        if hashlib.sha256(contents[name]).hexdigest() != checksum:
+            raise _Damaged(f"{name}: checksum")
+    return manifest, contents
+
+
+class _HashedFile:
+    """A file for torch.save, hashed while it is written."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self.hash, self.size = file, hashlib.sha256(), 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.hash.update(data)
+        self.size += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write_hashed(path: Path, content: Any) -> dict[str, Any]:
+    """Write a tree by torch.save until it is on the disk; its checksum and size."""
+    with open(path, "wb") as file:
+        hashed = _HashedFile(file)
+        try:
+            torch.save(content, hashed)  # type: ignore[arg-type]  # torch.save calls no more of a file than write and flush
+        except RuntimeError:  # PyTorch's own, which hides what the disk said
+            if hashed.error is None:
+                raise
+            raise hashed.error from None
+        _to_disk(file)
+    return {"sha256": hashed.hash.hexdigest(), "bytes": hashed.size}
+
+
+def _to_disk(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _folder_to_disk(folder: Path) -> None:
+    """Make the names in a folder as lasting as its files."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _step(place: Path) -> int:
+    return int(place.name.removeprefix("step-"))
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What differs between two fingerprints, at most five settings of it."""
+    names = [name for name in sorted({**there, **here}) if there.get(name) != here.get(name)]
+    told = [f"{name} is {_shown(there, name)} there and {_shown(here, name)} here" for name in names[:5]]
+    return told + ([f"and {len(names) - 5} more"] if len(names) > 5 else [])
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    text = json.dumps(values[name]) if name in values else "absent"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _refuse_what_cannot_be_read_again(value: Any, where: str) -> None:
+    """Raise a TypeError where a tree holds what torch.load(weights_only=True) refuses: now, not when the run is lost."""
+    if type(value) in (dict, OrderedDict):
+        for key, item in value.items():
+            _refuse_what_cannot_be_read_again(key, f"{where} (a key)")
+            _refuse_what_cannot_be_read_again(item, f"{where}[{key!r}]")
+    elif type(value) in (list, tuple):
+        for number, item in enumerate(value):
+            _refuse_what_cannot_be_read_again(item, f"{where}[{number}]")
+    elif type(value) not in PLAIN:
+        cure = "make it a tensor, a number or a text"
+        raise TypeError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: {cure}")

@@ -1,0 +1,359 @@
+"""The training loop. It knows no method: a task gives a dict of named losses, and the loop lowers the one called `loss`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from training.data.batches import TrainingBatches
+from training.data.broken import LISTING
+from training.data.loaders import Loaders
+from training.distributed.data_parallel import synchronise
+from training.distributed.stop_flag import StopSignal
+from training.distributed.world import World
+from training.engine.checkpoints import Checkpoints
+from training.engine.memory import peak_memory
+from training.engine.random_state import reseed, restore_rng, rng_state
+from training.engine.state import TrainingState
+from training.measure.debugger import register_hook
+from training.measure.operators import OperatorWindow
+from training.measure.sagemaker_profiler import SageMakerProfiler
+from training.measure.timeline import Timeline
+from training.measure.timeline_record import TimelineRecord, grad_sync_seconds
+from training.models.precision import resolved
+from training.runtime import failure
+from training.runtime.environment import Environment
+from training.runtime.reporting import Reporter
+from training.settings.scripts import TrainingSettings
+
+Settings = TypeVar("Settings", bound=TrainingSettings)
+
+Losses = dict[str, torch.Tensor]
+"""Scalars by name; `loss` is the one that is lowered."""
+
+
+class Task(Protocol):
+    """A method of training."""
+
+    def __call__(self, batch: Any) -> Losses:
+        """The losses of one micro-batch, a NamedTuple of tensors on this rank's device."""
+
+    def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
+        """An epoch begins, counted from 1; also once where a run goes on in the middle of one."""
+
+
+SAID_PHASES = ("data_wait_s", "teacher_forward_s", "student_forward_s", "backward_s")
+"""What the step line tells of a step's time, as KT's did: waiting for data, forward, backward. The rest is in metrics.jsonl."""
+
+Place = tuple[int, int, int, int]
+"""Epoch, epochs, step, steps."""
+
+Evaluate = Callable[[nn.Module], dict[str, Any]]
+"""model -> metrics by name over all ranks' shares of the held-out images, the same on every rank: numbers, or mappings such as
+one of each class, which no metric line has room for."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended."""
+
+    steps: int
+    """Optimizer steps done, those before a resume too."""
+    resumed_from: int | None
+    """The step of the checkpoint that it went on from; None: it began at the first."""
+    stopped: bool
+    """Whether SIGTERM ended it before its last step."""
+    images_per_second: float | None
+    """Over all processes, without the first steps and without evaluation. None: there were no other steps."""
+    validation: dict[str, Any]
+    """Metrics of the last evaluation: a stopped run leaves at once, without one more. Empty: there was none."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with, beside the task and the state."""
+
+    settings: TrainingSettings
+    world: World
+    report: Reporter
+    stop: StopSignal
+    checkpoints: Checkpoints
+    timeline: Timeline
+    record: TimelineRecord
+    operators: OperatorWindow
+    profiler: SageMakerProfiler
+
+
+def open_run(settings: Settings, environment: Environment, world: World) -> tuple[Settings, Run]:
+    """What a script needs from its first line on; from here SIGTERM is heard.
+
+    Returns:
+        The settings, with the precision that `auto` stands for on this device; and the run, which has the same.
+    """
+    precision, why = resolved(settings.precision, world.device)
+    settings = replace(settings, precision=precision)
+    report = Reporter(environment.output_data_dir, active=world.is_first)
+    if world.is_first_on_host:
+        (environment.output_data_dir / LISTING).unlink(missing_ok=True)  # an earlier run's, in a plain shell
+    report.say(str(world))
+    report.say(f"precision {precision} ({why})")
+    checkpoints = Checkpoints(
+        environment.checkpoint_dir,
+        world,
+        fingerprint=settings.fingerprint(),
+        keep=settings.keep_checkpoints,
+        say=report.say,
+    )
+    if not checkpoints.enabled:
+        report.say("no checkpoints: the job has no folder for them (in a config: checkpoints)")
+    record = TimelineRecord(environment.output_data_dir, world, settings)
+    operators = OperatorWindow(settings, world, environment.output_data_dir, report.say)
+    profiler = SageMakerProfiler(settings, world.device, report.say)
+    timeline = Timeline(world.device)
+    run = Run(settings, world, report, StopSignal(world), checkpoints, timeline, record, operators, profiler)
+    return settings, run
+
+
+def total_steps(settings: TrainingSettings, images: int) -> int:
+    """Optimizer steps of a whole run over so many training images."""
+    steps = settings.epochs * (images // settings.global_batch_size)
+    return min(steps, settings.max_steps or steps)
+
+
+def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders, steps: int, run: Run) -> Outcome:
+    """Train until the last step, or until a stop is asked for; go on from the newest checkpoint where there is one.
+
+    Returns:
+        How it ended; the state is that of the last step, on the stop's step too.
+
+    Raises:
+        ValueError: the checkpoints are of another job.
+        FloatingPointError: the loss is not finite.
+    """
+    settings, world, report, timeline = run.settings, run.world, run.report, run.timeline
+    per_epoch, validation = len(loaders.train_batches), {}
+    epochs = -(-steps // per_epoch)
+    resumed_from = _resume(state, run)
+    register_hook(state.model, report.say)
+
+    def evaluation_is_due() -> bool:
+        epoch, rest = divmod(state.step, per_epoch)
+        return state.step == steps or (rest == 0 and epoch % settings.evaluate_every == 0)
+
+    if resumed_from and evaluation_is_due() and (state.evaluated_at != state.step or state.step == steps):
+        epoch = -(-state.step // per_epoch)  # the run before ended between this step and its evaluation
+        validation = _evaluate(evaluate, state, (epoch, epochs, state.step, steps), run)
+    stopped, saved = False, state.step
+    while state.step < steps and not stopped:
+        epoch, first = state.step // per_epoch + 1, state.step % per_epoch
+        loaders.train_batches.start(epoch, first)
+        task.begin_epoch(epoch, loaders.train_batches)
+        state.model.train()
+        batches = _on_device(iter(loaders.train), world, timeline)
+        timeline.start()
+        for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
+            run.operators.step()
+            run.profiler.step()
+            losses = _step(task, state, batches, loaders.train_batches.accumulation, settings, timeline)
+            run.record.first_step(state.step, loaders.workers.count)
+            stopped = run.stop.agreed() and state.step < steps
+            place = (epoch, epochs, state.step, steps)
+            if state.step % settings.log_every == 0 or state.step == steps or stopped:
+                _report_step(losses, state, place, run)
+            else:
+                timeline.step()
+            if stopped:
+                report.say(f"stopped after step {state.step} of {steps}, as asked by SIGTERM")
+                break
+            if settings.checkpoint_every and state.step % settings.checkpoint_every == 0:
+                saved = _save(state, place, run)
+                timeline.start()
+        if not stopped and evaluation_is_due():
+            validation = _evaluate(evaluate, state, place, run)
+        if state.step != saved and (stopped or settings.checkpoint_every is None or state.step == steps):
+            saved = _save(state, place, run, required=stopped)
+    run.operators.close()
+    run.profiler.close()
+    run.stop.finish()
+    run.checkpoints.finish()
+    failure.progress.enter("")
+    world.average_buffers(state.evaluated)  # as they are exported, also after a stop
+    seconds = timeline.seconds_per_step()
+    speed = settings.global_batch_size / seconds if seconds else None
+    return Outcome(state.step, resumed_from, stopped, speed, validation)
+
+
+def step_by_step(
+    task: Task, state: TrainingState, loaders: Loaders, run: Run, first_step: int = 0
+) -> Generator[None, None, None]:
+    """An optimizer step at each `next`, epoch after epoch, and nothing between them: no line, evaluation, checkpoint or end.
+
+    Args:
+        first_step: the step of the run, from 0 on, with whose images it begins.
+    """
+    batches, timeline = loaders.train_batches, run.timeline
+    epoch, first = divmod(first_step, len(batches))
+    state.model.train()
+    timeline.start()
+    for number in itertools.count(epoch + 1):
+        batches.start(number, first)
+        task.begin_epoch(number, batches)
+        moved = _on_device(iter(loaders.train), run.world, timeline)
+        for _ in range(first, len(batches)):
+            _step(task, state, moved, batches.accumulation, run.settings, timeline)
+            timeline.step()
+            yield
+        first = 0
+
+
+def _step(
+    task: Task,
+    state: TrainingState,
+    batches: Iterator[Any],
+    accumulation: int,
+    settings: TrainingSettings,
+    timeline: Timeline,
+) -> Losses:
+    """One optimizer step over `accumulation` micro-batches; the means of their losses."""
+    totals: Losses = {}
+    for part in range(accumulation):
+        batch = next(batches)
+        with synchronise(state.trained, part == accumulation - 1):
+            with state.precision.autocast():
+                losses = task(batch)
+            with timeline.phase("backward"):
+                loss = losses["loss"] / accumulation
+                scaled = loss if state.scaler is None else state.scaler.scale(loss)
+                scaled.backward()
+        for name, value in losses.items():
+            value = value.detach() / accumulation
+            totals[name] = totals[name] + value if name in totals else value
+    with timeline.phase("optimizer"):
+        if state.scaler is not None:
+            state.scaler.unscale_(state.optimizer)
+        if settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(state.model.parameters(), settings.max_grad_norm)
+        if state.scaler is None:
+            state.optimizer.step()
+        else:
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.learning_rate = float(state.schedule.get_last_lr()[0])
+        state.schedule.step()
+        state.step += 1
+        if state.average is not None:
+            state.average.update(state.model, state.step)
+    failure.progress.step = state.step
+    return totals
+
+
+def _on_device(batches: Iterator[NamedTuple], world: World, timeline: Timeline) -> Iterator[NamedTuple]:
+    """The loader's batches with their tensors on this rank's device; those called numbers and views stay where they are."""
+    while True:
+        with timeline.phase("data_wait"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        with timeline.phase("host_to_device"):
+            moved = {
+                name: value.to(world.device, non_blocking=True)
+                for name, value in batch._asdict().items()
+                if name not in ("numbers", "views")
+            }
+        yield batch._replace(**moved)
+
+
+def _report_step(losses: Losses, state: TrainingState, place: Place, run: Run) -> None:
+    """The metric line of a step: losses of the whole global batch, seconds of the phases, images/s, memory."""
+    means = run.world.total(torch.stack([*losses.values()]).double()) / run.world.size
+    values = dict(zip(losses, means.tolist()))  # waits for the device
+    if not math.isfinite(values["loss"]):
+        raise FloatingPointError(
+            f"the loss is {values['loss']} at step {state.step}: lower learning_rate, lengthen the warm-up, set max_grad_norm, "
+            "or compute in bf16 or fp32 where it was fp16"
+        )
+    run.timeline.step()
+    seconds = run.timeline.window()
+    memory = {"memory_gib": peak_memory(run.world.device) / 2**30}
+    _record_steps(seconds, memory, state, place, run)
+    whole = seconds.pop("step")
+    values |= {"learning_rate": state.learning_rate, "images/s": run.settings.global_batch_size / whole}
+    if "teacher_forward" in seconds:
+        values["teacher_share"] = seconds["teacher_forward"] / whole
+    phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
+    said = {name: phases.pop(name) for name in SAID_PHASES if name in phases}
+    run.report.metrics(*place, {**values, **said, **memory}, phases)
+
+
+def _record_steps(
+    seconds: Mapping[str, float], memory: Mapping[str, float], state: TrainingState, place: Place, run: Run
+) -> None:
+    """This rank's own line of the window."""
+    shown = {**seconds}
+    of_workers = run.timeline.worker_cpu
+    used = {"cpu_seconds": shown.pop("cpu") - of_workers, "worker_cpu_seconds": of_workers}  # no phases: of all threads
+    waited = grad_sync_seconds(state.trained)
+    if waited is not None:
+        shown["grad_sync"] = waited
+    window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
+    speed = {"images_per_second": run.settings.global_batch_size / seconds["step"]}
+    slowed = {"profiled": True} if run.operators.slowed() else {}
+    run.record.steps(place[0], place[2], shown, {**window, **speed, **used, **memory, **slowed})
+
+
+def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) -> dict[str, Any]:
+    started = time.perf_counter()
+    failure.progress.enter("evaluate")
+    run.world.average_buffers(state.evaluated)
+    metrics = evaluate(state.evaluator)
+    state.evaluated_at = state.step
+    seconds = time.perf_counter() - started
+    run.record.stall("evaluate", state.step, seconds)
+    said = {name: value for name, value in metrics.items() if not isinstance(value, Mapping)}
+    parts = {
+        f"{name}/{part}": value
+        for name, values in metrics.items()
+        if isinstance(values, Mapping)
+        for part, value in values.items()
+        if isinstance(value, float)
+    }
+    run.report.metrics(*place, {**said, "evaluate_s": seconds}, parts)
+    return metrics
+
+
+def _save(state: TrainingState, place: Place, run: Run, *, required: bool = False) -> int:
+    """A checkpoint of this step, where there is a folder for it; the step. A collective."""
+    if run.checkpoints.enabled:
+        started = time.perf_counter()
+        failure.progress.enter("checkpoint")
+        buffers = {f"buffer {name}": buffer for name, buffer in state.own_buffers().items()}
+        own = {**rng_state(run.world.device), **buffers}
+        run.checkpoints.save(state.step, state.capture(), own, required=required)
+        seconds = time.perf_counter() - started
+        run.record.stall("checkpoint", state.step, seconds)
+        run.report.metrics(*place, {"checkpoint_s": seconds})
+    return state.step
+
+
+def _resume(state: TrainingState, run: Run) -> int | None:
+    """Set up the newest good checkpoint; its step, or None where there is none."""
+    loaded = run.checkpoints.load()
+    if loaded is None:
+        return None
+    state.restore(loaded.shared)
+    if loaded.own is None:
+        reseed(run.settings.seed, state.step, run.world.rank)
+    else:
+        restore_rng(loaded.own, run.world.device)
+        for name, buffer in state.own_buffers().items():
+            buffer.copy_(loaded.own[f"buffer {name}"])
+    run.report.say(f"going on from the checkpoint of step {state.step}")
+    return state.step

@@ -1,0 +1,297 @@
+"""What a training step keeps in memory, what each setting saves of it, and how many images fit at once."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from training.data.batches import Images, share_of_batch
+from training.data.loaders import Data
+from training.distributed.world import World
+from training.engine.memory_trial import StepTrial, largest_that_fits
+from training.engine.optimizers import STATE_PER_PARAMETER
+from training.engine.state import TrainingState
+from training.models.precision import Precision
+from training.runtime import accelerator, failure, host_memory
+from training.runtime.reporting import Reporter
+from training.settings.scripts import TrainingSettings
+
+HEADROOM = 0.1
+"""Share of the memory left free: for fragments, the kernels' workspaces, NCCL's buffers and the last, uneven allocations."""
+
+PROBES = (2, 4)
+"""Images of the two passes whose difference is what one image more keeps."""
+
+CAST_MODULES = (nn.Linear, nn.modules.conv._ConvNd)
+"""Whose weights autocast copies (https://docs.pytorch.org/docs/stable/amp.html, ops that autocast to lower precision)."""
+
+FILLED = "teacher_cache, once it is filled,"
+"""The setting without whose saving a run begins."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one process's training step on its device."""
+
+    weights: int
+    optimizer: int
+    average: int
+    """The moving average of the weights; 0: none is kept."""
+    activations: float
+    """What an image's forward pass keeps for the backward pass."""
+    teacher: int = 0
+    """The teacher's weights; 0: there is none, or it does not run."""
+    teacher_activations: float = 0
+    """The most that the teacher holds at once of an image; it keeps nothing."""
+    casts: int = 0
+    """The copies of the weights in autocast's format, which live as long as a step; 0: there is no autocast."""
+
+    @property
+    def fixed(self) -> int:
+        """All that does not depend on the batch; gradients are as large as the weights."""
+        return 2 * self.weights + self.casts + self.optimizer + self.average + self.teacher
+
+    def step(self, images: int) -> float:
+        """Bytes of a step on so many images. The teacher is done before the student begins."""
+        return self.fixed + images * max(self.activations, self.teacher_activations)
+
+    def largest_batch(self, capacity: int) -> int:
+        """Images that fit into so many bytes at once, with headroom."""
+        an_image = max(self.activations, self.teacher_activations, 1)
+        return max(0, int((capacity * (1 - HEADROOM) - self.fixed) / an_image))
+
+
+def example(data: Data[Images, Images], device: torch.device) -> torch.Tensor:
+    """One training image as a model takes it: uint8 (1, channels, height, width)."""
+    images: torch.Tensor = data.collate_training([data.training[1, 0]]).images
+    return images[:1].to(device)
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Of a model's parameters and buffers."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+
+
+def optimizer_bytes(model: nn.Module, settings: TrainingSettings, world: World) -> int:
+    """Of the state that the optimizer will keep in one process; with ZeRO its share."""
+    numbers = sum(item.numel() for item in model.parameters() if item.requires_grad)
+    return STATE_PER_PARAMETER[settings.optimizer] * numbers * 4 // (world.size if settings.zero else 1)
+
+
+def cast_bytes(model: nn.Module, precision: Precision) -> int:
+    """Of the copies that autocast makes of the weights of matrix products and convolutions, and keeps for the backward pass."""
+    if precision.dtype == torch.float32:
+        return 0
+    weights = (module.weight for module in model.modules() if isinstance(module, CAST_MODULES))
+    return sum(weight.numel() * torch.finfo(precision.dtype).bits // 8 for weight in weights)
+
+
+def activation_bytes(model: nn.Module, image: torch.Tensor, precision: Precision) -> float:
+    """What one image's forward pass keeps for the backward pass, from two passes of different size.
+
+    The passes leave no trace: neither in buffers such as BatchNorm's statistics nor in the state of random generators.
+
+    Args:
+        model: in train mode, on its device.
+        image: (1, channels, height, width), as the model takes it.
+    """
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    with accelerator.same_random_numbers(image.device):
+        few, more = (_kept(model, image.repeat(count, 1, 1, 1), precision) for count in PROBES)
+    for buffer, before in zip(model.buffers(), buffers):
+        buffer.copy_(before)
+    return max(0.0, (more - few) / (PROBES[1] - PROBES[0]))
+
+
+def working_bytes(model: nn.Module, images: torch.Tensor) -> float:
+    """The most that a forward pass without gradients holds of one image: the largest module's input and output together.
+
+    Args:
+        images: (batch, channels, height, width), as the model takes them.
+    """
+    largest = 0
+
+    def watch(_module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+        nonlocal largest
+        tensors = [item for item in (*inputs, output) if isinstance(item, torch.Tensor)]
+        largest = max(largest, sum(item.numel() * item.element_size() for item in tensors))
+
+    hooks = [module.register_forward_hook(watch) for module in model.modules() if not any(module.children())]
+    try:
+        with torch.no_grad():
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return largest / len(images)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held so far: on its GPU, or else in the machine's memory."""
+    if accelerator.is_gpu(device):
+        return accelerator.peak_memory(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2): kB
+
+
+def capacity(world: World) -> int:
+    """Bytes that this process can use: its GPU's, or its share of what the machine, and its container, have left. A collective."""
+    if accelerator.is_gpu(world.device):
+        free, _ = accelerator.memory(world.device)
+        return free + accelerator.reserved_memory(world.device)
+    # proc(5): one value for each start of a machine's kernel; several hosts may be containers or processes of one machine
+    machine = torch.tensor([*BOOT_ID.read_bytes()])[None]
+    neighbours = int((world.gather_rows(machine) == machine).all(1).sum())
+    return host_memory.available() // neighbours
+
+
+def batch_size_per_device(settings: TrainingSettings, world: World, fits: int) -> int:
+    """Images that a process passes through the model at once: its share of the global batch, or what the settings say.
+
+    Args:
+        fits: the most that its memory holds; `auto` takes the largest part of its share up to that.
+
+    Raises:
+        ValueError: the processes cannot have equal shares, or not even one image fits.
+    """
+    share, asked = share_of_batch(settings.global_batch_size, world), settings.batch_size_per_device
+    if asked is None:
+        return share
+    if asked != "auto":
+        return asked
+    if fits < 1:
+        raise ValueError(
+            "batch_size_per_device auto: not one image fits into the memory. Take a smaller model or image_size, set zero or "
+            "precision bf16, or take a larger device"
+        )
+    return parts_of(share, fits)[0]
+
+
+def parts_of(share: int, fits: int) -> list[int]:
+    """The numbers of images up to `fits` that divide a process's share of the global batch, falling."""
+    return [size for size in range(min(fits, share), 0, -1) if share % size == 0]
+
+
+def explain(now: Footprint, without: Mapping[str, Footprint], capacity: int) -> list[str]:
+    """What a step keeps and what each setting saves, as lines for people.
+
+    Args:
+        without: by setting, the footprint that the run would have without it.
+    """
+    parts = {
+        "weights": now.weights,
+        "gradients": now.weights,
+        "autocast's copies": now.casts,
+        "optimizer": now.optimizer,
+        "moving average": now.average,
+        "teacher": now.teacher,
+    }
+    kept = ", ".join(f"{name} {_size(value)}" for name, value in parts.items() if value)
+    lines = [
+        f"memory of a process: {kept}, and {_size(now.activations)} an image; {_size(capacity)} are there: "
+        f"{now.largest_batch(capacity):,} images fit at once"
+    ]
+    for setting, other in without.items():
+        saved = other.fixed - now.fixed
+        an_image = max(other.activations, other.teacher_activations) - max(now.activations, now.teacher_activations)
+        lines.append(
+            f"  {setting} saves {_size(saved)}, and {_size(an_image)} an image: without it {other.largest_batch(capacity):,} would fit"
+        )
+    return lines
+
+
+def measure(
+    state: TrainingState, settings: TrainingSettings, data: Data[Images, Images]
+) -> tuple[Footprint, dict[str, Footprint]]:
+    """A step's footprint without a teacher, and by setting the one that it would have without it."""
+    model, world, image = state.model.train(), state.world, example(data, state.world.device)
+    now = Footprint(
+        weights=bytes_of(model),
+        optimizer=optimizer_bytes(model, settings, world),
+        average=0 if state.average is None else bytes_of(model),
+        activations=activation_bytes(model, image, state.precision),
+        casts=cast_bytes(model, state.precision),
+    )
+    without = {}
+    if settings.zero and world.size > 1:
+        without["zero"] = replace(now, optimizer=now.optimizer * world.size)
+    if state.precision.dtype != torch.float32:
+        full = activation_bytes(model, image, Precision("fp32", world.device))
+        without[f"precision {settings.precision}"] = replace(now, activations=full, casts=0)
+    return now, without
+
+
+def choose_batch_size(
+    now: Footprint,
+    without: Mapping[str, Footprint],
+    settings: TrainingSettings,
+    world: World,
+    report: Reporter,
+    trial: StepTrial,
+) -> int:
+    """Images that each process passes through the model at once; says what a step keeps and what each setting saves. A collective.
+
+    With `auto` on a GPU a whole step is tried before the first one, and where the memory is full the next smaller part of the share.
+
+    Args:
+        now, without: as `measure` gives them; FILLED among the latter is a state that the run begins in.
+
+    Raises:
+        ValueError: as `batch_size_per_device`; or no step fits.
+    """
+    space, first = capacity(world), without.get(FILLED, now)
+    here = min(step.largest_batch(space) for step in (now, first))
+    for line in explain(now, without, space):
+        report.say(line)
+    fits = int(world.gather_rows(torch.tensor([here])).min())
+    size = batch_size_per_device(settings, world, fits)
+    share = share_of_batch(settings.global_batch_size, world)
+    if settings.batch_size_per_device == "auto" and accelerator.is_gpu(world.device):
+        size = largest_that_fits(parts_of(share, size), trial, world, report.say)
+    failure.progress.out_of_memory = when_full(size, share, max(now.step(size), first.step(size)), space, settings)
+    return size
+
+
+def when_full(size: int, share: int, predicted: float, space: int, settings: TrainingSettings) -> str:
+    """What to change where a GPU's memory is full in spite of all this.
+
+    Args:
+        size: images that pass through the model at once.
+        share: of the global batch, of a process.
+        predicted: bytes of a step.
+        space: bytes that there are.
+    """
+    smaller = parts_of(share, size - 1)[:1]
+    changes = [f"batch_size_per_device: {part}" for part in smaller]
+    changes += ["batch_size_per_device: auto"] if settings.batch_size_per_device != "auto" else []
+    changes += ["precision: bf16"] if settings.precision in ("fp32", "tf32") else []
+    changes += [] if settings.zero else ["zero: true"]
+    asked = f"set {', or '.join(changes)}" if changes else "take a smaller model or image_size, or a larger device"
+    return f"A step of {size} images was predicted to take {_size(predicted)} of {_size(space)}: {asked}, and resume"
+
+
+def _kept(model: nn.Module, images: torch.Tensor, precision: Precision) -> int:
+    """Bytes of the distinct storages that autograd saves in one forward pass; parameters are counted elsewhere."""
+    storages: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if not (tensor.is_leaf and tensor.requires_grad):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    # what autograd keeps stays alive as long as the output, so that no two storages have one address
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), precision.autocast():
+        output = model(images)
+    del output
+    return sum(storages.values())
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if abs(count) >= 1e9 else f"{count / 1e6:.1f} MB"

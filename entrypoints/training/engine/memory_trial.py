@@ -1,0 +1,84 @@
+"""Whether a whole step really fits into a GPU's memory: tried, for no prediction knows workspaces, copies and fragments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from training.data.batches import Images
+from training.data.loaders import Data
+from training.distributed.world import World
+from training.engine.state import TrainingState
+from training.runtime import accelerator, failure
+
+Losses = Mapping[str, torch.Tensor]
+
+
+class StepTrial:
+    """Steps on made-up batches that leave no trace in the state.
+
+    Args:
+        task: of the bare model, without a collective: ranks do not run out of memory together.
+        data: one of its images, many times, makes a batch.
+        optimizer_bytes: what the optimizer keeps beside it after its first step.
+    """
+
+    def __init__(
+        self, task: Callable[[Any], Losses], state: TrainingState, data: Data[Images, Images], optimizer_bytes: int
+    ):
+        self._task, self._state, self._optimizer_bytes = task, state, optimizer_bytes
+        self._one = data.collate_training([data.training[1, 0]])
+
+    def fits(self, size: int) -> bool:
+        """Whether forward, backward and the optimizer's state of `size` images fit."""
+        device, model = self._state.world.device, self._state.model
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        try:
+            with accelerator.same_random_numbers(device):
+                self._step(size, device)
+            return True
+        except RuntimeError as error:  # libraries that find no workspace say so in words of their own
+            if isinstance(error, accelerator.OUT_OF_MEMORY) or re.search(failure.GPU_FULL.pattern, str(error)):
+                return False
+            raise
+        finally:
+            model.zero_grad(set_to_none=True)
+            for buffer, before in zip(model.buffers(), buffers):
+                buffer.copy_(before)
+            accelerator.synchronize(device)
+            accelerator.module(device).empty_cache()
+
+    def _step(self, size: int, device: torch.device) -> None:
+        values = (value.expand(size, *value.shape[1:]) for value in self._one)
+        names = self._one._fields
+        batch = self._one._make(
+            value if name in ("numbers", "views") else value.to(device) for name, value in zip(names, values)
+        )
+        state = torch.empty(self._optimizer_bytes, dtype=torch.uint8, device=device)
+        with self._state.precision.autocast():
+            loss = self._task(batch)["loss"]
+        loss.backward()
+        del state
+
+
+def largest_that_fits(sizes: list[int], trial: StepTrial, world: World, say: Callable[[str], None]) -> int:
+    """The first of these batch sizes of which every rank's GPU has room for a step. A collective.
+
+    Args:
+        sizes: falling.
+        say: told of each that did not fit.
+
+    Raises:
+        ValueError: none fits.
+    """
+    for size in sizes:
+        if world.all(trial.fits(size)):
+            return size
+        say(f"batch_size_per_device auto: a step of {size} images ran out of the GPU's memory, trying fewer")
+    raise ValueError(
+        "batch_size_per_device auto: not one image fits into the GPU's memory. Take a smaller model or image_size, set zero or "
+        "precision bf16, or take a larger device"
+    )

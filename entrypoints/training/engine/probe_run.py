@@ -1,0 +1,256 @@
+"""A run that measures instead of training: what a step takes as it is, without its input side, without a teacher, and each half alone.
+
+Which half a run waits for is a difference between speeds that no timeline shows: halves that run at the same time hide each other, and
+where both take the same cores each slows the other down. So each is taken away in turn. Speeds go to probe.json as they come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.data.dali.pipeline import DaliBatches
+from training.data.loaders import Loaders
+from training.data.workers import cores_a_process
+from training.engine import probes
+from training.engine.loop import Run, Task, step_by_step
+from training.engine.state import TrainingState
+from training.measure.timeline_record import process_started
+from training.runtime import accelerator
+from training.runtime.environment import Environment
+from training.settings.scripts import TrainingSettings
+
+FILE = "probe.json"
+"""In the first host's output folder."""
+
+LONGEST_TURN = 2.5
+"""Seconds of one turn where there is time enough; a measurement takes one or several."""
+
+TURNS = {"as_it_is": 2, "one_batch": 2, "one_batch_without_teacher": 2, "input_alone": 1, "with_workers": 2, "again": 2}
+"""How many turns each measurement takes."""
+
+WARM_UP = 3
+"""Steps before those that count; more where each of many worker processes first makes a whole batch."""
+
+LEAST, MOST = 4, 400
+"""Steps that a measurement counts, where they are not far too slow for the time there is."""
+
+AS_FAST = 0.95
+"""Share of the fastest input side's speed from which fewer workers are as good: less would be lost in the noise."""
+
+Open = Callable[[TrainingSettings], Loaders]
+"""Opens the run's loaders with other settings, which differ in num_workers."""
+
+
+class Stopped(Exception):
+    """Some rank has got SIGTERM."""
+
+
+def measure(
+    task: Task,
+    state: TrainingState,
+    loaders: Loaders,
+    opened: Open,
+    run: Run,
+    environment: Environment,
+    *,
+    without_teacher: Task | None = None,
+) -> None:
+    """Measure everything that there is time for, and write it down. A collective, which trains the state on the way.
+
+    Args:
+        task, state, loaders: as `train` takes them. Each measurement opens loaders of its own, whose workers end with it: what
+            they have begun would disturb the next one.
+        without_teacher: the task without its teacher. None: it has none.
+    """
+    bench = _Bench(state, run, opened, environment.output_data_dir / FILE, loaders)
+    with contextlib.suppress(Stopped):
+        bench.measure_all(task, without_teacher)
+
+
+class _Bench:
+    """One measurement after the other, on all ranks alike."""
+
+    def __init__(self, state: TrainingState, run: Run, opened: Open, file: Path, loaders: Loaders):
+        self.state, self.run, self.opened, self.file = state, run, opened, file
+        self.settings, self.world, self.say = run.settings, run.world, run.report.say
+        self.today, self.kind = _workers(loaders)
+        self.ends = process_started() + self.settings.probe_seconds
+        self.turn, self.next_step = LONGEST_TURN, 0
+        self.phases: dict[str, float] = {}
+        self.found: dict[str, Any] = {
+            "as_it_is": [],
+            "one_batch": None,
+            "one_batch_without_teacher": None,
+            "input_alone": [],
+            "with_workers": None,
+            "phases": {},
+            "left_out": {},
+            "finished": False,
+            "workers": self.today,
+            "worker_kind": self.kind,
+            "cores_a_process": cores_a_process(os.environ)[0],
+            "world_size": self.world.size,
+            "device": self.world.device.type,
+            "device_name": accelerator.name(self.world.device),
+        }
+
+    def measure_all(self, task: Task, without_teacher: Task | None) -> None:
+        found, counts = self.found, self.worker_counts()
+        left = self._agreed(self.ends - time.time())
+        turns = sum(TURNS.values()) + (len(counts) - 1) * TURNS["input_alone"]
+        self.turn = min(LONGEST_TURN, max(left, 0.0) / turns / 2)  # half of the time goes into warming up
+        self.say(
+            f"probe_seconds {self.settings.probe_seconds:g}: this run measures and does not train; {left:.0f} s are left, "
+            f"{self.turn:.2f} s for each turn"
+        )
+        found["as_it_is"].append(self.whole_steps(task, self._open(self.today), "as_it_is", self.today))
+        found["phases"] = self.phases
+        self.tell("as it is", found["as_it_is"][0])
+        alone = self._open(0)
+        alone = replace(alone, train=probes.RepeatedBatch(alone.train))
+        found["one_batch"] = self.whole_steps(task, alone, "one_batch", 0)
+        self.tell("on one batch over and over", found["one_batch"])
+        if without_teacher is not None and self.there_is_time_for("one_batch_without_teacher"):
+            found["one_batch_without_teacher"] = self.whole_steps(
+                without_teacher, alone, "one_batch_without_teacher", 0
+            )
+            self.tell("the same without the teacher", found["one_batch_without_teacher"])
+        for count in counts:
+            if self.there_is_time_for("input_alone", str(count)):
+                found["input_alone"].append(self.input_alone(self._open(count), count))
+                self.tell(f"the input alone, {count} workers", found["input_alone"][-1]["images_per_second"])
+        best = self.best_workers()
+        if best is not None and self.there_is_time_for("with_workers"):
+            speed = self.whole_steps(task, self._open(best), "with_workers", best)
+            found["with_workers"] = {"workers": best, "images_per_second": speed}
+            self.tell(f"whole steps with {best} workers", speed)
+        if self.there_is_time_for("again"):  # what else this machine does changes: how much shows here
+            found["as_it_is"].append(self.whole_steps(task, self._open(self.today), "again", self.today))
+            self.tell("as it is, again", found["as_it_is"][-1])
+        found["finished"] = True
+        self._write()
+
+    def worker_counts(self) -> list[int]:
+        """Which numbers of workers are tried: none, powers of two up to the cores of a process, those, and today's."""
+        cores = int(self._agreed(self.found["cores_a_process"]))
+        powers = [2**power for power in range(cores.bit_length()) if 2**power <= cores]
+        none = [] if self.kind == "dali" else [0]  # DALI has one thread at least
+        return sorted({*none, *powers, max(cores, 1), self.today})
+
+    def best_workers(self) -> int | None:
+        """The fewest workers whose input side is about as fast as the fastest; None where whole steps need not be tried with them.
+
+        None of them is no candidate: the training process would make the images between its steps.
+        """
+        speeds = {one["workers"]: one["images_per_second"] for one in self.found["input_alone"] if one["workers"]}
+        if not speeds or self.found["one_batch"] * AS_FAST <= self.found["as_it_is"][0]:
+            return None  # there is nothing to gain from the input side
+        best = min(count for count, speed in speeds.items() if speed >= AS_FAST * max(speeds.values()))
+        return None if best == self.today else best
+
+    def whole_steps(self, task: Task, loaders: Loaders, name: str, workers: int) -> float:
+        """Images a second over all processes, of optimizer steps."""
+        crowd = -(-workers // loaders.train_batches.accumulation) if self.kind == "processes" else 0
+        seconds = TURNS[name] * self.turn
+        self.run.timeline.start()
+        steps = step_by_step(task, self.state, loaders, self.run, self.next_step)
+        try:
+            warm, _ = self._advance(steps, max(WARM_UP, crowd), 0.0, seconds)
+            self.run.timeline.window()
+            counted, elapsed = self._advance(steps, max(LEAST, crowd), seconds, 3 * seconds)
+        finally:
+            steps.close()  # its threads end with it
+        if not isinstance(loaders.train, probes.RepeatedBatch):
+            self.next_step += warm + counted  # so that no file is read twice while there are others
+        means = self.run.timeline.window()
+        whole = means.pop("step")
+        means.pop("cpu")
+        self.phases = {phase: round(mean / whole, 4) for phase, mean in means.items()}
+        return counted * self.settings.global_batch_size / elapsed
+
+    def input_alone(self, loaders: Loaders, workers: int) -> dict[str, float]:
+        """Images a second of all processes' input sides, and CPU seconds an image of the first one's."""
+        self._agreed(0.0)  # all at once: they share a host's cores
+        crowd = workers if self.kind == "processes" else 0
+        began, seconds = time.perf_counter(), TURNS["input_alone"] * self.turn
+        alone = probes.input_alone(
+            loaders, sys.maxsize, self.world, most_seconds=seconds, first_step=self.next_step, crowd=crowd
+        )
+        speed = self._agreed(alone["input_images_per_second"]) * self.world.size
+        images = self._agreed(time.perf_counter() - began) * speed
+        self.next_step += math.ceil(images / self.settings.global_batch_size)
+        return {
+            "workers": workers,
+            "images_per_second": speed,
+            "cpu_seconds_an_image": self._agreed(alone["input_cpu_seconds_an_image"]),
+        }
+
+    def there_is_time_for(self, name: str, detail: str = "") -> bool:
+        """Whether a measurement can end in time; where not, it is written down as left out. The same on every rank."""
+        self._write()
+        left = self._agreed(self.ends - time.time())
+        if left >= TURNS[name] * self.turn:
+            return True
+        self.found["left_out"][f"{name} {detail}".strip()] = f"{max(left, 0):.1f} s were left"
+        return False
+
+    def tell(self, what: str, speed: float) -> None:
+        self.say(f"{what}: {speed:.1f} images/s")
+
+    def _open(self, workers: int) -> Loaders:
+        return self.opened(replace(self.settings, num_workers=workers))
+
+    def _advance(self, steps: Iterator[None], least: int, seconds: float, longest: float) -> tuple[int, float]:
+        """Do at least so many steps, for at least so many seconds, but no more than MOST and not much longer than `longest`.
+
+        Returns:
+            How many, and the seconds that they took. Both are the same on every rank.
+        """
+        began, count, chunk, elapsed = time.perf_counter(), 0, 1, 0.0
+        while (count < least or (elapsed < seconds and count < MOST)) and (not count or elapsed < longest):
+            for _ in range(chunk):
+                next(steps)
+            count += chunk
+            probes.settle(self.world)
+            elapsed = self._agreed(time.perf_counter() - began)
+            fits = (max(seconds, longest / 3) - elapsed) * count / elapsed  # steps for which there is time
+            chunk = int(min(2 * chunk, max(1, fits), max(1, max(least, MOST) - count)))
+        return count, elapsed
+
+    def _agreed(self, value: float) -> float:
+        """The mean over all ranks, the same on each of them. A collective.
+
+        Raises:
+            Stopped: some rank has got SIGTERM.
+        """
+        asked = torch.tensor([value, float(self.run.stop.received)], dtype=torch.float64, device=self.world.device)
+        mean: float
+        mean, stopped = (self.world.total(asked) / self.world.size).tolist()
+        if stopped:
+            self._write()
+            raise Stopped
+        return mean
+
+    def _write(self) -> None:
+        if self.world.is_first:
+            temporary = self.file.with_name(f".{self.file.name}")
+            temporary.write_text(json.dumps(self.found, indent=2) + "\n", encoding="utf-8")
+            os.replace(temporary, self.file)
+
+
+def _workers(loaders: Loaders) -> tuple[int, str]:
+    """How many workers make the training images now, and what they are: threads, processes, or DALI's threads."""
+    if isinstance(loaders.train, DaliBatches):
+        return loaders.train.threads.count, "dali"
+    return loaders.workers.count, loaders.workers.kind

@@ -1,0 +1,65 @@
+"""The random generators of a training process: taken down, set up again, and made anew for a rank that is new."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from training.runtime import accelerator
+
+
+def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """The random generators of this process: Python's, NumPy's where it is imported, PyTorch's, and the GPU's.
+
+    A DataLoader without a generator of its own draws from PyTorch's whenever its iterator is made, so that a run that goes on in the
+    middle of an epoch would have drawn once more: give it one.
+    """
+    version, key, gauss = random.getstate()
+    found = {"rng python": _packed(key, gauss), "rng torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        _, key, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
+        found["rng numpy"] = _packed([*key.tolist(), position], gauss if has_gauss else None)
+    if accelerator.is_gpu(device):
+        found["rng gpu"] = accelerator.module(device).get_rng_state(device)
+    return found
+
+
+def restore_rng(state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Set the generators as `rng_state` found them. Other names are passed over."""
+    key, gauss = _unpacked(state["rng python"])
+    random.setstate((3, tuple(key), gauss))
+    torch.set_rng_state(state["rng torch"])
+    if "rng numpy" in state:
+        import numpy
+
+        (*key, position), gauss = _unpacked(state["rng numpy"])
+        words = numpy.array(key, numpy.uint32)
+        numpy.random.set_state(("MT19937", words, position, int(gauss is not None), gauss or 0.0))
+    if "rng gpu" in state and accelerator.is_gpu(device):
+        accelerator.module(device).set_rng_state(state["rng gpu"], device)
+
+
+def reseed(seed: int, step: int, rank: int) -> None:
+    """Random generators for a rank that goes on at another world size: set by the run's seed, the step and the rank alone."""
+    number = int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:4], "big")
+    random.seed(number)
+    torch.manual_seed(number)  # every GPU's too
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+
+
+def _packed(key: Any, gauss: float | None) -> torch.Tensor:
+    """A Mersenne Twister's integers, and the bits of the normal number that it holds ready, as int64."""
+    bits = struct.unpack("<q", struct.pack("<d", gauss or 0.0))[0]
+    return torch.tensor([*key, int(gauss is not None), bits], dtype=torch.int64)
+
+
+def _unpacked(packed: torch.Tensor) -> tuple[list[int], float | None]:
+    *key, has_gauss, bits = packed.tolist()
+    return key, struct.unpack("<d", struct.pack("<q", bits))[0] if has_gauss else None

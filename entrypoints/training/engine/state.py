@@ -1,0 +1,110 @@
+"""What training changes: weights and their average, optimizer, schedule, scaler; taken down and set up again as one."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from timm.utils.model_ema import ModelEmaV3
+from torch import nn
+
+from training.distributed.data_parallel import distribute
+from training.distributed.world import World
+from training.engine import optimizers
+from training.engine.schedules import warmup_cosine
+from training.models import precision
+from training.models.compiled import StaticBatch
+from training.models.timm_models import Normalized, choose_attention, convolutional
+from training.settings.scripts import TrainingSettings
+
+
+@dataclass
+class TrainingState:
+    """A model under training. `step` counts optimizer steps done, from 0."""
+
+    model: Normalized
+    """The bare model on its device."""
+    trained: nn.Module
+    """The same, compiled and wrapped for data-parallel training: what a task calls."""
+    average: ModelEmaV3 | None
+    precision: precision.Precision
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    scaler: torch.amp.GradScaler | None
+    world: World
+    compiled: bool
+    step: int = 0
+    evaluated_at: int = 0
+    """The step after which the last evaluation was."""
+    learning_rate: float = 0.0
+    """Of the last step."""
+
+    @property
+    def evaluated(self) -> Normalized:
+        """The model that is evaluated and exported: the average of the weights where one is kept."""
+        return self.model if self.average is None else cast(Normalized, self.average.module)  # a copy of the model
+
+    @functools.cached_property
+    def evaluator(self) -> nn.Module:
+        """The same, compiled where training is: what an evaluation calls."""
+        return StaticBatch(self.evaluated) if self.compiled else self.evaluated
+
+    def capture(self) -> dict[str, Any] | None:
+        """Everything that all ranks share, on rank 0; None elsewhere. A collective."""
+        optimizer = optimizers.state_for_everyone(self.optimizer, self.world)
+        if not self.world.is_first:
+            return None
+        return {
+            "step": self.step,
+            "evaluated_at": self.evaluated_at,
+            "model": self.model.state_dict(),
+            "average": None if self.average is None else self.average.module.state_dict(),
+            "optimizer": optimizer,
+            "schedule": self.schedule.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+        }
+
+    def restore(self, captured: dict[str, Any]) -> None:
+        """Go on from a captured state; the world may have another size than then."""
+        self.step, self.evaluated_at = captured["step"], captured["evaluated_at"]
+        self.model.load_state_dict(captured["model"])
+        if self.average is not None:
+            self.average.module.load_state_dict(captured["average"])
+        optimizers.restore(self.optimizer, captured["optimizer"])
+        self.schedule.load_state_dict(captured["schedule"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(captured["scaler"])
+
+    def own_buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers that differ between ranks, such as BatchNorm's running statistics: each saw its own images."""
+        return {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
+
+
+def prepare(model: Normalized, settings: TrainingSettings, steps: int, world: World) -> TrainingState:
+    """A model made ready for so many steps of training: on its device, in its memory order, compiled, distributed.
+
+    Raises:
+        ValueError: the device lacks the precision, the optimizer or the compression that the settings ask for.
+    """
+    chosen = precision.choose(settings.precision, world.device)
+    model.to(world.device)
+    if settings.channels_last or (settings.channels_last is None and convolutional(model)):
+        model.to(memory_format=torch.channels_last)
+    choose_attention(model, chosen.dtype, world.device)
+    average = None if settings.ema_decay is None else ModelEmaV3(model, settings.ema_decay)
+    compiled: Any = (
+        torch.compile(model) if settings.compile else model
+    )  # a module too, which torch's annotation does not say
+    trained = distribute(
+        compiled,
+        world,
+        static_graph=settings.static_graph,
+        gradient_compression=settings.gradient_compression,
+    )
+    optimizer = optimizers.build(model, settings, world)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: warmup_cosine(step, steps, settings.warmup_fraction)
+    )
+    return TrainingState(model, trained, average, chosen, optimizer, schedule, chosen.scaler(), world, settings.compile)

@@ -1,0 +1,1 @@
+"""What a run measures of itself: step timeline, system metrics, operators and kernels."""

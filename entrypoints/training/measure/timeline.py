@@ -1,0 +1,125 @@
+"""Where a step's time goes: seconds of each phase, on the host's clock or by CUDA events that are read later."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from training.measure.annotate import annotate
+from training.measure.usage import worker_cpu_seconds
+from training.runtime import accelerator, failure
+
+WARM_UP_STEPS = 5
+"""Steps at the start that do not count for images/s: memory is allocated and libraries choose their kernels there."""
+
+HOST_PHASES = {"data_wait"}
+"""What the host waits for, also where the steps run on a GPU."""
+
+
+class Timeline:
+    """Seconds of the phases of training steps, summed since the last look.
+
+    On a GPU a phase, and a single step, is what lies between two events in its queue: nothing waits for the device but `window`, which
+    is called where the host has just read a loss anyway. The host's own clock would tell how far it runs ahead.
+    """
+
+    def __init__(self, device: torch.device):
+        self._gpu = accelerator.module(device) if accelerator.is_gpu(device) else None
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._events: list[tuple[str, Any, Any]] = []
+        self._steps_on_gpu: list[tuple[Any, Any, bool]] = []
+        """Of each step its begin and end, and whether it is past the warm-up."""
+        self._began: Any = None
+        """The event at which the step under way began."""
+        self._steps, self._since, self._cpu_since = 0, time.perf_counter(), time.process_time()
+        self._worker_cpu = worker_cpu_seconds()
+        self._counted_steps, self._counted_seconds, self._all_steps = 0, 0.0, 0
+        self._slowest = 0.0
+        self.steps, self.slowest_step, self.worker_cpu = 0, 0.0, 0.0
+        """Of the last window: its steps, seconds of the longest one, and CPU seconds a step of the workers."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Counts what happens inside as this phase, and names it to profilers. Phases do not nest."""
+        failure.progress.enter(name)
+        with annotate(name):
+            yield from self._timed(name)
+
+    def _timed(self, name: str) -> Iterator[None]:
+        if self._gpu is not None and name not in HOST_PHASES:
+            begin = self._mark()
+            yield
+            self._events.append((name, begin, self._mark()))
+        else:
+            started = time.perf_counter()
+            yield
+            self._seconds[name] += time.perf_counter() - started
+
+    def start(self) -> None:
+        """A step begins now; what came before, such as an evaluation or a checkpoint, is not part of it."""
+        self._since, self._cpu_since = time.perf_counter(), time.process_time()
+        if self._gpu is not None:
+            self._began = self._mark()
+
+    def step(self) -> None:
+        """A step has ended, and the next begins."""
+        now, cpu = time.perf_counter(), time.process_time()
+        self._steps, self._all_steps = self._steps + 1, self._all_steps + 1
+        self._seconds["step"] += now - self._since
+        self._seconds["cpu"] += cpu - self._cpu_since
+        counts = self._all_steps > WARM_UP_STEPS
+        if self._gpu is None:
+            self._count(now - self._since, counts)
+        else:
+            ended = self._mark()
+            if self._began is not None:
+                self._steps_on_gpu.append((self._began, ended, counts))
+            self._began = ended
+        self._since, self._cpu_since = now, cpu
+
+    def window(self) -> dict[str, float]:
+        """Mean seconds a step since the last call, of the whole `step` and of each phase; and `cpu`, the CPU seconds of this
+        process and its workers, all threads together. Waits for what the device was given so far."""
+        if self._gpu is not None:
+            self._mark().synchronize()
+        for name, begin, end in self._events:
+            self._seconds[name] += begin.elapsed_time(end) / 1000  # milliseconds
+        for begin, end, counts in self._steps_on_gpu:
+            self._count(begin.elapsed_time(end) / 1000, counts)
+        before, self._worker_cpu = self._worker_cpu, worker_cpu_seconds()
+        of_workers = max(0.0, self._worker_cpu - before)  # less where a worker has ended
+        self._seconds["cpu"] += of_workers
+        self.worker_cpu = of_workers / self._steps
+        means = {name: seconds / self._steps for name, seconds in self._seconds.items()}
+        self._seconds.clear()
+        self._events.clear()
+        self._steps_on_gpu.clear()
+        self.steps, self.slowest_step = self._steps, self._slowest
+        self._steps, self._slowest = 0, 0.0
+        return means
+
+    def _count(self, seconds: float, counts: bool) -> None:
+        """A step took so long.
+
+        Args:
+            counts: it is past the warm-up.
+        """
+        self._slowest = max(self._slowest, seconds)
+        if counts:
+            self._counted_steps, self._counted_seconds = self._counted_steps + 1, self._counted_seconds + seconds
+
+    def _mark(self) -> Any:
+        """An event at this place of the GPU's queue."""
+        assert self._gpu is not None
+        event = self._gpu.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_per_step(self) -> float | None:
+        """Mean over all steps after the warm-up, up to the last look; None where there were no more."""
+        return self._counted_seconds / self._counted_steps if self._counted_steps else None

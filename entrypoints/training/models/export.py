@@ -1,0 +1,176 @@
+"""The trained model as files that timm alone can load: model.safetensors, and config.json with all that it takes to build it again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from timm.models import PretrainedCfg, get_pretrained_cfg
+from torch import nn
+
+from training.models.timm_models import Normalized
+
+WEIGHTS, DESCRIPTION = "model.safetensors", "config.json"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a config.json says of the weights beside it."""
+
+    name: str
+    options: dict[str, Any]
+    """With the name, as timm.create_model takes them; of a segmenter, its encoder's."""
+    classes: list[str] | None
+    """In the order of the logits. None: it does not name them."""
+    image_size: int | tuple[int, int]
+    """Pixels: the side of a square, or (height, width)."""
+    mean: list[float]
+    std: list[float]
+    decoder: dict[str, Any] | None = None
+    """What follows the encoder in a segmenter. None: it is a model that timm builds alone."""
+
+
+def save(
+    model: Normalized,
+    folder: Path,
+    *,
+    name: str,
+    options: Mapping[str, Any],
+    classes: Sequence[str],
+    image_size: int | Sequence[int],
+    decoder: Mapping[str, Any] | None = None,
+    **training: Any,
+) -> None:
+    """Write the weights and their description; a reader sees whole files only.
+
+    The folder is one of timm's own (`timm.models.save_for_hf`): `timm.create_model("local-dir:FOLDER", pretrained=True)` gives
+    the model, and timm.data.resolve_model_data_config(model) the preprocessing with which it is evaluated here. A model with a
+    decoder is described in the same file, but timm alone cannot build it.
+
+    Args:
+        model: its inner model is what is saved.
+        folder: SM_MODEL_DIR.
+        name, options: as timm.create_model took them.
+        classes: in the order of the logits.
+        image_size: pixels: the side of a square, or (height, width).
+        decoder: what segmenter.build took beside them. None: the model is timm's own.
+        training: anything else worth knowing of how it came about, JSON-ready.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    published = get_pretrained_cfg(name) or PretrainedCfg()
+    preprocessing = {
+        "input_size": [model.mean.numel(), height, width],
+        "interpolation": "bilinear",
+        "mean": _decimals(model.mean),
+        "std": _decimals(model.std),
+    }
+    described: dict[str, Any]
+    if decoder is None:
+        described = {
+            "architecture": name,
+            "model_args": dict(options),
+            "num_features": model.model.num_features,
+            "pretrained_cfg": {
+                **preprocessing,
+                "crop_pct": 1.0,
+                "crop_mode": "center",
+                "fixed_input_size": _fixed(published, options),
+                "pool_size": None,
+                "first_conv": published.first_conv,
+                "classifier": published.classifier,
+            },
+        }
+    else:
+        described = {
+            "encoder": {"architecture": name, "model_args": dict(options)},
+            "decoder": dict(decoder),
+            "preprocessing": preprocessing,
+        }
+    described |= {"num_classes": len(classes), "label_names": list(classes), "training": training}
+    with whole_file(folder / WEIGHTS) as place:
+        save_file(_weights(model.model), place, metadata={"format": "pt"})
+    with whole_file(folder / DESCRIPTION) as place:
+        place.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def read_description(folder: Path) -> Description | None:
+    """What a model's config.json says: one that `save` wrote, or timm, as on the Hugging Face hub.
+
+    Returns:
+        None where there is no such file, or it is another program's and names no architecture.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    file = folder / DESCRIPTION
+    if not file.is_file():
+        return None
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file.name} is damaged: copy it again ({error})") from error
+    encoder = config.get("encoder", config)
+    name = encoder.get("architecture")
+    if not isinstance(name, str):
+        return None
+    published = get_pretrained_cfg(name) or PretrainedCfg()
+    # timm's first configurations had everything on one level
+    given = config.get("preprocessing", config.get("pretrained_cfg", config))
+    found = {**published.to_dict(), **given}
+    channels, height, width = found["input_size"]
+    options = {key: value for key, value in encoder.get("model_args", {}).items() if key != "num_classes"}
+    # what timm's own reader takes from there where the arguments do not say it
+    if channels != published.input_size[0]:
+        options.setdefault("in_chans", channels)
+    if found["fixed_input_size"] and (height, width) != tuple(published.input_size[1:]):
+        options.setdefault("img_size", [height, width])
+    classes = config.get("label_names", found.get("label_names"))
+    return Description(
+        name=name,
+        options=options,
+        classes=classes if isinstance(classes, list) else None,
+        image_size=height if height == width else (height, width),
+        mean=[*found["mean"]],
+        std=[*found["std"]],
+        decoder=config.get("decoder"),
+    )
+
+
+@contextlib.contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A hidden place beside the target, to be written to; what is there then becomes the target, readable for all."""
+    place = target.with_name(f".{target.name}")
+    try:
+        yield place
+    except BaseException:
+        place.unlink(missing_ok=True)
+        raise
+    place.chmod(0o644)
+    os.replace(place, target)
+
+
+def _fixed(published: PretrainedCfg, options: Mapping[str, Any]) -> bool:
+    """Whether the model takes images of one size only; timm then builds it for the size of `input_size`."""
+    return (
+        published.fixed_input_size
+        and not options.get("dynamic_img_size", False)
+        and options.get("strict_img_size", True)
+    )
+
+
+def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A model's state in memory of its own: safetensors takes no tensor that shares its memory with another."""
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in model.state_dict().items()}
+
+
+def _decimals(values: torch.Tensor) -> list[float]:
+    """float32 numbers as the shortest decimals that give them back: 0.485, not 0.48500001430511475."""
+    return [float(str(value)) for value in values.flatten().cpu().numpy()]

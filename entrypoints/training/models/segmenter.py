@@ -1,0 +1,85 @@
+"""Models that give every pixel a class: a timm encoder, and a decoder that merges its scales from coarse to fine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from training.models import timm_models
+
+FINEST_STRIDE = 4
+"""Finer features of an encoder are not used: they are its largest and know least (https://arxiv.org/abs/1612.03144, section 3)."""
+
+CHANNELS_PER_GROUP = 4
+"""Of the group normalisation: 32 groups of 128 channels, as Panoptic FPN has them."""
+
+
+class Segmenter(nn.Module):
+    """An encoder with the semantic branch of Panoptic FPN (https://arxiv.org/abs/1901.02446, section 3.1).
+
+    Smaller in one point: each scale passes one 3 × 3 convolution before it is enlarged, not one for each doubling. The
+    decoder's normalisation looks at one image at a time, so it does not depend on how many images a process gets.
+
+    Takes normalised images (batch, channels, height, width), gives logits (batch, classes, height, width).
+    """
+
+    def __init__(self, encoder: timm_models.TimmModel, classes: int, channels: int):
+        super().__init__()
+        self.encoder = encoder
+        strides, widths = encoder.feature_info.reduction(), encoder.feature_info.channels()
+        self.used = [level for level, stride in enumerate(strides) if stride >= FINEST_STRIDE]
+        self.channels_last = getattr(encoder, "output_fmt", None) == "NHWC"  # Swin and its kin
+        self.lateral = nn.ModuleList(nn.Conv2d(widths[level], channels, 1) for level in self.used)
+        self.smooth = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+                nn.GroupNorm(channels // CHANNELS_PER_GROUP, channels),
+                nn.ReLU(inplace=True),
+            )
+            for _ in self.used
+        )
+        self.classifier = nn.Conv2d(channels, classes, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.encoder(images)
+        levels = [features[level].permute(0, 3, 1, 2) if self.channels_last else features[level] for level in self.used]
+        finest = levels[0].shape[-2:]
+        merged = self.lateral[-1](levels[-1])
+        total = _enlarge(self.smooth[-1](merged), finest)
+        for level, lateral, smooth in reversed(list(zip(levels[:-1], self.lateral, self.smooth))):
+            merged = lateral(level) + F.interpolate(merged, size=level.shape[-2:], mode="nearest")
+            total = total + _enlarge(smooth(merged), finest)
+        return _enlarge(self.classifier(total), images.shape[-2:])
+
+
+def build(
+    name: str, options: Mapping[str, Any], classes: int, *, decoder_channels: int, pretrained: bool = False
+) -> timm_models.Normalized:
+    """A segmenter for so many classes.
+
+    Args:
+        name: the encoder, for example resnet50.
+        options: more keyword arguments for timm.create_model.
+        classes: logits of each pixel.
+        decoder_channels: a multiple of 4.
+        pretrained: start the encoder from timm's published weights.
+
+    Raises:
+        ValueError: as `models.create`, or all features of the encoder have one scale.
+    """
+    encoder = timm_models.create(name, options, features_only=True, pretrained=pretrained)
+    strides = encoder.feature_info.reduction()
+    if len(set(strides)) == 1:
+        raise ValueError(
+            f"all features of {name} are {strides[0]} times smaller than the image: take an encoder that narrows in stages, "
+            "such as resnet50, mobilenetv3_large_100 or convnext_tiny"
+        )
+    return timm_models.normalize(Segmenter(encoder, classes, decoder_channels), encoder.pretrained_cfg, options)
+
+
+def _enlarge(features: torch.Tensor, size: torch.Size) -> torch.Tensor:
+    return F.interpolate(features, size=size, mode="bilinear", align_corners=False)

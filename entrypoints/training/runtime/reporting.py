@@ -1,0 +1,101 @@
+"""What a run tells, from rank 0: metric lines, metrics.jsonl and result.json. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+
+class Reporter:
+    """Writes a run's numbers, or nothing on other ranks than 0."""
+
+    def __init__(self, folder: Path, *, active: bool):
+        self._folder, self._active = folder, active
+        if active:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "metrics.jsonl").write_text("", encoding="utf-8")  # an earlier run's, in a plain shell
+
+    def say(self, text: str) -> None:
+        """One line for people."""
+        if self._active:
+            write_line(text)
+
+    def say_all(self, texts: Iterable[str]) -> None:
+        """A line each."""
+        for text in texts:
+            self.say(text)
+
+    def metrics(
+        self,
+        epoch: int,
+        epochs: int,
+        step: int,
+        steps: int,
+        values: Mapping[str, float],
+        unsaid: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """One metric line, and the same numbers at full precision in metrics.jsonl; there also those that no line needs."""
+        if not self._active:
+            return
+        write_line(metric_line(epoch, epochs, step, steps, values))
+        with open(self._folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"rank": 0, "epoch": epoch, "step": step, **values, **unsaid}) + "\n")
+
+    def result(self, values: Mapping[str, Any]) -> None:
+        """The run's summary, as result.json."""
+        if self._active:
+            temporary = self._folder / ".result.json"
+            temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            os.replace(temporary, self._folder / "result.json")
+
+
+def summary(model: str, parameters: int, outcome: Any, settings: Any, world: Any) -> dict[str, Any]:
+    """What result.json says of every training run.
+
+    Args:
+        outcome: training.engine.loop.Outcome.
+        settings: a dataclass of training.settings.scripts.
+        world: training.distributed.World.
+    """
+    return {
+        "model": model,
+        "parameters": parameters,
+        "steps": outcome.steps,
+        "stopped": outcome.stopped,
+        "images_per_second": outcome.images_per_second,
+        **outcome.validation,
+        "world_size": world.size,
+        "device": world.device.type,
+        "settings": asdict(settings),
+    }
+
+
+def metric_line(epoch: int, epochs: int, step: int, steps: int, values: Mapping[str, float]) -> str:
+    """`epoch 1/10 step 20/400 loss 0.1234 …`: plain decimals, so that SageMaker's metric regexes match them."""
+    pairs = " ".join(f"{name} {_decimal(value)}" for name, value in values.items())
+    return f"epoch {epoch}/{epochs} step {step}/{steps} {pairs}"
+
+
+def write_line(text: str) -> None:
+    """One write a line: the toolkit reads the stream in chunks, and a line in two writes can arrive as two."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _decimal(value: float) -> str:
+    """A number without an exponent: four decimals, more where it is small, one where it is large."""
+    if value != value or abs(value) == float("inf"):
+        return str(value)
+    if abs(value) >= 0.1:
+        return f"{value:.1f}" if abs(value) >= 1000 else f"{value:.4f}"
+    return (
+        f"{value:.12f}".rstrip("0").ljust(len("-0.0" if value < 0 else "0.0"), "0")
+        if abs(value) < 1e-4
+        else f"{value:.7f}"
+    )

@@ -1,0 +1,1 @@
+"""What is learnt: losses, and one file a task."""

@@ -1,0 +1,156 @@
+"""Distillation as a task of the training loop: a student that learns from labels and from a frozen teacher's logits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from training.data.batches import LabelledBatch, TrainingBatches, view_of
+from training.data.loaders import Data
+from training.data.views import HeldOutImages, TrainingViews
+from training.distributed.world import World
+from training.engine import memory
+from training.engine.memory import Footprint
+from training.measure.timeline import Timeline
+from training.runtime.environment import Environment
+from training.settings.scripts import DistillationSettings, TeacherSettings
+from training.tasks.losses import distillation_loss, label_cross_entropy
+from training.teacher.cache import TeacherCache
+from training.teacher.frozen import Teacher
+
+
+class Distillation:
+    """`hard_label_weight` × cross-entropy with the labels + `teacher_weight` × the teacher's part, on one view for both models."""
+
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: Teacher | None,
+        cache: TeacherCache | None,
+        settings: DistillationSettings,
+        timeline: Timeline,
+    ):
+        """
+        Args:
+            student: as TrainingState.trained has it.
+            teacher: None: labels alone.
+            cache: keeps the teacher's logits; None: the teacher runs on every step.
+        """
+        self.student, self.teacher, self.cache = student, teacher, cache
+        self.settings, self.timeline = settings, timeline
+
+    def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
+        """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
+        if self.cache is not None:
+            complete = self.cache.begin_epoch(view_of(epoch, batches.views), batches.numbers(epoch))
+            if complete and self.teacher is not None:
+                self.teacher.to(torch.device("cpu"))
+
+    def __call__(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
+        """The losses of a micro-batch on the student's device; scalars in nats."""
+        settings, phase = self.settings, self.timeline.phase
+        if self.teacher is not None:
+            with phase("teacher_forward"):
+                target = self._ask(batch.images) if self.cache is None else self.cache.logits(batch, self._ask)
+        with phase("student_forward"):
+            logits = self.student(batch.images)
+        with phase("loss"):
+            labels = label_cross_entropy(
+                logits, batch.labels, batch.other_labels, batch.own_share, smoothing=settings.label_smoothing
+            )
+            if self.teacher is None:
+                return {"loss": labels}
+            parts = distillation_loss(logits, target, batch, settings)
+            teacher = torch.stack([*parts.values()]).sum()
+            return {
+                "loss": settings.hard_label_weight * labels + settings.teacher_weight * teacher,
+                "label_loss": labels,
+                "teacher_loss": teacher,
+                **(parts if len(parts) > 1 else {}),
+            }
+
+    def _ask(self, images: torch.Tensor) -> torch.Tensor:
+        assert self.teacher is not None
+        return self.teacher.to(images.device)(images)
+
+
+def with_teacher(
+    now: Footprint,
+    without: Mapping[str, Footprint],
+    teacher: Teacher,
+    settings: TeacherSettings,
+    image: torch.Tensor,
+    *,
+    cached: bool = False,
+) -> tuple[Footprint, dict[str, Footprint]]:
+    """The footprints of `memory.measure` with a teacher that runs beside the student, or does so until its cache is filled.
+
+    Args:
+        image: uint8 (1, channels, height, width), on the teacher's device.
+        cached: the teacher's logits are kept.
+    """
+    working = max(memory.working_bytes(member.model, image) for member in teacher.members)
+    taught = replace(now, teacher=teacher.memory_bytes, teacher_activations=working)
+    if cached:
+        return now, {**without, memory.FILLED: taught}
+    changed = {
+        name: replace(step, teacher=teacher.memory_bytes, teacher_activations=working) for name, step in without.items()
+    }
+    if settings.teacher_number_format != "fp32":
+        full = 4 * teacher.parameters
+        changed[f"teacher_precision {settings.teacher_number_format}"] = replace(
+            now, teacher=full, teacher_activations=working * full / teacher.memory_bytes
+        )
+    return taught, changed
+
+
+def open_cache(
+    settings: DistillationSettings,
+    teacher: Teacher,
+    data: Data[TrainingViews, HeldOutImages],
+    environment: Environment,
+    world: World,
+) -> TeacherCache | None:
+    """The cache that the settings ask for, in its folder. A collective.
+
+    Raises:
+        ValueError: there is no folder for it, or the one there is of another teacher, transform or data.
+    """
+    kept = settings.teacher_cache
+    if kept is None:
+        return None
+    if kept.channel is not None:
+        where = environment.channel(kept.channel)
+    elif kept.where is not None:
+        where = Path(kept.where)
+    elif environment.checkpoint_dir is not None:
+        where = environment.checkpoint_dir / "teacher_cache"
+    else:
+        raise ValueError(
+            "teacher_cache: the job keeps no checkpoints, so set teacher_cache.where to a folder or a channel"
+        )
+    digest = world.first_alone(data.training.source.digest)
+    views = json.dumps(data.training.view_description(), sort_keys=True)
+    parts = {
+        "teacher weights": teacher.digest(),
+        "transform": hashlib.sha256(views.encode()).hexdigest(),
+        "data": world.broadcast_bytes(None if digest is None else digest.encode()).decode(),
+        "dtype": settings.teacher_number_format,
+    }
+    return TeacherCache.open(
+        where,
+        parts=parts,
+        images=len(data.training),
+        classes=len(data.classes),
+        views=kept.views,
+        top_k=kept.top_k,
+        precision=kept.precision,
+        world=world,
+        stand_in=data.training.stand_in,
+    )

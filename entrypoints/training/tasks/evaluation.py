@@ -1,0 +1,199 @@
+"""Accuracy on held-out images, of images or of pixels, exact at any number of processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from training.distributed.world import World
+from training.runtime import accelerator, failure
+from training.tasks.losses import temperature_kl
+
+TOP = 5
+"""How many guesses count for the second kind of accuracy, where there are more classes than that."""
+
+Autocast = Callable[[], AbstractContextManager[object]]
+"""Makes the context in which a model computes, as Precision.autocast does."""
+
+
+@torch.no_grad()
+def evaluate(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    loader: Iterable[Any],
+    world: World,
+    *,
+    autocast: Autocast = contextlib.nullcontext,
+    teacher_logits: Sequence[torch.Tensor] | None = None,
+    keep: list[torch.Tensor] | None = None,
+) -> dict[str, float]:
+    """How well a model knows the labels, and how well it agrees with its teacher, over all ranks' shares; every image counts once.
+
+    Args:
+        model: takes uint8 images (batch, channels, height, width), gives logits (batch, classes). Not a DDP wrapper:
+            ranks may have different numbers of batches. An nn.Module comes back in the mode that it had.
+        loader: this rank's share, in the same order every time; a batch of which no image can be read is None.
+        teacher_logits: what the teacher's evaluation left in its `keep`.
+        keep: a list that is given the logits of every batch, fp16, on the CPU, each image's largest at 0: fp16 is finest there.
+
+    Returns:
+        The same on every rank: validation_accuracy, validation_top5_accuracy (more than 5 classes only) in 0…1,
+        validation_loss in nats. With `teacher_logits` also teacher_top1_agreement, the share of the images to which both
+        models give the same class; teacher_top5_agreement (more than 5 classes only), the share of those where the teacher's
+        class is among the student's first 5, as big_vision's `agree`
+        (https://github.com/google-research/big_vision, evaluators/proj/distill/distance.py); and teacher_kl, the mean
+        KL(teacher ‖ student) at temperature 1 in nats.
+
+    Raises:
+        ValueError: there are no images, because none could be read.
+    """
+    sums = torch.zeros(6, dtype=torch.float64, device=world.device)  # nothing waits for the device before the end
+    images = ranked = 0
+    with evaluating(model):
+        for number, (pixels, labels) in enumerate(batch for batch in loader if batch is not None):
+            failure.progress.enter("evaluate")
+            pixels, labels = (values.to(world.device, non_blocking=True) for values in (pixels, labels))
+            with autocast():
+                logits = model(pixels)
+            logits = logits.float()
+            images += len(labels)
+            ranked += len(labels) if logits.shape[1] > TOP else 0
+            loss = F.cross_entropy(logits, labels, reduction="none").double().sum()
+            sums[:3] += torch.stack([*_right(logits, labels), loss])
+            if teacher_logits is not None:
+                teacher = teacher_logits[number].to(world.device, non_blocking=True).float()
+                assert teacher.shape == logits.shape, "the loader gave other batches than it gave the teacher"
+                kl = temperature_kl(logits, teacher, 1.0).double() * len(labels)
+                sums[3:] += torch.stack([*_right(logits, teacher.argmax(1)), kl])
+            if keep is not None:
+                kept = (logits - logits.amax(1, keepdim=True)).half().cpu()
+                keep.append(accelerator.pinned(kept, world.device))
+    counted = torch.tensor([images, ranked], dtype=torch.float64, device=world.device)
+    *totals, images, ranked = world.total(torch.cat([sums, counted])).tolist()
+    if not images:
+        raise ValueError("not one of the validation images can be read: the log and broken_images.txt name them")
+    names: tuple[str, ...] = ("validation_accuracy", "validation_top5_accuracy", "validation_loss")
+    if teacher_logits is not None:
+        names += ("teacher_top1_agreement", "teacher_top5_agreement", "teacher_kl")
+    return {name: total / images for name, total in zip(names, totals) if ranked or "top5" not in name}
+
+
+@torch.no_grad()
+def evaluate_pixels(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    loader: Iterable[Any],
+    world: World,
+    *,
+    classes: Sequence[str],
+    ignore_index: int,
+    autocast: Autocast = contextlib.nullcontext,
+) -> dict[str, Any]:
+    """IoU, accuracy and mean cross-entropy over all ranks' pixels; every pixel that is not ignored counts once.
+
+    Args:
+        model: takes uint8 images (batch, channels, height, width), gives logits (batch, classes, height, width). Not a DDP
+            wrapper: ranks may have different numbers of batches.
+        loader: this rank's share: images, and for each its mask (height, width) in its own size, to which the logits are
+            scaled, so that the numbers do not depend on the size that the model sees.
+        classes: their names, in the order of the logits.
+
+    Returns:
+        The same on every rank: validation_miou and validation_pixel_accuracy in 0…1, validation_loss in nats; and by name
+        validation_iou of each class, None of one that occurs neither in a label nor in a prediction; and validation_majority,
+        what a model would reach that gives every pixel the label that is most frequent: its class, miou and pixel_accuracy.
+
+    Raises:
+        ValueError: no pixel of any mask is labelled, or none can be read.
+    """
+    count = len(classes)
+    counts = torch.zeros(
+        count**2 + 1, dtype=torch.int64, device=world.device
+    )  # the last one is of pixels that are ignored
+    loss = torch.zeros(1, dtype=torch.float64, device=world.device)
+    with evaluating(model):
+        for images, masks in (batch for batch in loader if batch is not None):
+            failure.progress.enter("evaluate")
+            with autocast():
+                batch = model(images.to(world.device, non_blocking=True))
+            for logits, mask in zip(batch.float(), masks):
+                mask = mask.to(world.device, non_blocking=True).long()
+                logits = of_size(logits[None], mask.shape)
+                loss += F.cross_entropy(logits, mask[None], ignore_index=ignore_index, reduction="sum")
+                # neither an index by a mask nor bincount, which would wait for the device to know how many there are
+                pairs = torch.where(mask == ignore_index, count**2, mask * count + logits[0].argmax(0)).flatten()
+                counts.scatter_add_(0, pairs, torch.ones_like(pairs))
+    confusion, loss = world.total(counts[:-1].view(count, count).double()), world.total(loss)
+    pixels = confusion.sum().item()
+    if pixels == 0:
+        raise ValueError(
+            f"every pixel of the validation masks that can be read is ignored ({ignore_index}): there is nothing to measure"
+        )
+    ious = class_ious(confusion, ignore_index)
+    largest = int(confusion.sum(1).argmax())
+    majority = torch.zeros_like(confusion)
+    majority[:, largest] = confusion.sum(1)
+    return {
+        "validation_miou": ious.nanmean().item(),
+        "validation_pixel_accuracy": confusion.diagonal().sum().item() / pixels,
+        "validation_loss": loss.item() / pixels,
+        "validation_iou": {name: None if iou != iou else iou for name, iou in zip(classes, ious.tolist())},
+        "validation_majority": {
+            "class": classes[largest],
+            "miou": class_ious(majority, ignore_index).nanmean().item(),
+            "pixel_accuracy": confusion.sum(1).max().item() / pixels,
+        },
+    }
+
+
+def class_ious(confusion: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Intersection over union of each class, TP / (TP + FP + FN): float64 (classes,).
+
+    The measure of PASCAL VOC (Everingham et al. 2015, https://doi.org/10.1007/s11263-014-0733-5, section 4.1.3).
+
+    Args:
+        confusion: (classes, classes), pixels by label and prediction.
+        ignore_index: a class of this number is NaN, as one is that occurs neither in a label nor in a prediction.
+    """
+    intersection = confusion.diagonal().double()
+    ious = intersection / (confusion.sum(0) + confusion.sum(1) - intersection)  # 0 / 0 is NaN
+    ious[ignore_index : ignore_index + 1] = torch.nan
+    return ious
+
+
+def told_by_class(metrics: Mapping[str, Any]) -> str:
+    """What `evaluate_pixels` gives of each class, as a line for people."""
+    ious = ", ".join(
+        f"{name} {'-' if iou is None else f'{iou:.4f}'}" for name, iou in metrics["validation_iou"].items()
+    )
+    majority = metrics["validation_majority"]
+    return f"IoU: {ious}; with {majority['class']} for every pixel the mean would be {majority['miou']:.4f}"
+
+
+def of_size(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Logits (batch, classes, height, width), scaled to another height and width, bilinearly."""
+    return F.interpolate(logits, size=tuple(size), mode="bilinear", align_corners=False)
+
+
+@contextlib.contextmanager
+def evaluating(model: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """A module in eval mode, and afterwards in the mode that it had; a teacher, which is none, sees to that itself."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def _right(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many of the wanted classes (batch,) have the largest logit, and how many one of the 5 largest; scalars."""
+    first = logits.topk(min(TOP, logits.shape[1]), dim=1).indices == wanted[:, None]
+    return (logits.argmax(1) == wanted).sum().double(), first.sum().double()

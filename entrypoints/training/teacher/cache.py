@@ -1,0 +1,377 @@
+"""The teacher's logits kept in files, so that a view of an image passes through the teacher once, and never in a later epoch or run.
+
+A folder holds manifest.json, which says what the logits are of, and a file a view with a record for every training image, at
+the place that the image's number gives. A record whose checksum does not hold is absent, be it unwritten, torn by a kill or
+damaged later; the teacher then computes it again. So there is no index to repair and no order to keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.data.batches import LabelledBatch
+from training.distributed.world import World
+from training.runtime import accelerator
+from training.teacher.cache_filling import Filling
+from training.teacher.logit_records import Precision, RecordLayout, Seal, ViewFile, record_layout
+
+FORMAT = 1
+"""Of the records; a folder with another one is refused."""
+
+MANIFEST = "manifest.json"
+
+SCANNED = 1 << 24
+"""Bytes of records that are checked at once when an epoch begins."""
+
+TRIED = 1000
+"""Where no more records than these are missing, the images are read, because records that broken images lack are not missing."""
+
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
+"""What file systems say that take no writing, or none in the middle of a file, as mounted S3 buckets do not."""
+
+
+class TeacherCache:
+    """The kept logits of one teacher for one data set and one way to vary it.
+
+    Every process of a run holds one. In the steps of an epoch that finds records missing, all ranks exchange what their teachers
+    computed, and one rank of each folder writes all of it: `where` may be a folder of each host or one that all share. An epoch
+    that finds all of its records runs no teacher and has no collective.
+    """
+
+    def __init__(
+        self,
+        where: Path,
+        identity: Mapping[str, Any],
+        layout: RecordLayout,
+        images: int,
+        views: int,
+        world: World,
+        stand_in: Callable[[int], int],
+    ):
+        self.where, self.layout, self.images, self.views, self.world = where, layout, images, views, world
+        self._stand_in = stand_in
+        self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self._seal = Seal(bytes.fromhex(self.key), layout.size)
+        self._file: ViewFile | None = None
+        self._filling = Filling(layout, world)
+        self._view = 0
+        self.writable = self.complete = False
+        self._writes = self._exchanged = False
+        self.hits = self.misses = 0
+        """Images of this rank that were found, and that passed through the teacher."""
+
+    @classmethod
+    def open(
+        cls,
+        where: Path,
+        *,
+        parts: Mapping[str, str],
+        images: int,
+        classes: int,
+        views: int,
+        top_k: int | None,
+        precision: Precision,
+        world: World,
+        stand_in: Callable[[int], int] = int,
+    ) -> TeacherCache:
+        """The cache in a folder, or a new one there. A collective.
+
+        Args:
+            where: a folder of this host, or one that all share. It may be read-only where it holds all `views`.
+            parts: what the logits depend on, by name, as hashes or names: "teacher weights", "transform", "data", "dtype".
+            images: training images.
+            views: reproducible variations of each image.
+            stand_in: the image that comes where one is drawn: itself, or another where it is broken.
+            top_k: logits kept of each image. None, or as many as there are classes: all.
+
+        Raises:
+            ValueError: the folder holds the logits of something else, lies on too small a disk, or is read-only and incomplete;
+                the message names the part that differs, or what is missing, and the cure.
+        """
+        layout = record_layout(classes, top_k, precision)
+        identity = {
+            "record format": FORMAT,
+            **parts,
+            "images": images,
+            "classes": classes,
+            "top_k": layout.top_k,
+            "precision": precision,
+        }
+        cache, problem = cls(where, identity, layout, images, views, world, stand_in), None
+        try:
+            cache._set_up(identity)
+        except (ValueError, OSError) as error:
+            problem = error
+        if world.any(problem is not None):  # together, so that no rank waits for one that has left
+            raise problem or ValueError("another process cannot use its teacher cache; its own message says why")
+        cache._exchanged, sees_the_first = world.any(cache.writable), cache._sees_the_first()
+        cache._writes = cache.writable and world.is_first_on_host and (world.is_first or not sees_the_first)
+        return cache
+
+    @property
+    def size_bytes(self) -> int:
+        """What the cache takes when all its views are written."""
+        return self.views * self.images * self.layout.size
+
+    def say(self) -> str:
+        """A line for people about what is kept where, and how large it gets."""
+        kept = "all" if self.layout.top_k is None else f"the {self.layout.top_k} largest of"
+        return (
+            f"teacher cache {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.images:,} images, {kept} "
+            f"{self.layout.classes:,} logits in {self.layout.precision}: {self.layout.size} bytes each, {_readable(self.size_bytes)} "
+            "in all; "
+            + (
+                f"{_readable(shutil.disk_usage(self.where).free)} are free there"
+                if self.writable
+                else "it is read-only: what it lacks is computed on every pass and not kept"
+            )
+        )
+
+    def begin_epoch(self, view: int, numbers: np.ndarray | torch.Tensor | list[int]) -> bool:
+        """Turn to a view and find out whether it holds all that an epoch will draw. A collective.
+
+        Args:
+            view: from 1 to `views`.
+            numbers: of the images that this rank will draw; those of all ranks are fine, and take longer.
+
+        Returns:
+            Whether all ranks found all of theirs, so that the epoch needs no teacher.
+        """
+        assert 1 <= view <= self.views, f"view {view} of {self.views}"
+        self.close()
+        self.world.any(False)  # whoever writes has written
+        self._view, self._file = view, ViewFile(self._path(view), self.images, self.layout.size, self.writable)
+        missing = self._missing(np.sort(np.asarray(numbers, dtype=np.int64)))
+        if 0 < len(missing) <= TRIED:  # a broken image has no record of its own
+            missing = self._missing(np.unique([self._stand_in(number) for number in missing.tolist()]))
+        self.complete = self.world.all(not len(missing))
+        return self.complete
+
+    def logits(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """The teacher's logits for a batch, float32 (batch, classes) on the device of its images, as a record holds them.
+
+        Also the first time they are rounded through the record, so that a run that was killed, and finds what it had computed,
+        goes on with the same numbers. For that, too, a batch of which any record is missing passes through the teacher whole:
+        a part of it is another shape, for which a library may add in another order.
+
+        Where `complete` is false this is a collective: every rank calls it equally often, with batches of one size.
+
+        Args:
+            batch: its numbers and views are on the CPU; all of its views are the one that `begin_epoch` was given.
+            teacher: uint8 images (batch, channels, height, width) -> logits (batch, classes).
+
+        Raises:
+            ValueError: the logits of a batch before this one are not finite.
+            OSError: the disk is full.
+        """
+        assert (batch.views == self._view).all(), "a batch of another view than the epoch's"
+        assert self._file is not None, "begin_epoch comes first"
+        numbers = batch.numbers.numpy()
+        records = self._file.read(numbers)
+        missing = ~self._seal.holds(records, numbers, self._view)
+        absent = int(missing.sum())
+        self.hits, self.misses = self.hits + len(numbers) - absent, self.misses + absent
+        device = batch.images.device
+        if not absent:
+            found = self.layout.decode(records, device)
+            if not self.complete and self._exchanged:  # the others may have computed something
+                nothing = torch.zeros((len(numbers), self.layout.width), device=device)
+                self._filling.add(nothing, numbers, missing, self._writer if self._writes else None, True)
+            return found
+        packed = self.layout.pack(teacher(batch.images))
+        if not self.complete and self._exchanged:
+            self._filling.add(packed, numbers, missing, self._writer if self._writes else None, True)
+        elif self.writable:  # damaged since the epoch began: the other ranks do not know of it
+            self._filling.add(packed, numbers, missing, self._writer, False)
+        computed = self.layout.rounded(packed)
+        if absent == len(numbers):
+            return computed
+        records[missing] = 0  # what is damaged there may be no class at all
+        is_missing = accelerator.pinned(torch.from_numpy(missing), device).to(device, non_blocking=True)
+        return torch.where(is_missing[:, None], computed, self.layout.decode(records, device))
+
+    def sync(self) -> None:
+        """Have the disk hold what was written, for a checkpoint that counts on it."""
+        if self._file is not None:
+            self._filling.settle()
+            self._file.sync()
+
+    def close(self) -> None:
+        """Let go of the view's file; `begin_epoch` opens another."""
+        if self._file is not None:
+            self.sync()
+            self._file.close()
+            self._file = None
+
+    def _path(self, view: int) -> Path:
+        return self.where / f"view-{view:04d}.bin"
+
+    def _set_up(self, identity: Mapping[str, Any]) -> None:
+        """Write or check the manifest, and find out whether this host can write here, and has the room.
+
+        Raises:
+            ValueError: as `open`.
+        """
+        if not (self.where / MANIFEST).is_file():
+            with _cannot_begin(self.where):
+                self.where.mkdir(parents=True, exist_ok=True)
+                self._require_room()  # or the next attempt, with a smaller top_k, would find the manifest of this one
+                _write_manifest(self.where, identity, self.layout)
+        _require_same(self.where, _read_manifest(self.where), identity)
+        self.writable = _can_write(self.where, self._path(1))
+        if self.writable:
+            self._require_room()
+        else:
+            self._require_views()
+
+    def _require_views(self) -> None:
+        lacking = [view for view in range(1, self.views + 1) if not self._path(view).is_file()]
+        if lacking:
+            raise ValueError(
+                f"the teacher cache in {self.where} is read-only and holds {self.views - len(lacking)} of {self.views} views: "
+                f"set teacher_cache.views to at most {lacking[0] - 1}, or fill a cache in a folder that can be written"
+                if lacking[0] > 1
+                else f"the teacher cache in {self.where} is read-only and empty: fill a cache in a folder that can be written"
+            )
+
+    def _require_room(self) -> None:
+        each = self.images * self.layout.size
+        needed = sum(max(0, each - _allocated(self._path(view))) for view in range(1, self.views + 1))
+        free = shutil.disk_usage(self.where).free
+        if needed > free:
+            raise ValueError(
+                f"the teacher cache will take {_readable(needed)} more in {self.where}, where {_readable(free)} are free: set a "
+                "smaller teacher_cache.top_k or fewer views, another teacher_cache.where, or a larger compute.volume_gb"
+            )
+
+    def _missing(self, numbers: np.ndarray) -> np.ndarray:
+        """The images without a record, or some more than TRIED of them; numbers in rising order, in which disks read fastest."""
+        assert self._file is not None, "begin_epoch has opened it"
+        step, missing = max(1, SCANNED // self.layout.size), []
+        for first in range(0, len(numbers), step):
+            part = numbers[first : first + step]
+            missing.append(part[~self._seal.holds(self._file.read(part), part, self._view)])
+            if sum(map(len, missing)) > TRIED:
+                break
+        return np.concatenate(missing) if missing else numbers
+
+    def _writer(self, records: np.ndarray, numbers: np.ndarray) -> None:
+        """Seals and writes records of this view; in the thread that fills the cache."""
+        assert self._file is not None
+        self._seal.close(records, numbers, self._view)
+        self._file.write(records, numbers)
+
+    def _sees_the_first(self) -> bool:
+        """Whether `where` is rank 0's own folder, as on FSx, where hosts that write into one file wait for each other's locks.
+
+        A collective.
+        """
+        name = b"-"
+        with contextlib.ExitStack() as stack:
+            if self.world.is_first and self.writable:
+                token = stack.enter_context(tempfile.NamedTemporaryFile(dir=self.where, prefix=".shared-"))
+                name = Path(token.name).name.encode()
+            name = self.world.broadcast_bytes(name if self.world.is_first else None)
+            sees = (self.where / name.decode()).exists()
+            self.world.any(sees)  # everybody has looked: the file may go
+        return sees
+
+
+def size_of(images: int, classes: int, views: int, top_k: int | None, precision: Precision) -> int:
+    """Bytes of the records of a full cache."""
+    return views * images * record_layout(classes, top_k, precision).size
+
+
+def _write_manifest(where: Path, identity: Mapping[str, Any], layout: RecordLayout) -> None:
+    """All at once, under its own name; another process of the run may be writing the same."""
+    created = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    record = {"bytes": layout.size, "fields": str(layout.fields)}
+    text = json.dumps({"logits of": dict(identity), "record": record, "created": created}, indent=2)
+    with tempfile.NamedTemporaryFile("w", dir=where, prefix=".manifest", delete=False, encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, where / MANIFEST)
+
+
+def _read_manifest(where: Path) -> dict[str, Any]:
+    try:
+        identity: dict[str, Any] = json.loads((where / MANIFEST).read_text(encoding="utf-8"))["logits of"]
+        return identity
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{where / MANIFEST} is not a teacher cache's: delete {where}, or set another teacher_cache.where"
+        ) from error
+
+
+def _require_same(where: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise a ValueError that names everything in which the logits of a folder are not those of this run."""
+    different = [
+        f"{part} (there {_short(there.get(part))}, here {_short(here.get(part))})"
+        for part in dict.fromkeys([*here, *there])
+        if there.get(part) != here.get(part)
+    ]
+    if different:
+        raise ValueError(
+            f"the teacher cache in {where} was made with other {', '.join(different)}: "
+            "set another teacher_cache.where, or delete that folder"
+        )
+
+
+@contextlib.contextmanager
+def _cannot_begin(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"{where} holds no teacher cache, and none can be begun there ({error.strerror or error}): set teacher_cache.where to "
+            "a folder on a disk or FSx, or to one that holds a cache"
+        ) from error
+
+
+def _can_write(where: Path, path: Path) -> bool:
+    """Whether files can be made in a folder, and records written in the middle of one there; it is made where there is none."""
+    try:
+        with tempfile.TemporaryFile(dir=where):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        return False
+    return True
+
+
+def _allocated(path: Path) -> int:
+    """Bytes that a file takes on its disk; 0 where there is none."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _short(value: Any) -> str:
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) > 16 else str(value)
+
+
+def _readable(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"

@@ -1,0 +1,89 @@
+"""What the teachers of all ranks computed, brought into the cache's files behind training, which waits for none of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from training.distributed.world import World
+from training.runtime import accelerator
+from training.teacher.logit_records import RecordLayout
+
+BEHIND = 2
+"""Batches that may be on their way to the disk; with more, training waits for the oldest."""
+
+NUMBER = 8
+"""Bytes of an image's number."""
+
+Write = Callable[[np.ndarray, np.ndarray], None]
+"""Takes records without checksums, uint8 (images, record size), and the images' numbers, int64 (images,)."""
+
+
+class Filling:
+    """The packed logits of a batch travel to every rank, from there to the host, and one thread makes records of them.
+
+    Args:
+        world: whose ranks exchange what they computed.
+    """
+
+    def __init__(self, layout: RecordLayout, world: World):
+        self._layout, self._world = layout, world
+        self._thread = ThreadPoolExecutor(1, "teacher cache")
+        self._under_way: deque[Future[None]] = deque()
+
+    def add(
+        self, packed: torch.Tensor, numbers: np.ndarray, new: np.ndarray, write: Write | None, exchanged: bool
+    ) -> None:
+        """Have the new logits of a batch written, some time.
+
+        Args:
+            packed: as RecordLayout.pack gives them, on the device.
+            numbers: of the images, int64 (batch,).
+            new: which of them are to be written, bool (batch,).
+            write: None: another process of this host writes.
+            exchanged: all ranks' are written. A collective then: every rank calls it equally often, with as many images.
+
+        Raises:
+            ValueError, OSError: an earlier batch could not be written.
+        """
+        about = np.concatenate([new[:, None].astype(np.uint8), numbers.astype("<i8")[:, None].view(np.uint8)], axis=1)
+        device = packed.device
+        moved = accelerator.pinned(torch.from_numpy(about), device).to(device, non_blocking=True)
+        rows = torch.cat([moved, packed.contiguous().view(torch.uint8)], dim=1)
+        if exchanged:
+            rows = self._world.gather_rows(rows)
+        if write is None:
+            return
+        host, done = rows, None
+        if accelerator.is_gpu(device):
+            host, done = (
+                torch.empty_like(rows, device="cpu", pin_memory=True),
+                accelerator.module(device).Event(blocking=True),
+            )
+            host.copy_(rows, non_blocking=True)
+            done.record()
+        while len(self._under_way) >= BEHIND or (self._under_way and self._under_way[0].done()):
+            self._under_way.popleft().result()
+        self._under_way.append(self._thread.submit(self._write, host, done, write))
+
+    def settle(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            ValueError, OSError: something could not be written.
+        """
+        while self._under_way:
+            self._under_way.popleft().result()
+
+    def _write(self, host: torch.Tensor, done: torch.cuda.Event | None, write: Write) -> None:
+        if done is not None:
+            done.synchronize()
+        rows = host.numpy()
+        rows = rows[rows[:, 0] == 1]
+        numbers = np.ascontiguousarray(rows[:, 1 : 1 + NUMBER]).view("<i8")[:, 0]
+        packed = np.ascontiguousarray(rows[:, 1 + NUMBER :]).view("<f4")
+        write(self._layout.encode(packed), numbers)

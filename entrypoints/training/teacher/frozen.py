@@ -1,0 +1,393 @@
+"""The frozen teacher, one model or several: from a channel or from published weights to logits that training cannot change."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from training.models import segmenter, timm_models
+from training.models.compiled import StaticBatch
+from training.models.export import read_description
+from training.models.precision import FORMATS
+from training.teacher.files import member_folders, read_weights, weights_file
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+LOCAL, HUB = "local-dir:", "hf-hub:"
+"""timm's prefixes of a model that is a folder, and of one on the Hugging Face hub that has no name in timm."""
+
+
+class FrozenModel:
+    """One model's logits, in its own normalisation, resolution and number format.
+
+    It is no nn.Module, so nothing that walks a student's modules reaches it: no optimizer, average, DDP or checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: timm_models.Normalized,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        precision: Precision = "fp32",
+        compile: bool = False,
+    ):
+        """
+        Args:
+            model: it is changed, and must not be used elsewhere.
+            name, options: as timm.create_model took them.
+        """
+        self.name, self.options, self.precision = name, dict(options), precision
+        memory_format = torch.channels_last if timm_models.convolutional(model) else torch.contiguous_format
+        model.to(FORMATS[precision]).to(memory_format=memory_format)
+        self.model = model.eval().requires_grad_(False)
+        timm_models.choose_attention(model, FORMATS[precision], model.mean.device)
+        self._parts = [*model.modules()]
+        self._compiled = StaticBatch(model) if compile else None
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, height, width])."""
+        if any(module.training for module in self._parts):  # whoever called train(): dropout and BatchNorm stay off
+            self.model.eval()
+        # no_grad and not inference_mode, whose tensors the backward pass of the student's loss may not keep
+        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+            return self._logits(images).float()
+
+    def digest(self) -> str:
+        """SHA-256 of all that the logits depend on beside the images, whatever file and device the weights come from."""
+        described = {
+            "name": self.name,
+            "options": self.options,
+            "image size": self.model.image_size,
+            "mean": self.model.mean.flatten().tolist(),
+            "std": self.model.std.flatten().tolist(),
+        }
+        total = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+        for name, value in sorted(self.model.model.state_dict().items()):
+            total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            total.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return total.hexdigest()
+
+    def _logits(self, images: torch.Tensor) -> torch.Tensor:
+        if self._compiled is not None:
+            from torch._dynamo.exc import TorchDynamoException  # imported by torch.compile, and slow to import
+
+            try:
+                compiled: torch.Tensor = self._compiled(images)
+                return compiled
+            except TorchDynamoException as error:
+                cause = " ".join(str(error).split())[:300]
+                warnings.warn(
+                    f"{self.name} cannot be compiled and runs as it is; compile_teacher: false saves the attempt. {cause}",
+                    stacklevel=3,
+                )
+                self.run_as_it_is()
+        logits: torch.Tensor = self.model(images)
+        return logits
+
+    def run_as_it_is(self) -> None:
+        """Not compiled, from now on."""
+        self._compiled = None
+
+
+class Teacher:
+    """The logits of a frozen model, or the mean of several models' logits.
+
+    The mean of logits is the geometric mean of the models' predictive distributions, at every temperature: one of the two
+    ensembles in Hinton, Vinyals and Dean 2015 (https://arxiv.org/abs/1503.02531, section 1).
+    """
+
+    def __init__(self, members: Sequence[FrozenModel]):
+        self.members = tuple(members)
+        self.name = " + ".join(member.name for member in members)
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, height, width]), without a gradient."""
+        first, *others = (member(images) for member in self.members)
+        return torch.stack([first, *others]).mean(0) if others else first
+
+    def to(self, device: torch.device) -> Teacher:
+        """Move the weights to a device, in place; next to nothing where they are there."""
+        for member in self.members:
+            if member.model.mean.device != device:  # `to` itself would walk through all modules and parameters
+                member.model.to(device)
+                timm_models.choose_attention(member.model, FORMATS[member.precision], device)
+        return self
+
+    @property
+    def parameters(self) -> int:
+        """Of all its models."""
+        return sum(timm_models.parameter_count(member.model) for member in self.members)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its weights take on their device."""
+        held = [value for member in self.members for value in [*member.model.parameters(), *member.model.buffers()]]
+        return sum(value.numel() * value.element_size() for value in held)
+
+    def eager(self) -> Teacher:
+        """The same models, not compiled: a trial of batch sizes must leave no shapes behind."""
+        members = [*map(copy.copy, self.members)]
+        for member in members:
+            member.run_as_it_is()
+        return Teacher(members)
+
+    def digest(self) -> str:
+        """SHA-256 of all that the logits depend on beside the images; several models count in no order."""
+        return hashlib.sha256("".join(sorted(member.digest() for member in self.members)).encode()).hexdigest()
+
+
+def require_accuracy(accuracy: float, minimum: float, name: str) -> None:
+    """Refuse a teacher that is not worth learning from.
+
+    Args:
+        accuracy: top-1 on the validation images, 0…1.
+        minimum: the setting min_teacher_accuracy.
+
+    Raises:
+        ValueError: the accuracy is lower; the message says what may be wrong.
+    """
+    if accuracy < minimum:
+        raise ValueError(
+            f"the teacher {name} has an accuracy of {accuracy:.4f} on the validation images, below min_teacher_accuracy {minimum:g}: "
+            "see that its classes come in the order of the folders and that its image size and normalisation are its own, train it "
+            "further, or lower min_teacher_accuracy"
+        )
+
+
+def require_miou(miou: float, minimum: float, name: str) -> None:
+    """Refuse a teacher of pixels likewise: by its mean IoU on the validation images, 0…1, and the setting min_teacher_miou."""
+    if miou < minimum:
+        raise ValueError(
+            f"the teacher {name} has a mean IoU of {miou:.4f} on the validation images, below min_teacher_miou {minimum:g}: see that "
+            "the masks number the classes as those that it learned from did, train it further, or lower min_teacher_miou"
+        )
+
+
+def load(
+    channel: Path | None,
+    classes: Sequence[str],
+    *,
+    channels: int,
+    image_size: int | Sequence[int],
+    name: str | Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    precision: Precision = "fp32",
+    compile: bool = False,
+    pixels: bool = False,
+) -> Teacher:
+    """The teacher in a channel, or with published weights; on the CPU.
+
+    Args:
+        channel: a folder that holds one model: a model.tar.gz as a run leaves it, its content, or one weights file
+            (.safetensors, .pt, .pth or .bin: a state dict, or a checkpoint that holds one under state_dict, model or model_ema);
+            or several, each an archive or a subfolder. None: `name` says where the weights are.
+        classes: the student's classes, in the order of its logits.
+        channels, image_size: of the images that it will see: the side of a square, which it scales to its own size where that is
+            another; with `pixels` the height and width to which whole images are scaled.
+        name, options: the timm model that the weights are for; None: as the description beside the weights says. A list: one for
+            each model of the channel in the order of their names. Without a channel: timm models with published weights,
+            hf-hub:OWNER/NAME, or local-dir:FOLDER.
+        precision: of the weights and the arithmetic.
+        compile: pass the models through torch.compile, at the first batch; where that fails they run as they are, with a warning.
+        pixels: the teacher gives every pixel a class, as the segmenters of train_segmentation.py do.
+
+    Raises:
+        ValueError: everything that is wrong with any of the models: no weights, several, no model name, weights that do not fit
+            it, or other classes or channels than the student's; a segmenter that learned from images of another size, or one
+            where a classifier is wanted, or the other way round.
+    """
+    members, problems = [], []
+    # random starting weights must not move the student's
+    with tempfile.TemporaryDirectory() as unpacked, torch.random.fork_rng(devices=[]):
+        sources = _sources(channel, [name] if name is None or isinstance(name, str) else name, Path(unpacked))
+        for source in sources:
+            try:
+                if pixels:
+                    found = _read_segmenter(source, classes, channels, image_size)
+                else:
+                    found = _read(source, options or {}, classes, channels, image_size)
+                members.append(FrozenModel(*found, precision=precision, compile=compile))
+            except ValueError as error:
+                problems.append(f"{source.label}: {error}" if len(sources) > 1 else str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
+    return Teacher(members)
+
+
+class _Source(NamedTuple):
+    """Where one model comes from."""
+
+    label: str
+    """For messages about one of several."""
+    folder: Path | None
+    """None: published weights."""
+    name: str | None
+    """Its timm name. None: as the description in the folder says."""
+
+
+def _sources(channel: Path | None, names: Sequence[str | None], unpacked: Path) -> list[_Source]:
+    if channel is not None:
+        places = member_folders(channel, unpacked)
+        names = [*names] * len(places) if len(names) == 1 else names
+        if len(names) != len(places):
+            raise ValueError(
+                f"the hyperparameter teacher names {len(names)} models ({', '.join(map(str, names))}), the channel teacher holds "
+                f"{len(places)} ({', '.join(places)}): give one name for each, in this order"
+            )
+        return [_Source(label, folder, name) for (label, folder), name in zip(places.items(), names)]
+    sources = []
+    for number, name in enumerate(names):
+        if name is None:
+            raise ValueError(
+                "there is no teacher: give the channel teacher, or the hyperparameter teacher a model's name"
+            )
+        if not name.startswith(LOCAL):
+            sources.append(_Source(name, None, name))
+        elif not (folder := Path(name[len(LOCAL) :])).is_dir():
+            raise ValueError(f"teacher {name}: {folder} is not a folder on the training machine")
+        else:
+            places = member_folders(folder, unpacked / str(number))
+            sources += [_Source(f"{name}/{label}", place, None) for label, place in places.items()]
+    return sources
+
+
+_Found = tuple[timm_models.Normalized, str, Mapping[str, Any]]
+"""A model, and the name and options with which timm made it."""
+
+
+def _read(
+    source: _Source, options: Mapping[str, Any], classes: Sequence[str], channels: int, image_size: int | Sequence[int]
+) -> _Found:
+    """One of the teacher's models.
+
+    Raises:
+        ValueError: as `load`.
+    """
+    if source.folder is None:
+        assert source.name is not None, "_sources asks for one"
+        return _published(source.name, options, classes, channels)
+    file, description, name = weights_file(source.folder), read_description(source.folder), source.name
+    if description is not None and description.decoder is not None:
+        raise ValueError(
+            f"{file.name} gives every pixel a class: take a classifier, or let train_segmentation.py learn from it"
+        )
+    if description is not None and (name is None or (name == description.name and not options)):
+        name, options = description.name, description.options
+    if name is None:
+        raise ValueError(
+            f"{file.name} comes without a config.json of timm: set the hyperparameter teacher to the name of its model"
+        )
+    known = None if description is None else description.classes
+    _require_fit(known, classes, options.get("in_chans", 3), channels)
+    inner = timm_models.create(name, options, num_classes=len(classes))
+    model = timm_models.normalize(inner, inner.pretrained_cfg, options)
+    _set_weights(model, file, f"{name} with {dict(options)} and {len(classes)} classes")
+    if description is not None:
+        model = timm_models.Normalized(inner, description.mean, description.std)
+    described = None if description is None else description.image_size
+    model.image_size = _side(described or _fixed_size(inner.pretrained_cfg, options) or image_size)
+    return model, name, options
+
+
+def _read_segmenter(source: _Source, classes: Sequence[str], channels: int, image_size: int | Sequence[int]) -> _Found:
+    """One of the teacher's models, of those that give every pixel a class.
+
+    Its features know things at the size at which it learned them, and its decoder merges scales: it would have to see images
+    scaled to that size, of which the student sees other crops. So both learn from images of one size.
+
+    Raises:
+        ValueError: as `load`.
+    """
+    assert source.folder is not None, "timm publishes no segmenters"
+    file, description = weights_file(source.folder), read_description(source.folder)
+    if description is None or description.decoder is None:
+        raise ValueError(
+            f"{file.name} is no segmenter of train_segmentation.py, whose config.json tells its encoder and its decoder: give the "
+            "model.tar.gz of such a run as the channel teacher"
+        )
+    name, options = description.name, description.options
+    _require_fit(description.classes, classes, options.get("in_chans", 3), channels)
+    learned = description.image_size
+    height, width = (learned, learned) if isinstance(learned, int) else learned
+    wanted = [image_size, image_size] if isinstance(image_size, int) else [*image_size]
+    if [height, width] != wanted:
+        raise ValueError(
+            f"the teacher learned from images scaled to [{height}, {width}], the student's are scaled to {wanted}: give both "
+            "the same image_size"
+        )
+    model = segmenter.build(name, options, len(classes), decoder_channels=description.decoder["channels"])
+    _set_weights(model, file, f"{name} with {dict(options)}, {description.decoder} and {len(classes)} classes")
+    return timm_models.Normalized(model.model, description.mean, description.std), name, options
+
+
+def _set_weights(model: timm_models.Normalized, file: Path, what: str) -> None:
+    try:
+        model.model.load_state_dict(read_weights(file))
+    except RuntimeError as error:
+        first = " ".join(str(error).split())[:300]
+        raise ValueError(f"{file.name} does not fit {what}: {first}") from error
+
+
+def _published(name: str, options: Mapping[str, Any], classes: Sequence[str], channels: int) -> _Found:
+    """A model with the weights, the head and the image size with which it was published."""
+    try:
+        if name.startswith(HUB):
+            model = timm_models.made_by_timm(name, pretrained=True, **options)
+        else:
+            model = timm_models.create(name, options, pretrained=True)
+    except (OSError, RuntimeError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"the published weights of {name} cannot be had ({first}): give them as the channel teacher, or let the training "
+            "machine reach the Hugging Face hub"
+        ) from error
+    published = model.pretrained_cfg
+    if model.num_classes != len(classes):
+        raise ValueError(
+            f"{name} was published for {model.num_classes} classes, the training images have {len(classes)}: train it on them "
+            "first (train_classifier.py with pretrained: true), and give the result as the channel teacher"
+        )
+    _require_fit(published.get("label_names"), classes, options.get("in_chans", 3), channels)
+    size = _fixed_size(published, options) or published["input_size"][1:]
+    return timm_models.normalize(model, published, options, _side(size)), name, options
+
+
+def _require_fit(known: Sequence[str] | None, classes: Sequence[str], made_for: int, channels: int) -> None:
+    problems = []
+    if known and [*known] != [*classes]:
+        problems.append(
+            f"the teacher knows the classes {_some(known)}, the training images have {_some(classes)}: train it on the same classes"
+        )
+    if made_for != channels:
+        problems.append(
+            f"the teacher was made for channels {made_for}, the student sees {channels}: give both the same in_chans"
+        )
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _fixed_size(published: Mapping[str, Any], options: Mapping[str, Any]) -> int | Sequence[int] | None:
+    """The image size for which a model was made, as a ViT's positions are; None: any will do."""
+    return options.get("img_size") or (published["input_size"][1:] if published.get("fixed_input_size") else None)
+
+
+def _side(image_size: int | Sequence[int]) -> int:
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if height != width:
+        raise ValueError(
+            f"the teacher sees images of {height} × {width} pixels, the student squares: give it an image size of its own"
+        )
+    return height
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(list(names)[:4]) + (f" … ({len(names)})" if len(names) > 4 else "")

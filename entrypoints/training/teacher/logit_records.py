@@ -1,0 +1,227 @@
+"""A teacher's logits as records of one size, the largest ones, the log-sum-exp of the rest and a checksum, and files of them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import math
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from training.runtime import accelerator
+
+Precision = Literal["fp16", "fp32"]
+
+WORD = 4
+"""Bytes; a record is a whole number of them, and the last one is its checksum."""
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    """How the logits of one view of one image lie in a record; little-endian.
+
+    With `top_k`: the class numbers of the largest logits in falling order, these logits, and the residual: the log-sum-exp of
+    all other logits. So every softmax over them is known at temperature 1, and the temperature is not chosen by the cache
+    (unlike probabilities, as TinyViT keeps: https://arxiv.org/abs/2207.10666, section 3.1). Without: all logits in the order of
+    their classes.
+    """
+
+    classes: int
+    top_k: int | None
+    """Logits kept of each image, below `classes`. None: all."""
+    precision: Precision
+    """Of the logits kept. fp16 holds the logits of a bf16 teacher without loss, between 6e-5 and 65504 in size."""
+
+    @cached_property
+    def fields(self) -> np.dtype:
+        """A record's fields; its end is for the checksum."""
+        logit = {"fp16": "<f2", "fp32": "<f4"}[self.precision]
+        fields: list[tuple[str, str] | tuple[str, str, tuple[int]]]
+        if self.top_k is None:
+            fields = [("logits", logit, (self.classes,))]
+        else:
+            number = "<u2" if self.classes <= 2**16 else "<u4"
+            fields = [("classes", number, (self.top_k,)), ("logits", logit, (self.top_k,)), ("residual", "<f4")]
+        used = np.dtype(fields).itemsize
+        return np.dtype([*fields, ("end", f"V{-used % WORD + WORD}")])
+
+    @property
+    def width(self) -> int:
+        """Numbers of an image that `pack` gives."""
+        return self.classes if self.top_k is None else 2 * self.top_k + 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of a record, its checksum too."""
+        return self.fields.itemsize
+
+    def pack(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, classes) of any type -> all that a record holds of them, float32 (batch, width), on the same device.
+
+        With `top_k` the largest logits, their classes (float32 holds numbers below 2**24) and the residual; else all logits.
+        """
+        assert logits.shape[1] == self.classes
+        logits = logits.detach().float()
+        if self.top_k is None:
+            return logits
+        largest, classes = logits.topk(self.top_k, dim=1)
+        residual = logits.scatter(1, classes, -math.inf).logsumexp(1, keepdim=True)
+        return torch.cat([largest, classes.float(), residual], dim=1)
+
+    def encode(self, packed: np.ndarray) -> np.ndarray:
+        """What `pack` gave, float32 (batch, width) -> records without checksums, uint8 (batch, size).
+
+        Raises:
+            ValueError: a logit is not finite, or `precision` cannot hold it.
+        """
+        records = np.zeros((len(packed), self.size), np.uint8)
+        fields = self._of(records)
+        with np.errstate(over="ignore"):  # it is told below
+            if self.top_k is None:
+                fields["logits"] = packed
+            else:
+                fields["logits"] = packed[:, : self.top_k]
+                fields["classes"] = packed[:, self.top_k : -1]
+                fields["residual"] = packed[:, -1]
+        floats = ("logits",) if self.top_k is None else ("logits", "residual")
+        if not all(np.isfinite(fields[name]).all() for name in floats):
+            largest = np.abs(packed if self.top_k is None else packed[:, : self.top_k]).max()
+            raise ValueError(
+                f"the teacher gave logits that are not finite, or beyond what {self.precision} holds "
+                f"(the largest: {largest:g}): set teacher_precision to bf16 or fp32, "
+                "and where they are finite, teacher_cache.precision to fp32"
+            )
+        return records
+
+    def rounded(self, packed: torch.Tensor) -> torch.Tensor:
+        """What `decode` will give of the records of what `pack` gave: logits float32 (batch, classes), on the same device."""
+        kept = packed if self.top_k is None else packed[:, : self.top_k]
+        kept = kept.to(torch.float16).float() if self.precision == "fp16" else kept
+        if self.top_k is None:
+            return kept
+        tail = packed[:, -1:] - float(np.float32(math.log(self.classes - self.top_k)))
+        return self._spread(kept, packed[:, self.top_k : -1], tail)
+
+    def decode(self, records: np.ndarray, device: torch.device) -> torch.Tensor:
+        """Records, uint8 (batch, size) -> logits float32 (batch, classes) on a device.
+
+        The classes that were not kept share their probability evenly: each gets residual - log(their number). At temperature 1
+        the softmax of the kept classes, and the rest's in sum, are the teacher's. At another temperature T the even tail is the
+        one with the most (T > 1) or least (T < 1) weight that its probability allows, so the kept classes get too little or too
+        much: 8 % too little at T = 4 with 10 of 1,000 classes, 1 % with 500, where the largest has 75 % at T = 1.
+        """
+        fields = self._of(records)
+        if self.top_k is None:
+            return _to_device(np.ascontiguousarray(fields["logits"]), device).float()
+        packed = np.empty((len(records), 2 * self.top_k + 1), np.float32)  # one copy to the device
+        packed[:, : self.top_k] = fields["logits"]
+        packed[:, self.top_k : -1] = fields["classes"]
+        packed[:, -1] = fields["residual"] - np.float32(math.log(self.classes - self.top_k))
+        moved = _to_device(packed, device)
+        return self._spread(moved[:, : self.top_k], moved[:, self.top_k : -1], moved[:, -1:])
+
+    def _spread(self, kept: torch.Tensor, classes: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, top_k) at their classes, and the same one, (batch, 1), at all others: (batch, classes)."""
+        return tail.expand(-1, self.classes).contiguous().scatter_(1, classes.long(), kept)
+
+    def _of(self, records: np.ndarray) -> np.ndarray:
+        found: np.ndarray = records.view(self.fields)[:, 0]
+        return found
+
+
+def record_layout(classes: int, top_k: int | None, precision: Precision) -> RecordLayout:
+    """The layout that keeps the `top_k` largest logits; all for None, or as many as there are classes."""
+    return RecordLayout(classes, None if top_k is None or top_k >= classes else top_k, precision)
+
+
+class Seal:
+    """Checksums that only hold for records of one cache, at their own place.
+
+    Multilinear hashing (Lemire and Kaser 2014, https://arxiv.org/abs/1202.4961, section 3): over 32-bit words, with 64-bit
+    weights drawn from the cache's key, h = ⌊(m₀ + Σ mᵢ wᵢ mod 2⁶⁴) / 2³²⌋. Any other record, one of another cache or of another
+    place passes with a chance of 2⁻³²; a record of zeros, as an unwritten one is, never does.
+    """
+
+    def __init__(self, key: bytes, record_size: int):
+        words = record_size // WORD - 1
+        weights = np.frombuffer(hashlib.shake_256(key).digest(8 * (3 + words)), "<u8")
+        self._start, self._number, self._view, self._words = weights[0], weights[1], weights[2], weights[3:]
+
+    def close(self, records: np.ndarray, numbers: np.ndarray, view: int) -> None:
+        """Write the checksums of records, uint8 (batch, size), of images with these numbers; in place."""
+        records.view("<u4")[:, -1] = self._checksums(records, numbers, view)
+
+    def holds(self, records: np.ndarray, numbers: np.ndarray, view: int) -> np.ndarray:
+        """Which records, uint8 (batch, size), are whole and belong to these images: bool (batch,)."""
+        held: np.ndarray = records.view("<u4")[:, -1] == self._checksums(records, numbers, view)
+        return held
+
+    def _checksums(self, records: np.ndarray, numbers: np.ndarray, view: int) -> np.ndarray:
+        place = self._start + self._number * numbers.astype(np.uint64) + self._view * np.array([view], np.uint64)
+        # einsum takes the words as they lie; a matrix product would copy them as 64-bit numbers
+        total = place + np.einsum("ij,j->i", records.view("<u4")[:, :-1], self._words)
+        checksums: np.ndarray = np.maximum(total >> np.uint64(32), np.uint64(1)).astype(np.uint32)
+        return checksums
+
+
+class ViewFile:
+    """The records of one view, one an image, at the place that the image's number gives. Unwritten ones are zeros and take no room."""
+
+    def __init__(self, path: Path, images: int, record_size: int, writable: bool):
+        """
+        Raises:
+            ValueError: a file that cannot be written has another size.
+            OSError: there is none, or it cannot be written.
+        """
+        self.path, self.record_size = path, record_size
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY, 0o644)
+        self._written = False
+        size, expected = os.fstat(self._file).st_size, images * record_size
+        if size != expected and writable:
+            os.ftruncate(self._file, expected)
+        elif size != expected:
+            os.close(self._file)
+            raise ValueError(f"{path} has {size:,} bytes instead of {expected:,}: copy it again, or fill a new cache")
+        self._records = np.asarray(np.memmap(path, np.uint8, "r", shape=(images, record_size)))
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        """The records of images, uint8 (batch, record size); zeros where none was written."""
+        records: np.ndarray = self._records[numbers]
+        return records
+
+    def write(self, records: np.ndarray, numbers: np.ndarray) -> None:
+        """Write records, uint8 (batch, record size), to the places of images.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        try:
+            for record, number in zip(records, numbers.tolist()):
+                os.pwrite(self._file, record.data, number * self.record_size)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            cure = "free some space, or set another teacher_cache.where, and resume"
+            raise OSError(error.errno, f"no room for the teacher cache: {cure}", str(self.path)) from error
+        self._written = True
+
+    def sync(self) -> None:
+        """Have the disk hold what was written."""
+        if self._written:
+            os.fsync(self._file)
+            self._written = False
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy that the host does not wait for, where the device works beside it."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if accelerator.is_gpu(device) else tensor.to(device)

@@ -1,0 +1,1 @@
+"""The command line: one function a command, thin over the Python API."""

@@ -1,0 +1,154 @@
+"""What this machine is ready for: the needs of each backend, each with its cure. Only looks, and at nothing beyond this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from launcher.aws import estimator
+from launcher.backends import docker, docker_engine, process
+from launcher.config.issues import Finding
+from launcher.record import records
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+"""What this kit is tested with."""
+
+AWS_ROLE_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+"""Where one of them is set, credentials are fetched over the network."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that a backend needs."""
+
+    backend: str
+    subject: str
+    state: Literal["ok", "missing", "not checked"]
+    found: str
+    cure: str = ""
+
+
+def look() -> list[Need]:
+    """Every need of every backend."""
+    return [*_process(), *_docker(), *_aws()]
+
+
+def ready(needs: list[Need]) -> dict[str, bool]:
+    """Backend -> whether nothing is missing for it."""
+    backends = dict.fromkeys(need.backend for need in needs)
+    return {name: all(need.state != "missing" for need in needs if need.backend == name) for name in backends}
+
+
+def to_dict(needs: list[Need]) -> dict[str, Any]:
+    """JSON-ready."""
+    found = ready(needs)
+    return {
+        name: {"ready": found[name], "needs": [asdict(need) for need in needs if need.backend == name]}
+        for name in found
+    }
+
+
+def text(needs: list[Need]) -> str:
+    """For people."""
+    lines = []
+    for name, is_ready in ready(needs).items():
+        lines.append(f"{name}: {'ready' if is_ready else 'not ready'}")
+        for need in needs:
+            if need.backend == name:
+                lines.append(f"  {need.state:<12} {need.subject}: {need.found}")
+                lines += [f"  {'':<12} cure: {need.cure}"] if need.cure else []
+    return "\n".join(lines)
+
+
+def _process() -> Iterator[Need]:
+    version = platform.python_version()
+    known = version.rpartition(".")[0] in PYTHONS
+    found = version if known else f"{version}, which this kit is not tested with"
+    yield Need("process", "Python", "ok" if known else "not checked", found, "" if known else f"use {PYTHONS[-1]}")
+    for package in process.NEEDED.values():
+        yield _package("process", package, "make, or pip install -e '.[local]', in this kit's folder")
+
+
+def _docker() -> Iterator[Need]:
+    engine, findings = docker_engine.look()
+    yield from (_missing("docker", "engine", finding) for finding in findings)
+    if engine is None:
+        for subject in ("image", "disk"):
+            yield Need("docker", subject, "not checked", "no engine to ask", "")
+    else:
+        yield Need("docker", "engine", "ok", engine.version)
+        yield Need("docker", "Compose", "ok", f"{engine.compose_version} ({' '.join(engine.compose)})")
+        image = docker_engine.find_image(docker.IMAGE)
+        if image is None:
+            yield Need("docker", "image", "missing", f"{docker.IMAGE} is not on this machine", docker.BUILD_IMAGE)
+        else:
+            yield Need("docker", "image", "ok", f"{docker.IMAGE}, {image['Size'] / 2**30:.1f} GB")
+        full = docker_engine.check_disk(engine, records.store())
+        yield from (_missing("docker", "disk", finding) for finding in full)
+        if not full:
+            yield Need("docker", "disk", "ok", f"at least {docker_engine.LEAST_FREE_GB} GB free")
+    yield _sdk("docker", needed=True)
+
+
+def _aws() -> Iterator[Need]:
+    boto3 = _package("aws", "boto3", "make, or pip install -e '.[aws]', in this kit's folder")
+    yield boto3
+    yield _sdk("aws", needed=False)
+    if boto3.state == "missing":
+        yield Need("aws", "credentials", "not checked", "boto3 reads them")
+        return
+    kind = _credentials()
+    if kind is not None:
+        yield Need(
+            "aws",
+            "credentials",
+            "ok",
+            f"there ({kind}); whether AWS takes them was not asked: launcher plan --check does",
+        )
+    elif any(os.environ.get(name) for name in AWS_ROLE_VARIABLES):
+        yield Need("aws", "credentials", "not checked", "this container's role gives them, over the network")
+    else:
+        cure = "aws configure, or aws sso login; on a machine of EC2's its role gives them over the network, which was not asked"
+        yield Need("aws", "credentials", "missing", "none in the environment or below ~/.aws", cure)
+
+
+def _credentials() -> str | None:
+    """Where credentials come from; None: from nowhere on this machine. Nothing is asked over the network."""
+    import botocore.exceptions
+    import botocore.session
+
+    session = botocore.session.Session()
+    try:
+        resolver = session.get_component("credential_provider")
+        for remote in ("container-role", "iam-role"):
+            resolver.remove(remote)
+        found = session.get_credentials()
+    except botocore.exceptions.BotoCoreError:  # a profile that is not there, for example
+        return None
+    return found.method if found is not None else None
+
+
+def _sdk(backend: str, *, needed: bool) -> Need:
+    version = estimator.sdk_version()
+    if version is not None and version.startswith("2."):
+        return Need(backend, "SageMaker SDK", "ok", version)
+    found = f"{version}, which has no local mode and no PyTorch estimator" if version else "not installed"
+    if not needed:
+        return Need(backend, "SageMaker SDK", "ok", f"{found}; boto3 alone sends the same request")
+    return Need(backend, "SageMaker SDK", "missing", found, "make, or pip install 'sagemaker>=2.257.7,<3'")
+
+
+def _package(backend: str, name: str, cure: str) -> Need:
+    try:
+        return Need(backend, name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Need(backend, name, "missing", "not installed", cure)
+
+
+def _missing(backend: str, subject: str, finding: Finding) -> Need:
+    found = f"{finding.found} (needed: {finding.valid})" if finding.valid else finding.found
+    return Need(backend, subject, "missing", found, finding.cure)

@@ -1,0 +1,136 @@
+"""Following a run: a live line in a terminal, plain lines when piped, and the question that Ctrl-C asks."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+from launcher.backends.base import dollars
+from launcher.config.issues import UserError
+from launcher.record.metric_lines import parse_line
+from launcher.record.progress import Progress
+from launcher.runner.run import Run
+
+
+def follow(run: Run, *, every_line: bool = False) -> bool:
+    """Show a run until it is over, or until the user chooses to leave it.
+
+    Args:
+        every_line: print all hosts' log lines instead of the progress line.
+
+    Returns:
+        Whether Ctrl-C ended the run or the watching.
+    """
+    display = _LogLines(run) if every_line else _LiveLine(run) if sys.stdout.isatty() else _PlainLines()
+    news = _News(run)
+    positions: dict[str, int] = {}
+    interrupted = False
+    while True:
+        try:
+            for host, line in run.logs(follow=True, positions=positions, idle=lambda: news.tell(display)):
+                display.show(host, line, is_first=host == run.hosts[0])
+            news.tell(display)
+            display.close()
+            return interrupted
+        except KeyboardInterrupt:
+            display.close()
+            if interrupted:
+                return True  # it is stopping, whoever watches
+            if _ask() == "leave":
+                run.detach()
+                return True
+            try:
+                run.stop("Ctrl-C")
+            except UserError as error:  # AWS could not be asked
+                price = f", {dollars(run.spend)} so far" if run.spend is not None else ""
+                again = f"launcher stop {run.name} tries again"
+                print(f"{error}\n{run.name} was NOT stopped and goes on{price}; {again}", file=sys.stderr)
+                return True
+            print("stopping: the run's processes get up to two minutes to finish their step", file=sys.stderr)
+            interrupted = True
+
+
+def _ask() -> str:
+    """What Ctrl-C shall mean; without a terminal to ask in, it stops the run."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return "stop"
+    try:
+        answer = input("stop the run, or leave it running? [S/l] ").strip().lower()
+    except (EOFError, KeyboardInterrupt):
+        return "stop"
+    return "leave" if answer.startswith("l") else "stop"
+
+
+class _News:
+    """What is told between the log lines: the job's stages on SageMaker, spot interruptions, and that AWS does not answer."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.trouble = ""
+        self.transitions = 0
+
+    def tell(self, display: _LiveLine | _PlainLines | _LogLines) -> None:
+        remote = self.run.folder.read(self.run.folder.remote)
+        found = remote.get("SecondaryStatusTransitions", [])
+        for transition in found[self.transitions :]:
+            display.close()
+            at = transition["StartTime"][11:19]
+            print(f"{at} {transition['Status']}: {transition.get('StatusMessage', '')}".rstrip(": "), flush=True)
+        self.transitions = len(found)
+        if self.run.trouble != self.trouble:
+            display.close()
+            if self.run.trouble:
+                print(f"{self.run.trouble}. {self.run.name} goes on; asking again", file=sys.stderr, flush=True)
+            else:
+                print("AWS answers again", file=sys.stderr, flush=True)
+            self.trouble = self.run.trouble
+
+
+class _LiveLine:
+    """One line that is written over and over."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.progress = Progress()
+        self.drawn = False
+
+    def show(self, host: str, line: str, *, is_first: bool) -> None:
+        metric = parse_line(line) if is_first else None
+        if metric is None:
+            return
+        now = time.monotonic()
+        self.progress.add(metric, now)
+        text = self.progress.line(self.progress.seconds_left(now), self.run.spend)
+        sys.stdout.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
+        sys.stdout.flush()
+        self.drawn = True
+
+    def close(self) -> None:
+        if self.drawn:
+            sys.stdout.write("\n")
+            self.drawn = False
+
+
+class _PlainLines:
+    """Each metric line of the first host as it comes."""
+
+    def show(self, host: str, line: str, *, is_first: bool) -> None:
+        if is_first and parse_line(line) is not None:
+            print(line.strip(), flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class _LogLines:
+    """Every line of every host."""
+
+    def __init__(self, run: Run) -> None:
+        self.several = len(run.hosts) > 1
+
+    def show(self, host: str, line: str, *, is_first: bool) -> None:
+        print(f"{host} | {line}" if self.several else line, flush=True)
+
+    def close(self) -> None:
+        pass

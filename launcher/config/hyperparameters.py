@@ -1,0 +1,259 @@
+"""A script's own settings class: found without running the script, and a job's hyperparameters checked against it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import importlib
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from launcher.config.entrypoints import entrypoints_folder
+from launcher.config.issues import Finding, did_you_mean
+from launcher.config.redaction import names_a_secret
+
+MAX_COUNT, MAX_NAME, MAX_VALUE = 100, 256, 2500
+"""SageMaker's limits: hyperparameters a job, characters of a name, characters of an encoded value.
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_AlgorithmSpecification.html and API_CreateTrainingJob.html"""
+
+
+def encode(hyperparameters: Mapping[str, Any]) -> dict[str, str]:
+    """The texts that travel: each value as JSON, as SageMaker's SDK sends them and its toolkit reads them back."""
+    return {name: json.dumps(value) for name, value in hyperparameters.items()}
+
+
+def argument(name: str, value: Any) -> tuple[str, str]:
+    """A hyperparameter as the toolkit writes it on the command line (mapping.py of sagemaker-training 5.1.4)."""
+    if isinstance(value, Mapping):
+        text = ",".join(f"{key}={item}" for key, item in sorted(value.items()))
+    else:
+        text = "" if value is None else str(value)
+    return (f"--{name}" if len(name) > 1 else f"-{name}"), text
+
+
+def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channels: Collection[str]) -> list[Finding]:
+    """Everything wrong with a job's hyperparameters, by SageMaker's limits and by the script's own settings class.
+
+    Args:
+        source: the folder that holds the script; it must exist.
+        script: the script's path inside it; it must exist.
+        hyperparameters: as the config says them.
+        channels: the names of the job's inputs; a settings class with a method `channels` tells which it needs.
+    """
+    findings = list(_check_transport(hyperparameters))
+    unusable = {finding.key.partition(".")[2] for finding in findings}
+    try:
+        declared = declared_settings(source / script)
+    except (SyntaxError, ValueError) as error:
+        return findings + [Finding(key="script", found=f"{script}: {error}", cure="correct the script")]
+    if declared is None:
+        return findings + [
+            Finding(
+                key="hyperparameters",
+                level="not checked",
+                found=f"{script} declares no settings class",
+                cure="annotate main's first parameter with a dataclass imported from a module beside the script; see training/settings/__init__.py",
+            )
+        ]
+    module_name, class_name = declared
+    folders = [(source / script).parent, source, entrypoints_folder()]
+    heavy = _heavy_import(module_name, folders)
+    if heavy:
+        return findings + [
+            Finding(
+                key="hyperparameters",
+                level="not checked",
+                found=f"{class_name} of {script}: {heavy}",
+                cure="keep the settings class in a module that imports only the standard library and training.settings",
+            )
+        ]
+    usable = {name: value for name, value in hyperparameters.items() if name not in unusable}
+    try:
+        with imported([module_name, "training.settings"], folders) as (module, settings_module):
+            settings_class = getattr(module, class_name, None)
+            if not dataclasses.is_dataclass(settings_class):
+                found = f"{script} takes {class_name} from {module_name}, which is no dataclass there"
+                cure = f"define a dataclass {class_name} in {module_name}.py"
+                return [*findings, Finding(key="script", found=found, cure=cure)]
+            settings, problems = settings_module.check(settings_class, usable)
+            needed = settings.channels() if settings is not None and hasattr(settings, "channels") else ()
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the user's module is the user's code: whatever it raises is a mistake to tell
+        found = f"importing or making {class_name} of {module_name}: {type(error).__name__}: {error}"
+        return [
+            *findings,
+            Finding(key="script", found=found, cure=f"python -c 'import {module_name}' beside the script shows it"),
+        ]
+    for name, found, valid in problems:
+        if name in unusable:
+            continue
+        key = f"hyperparameters.{name}" if name else "hyperparameters"
+        if found == "unknown hyperparameter":
+            cure = did_you_mean(name.rpartition(".")[2], valid.split(", "))
+            findings.append(Finding(key=key, found=f"{script} knows no such hyperparameter", valid=valid, cure=cure))
+        else:
+            cure = f"add {name}" if found == "missing" else f"correct {name}"
+            findings.append(Finding(key=key, found=found, valid=valid, cure=cure))
+    findings += [
+        Finding(
+            key=f"inputs.{name}",
+            found=f"missing; {script} reads it",
+            valid="; ".join(needed),
+            cure=f"add under inputs: {name}: {{folder: ...}}",
+        )
+        for name in needed
+        if name not in channels
+    ]
+    return findings
+
+
+def declared_settings(script: Path) -> tuple[str, str] | None:
+    """The settings class that a script declares by `def main(settings: X)` with `from module import X`.
+
+    Returns:
+        The module's name and the class's, or None where the script declares none.
+
+    Raises:
+        SyntaxError: the script is not Python.
+    """
+    tree = ast.parse(script.read_bytes(), str(script))
+    main = next(
+        (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main" and node.args.args),
+        None,
+    )
+    annotation = main.args.args[0].annotation if main else None
+    name = annotation.id if isinstance(annotation, ast.Name) else getattr(annotation, "value", None)
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                if name is not None and (alias.asname or alias.name) == name:
+                    return node.module, alias.name
+    return None
+
+
+def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Finding]:
+    """What SageMaker's request, or the command line that the toolkit builds, cannot carry."""
+    if len(hyperparameters) > MAX_COUNT:
+        yield Finding(
+            key="hyperparameters",
+            found=f"{len(hyperparameters)} of them",
+            valid=f"at most {MAX_COUNT}",
+            cure="put some into a file in an input channel",
+        )
+    for name, value in hyperparameters.items():
+        key = f"hyperparameters.{name}"
+        if not name or len(name) > MAX_NAME:
+            yield Finding(
+                key=key[:80],
+                found=f"a name of {len(name)} characters",
+                valid=f"1 to {MAX_NAME}",
+                cure="shorten the name",
+            )
+        if "=" in name or "\0" in name:
+            yield Finding(
+                key=key, found="a name with = or NUL, which no environment variable can carry", cure="rename it"
+            )
+        if isinstance(value, str) and names_a_secret(name):
+            yield Finding(
+                key=key,
+                found="a secret: the container toolkit writes hyperparameters into its log",
+                cure=f"pass it under environment: {name.upper()}: ...",
+            )
+        if name.startswith("sagemaker_"):
+            yield Finding(
+                key=key,
+                found="a name that begins with sagemaker_",
+                cure="rename it: the toolkit keeps such names from the script",
+            )
+        try:
+            text = json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            yield Finding(
+                key=key,
+                found=f"a {type(value).__name__}",
+                valid="text, finite number, true/false, null, list or mapping",
+                cure="quote it",
+            )
+            continue
+        if len(text) > MAX_VALUE:
+            yield Finding(
+                key=key,
+                found=f"{len(text)} characters as JSON",
+                valid=f"at most {MAX_VALUE}",
+                cure="put it into a file in an input channel",
+            )
+        if "\\u0000" in text or "\\u0000" in json.dumps(name):
+            yield Finding(key=key, found="a NUL character", cure="remove it: no command line can carry one")
+        if any(0xD800 <= ord(character) <= 0xDFFF for character in name + json.dumps(value, ensure_ascii=False)):
+            yield Finding(key=key, found="half of a surrogate pair", cure="remove it: UTF-8 cannot carry one")
+
+
+def _module_file(module_name: str, folders: Sequence[Path]) -> Path | None:
+    for folder in folders:
+        base = folder.joinpath(*module_name.split("."))
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def _heavy_import(module_name: str, folders: Sequence[Path], seen: frozenset[str] = frozenset()) -> str:
+    """Why a settings module may not be imported here, in words; empty where it may."""
+    file = _module_file(module_name, folders)
+    if file is None:
+        return f"its module {module_name} is not beside the script"
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        return f"{file.name}: {error}"
+    package = module_name.rpartition(".")[0]
+    if package and package not in seen and _module_file(package, folders) is not None:
+        deeper = _heavy_import(package, folders, seen | {module_name})  # importing p.settings runs p/__init__.py first
+        if deeper:
+            return deeper
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            return f"{file.name} has a relative import"
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom) and node.module
+            else []
+        )
+        for name in names:
+            if name.split(".")[0] in sys.stdlib_module_names or name in seen:
+                continue
+            if _module_file(name, folders) is None:
+                return f"{file.name} imports {name}"
+            deeper = _heavy_import(name, folders, seen | {module_name})
+            if deeper:
+                return deeper
+    return ""
+
+
+@contextlib.contextmanager
+def imported(module_names: Sequence[str], folders: Sequence[Path]) -> Iterator[list[ModuleType]]:
+    """Modules of a script, imported as it would from its folders, and forgotten again; no bytecode is written."""
+    path, modules, bytecode = list(sys.path), dict(sys.modules), sys.dont_write_bytecode
+    roots = {name.split(".")[0] for name in module_names} | {"training"}
+    for name in [name for name in sys.modules if name.split(".")[0] in roots]:
+        del sys.modules[name]
+    sys.path[:0] = [str(folder) for folder in folders]
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    try:
+        yield [importlib.import_module(name) for name in module_names]
+    finally:
+        sys.path[:], sys.dont_write_bytecode = path, bytecode
+        for name in set(sys.modules) - set(modules):
+            if name.split(".")[0] in roots or _module_file(name, folders):
+                del sys.modules[name]
+        sys.modules.update(modules)

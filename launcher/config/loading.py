@@ -1,0 +1,269 @@
+"""A config file, overrides or a mapping -> Job, with every mistake told at once."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from launcher.config import yaml_file
+from launcher.config.issues import Finding, UserError, did_you_mean, mistake
+from launcher.config.job import Input, Job, Part
+
+SDK_NAMES = {
+    "entry_point": "script",
+    "source_dir": "source",
+    "image_uri": "image.uri",
+    "py_version": "image.python",
+    "volume_size": "compute.volume_gb",
+    "volume_kms_key": "compute.volume_key",
+    "max_run": "compute.max_hours",
+    "max_wait": "compute.max_wait_hours",
+    "use_spot_instances": "compute.spot",
+    "keep_alive_period_in_seconds": "compute.keep_alive_minutes",
+    "max_retry_attempts": "compute.max_attempts",
+    "output_path": "output",
+    "output_kms_key": "output_key",
+    "code_location": "code",
+    "disable_output_compression": "compress_output",
+    "checkpoint_s3_uri": "checkpoints",
+    "checkpoint_local_path": "checkpoints.path",
+    "security_group_ids": "network.security_groups",
+    "enable_network_isolation": "network.isolation",
+    "encrypt_inter_container_traffic": "network.encrypt_traffic",
+    "metric_definitions": "metrics",
+    "profiler_config": "profiling",
+    "debugger_hook_config": "debugger",
+    "base_job_name": "name",
+}
+"""What the PyTorch estimator of SageMaker's SDK v2 calls its arguments, and a config file."""
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> Job:
+    """Read a config file into a Job.
+
+    >>> job = launcher.load("configs/quickstart.yaml", ["hyperparameters.temperature=2"], smoke=True)
+    >>> job.name, job.hyperparameters["temperature"], job.hyperparameters["max_steps"]
+    ('quickstart', 2, 3)
+
+    Args:
+        path: a YAML file.
+        overrides: `dotted.key=value` texts, applied last; values are YAML.
+        smoke: lay the file's own `smoke:` section over it first.
+
+    Raises:
+        UserError: every mistake in the file and the overrides, at once.
+    """
+    config = yaml_file.read(path)
+    base = dict(config.values)
+    changes = base.pop("smoke", None)
+    if changes is not None and not isinstance(changes, dict):
+        raise mistake(
+            config.where("smoke"),
+            _shown(changes),
+            "write under smoke: the keys that --smoke changes",
+            valid="a mapping",
+        )
+    if smoke and changes is None:
+        raise mistake(
+            f"{path}: smoke",
+            "--smoke was asked for and the config has no smoke section",
+            "add `smoke:` with the keys to change, for example `smoke: {hyperparameters: {max_steps: 3}}`",
+        )
+    smoked = yaml_file.merge(base, changes or {})
+    for name, given in _inputs(
+        changes
+    ).items():  # a channel has one source: the smoke section's takes the other's place
+        smoked["inputs"][name] = given
+    chosen, found = yaml_file.override(replace(config, values=smoked if smoke else base), overrides)
+    found += _problems(chosen)
+    if not smoke:  # a mistake in the smoke section is one too, whoever meets it first
+        usual = list(_problems(replace(config, values=base, lines={})))
+        found += [
+            replace(finding, key=config.where(f"smoke.{finding.key}"))
+            for finding in _problems(replace(config, values=smoked, lines={}))
+            if finding not in usual
+        ]
+    if found:
+        raise UserError(found, str(path), rest=_without_mistakes(chosen.values))
+    return Job.model_validate(chosen.values)
+
+
+def _inputs(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    found = (values or {}).get("inputs")
+    return found if isinstance(found, dict) else {}
+
+
+def from_values(values: Mapping[str, Any], source: str = "the job") -> Job:
+    """A Job from a plain mapping, for Python and notebooks. Raises UserError with every mistake.
+
+    >>> channels = {part: {"folder": f"data/digits/{part}"} for part in ("train", "validation")}
+    >>> settings = {"model": "resnet18", "model_options": {"in_chans": 1}, "image_size": 32, "epochs": 2}
+    >>> values = {"name": "mine", "script": "train_classifier.py", "inputs": channels, "hyperparameters": settings}
+    >>> launcher.plan(launcher.from_values(values)).errors
+    ()
+    """
+    found = list(_problems(yaml_file.Config(source, dict(values))))
+    if found:
+        raise UserError(found, source)
+    return Job.model_validate(dict(values))
+
+
+def _problems(config: yaml_file.Config) -> Iterator[Finding]:
+    """Every way in which the values are not a Job."""
+    try:
+        Job.model_validate(config.values)
+    except ValidationError as error:
+        for item in error.errors():
+            yield _finding(config, item)
+
+
+def _without_mistakes(values: Mapping[str, Any]) -> Job | None:
+    """The job that is left when every wrong key is taken out; None where too little is left."""
+    try:
+        return Job.model_validate(values)
+    except ValidationError as error:
+        left = deepcopy(dict(values))
+        for item in error.errors():
+            at, path = left, []
+            for part in item["loc"]:
+                if isinstance(part, int):  # a list goes as a whole
+                    break
+                path += [part] if part != "[key]" else []
+            for part in path[:-1]:
+                at = at.get(part, {}) if isinstance(at, dict) else {}
+            if path and isinstance(at, dict):
+                at.pop(path[-1], None)
+    try:
+        return Job.model_validate({"name": "job", **left})
+    except ValidationError:
+        return None
+
+
+def _finding(config: yaml_file.Config, item: Mapping[str, Any]) -> Finding:
+    """One pydantic error, with what would have been valid and a cure."""
+    path = [str(part) for part in item["loc"] if part != "[key]"]
+    key = ".".join(path) or config.source
+    while len(path) > 1 and path[-1].isdigit():  # what holds for an item of a list is told of the list
+        path.pop()
+    parent, field = _field_at(path)
+    example = field.examples[0] if field is not None and field.examples else None
+    valid = (field.description or "") if field is not None else ""
+    leaf = path[-1] if path else ""
+    if item["type"] == "extra_forbidden":
+        fields = list(parent.model_fields) + (["smoke"] if parent is Job else [])
+        return Finding(
+            key=config.where(key), found="unknown key", valid=", ".join(fields), cure=_cure_for_key(leaf, fields)
+        )
+    if item["type"] == "missing":
+        return Finding(
+            key=key, found="missing", valid=valid, cure=f"add {leaf}: {example}" if example else f"add {leaf}"
+        )
+    if item["type"] == "value_error":
+        return Finding(
+            key=config.where(key),
+            found=str(item["ctx"]["error"]),
+            cure=f"correct {leaf}",
+            valid=", ".join((_model_at(path) or Job).model_fields),
+        )
+    value = item["input"]
+    if item["type"] == "model_type" and path[0] == "inputs" and isinstance(value, str):
+        return Finding(
+            key=config.where(key),
+            found=_shown(value),
+            valid="; ".join(Input.SOURCES),
+            cure=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {value}}}",
+        )
+    cure = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
+    if item["type"] == "literal_error" and isinstance(value, str):
+        words = [word.strip() for word in valid.replace(" or ", ", ").split(",")]
+        cure = did_you_mean(value, words, cure)
+    if key == "name" and isinstance(value, str) and (name := re.sub(r"[^a-zA-Z0-9]+", "-", value)[:42].strip("-")):
+        cure = f"write name: {name}"
+    if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
+        cure = f'quote it: {leaf}: "{_shown(value).rpartition(" (")[0]}"'
+    return Finding(key=config.where(key), found=_shown(value), valid=valid or item["msg"], cure=cure)
+
+
+def _cure_for_key(word: str, fields: Sequence[str]) -> str:
+    """The cure for a key that is none where it stands: another place, a nearby name, or what SageMaker's SDK calls it."""
+    places = {field: f"{name}.{field}" for name in Job.model_fields for field in _fields_below(name)}
+    places |= {name: name for name in Job.model_fields}
+    if word in places:
+        return f"did you mean {places[word]}?"
+    near = difflib.get_close_matches(word, SDK_NAMES, n=1, cutoff=0.8)
+    from_sdk = f"did you mean {SDK_NAMES[near[0]]}, which SageMaker's SDK calls {near[0]}?" if near else "remove it"
+    return from_sdk if word in SDK_NAMES else did_you_mean(word, fields, from_sdk)
+
+
+def _fields_below(name: str) -> list[str]:
+    model = _model_at([name])
+    return list(model.model_fields) if model is not None and model is not Job else []
+
+
+def _field_at(path: Sequence[str]) -> tuple[type[Part], FieldInfo | None]:
+    """The model that owns the last part of a path, and the field there if it knows one."""
+    model: type[Part] = Job
+    field = None
+    for depth, name in enumerate(path):
+        field = model.model_fields.get(name)
+        if depth == len(path) - 1:
+            break
+        model = _model_at(path[: depth + 1]) or model
+    return model, field
+
+
+def _model_at(path: Sequence[str]) -> type[Part] | None:
+    """The model whose keys stand below a path; None where free values do."""
+    model: type[Part] | None = Job
+    below: Any = None
+    for name in path:
+        if below is not None:  # a key of a mapping, or a place in a list
+            model, below = _part_in(below)
+            continue
+        field = model.model_fields.get(name) if model is not None else None
+        if field is None:
+            return None
+        model, below = _part_in(field.annotation)
+    return model if below is None else None
+
+
+def _part_in(annotation: Any) -> tuple[type[Part] | None, Any]:
+    """What an annotation holds: a Part itself; or, for a mapping or a list, the annotation of its items."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (types.UnionType, typing.Union):
+        options = [_part_in(argument) for argument in arguments if argument is not type(None)]
+        return next((option for option in options if option != (None, None)), (None, None))
+    if origin is typing.Annotated:
+        return _part_in(arguments[0])
+    if origin in (dict, list) and _part_in(arguments[-1]) != (None, None):
+        return None, arguments[-1]
+    return (annotation, None) if isinstance(annotation, type) and issubclass(annotation, Part) else (None, None)
+
+
+def _shown(value: Any) -> str:
+    """A value as the user wrote it, shortened, with its kind."""
+    kinds = {
+        bool: "true/false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        dict: "a mapping",
+        list: "a list",
+    }
+    if value is None:
+        return "nothing (null)"
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:  # Python writes at most 4,300 digits
+        text = "a number of too many digits"
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({kinds.get(type(value), type(value).__name__)})"

@@ -1,0 +1,241 @@
+"""A config file's text, and `key=value` overrides, as a plain mapping: YAML 1.2 scalars, no duplicate keys, line numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.config.issues import Finding, UserError, mistake
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with YAML 1.2's core schema.
+
+    YAML 1.1, PyYAML's default, reads `1e-3` as a string, `no` as False, `010` as 8 and `1:30` as 90:
+    a learning rate or a country code becomes something else without a word.
+    """
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+
+_CORE_SCHEMA = {  # tag: (pattern, the characters that a value may begin with); https://yaml.org/spec/1.2.2/#1032-tag-resolution
+    "null": (r"^(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    "bool": (r"^(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    "int": (r"^([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$", list("-+0123456789")),
+    "float": (
+        r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$",
+        list("-+.0123456789"),
+    ),
+    "merge": (r"^<<$", ["<"]),
+}
+for _tag, (_pattern, _first) in _CORE_SCHEMA.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+
+
+def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    try:
+        number = int(text[2:] if base != 10 else text, base)
+        str(number)
+        return number
+    except ValueError:  # Python reads and writes at most 4,300 digits
+        raise yaml.constructor.ConstructorError(None, None, "a number of too many digits", node.start_mark) from None
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A config as read: its values, and the line of every key."""
+
+    source: str
+    """The file's path, for messages."""
+    values: dict[str, Any]
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Dotted key -> line number, from 1. Keys that came from an override have none."""
+
+    def where(self, key: str) -> str:
+        """`compute.instance_count (line 7)`, or the bare key where no line is known."""
+        return f"{key} (line {self.lines[key]})" if key in self.lines else key
+
+
+def read(path: str | Path) -> Config:
+    """Read a YAML config.
+
+    Raises:
+        UserError: the file is missing, empty, not YAML or not a mapping, or a key stands twice.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise mistake(str(path), "no such file", _other_configs(path)) from None
+    except IsADirectoryError:
+        raise mistake(
+            str(path), "this is a folder", "name one YAML file in it. " + _other_configs(path / "_")
+        ) from None
+    except PermissionError:
+        raise mistake(str(path), "no permission to read it", f"chmod u+r {path}") from None
+    except UnicodeDecodeError as error:
+        raise mistake(str(path), f"not UTF-8 text (byte {error.start})", "save the file as UTF-8") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Config:
+    """Parse YAML text into a Config; `source` is named in messages. Raises UserError as `read` does."""
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise mistake(source, "the file is empty", "start from a copy of configs/quickstart.yaml")
+        if not isinstance(node, yaml.MappingNode):
+            raise mistake(
+                source,
+                f"a {'sequence' if isinstance(node, yaml.SequenceNode) else 'scalar'} at the top",
+                "write `key: value` lines, as in configs/quickstart.yaml",
+                valid="a mapping",
+            )
+        lines: dict[str, int] = {}
+        problems = list(_check_keys(node, "", lines))
+        if problems:
+            raise UserError(problems, source)
+        return Config(source, loader.construct_document(node), lines)
+    except RecursionError:
+        raise mistake(source, "an alias that holds itself, or too many nested levels", "write it flat") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{source}:{mark.line + 1}" if mark else source
+        line = text.splitlines()[mark.line].strip() if mark and mark.line < len(text.splitlines()) else ""
+        raise mistake(
+            where,
+            f"not YAML: {error.problem or error.context}" + (f", at `{line}`" if line else ""),
+            _yaml_cure(str(error.problem), line),
+        ) from None
+    except yaml.YAMLError as error:
+        raise mistake(source, f"not YAML: {error}", "remove the character that YAML does not allow") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Finding]]:
+    """The config with each `dotted.key=value` set; a value is read as YAML, so `[1, 2]`, `true` and `1e-3` have their types.
+
+    Returns:
+        The changed config, and a Finding for every override that could not be applied.
+    """
+    values, lines, problems = deepcopy(config.values), dict(config.lines), []
+    for text in overrides:
+        key, equals, value_text = text.partition("=")
+        key = key.strip()
+        if not equals or not key or not all(key.split(".")):
+            problems.append(
+                Finding(
+                    key=text,
+                    found="an override without a key or without `=`",
+                    cure="write key=value, for example hyperparameters.epochs=1",
+                )
+            )
+            continue
+        try:
+            value = parse(f"value: {value_text}", key).values["value"]
+        except UserError as error:
+            about = error.findings[0]
+            quote = f"quote it: {key}='\"{value_text}\"'"
+            problems.append(
+                Finding(
+                    key=key,
+                    found=f"`{value_text}`: {about.found}",
+                    cure=about.cure if "twice" in about.found else quote,
+                )
+            )
+            continue
+        problem = _set(values, key, value)
+        if problem:
+            problems.append(problem)
+        lines = {known: line for known, line in lines.items() if known != key and not known.startswith(key + ".")}
+    return Config(config.source, values, lines), problems
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` laid over it: mappings are merged key by key, everything else is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both else deepcopy(value)
+    return merged
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> Finding | None:
+    """Set a dotted key in place, making mappings on the way; a Finding where a value stands in the way."""
+    *parents, last = key.split(".")
+    at = values
+    for depth, parent in enumerate(parents):
+        below = at.setdefault(parent, {})
+        if below is None:
+            below = at[parent] = {}
+        if not isinstance(below, dict):
+            whole = ".".join(parents[: depth + 1])
+            return Finding(key=key, found=f"{whole} is {below!r}, not a mapping", cure=f"set {whole} itself")
+        at = below
+    at[last] = value
+    return None
+
+
+def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[int] | None = None) -> Iterator[Finding]:
+    """Yield a Finding for every duplicate or non-text key below a node; note each key's line on the way.
+
+    An aliased node is looked at once, so that aliases of aliases cost no time.
+    """
+    seen = set() if seen is None else seen
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _check_keys(item, f"{prefix}{index}.", lines, seen)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    here: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
+        if key_node.tag != "tag:yaml.org,2002:str":
+            text = getattr(key_node, "value", key_node.id)
+            yield Finding(
+                key=f"{prefix}{text} (line {line})", found="a key that is not text", cure=f'quote it: "{text}":'
+            )
+            continue
+        key = prefix + key_node.value
+        if key_node.value in here:
+            first = here[key_node.value]
+            yield Finding(key=key, found=f"stands twice, in lines {first} and {line}", cure="keep one of them")
+        here[key_node.value] = lines[key] = line
+        yield from _check_keys(value_node, key + ".", lines, seen)
+
+
+def _other_configs(path: Path) -> str:
+    configs = sorted(str(file) for file in path.parent.glob("*.yaml"))[:8] if path.parent.is_dir() else []
+    return "name one of: " + ", ".join(configs) if configs else "check the path"
+
+
+def _yaml_cure(problem: str, line: str) -> str:
+    if "\\t" in problem or "\t" in line:
+        return "indent with spaces: YAML allows no tab there"
+    if "mapping values are not allowed" in problem:
+        return "quote the value that holds a colon, or indent the line as its neighbours"
+    if "could not determine a constructor" in problem:
+        return "remove the !tag: only plain values are read"
+    if "undefined alias" in problem:
+        return "quote a value that begins with *"
+    return "look for a missing quote, bracket or space after a colon in this line or the one before"

@@ -1,0 +1,235 @@
+"""Which files travel to the training machine, and from where."""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.config.entrypoints import entrypoints_folder
+from launcher.config.issues import Finding
+
+IGNORE_FILE = ".launcherignore"
+"""Shell patterns of files that stay, one a line, beside the script; for a folder that git does not track."""
+
+ALWAYS_STAYS = (
+    *("__pycache__", "*.pyc", ".git", ".venv", ".ipynb_checkpoints", ".DS_Store", ".pytest_cache", IGNORE_FILE),
+    *(".env", ".env.*", "*.pem", "*.p12", ".netrc", ".pypirc", ".aws", ".ssh", "id_rsa*", "id_ed25519*"),  # secrets
+)
+
+COMMIT_FILE = "training/source.json"
+"""Where a script finds the commit of its source, which the model's card names; this kit makes it."""
+
+MAX_FILES = 10_000
+"""More files than that are no source folder."""
+
+MAX_ARCHIVE_BYTES = 100 * 2**20
+"""More than that is data, which belongs into an input channel: every host fetches the archive before it starts."""
+
+_SECRETS = {
+    "a private key": re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"),
+    # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
+    "an AWS access key": re.compile(rb"(?<![A-Z0-9])A(?:KIA|SIA)[A-Z2-7]{16}(?![A-Z0-9])"),
+    # https://huggingface.co/docs/hub/security-tokens and https://docs.github.com/en/authentication (token formats)
+    "a Hugging Face token": re.compile(rb"(?<![A-Za-z0-9])hf_[A-Za-z]{34}(?![A-Za-z0-9])"),
+    "a GitHub token": re.compile(rb"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{82})"),
+}
+
+
+@dataclass(frozen=True)
+class TravelFile:
+    """A file that travels."""
+
+    path: str
+    """Its place in the code folder of the training machine, with forward slashes."""
+    source: Path | None
+    """Where it lies on this machine; None for a file that this kit makes."""
+    size: int
+    """Bytes."""
+    content: bytes = b""
+    """Of a file that this kit makes."""
+
+    def read(self) -> bytes:
+        return self.content if self.source is None else self.source.read_bytes()
+
+    @property
+    def mode(self) -> int:
+        """Permissions: executable or not, as in git; nothing else of this machine."""
+        return 0o755 if self.source is not None and self.source.stat().st_mode & 0o100 else 0o644
+
+
+def travelling_files(source: Path) -> tuple[list[TravelFile], list[Finding]]:
+    """The files of a source folder that travel, sorted by path: what git tracks or would track, less the ignore file's patterns.
+
+    A folder of the user's own also gets this kit's `training` package, unless it has a `training` of its own, so that any
+    script can use it. With that package goes a file that names the source's commit.
+
+    Returns:
+        The files; and what keeps the folder from being packed.
+    """
+    try:
+        files = {path: source / path for path in _listed(source)}
+    except CannotListError as error:
+        return [], [Finding(key="source", found=str(error), cure=error.cure)]
+    odd = [path for path in files if not path.isprintable()]
+    if odd:
+        return [], [Finding(key="source", found=f"a file name that is no plain text: {odd[0]!r}", cure="rename it")]
+    kit = entrypoints_folder()
+    has_training = (source / "training").exists() or (source / "training.py").exists()
+    travelling = [TravelFile(path, file, file.stat().st_size) for path, file in files.items()]
+    if source.resolve() != kit.resolve() and not has_training:
+        travelling += [
+            TravelFile(path, kit / path, (kit / path).stat().st_size)
+            for path in _listed(kit)
+            if path.startswith("training/")
+        ]
+    if source.resolve() == kit.resolve() or not has_training:
+        content = _commit(source)
+        travelling.append(TravelFile(COMMIT_FILE, None, len(content), content))
+    return sorted(travelling, key=lambda file: file.path), []
+
+
+class CannotListError(Exception):
+    """A folder's files cannot be told; `cure` says what to do."""
+
+    def __init__(self, found: str, cure: str):
+        super().__init__(found)
+        self.cure = cure
+
+
+def _commit(source: Path) -> bytes:
+    """Which commit a source folder is of and whether it is clean, as JSON; an empty object outside a repository."""
+
+    def git(*arguments: str) -> str:
+        # without its locks it writes nothing, and a plan must not
+        command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
+        return subprocess.run(command, capture_output=True, check=True, text=True, errors="replace").stdout.strip()
+
+    try:
+        known = {"commit": git("rev-parse", "HEAD"), "clean": not git("status", "--porcelain", "--", ".")}
+    except (OSError, subprocess.CalledProcessError):
+        known = {}
+    return (json.dumps(known) + "\n").encode()
+
+
+def copy_files(files: list[TravelFile], target: Path) -> None:
+    """Copy files to their places below `target`."""
+    for file in files:
+        place = target / file.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(file.read())
+        place.chmod(file.mode)
+
+
+def archive(files: Sequence[TravelFile]) -> bytes:
+    """The files as a tar.gz: the same bytes for the same files, whenever and wherever it is made."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for file in sorted(files, key=lambda file: file.path):
+            content = file.read()
+            entry = tarfile.TarInfo(file.path)
+            entry.size, entry.mode = len(content), file.mode
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def secrets_in_text(content: bytes) -> dict[str, int]:
+    """What looks like a secret in a file, and at which byte it begins."""
+    found = {kind: pattern.search(content) for kind, pattern in _SECRETS.items()}
+    return {kind: match.start() for kind, match in found.items() if match is not None}
+
+
+def check_archive(files: Sequence[TravelFile]) -> list[Finding]:
+    """What keeps files from leaving this machine: too many bytes, or something that looks like a secret."""
+    findings = []
+    total = sum(file.size for file in files)
+    if total > MAX_ARCHIVE_BYTES:
+        largest = ", ".join(
+            f"{file.path} ({file.size / 2**20:.1f} MiB)" for file in sorted(files, key=lambda file: -file.size)[:3]
+        )
+        findings.append(
+            Finding(
+                key="source",
+                found=f"{total / 2**20:.1f} MiB would travel, most of it {largest}",
+                valid=f"at most {MAX_ARCHIVE_BYTES // 2**20} MiB",
+                cure=f"list what the script does not need in {IGNORE_FILE}, and give data as an input",
+            )
+        )
+        return findings
+    for file in files:
+        content = file.read()
+        for kind, start in secrets_in_text(content).items():
+            line = content[:start].count(b"\n") + 1
+            findings.append(
+                Finding(
+                    key=f"source: {file.path}:{line}",
+                    found=f"looks like {kind}, and would be uploaded",
+                    cure=f"take it out, or list the file in {IGNORE_FILE}; pass secrets under environment:",
+                )
+            )
+    return findings
+
+
+def _listed(folder: Path) -> list[str]:
+    """Relative paths of a folder's files that are not ignored. Raises CannotListError."""
+    paths = _git_files(folder)
+    if paths is None:
+        paths = []
+        for place, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if not _ignored(name, ALWAYS_STAYS)]
+            paths += [(Path(place) / name).relative_to(folder).as_posix() for name in names]
+            if len(paths) > MAX_FILES:
+                raise CannotListError(f"{folder} holds more than {MAX_FILES} files", "name the script's own folder")
+    ignore_file = folder / IGNORE_FILE
+    lines = ignore_file.read_text(encoding="utf-8", errors="replace").splitlines() if ignore_file.is_file() else []
+    patterns = [line.strip().strip("/") for line in lines if line.strip() and not line.startswith("#")]
+    negated = [pattern for pattern in patterns if pattern.startswith("!")]
+    if negated:
+        raise CannotListError(f"{IGNORE_FILE}: {negated[0]} brings nothing back", "list only what stays behind")
+    return [path for path in paths if (folder / path).is_file() and not _ignored(path, [*ALWAYS_STAYS, *patterns])]
+
+
+def _git_files(folder: Path) -> list[str] | None:
+    """What git tracks or would track in a folder, or None where git does not know it. Raises CannotListError."""
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--deduplicate",
+    ]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
+    try:
+        listing = subprocess.run(command, capture_output=True, check=True, env=environment).stdout
+    except FileNotFoundError:
+        return None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode("utf-8", "replace").strip()
+        if "not a git repository" in said:
+            return None
+        # without git's list, files that .gitignore keeps back would travel
+        cure = f"git config --global --add safe.directory {folder}" if "dubious" in said else "mend the repository"
+        raise CannotListError(f"git cannot list {folder}: {said.partition(chr(10))[0]}", cure) from None
+    return [path for path in listing.decode("utf-8", "surrogateescape").split("\0") if path] or None
+
+
+def _ignored(path: str, patterns: Sequence[str]) -> bool:
+    """Whether a pattern matches the path, or one of the folders or names in it."""
+    parts = path.split("/")
+    wholes = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
+    return any(fnmatch.fnmatchcase(text, pattern) for pattern in patterns for text in (*parts, *wholes))

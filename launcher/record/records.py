@@ -1,0 +1,274 @@
+"""The run store: one folder a run, found again by name from any process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.config.issues import did_you_mean, mistake
+
+# SageMaker's own words: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html (TrainingJobStatus)
+IN_PROGRESS, STOPPING, COMPLETED, FAILED, STOPPED = "InProgress", "Stopping", "Completed", "Failed", "Stopped"
+OVER = (COMPLETED, FAILED, STOPPED)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The places of one run's files."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def job(self) -> Path:
+        """The job as it was resolved, YAML that `launcher run` takes again."""
+        return self.path / "job.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def files(self) -> Path:
+        """Their list, with sizes."""
+        return self.path / "files.txt"
+
+    @property
+    def git(self) -> Path:
+        return self.path / "git.json"
+
+    @property
+    def git_patch(self) -> Path:
+        """What was uncommitted when the run started."""
+        return self.path / "git.patch"
+
+    @property
+    def versions(self) -> Path:
+        """Python and packages of the environment that ran it."""
+        return self.path / "versions.json"
+
+    @property
+    def supervisor(self) -> Path:
+        """The id of the process that stays with a local run."""
+        return self.path / "supervisor.json"
+
+    @property
+    def lock(self) -> Path:
+        """Locked from before the run can be found until its outcome is written, however its supervisor ends."""
+        return self.path / "lock"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.path / "logs" / "supervisor.log"
+
+    @property
+    def remote(self) -> Path:
+        """What SageMaker last said of a run there, and when."""
+        return self.path / "remote.json"
+
+    @property
+    def request(self) -> Path:
+        """The CreateTrainingJob request of a run on SageMaker, without its secrets."""
+        return self.path / "request.json"
+
+    @property
+    def code(self) -> Path:
+        """The files that travelled, as they were."""
+        return self.path / "code"
+
+    @property
+    def stop_request(self) -> Path:
+        """Exists from the moment somebody asked the run to stop, and says why."""
+        return self.path / "stop.json"
+
+    @property
+    def outcome(self) -> Path:
+        """State, times, exit codes and failure of a run that is over."""
+        return self.path / "outcome.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.tar.gz"
+
+    def host(self, host: str) -> Path:
+        """A host's /opt/ml."""
+        return self.path / "hosts" / host / "opt" / "ml"
+
+    def log(self, host: str) -> Path:
+        return self.path / "logs" / f"{host}.log"
+
+    def read(self, file: Path) -> dict[str, Any]:
+        """A JSON file of this run; {} where it does not exist yet."""
+        try:
+            values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return values
+
+    def state(self) -> str:
+        """The run's state, from what lies in its folder and whether its supervisor lives; of a run on SageMaker, the one last heard."""
+        if not self.outcome.exists() and (self.remote.exists() or self.supervisor_lives()):
+            return STOPPING if self.stop_request.exists() else IN_PROGRESS
+        # read after the supervisor was seen to be gone, so it is final
+        return str(self.read(self.outcome).get("state", FAILED))
+
+    def supervisor_lives(self) -> bool:
+        """Whether some process holds the run's lock; no process id and no clock can deceive it."""
+        try:
+            with open(self.lock, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def request_stop(self, reason: str) -> bool:
+        """Note that the run shall stop, for whoever watches it; whether this is the first request."""
+        if self.stop_request.exists():
+            return False
+        write_json(self.stop_request, {"reason": reason, "time": time.time()})
+        return True
+
+    def left_checkpoints(self) -> bool:
+        """Whether any host left a checkpoint in this folder."""
+        return any(any(folder.iterdir()) for folder in self.path.glob("hosts/*/opt/ml/checkpoints"))
+
+    def result(self) -> dict[str, Any]:
+        """The result.json that the script wrote, from the first host that has one; {} where there is none that can be read."""
+        for file in sorted(self.path.glob("hosts/*/opt/ml/output/data/*/result.json")):
+            with contextlib.suppress(OSError, ValueError):
+                found = self.read(file)
+                if isinstance(found, dict):
+                    return found
+        return {}
+
+
+def store() -> Path:
+    """The folder that holds all runs: $LAUNCHER_RUNS, or `runs` in the current folder."""
+    return Path(os.environ.get("LAUNCHER_RUNS") or "runs").absolute()
+
+
+def all_runs() -> list[RunFolder]:
+    """Every run in the store, oldest first; folders of other kinds are passed over."""
+    folder = store()
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            run = RunFolder(path)
+            plan = json.loads(run.plan.read_text(encoding="utf-8"))
+            found.append((plan["planned"], plan["name"], run, plan["job"]["name"], plan["hosts"][0], plan["backend"]))
+    return [entry[2] for entry in sorted(found, key=lambda entry: entry[:2])]
+
+
+def find(name: str, *, completed: bool = False) -> RunFolder:
+    """A run by its name, or the latest one of a job's name.
+
+    Args:
+        name: `quickstart-20261121-031500-abcd`, or `quickstart`.
+        completed: of a job's runs, take only those that completed; a run named in full must have completed too.
+
+    Raises:
+        UserError: no such run.
+    """
+    runs = all_runs()
+    matching = [run for run in runs if run.name == name] or [
+        run for run in runs if run.read(run.plan).get("job", {}).get("name") == name
+    ]
+    fitting = [run for run in matching if not completed or run.state() == COMPLETED]
+    if fitting:
+        return fitting[-1]
+    if matching:
+        raise mistake(
+            "run",
+            f"{name}: of {len(matching)} run{'s' if len(matching) > 1 else ''} none has completed; the last one is {matching[-1].state()}",
+            f"launcher show {matching[-1].name}",
+        )
+    names = [run.name for run in runs]
+    job_names = {run.read(run.plan).get("job", {}).get("name", "") for run in runs}
+    cure = did_you_mean(
+        name,
+        [*names, *job_names],
+        "launcher runs lists them; one that another machine started on SageMaker: launcher attach NAME --region REGION",
+    )
+    raise mistake("run", f"{name}: no such run in {store()}", cure)
+
+
+def write_atomically(file: Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part. Its folder must be there."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    os.replace(temporary, file)
+
+
+def write_json(file: Path, value: Any) -> None:
+    write_atomically(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def merge_metrics(folder: RunFolder, hosts: list[str]) -> None:
+    """All hosts' metrics files as one, host after host, without lines that a kill cut short."""
+    lines = []
+    for host in hosts:
+        for file in sorted(folder.host(host).glob("output/data/*/metrics*.jsonl")):
+            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError):
+                    json.loads(line)
+                    lines.append(line + "\n")
+    if lines:
+        write_atomically(folder.metrics, "".join(lines))
+
+
+def git_state(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """The commit of the repository around a folder, whether it was clean, and what was uncommitted in the folder's tracked files
+    as a patch, with paths from the folder.
+
+    Outside a repository, or without git: ({"commit": None, "reason": …}, b"").
+    """
+
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=True).stdout
+
+    plain = [
+        "--binary",
+        "--no-color",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--src-prefix=a/",
+        "--dst-prefix=b/",
+    ]  # for git apply
+    try:
+        commit = git("rev-parse", "HEAD").decode().strip()
+        changed = git("status", "--porcelain").decode("utf-8", "replace").splitlines()
+        return {"commit": commit, "clean": not changed, "changed": changed}, git("diff", "HEAD", "--relative", *plain)
+    except FileNotFoundError:
+        return {"commit": None, "reason": "git is not installed"}, b""
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode("utf-8", "replace").strip().splitlines()
+        return {"commit": None, "reason": lines[-1] if lines else "git failed"}, b""
+
+
+def installed_versions() -> dict[str, str]:
+    """Python's version and every installed package's."""
+    import platform
+    from importlib.metadata import distributions
+
+    packages = {item.metadata["Name"]: item.version for item in distributions() if item.metadata["Name"]}
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        **dict(sorted(packages.items(), key=lambda item: item[0].lower())),
+    }

@@ -1,0 +1,1 @@
+"""Runs: started, followed, stopped, repeated, and compared."""

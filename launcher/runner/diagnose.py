@@ -1,0 +1,89 @@
+"""`launcher.diagnose`: why a run is slow. Numpy is imported when it is called, not with the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from launcher.config.issues import mistake
+
+if TYPE_CHECKING:
+    from launcher.insight.comparison import Comparison
+    from launcher.insight.diagnosis import Diagnosis
+
+INTERRUPTED = "it was interrupted"
+"""Why there is no probe after Ctrl-C."""
+
+Say = Callable[[str], None]
+
+
+@overload
+def diagnose(
+    source: str | Path, *, probe: bool = False, overrides: Sequence[str] = (), on: str = "process", say: Say = ...
+) -> Diagnosis: ...
+@overload
+def diagnose(source: str | Path, after: str | Path) -> Comparison: ...
+@overload
+def diagnose(
+    source: str | Path,
+    after: str | Path | None,
+    *,
+    probe: bool = False,
+    overrides: Sequence[str] = (),
+    on: str = "process",
+    say: Say = ...,
+) -> Diagnosis | Comparison: ...
+def diagnose(
+    source: str | Path,
+    after: str | Path | None = None,
+    *,
+    probe: bool = False,
+    overrides: Sequence[str] = (),
+    on: str = "process",
+    say: Say = lambda text: None,
+) -> Diagnosis | Comparison:
+    """Explain where a run's time went.
+
+    >>> diagnosis = launcher.diagnose("quickstart-teacher")
+    >>> diagnosis.save_html("why.html").name
+    'why.html'
+
+    Args:
+        source: a run's name, its folder, or system metrics in Debugger's format, SageMaker's or ours: a folder or s3:// prefix
+            profiler-output.
+        after: the run after a change, to lay beside it.
+        probe: also start its job again on this machine for up to two minutes, to measure what observation cannot tell apart.
+        overrides: with probe, `key=value` texts, for example inputs.train={folder: data/train} for a run whose data are elsewhere.
+        on: with probe, the backend: process or docker.
+        say: with probe, takes lines for people.
+
+    Returns:
+        The diagnosis, or with `after` both of them side by side. Printing it shows it, a notebook too; `save_html` makes a page.
+        Where a probe fails or is interrupted, the diagnosis without it, which says why.
+
+    Raises:
+        UserError: nothing was measured there, or numpy is not installed, or a probe cannot be started.
+    """
+    try:
+        from launcher.insight.comparison import Comparison
+        from launcher.insight.diagnosis import Diagnosis
+        from launcher.insight.measurements import read
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        raise mistake("diagnose", "not installed: numpy", "pip install numpy; the extra `local` brings it") from None
+    if after is not None and probe:
+        raise mistake("--probe", f"two runs: {source} and {after}", "probe one of them")
+    if after is not None:
+        return Comparison(Diagnosis(read(str(source))), Diagnosis(read(str(after))))
+    if not probe:
+        return Diagnosis(read(str(source)))
+    from launcher.runner import probe as probing
+
+    planned = probing.planned(str(source), overrides, on=on)
+    observed = read(str(source))
+    try:
+        return Diagnosis(observed, probing.probe(planned, say))
+    except KeyboardInterrupt:
+        return Diagnosis(observed, INTERRUPTED)

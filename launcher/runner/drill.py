@@ -1,0 +1,358 @@
+"""A job that is killed at random moments and resumed, beside the same job undisturbed: do their curves coincide?
+
+On as many hosts every value of every step, and the final weights, must be the same bit for bit. On another number of hosts sums
+over the processes are taken in another order, so that values differ by rounding, and by what follows from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from launcher.backends import toolkit
+from launcher.commands import tables
+from launcher.config.issues import mistake
+from launcher.config.job import Job
+from launcher.planner.plan import Plan, plan, refuse_errors
+from launcher.record import records
+from launcher.runner.run import Run, start
+
+WORKERS, STOP, HOST, MACHINE = "SIGKILL to the script", "SIGTERM", "SIGKILL to a host", "SIGKILL to all of the run"
+ORDER = (WORKERS, STOP, HOST, MACHINE)
+"""How a run is ended, in turns: the training processes of one host die; the run is stopped; a host is lost; the machine fails."""
+
+MEASURED = re.compile(r".*(/s|_s|_share|_gib)")
+"""Metrics that are speeds, seconds, shares of them, and memory: no two runs have the same."""
+
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+"""Files in SM_MODEL_DIR that hold what was learnt and nothing else."""
+
+TOLERANCE = 0.01
+"""How far a value may be off on another number of hosts, as a share of the largest that its metric has on the curve."""
+
+WRITING_SECONDS = 20
+"""How long a kill waits for a checkpoint to be under way."""
+
+TRIES = 5
+"""Trainings in a row that may be over before their first kill."""
+
+GOES_ON = re.compile(r"^going on from the checkpoint of step (\d+)$")
+"""How a script tells where it resumes, as entrypoints/training/engine/loop.py does."""
+
+Curve = dict[int, dict[str, Any]]
+"""Step -> rank 0's metrics of it by name, less those MEASURED."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One interruption, and how the next run went on."""
+
+    how: str
+    at_step: int
+    """The last step that the killed run told."""
+    resumed_from: int = 0
+    """The step that the next run went on from; 0: it began anew."""
+    seconds: float = 0.0
+    """From the kill to the next run's first metric line."""
+
+
+@dataclass
+class Drill:
+    """What a drill found."""
+
+    undisturbed: Run
+    exact: bool
+    """Whether everything had to coincide bit for bit."""
+    steps: int = 0
+    runs: list[Run] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
+    weights: dict[str, str] = field(default_factory=dict)
+    """The final weights' SHA-256 by file."""
+    furthest: float = 0.0
+    """The largest difference of a value, as a share of the largest that its metric has."""
+    difference: str = ""
+    """The first thing that was not as in the undisturbed run; empty where there is none."""
+
+    def __str__(self) -> str:
+        head = ["kill", "how", "at step", "resumed from", "steps lost", "seconds"]
+        rows = [
+            [str(number), kill.how, str(kill.at_step), str(kill.resumed_from)]
+            + [str(kill.at_step - kill.resumed_from), f"{kill.seconds:.1f}"]
+            for number, kill in enumerate(self.kills, 1)
+        ]
+        return "\n".join([*([tables.table(head, rows)] if rows else []), self.verdict()])
+
+    def verdict(self) -> str:
+        """One line."""
+        if self.difference:
+            return f"DIFFERENT: {self.difference}"
+        curve = f"the metrics of all {self.steps} steps"
+        if not self.exact:
+            return f"{curve} are the undisturbed run's, to {self.furthest:.2g} of each one's largest value"
+        weights = ", ".join(f"{name} {checksum[:12]}" for name, checksum in self.weights.items())
+        return f"{curve} and the weights ({weights or 'the script left none'}) are the undisturbed run's, bit for bit"
+
+
+def drill(
+    job: Job, *, kills: int = 3, hosts_after: int | None = None, seed: int = 0, say: Callable[[str], None] = print
+) -> Drill:
+    """Run a job undisturbed, then again, killed and resumed, all on the process backend.
+
+    Args:
+        kills: how many. Where the job is over before the last one, it begins anew.
+        hosts_after: every other run has this many hosts instead of the job's own.
+        seed: of the moments and of the hosts that are hit.
+        say: takes a line for people at each stage.
+
+    Raises:
+        UserError: the plan has errors, or the job gives nothing to kill or nothing to compare.
+    """
+    for option, count in (("--kills", kills), ("--hosts-after", hosts_after)):
+        if count is not None and count < 1:
+            raise mistake(option, str(count), f"write {option} 1 or more")
+    name = f"{job.name[:36].rstrip('-')}-drill"  # so that these are never the latest runs of the job's own name
+    job = job.model_copy(update={"name": name})
+    if job.source is None:  # of this kit's scripts every step is compared
+        job = job.model_copy(update={"hyperparameters": {"log_every": 1, **job.hyperparameters}})
+    counts = (job.compute.instance_count, hosts_after or job.compute.instance_count)
+    for count in counts:
+        refuse_errors(plan(_with_hosts(job, count)))  # all of them now, not in the middle
+    undisturbed = start(plan(job))
+    say(f"undisturbed: {undisturbed.name}")
+    result = Drill(undisturbed, exact=len(set(counts)) == 1)
+    if undisturbed.wait() != records.COMPLETED:
+        result.difference = f"{_end(undisturbed)}, and nobody disturbed it"
+        return result
+    reference = curve(undisturbed)
+    result.steps, result.weights = max(reference, default=0), weights(undisturbed)
+    if result.steps < 2:
+        found = f"{undisturbed.name} told {'one step' if result.steps else 'no metric'}"
+        raise mistake("script", found, "let it train several steps, and tell each as training.runtime.reporting does")
+    job = job.model_copy(update={"source": str(undisturbed.folder.code)})
+    series = _Series([_with_hosts(job, count) for count in counts], result, reference, seed, say)
+    in_vain = 0
+    while len(result.kills) < kills and not result.difference:
+        before = len(result.kills)
+        series.train(kills - before)
+        in_vain = in_vain + 1 if len(result.kills) == before else 0
+        if in_vain == TRIES and not result.difference:
+            cure = "give it more to do, for example hyperparameters.epochs"
+            raise mistake("script", f"its {result.steps} steps were over before it could be killed", cure)
+    return result
+
+
+class _Series:
+    """Trainings from the first step to the last, each by runs that are killed and one that is not, which take the jobs in turns."""
+
+    def __init__(self, jobs: Sequence[Job], result: Drill, reference: Curve, seed: int, say: Callable[[str], None]):
+        self.jobs, self.result, self.reference, self.say = jobs, result, reference, say
+        self.chance = random.Random(seed)
+
+    def train(self, kills: int) -> None:
+        """One training, killed so many times if it lasts that long; what was found goes to the result."""
+        steps = self.result.steps
+        told: Curve = {}
+        targets = sorted(self.chance.sample(range(1, steps), min(kills, steps - 1)))
+        earlier, kill, struck = None, None, 0.0
+        while not self.result.difference:
+            run = start(self.plan(earlier))
+            self.result.runs.append(run)
+            next(run.progress(follow=True), None)
+            if kill is not None:
+                seconds = time.monotonic() - struck
+                self.result.kills.append(replace(kill, resumed_from=_resumed_from(run), seconds=seconds))
+            how, struck = self.strike(run, targets.pop(0)) if targets else ("", 0.0)
+            state = run.wait()
+            found = curve(run)
+            kill = Kill(how, max(found, default=0)) if how and state != records.COMPLETED else None
+            self.judge(run, found, kill)
+            for step, values in found.items():
+                told.setdefault(step, {}).update(values)
+            if kill is None:
+                break
+            self.say(f"kill {len(self.result.kills) + 1}: {how} at step {kill.at_step} of {run.name}")
+            earlier = run
+        if not self.result.difference:
+            self.say(f"to the end: {run.name}")
+            self.result.difference = missing(self.reference, told)
+            other = other_file(self.result.weights, weights(run)) if self.result.exact else ""
+            if other and not self.result.difference:
+                self.result.difference = f"{other} of {run.name} is not the undisturbed run's"
+
+    def plan(self, earlier: Run | None) -> Plan:
+        """The next run's: from the checkpoints of the one before, or anew where that left none."""
+        made = plan(self.jobs[len(self.result.runs) % len(self.jobs)])
+        return (
+            replace(made, resumes=earlier.name) if earlier is not None and earlier.folder.left_checkpoints() else made
+        )
+
+    def strike(self, run: Run, step: int) -> tuple[str, float]:
+        """End a run at a random moment after a step, every other time while a checkpoint is written.
+
+        Returns:
+            How, and when by the monotonic clock; ("", 0) where the run was over before.
+        """
+        how = ORDER[len(self.result.kills) % len(ORDER)]
+        seconds_a_step = self.result.undisturbed.outcome()["seconds"] / self.result.steps
+        if not any(metric.step >= step for metric in run.progress(follow=True)):
+            return "", 0.0
+        if how != STOP and self.chance.random() < 0.5:
+            _wait_for_a_checkpoint_under_way(run)
+            time.sleep(self.chance.uniform(0, 0.01))
+        else:
+            time.sleep(self.chance.uniform(0, 2 * seconds_a_step))
+        if run.state in records.OVER:
+            return "", 0.0
+        if how == STOP:
+            run.stop("launcher drill")
+        else:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself in this moment
+                _kill(run, how, self.chance)
+        return how, time.monotonic()
+
+    def judge(self, run: Run, found: Curve, kill: Kill | None) -> None:
+        """Whether a run ended as it should, and told what the undisturbed run told."""
+        wanted = records.COMPLETED if kill is None else records.STOPPED if kill.how == STOP else records.FAILED
+        if run.state != wanted:
+            self.result.difference = f"{_end(run)}, not {wanted}"
+            return
+        furthest, difference = compare(self.reference, found, 0.0 if self.result.exact else TOLERANCE)
+        self.result.furthest = max(self.result.furthest, furthest)
+        self.result.difference = difference and f"{difference} in {run.name}"
+
+
+def curve(run: Run) -> Curve:
+    """Rank 0's metrics at full precision, as far as a run came."""
+    if not run.folder.metrics.is_file():  # its supervisor was killed before it could
+        records.merge_metrics(run.folder, run.hosts)
+    found: Curve = {}
+    for line in run.metrics():
+        if line.get("rank", 0) == 0 and "step" in line:
+            values = {name: value for name, value in line.items() if not MEASURED.fullmatch(name)}
+            found.setdefault(line["step"], {}).update(values)
+    return found
+
+
+def weights(run: Run) -> dict[str, str]:
+    """SHA-256 of each file of weights that the first host left, by its path."""
+    root = run.folder.host(run.hosts[0]) / "model"
+    files = sorted(file for file in root.rglob("*") if file.suffix in WEIGHTS)
+    return {file.relative_to(root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def compare(reference: Curve, found: Curve, tolerance: float) -> tuple[float, str]:
+    """How far values of the same step and name lie apart, as a share of the largest that the metric has in `reference`.
+
+    Returns:
+        The furthest; and the first that is further than the tolerance, in words, or "" where none is.
+    """
+    largest = _largest(reference)
+    furthest = 0.0
+    for step in sorted(set(found) & set(reference)):
+        for name in sorted(set(found[step]) & set(reference[step])):
+            expected, value = reference[step][name], found[step][name]
+            off = _off(expected, value, largest.get(name, 0.0))
+            furthest = max(furthest, off)
+            if off > tolerance:
+                return furthest, f"step {step}: {name} is {expected!r} undisturbed and {value!r}"
+    return furthest, ""
+
+
+def missing(reference: Curve, found: Curve) -> str:
+    """The first metric that only `reference` has, in words; "" where there is none."""
+    for step in sorted(reference):
+        for name in sorted(set(reference[step]) - set(found.get(step, {}))):
+            return f"step {step}: {name} was told by the undisturbed run only"
+    return ""
+
+
+def other_file(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """The first file whose checksum is another, or that only one side has; "" where there is none."""
+    return next((name for name in sorted({**expected, **found}) if expected.get(name) != found.get(name)), "")
+
+
+def _largest(reference: Curve) -> dict[str, float]:
+    """The largest finite magnitude of each metric."""
+    found: dict[str, float] = {}
+    for values in reference.values():
+        for name, value in values.items():
+            if isinstance(value, (int, float)) and abs(value) < float("inf"):
+                found[name] = max(found.get(name, 0.0), abs(value))
+    return found
+
+
+def _off(expected: Any, value: Any, largest: float) -> float:
+    """How far two values lie apart as a share of `largest`; 0 only where they are the same."""
+    if value == expected or (value != value and expected != expected):
+        return 0.0
+    numbers = isinstance(value, (int, float)) and isinstance(expected, (int, float))
+    share = abs(value - expected) / largest if numbers and largest else float("inf")
+    return share if share == share else float("inf")
+
+
+def _with_hosts(job: Job, count: int) -> Job:
+    return job.model_copy(update={"compute": job.compute.model_copy(update={"instance_count": count})})
+
+
+def _resumed_from(run: Run) -> int:
+    """The step that a run says it goes on from; 0 where it says nothing."""
+    told = [GOES_ON.match(line) for host, line in run.logs() if host == run.hosts[0]]
+    return next((int(match[1]) for match in told if match), 0)
+
+
+def _end(run: Run) -> str:
+    """How a run ended, in words."""
+    why = " ".join(run.outcome().get("failure", "").split())[:300]
+    return f"{run.name} is {run.state}" + (f" ({why})" if why else "")
+
+
+def _wait_for_a_checkpoint_under_way(run: Run) -> None:
+    """Until a hidden name in the first host's folder of checkpoints comes or changes, as of a checkpoint that is not whole yet."""
+    folder = run.folder.host(run.hosts[0]) / "checkpoints"
+    before, end = _hidden(folder), time.monotonic() + WRITING_SECONDS  # an earlier kill may have left one
+    while time.monotonic() < end and not run.folder.outcome.exists() and _hidden(folder) <= before:
+        time.sleep(0.001)
+
+
+def _hidden(folder: Path) -> set[tuple[str, int]]:
+    found = set()
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            with contextlib.suppress(FileNotFoundError):  # it is whole now
+                found.add((path.name, path.stat().st_mtime_ns))
+    return found
+
+
+def _kill(run: Run, how: str, chance: random.Random) -> None:
+    """SIGKILL to all of a run, to all that stands for one of its hosts, or to the training processes there."""
+    supervisor = psutil.Process(run.folder.read(run.folder.supervisor)["pid"])
+    host = str(run.folder.host(chance.choice(run.hosts)))
+    shims = [child for child in supervisor.children() if child.cwd() == host]
+    if how == WORKERS:
+        for process in (process for shim in shims for process in toolkit.training_processes(shim)):
+            process.kill()
+    else:
+        for root in [supervisor] if how == MACHINE else shims:
+            _kill_tree(root)
+
+
+def _kill_tree(root: psutil.Process) -> None:
+    """SIGKILL to a process and everything below it at once: all are halted first, so that none sees another die."""
+    halted: list[psutil.Process] = []
+    while new := [process for process in [root, *root.children(recursive=True)] if process not in halted]:
+        for process in new:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        halted += new
+    for process in halted:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

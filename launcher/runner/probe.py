@@ -1,0 +1,130 @@
+"""A probe of a run: the same job once more, which measures instead of training. In under two minutes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher import backends
+from launcher.config.issues import Finding, UserError, mistake
+from launcher.planner.plan import Plan
+from launcher.record import records
+from launcher.runner import replay
+from launcher.runner.run import Run
+from launcher.study.trials import to_its_end
+
+if TYPE_CHECKING:
+    from launcher.insight.probe import Probe
+
+SETTING = "probe_seconds"
+
+SECONDS = 90.0
+"""From the start of its processes until it begins no more measurement; the last one and the end come on top."""
+
+LONGEST = 118.0
+"""After which it is stopped."""
+
+Say = Callable[[str], None]
+
+
+def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") -> Plan:
+    """The plan of the run that probes another one: its job, with its code, that measures and does not train.
+
+    Args:
+        source: a run's name, a job's name for the latest, or a run's folder.
+        overrides: `key=value` texts, for example inputs.train={folder: data/train} where the run's data are elsewhere.
+        on: process or docker.
+
+    Raises:
+        UserError: there is no such run or it is still running, its data are not here, or its script cannot be probed.
+    """
+    here = [name for name in backends.BACKENDS if backends.get(name).on_this_machine]
+    if on not in here:
+        raise mistake("--on", on, "a probe runs on this machine", valid=" or ".join(here))
+    folder = records.RunFolder(Path(source).absolute())
+    if not folder.plan.is_file():
+        if source.startswith("s3://") or folder.path.is_dir():
+            cure = "give a run's name (launcher runs lists them): its record says what to start again"
+            raise mistake("--probe", f"{source} holds measurements, and not what they are of", cure)
+        folder = records.find(source)
+    run = Run(folder)
+    if run.on_this_machine and run.state not in records.OVER:
+        cure = f"wait for its end, or launcher stop {run.name}"
+        raise mistake("--probe", f"{run.name} is {run.state} on this machine: each would slow the other down", cure)
+    name = folder.read(folder.plan)["job"]["name"][: 42 - len("-probe")].rstrip("-")
+    own = [f"name={name}-probe", f"hyperparameters.{SETTING}={SECONDS:g}"]
+    made = replay.again(folder, [*own, *overrides], on)
+    _refuse(run.name, made)
+    return made
+
+
+def probe(plan: Plan, say: Say = lambda text: None) -> Probe | str:
+    """Carry it out.
+
+    Args:
+        say: takes lines for people.
+
+    Returns:
+        What was measured; or why nothing was, where the run failed.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted, and has been stopped.
+    """
+    from launcher.insight.probe import Probe
+
+    began = time.monotonic()
+
+    def started(run: Run) -> None:
+        say(f"probing for at most two minutes: run {run.name}")
+
+    def interrupted() -> None:
+        say("stopping the probe")
+
+    run = to_its_end(plan, say=say, interrupted=interrupted, started=started, seconds=LONGEST)
+    say(f"probed in {time.monotonic() - began:.0f} s")
+    values = {}
+    for file in sorted(run.folder.path.glob("hosts/*/opt/ml/output/data/*/probe.json")):
+        values = json.loads(file.read_text(encoding="utf-8"))
+    trouble = ""
+    if run.state != records.COMPLETED or not values.get("finished"):
+        why = " ".join(run.outcome().get("failure", "").split())[:300]
+        trouble = f"{run.name} {run.state}{': ' if why else ''}{why}; launcher logs {run.name}"
+    return Probe.from_file(run.name, values, trouble) or trouble
+
+
+def _refuse(run: str, made: Plan) -> None:
+    """Raise a UserError where a probe cannot be started, with what to do."""
+    script = made.job.script
+    unknown = [one for one in made.findings if one.key in (f"hyperparameters.{SETTING}", "hyperparameters")]
+    if [one for one in unknown if one.level == "not checked" or "knows no such" in one.found]:
+        raise mistake(
+            "--probe",
+            f"{script} of {run} has no setting {SETTING}: it is a script of your own, or of an older version of this kit",
+            f"give its settings class {SETTING}: float = 0.0, and where it is above 0 have main call training.engine.probe_run.measure "
+            "in the place of the loop's train, as this kit's train_classifier.py does; then run it once more and probe that run",
+        )
+    if not made.errors:
+        return
+    found = [_for_a_probe(one) for one in made.errors]
+    hosts = made.job.compute.instance_count or 1
+    if hosts > 1 and any(one.key.startswith("inputs.") for one in found):
+        found.append(
+            Finding(
+                key="compute.instance_count",
+                found=f"{hosts} hosts, which would all share this machine",
+                cure="--with compute.instance_count=1 --with compute.processes_per_host=P --with hyperparameters.global_batch_size=N, "
+                "with as many images for each process as in the run",
+            )
+        )
+    raise UserError(found, f"the probe of {run}")
+
+
+def _for_a_probe(error: Finding) -> Finding:
+    """A plan's error with the cure that there is in `launcher diagnose`."""
+    if not error.key.startswith("inputs."):
+        return error
+    return replace(error, cure=f"tell where the same data lie on this machine: --with '{error.key}={{folder: FOLDER}}'")

@@ -1,0 +1,382 @@
+"""Run: a plan under way or over, the same on every backend, and found again by name from any process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from launcher import backends
+from launcher.backends.base import Unreachable
+from launcher.config.issues import UserError, mistake
+from launcher.planner.plan import Plan, check, refuse_errors
+from launcher.planner.source_package import copy_files
+from launcher.record import records
+from launcher.record.metric_lines import Metric, parse_line
+from launcher.record.records import OVER, RunFolder
+from launcher.runner import diagnose, display
+
+if TYPE_CHECKING:
+    from launcher.insight.diagnosis import Diagnosis
+
+FIRST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 1.0, 15.0, 1.3
+"""Seconds between two questions to a far side: more while nothing is new."""
+
+HOSTS_A_SECOND = 8
+"""Log requests a second that one follower makes on average; CloudWatch Logs allows an account 25 in most regions.
+https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""
+
+PAUSE_IN_TROUBLE = 20.0
+"""Seconds until a far side that did not answer is asked again."""
+
+
+@dataclass
+class Run:
+    """A run's folder, and what can be asked of it. A notebook shows its state, cost and key numbers.
+
+    >>> run = launcher.attach("quickstart-teacher")
+    >>> run.state, run.result()["steps"], run.metrics()[-1]["step"]
+    ('Completed', 3, 3)
+    >>> [line for host, line in run.logs() if line.startswith("epoch 1/")][0]
+    'epoch 1/... step 1/3 ...'
+    >>> run.artifacts()["model"].name
+    'model.tar.gz'
+
+    A run on this machine that this process started and did not `detach` is stopped when this process dies. One on SageMaker goes on.
+    """
+
+    folder: RunFolder
+    _lifeline: int | None = field(default=None, repr=False)
+    trouble: str = field(default="", repr=False)
+    """Why the far side cannot be asked just now; "" where it answers. What the folder holds is what was last heard."""
+    _pause: float = field(default=FIRST_PAUSE, repr=False)
+    _ask_at: float = field(default=0.0, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def state(self) -> str:
+        """InProgress, Stopping, Completed, Failed or Stopped: SageMaker's words."""
+        self.refresh()
+        return self.folder.state()
+
+    @functools.cached_property
+    def backend(self) -> str:
+        return str(self.folder.read(self.folder.plan)["backend"])
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether its hosts are on this machine: then it ends with the terminal that started it, unless it was detached."""
+        return backends.get(self.backend).on_this_machine
+
+    def refresh(self) -> None:
+        """Bring what is new of a run elsewhere into its folder, unless it was asked a moment ago.
+
+        Where the far side does not answer, `trouble` says why, and it is asked again later: the run does not depend on us.
+        """
+        now = time.monotonic()
+        if now < self._ask_at or self.folder.outcome.exists():
+            return
+        try:
+            new = backends.get(self.backend).refresh(self.folder)
+            self.trouble = ""
+            least = len(self.hosts) / HOSTS_A_SECOND  # each host's log is a request of its own
+            self._pause = max(least, FIRST_PAUSE if new else min(self._pause * PAUSE_GROWTH, LONGEST_PAUSE))
+        except Unreachable as error:
+            self.trouble = str(error)
+            self._pause = PAUSE_IN_TROUBLE
+        self._ask_at = time.monotonic() + self._pause
+
+    @property
+    def spend(self) -> float | None:
+        """What the run has cost so far, US dollars; None where it costs nothing or the price is not known."""
+        return backends.get(self.backend).spend(self.folder)
+
+    @functools.cached_property
+    def hosts(self) -> list[str]:
+        return [host["name"] for host in self.folder.read(self.folder.plan)["hosts"]]
+
+    def __repr__(self) -> str:
+        return f"<run {self.name}: {self.folder.state()}>"
+
+    def _repr_html_(self) -> str:
+        return display.run(self)
+
+    def wait(self, timeout: float | None = None, *, progress: bool = True) -> str:
+        """Wait until the run is over, at most `timeout` seconds. In a notebook its progress is shown meanwhile.
+
+        What is shown comes from the run's record: whoever interrupts this, or comes back in another kernel, goes on with
+        `launcher.attach(name).wait()`, where a run of this machine was started with `detach=True` or runs elsewhere.
+
+        Args:
+            progress: False: show nothing in a notebook either.
+
+        Returns:
+            The state then; it is the unfinished one where the time was too short.
+        """
+        end = time.monotonic() + (timeout if timeout is not None else float("inf"))
+        shown = display.watch(self) if progress else None
+        try:
+            while (state := self.state) not in OVER and time.monotonic() < end:
+                if shown is not None:
+                    shown.update()
+                time.sleep(0.1)
+        finally:
+            if shown is not None:
+                shown.update(last=True)
+        return state
+
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        positions: dict[str, int] | None = None,
+        idle: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[str, str]]:
+        """The hosts' log lines as (host, line), each host's in order.
+
+        Args:
+            follow: go on until the run is over; else stop at what is there now.
+            positions: bytes of each host's log to pass over; it is kept up to date, so that a later call goes on from there.
+            idle: called each time that all lines so far were given.
+        """
+        positions = {} if positions is None else positions
+        while True:
+            over = self.state in OVER  # asked before reading, so that nothing written before the end is missed
+            for host in self.hosts:
+                for line, after in _complete_lines(
+                    self.folder.log(host), positions.get(host, 0), last=over or not follow
+                ):
+                    positions[host] = after
+                    yield host, line
+            if over or not follow:
+                return
+            idle()
+            time.sleep(0.2)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The measurements so far, one dict a logged step and rank; while the run goes on, those that its log lines show."""
+        if self.folder.metrics.is_file():
+            return [json.loads(line) for line in self.folder.metrics.read_text(encoding="utf-8").splitlines()]
+        return [metric.values for metric in self.progress()]
+
+    def progress(self, *, follow: bool = False) -> Iterator[Metric]:
+        """The metric lines of the first host's log."""
+        for host, line in self.logs(follow=follow):
+            metric = parse_line(line) if host == self.hosts[0] else None
+            if metric is not None:
+                yield metric
+
+    def stop(self, reason: str = "asked to") -> None:
+        """Ask the run to stop: its training processes get SIGTERM and may finish their step. Returns at once."""
+        if self.state not in OVER:
+            backends.get(self.backend).stop(self.folder, reason)
+
+    def profile(self, interval_ms: int | None) -> None:
+        """Switch the system metrics of a job that runs on SageMaker.
+
+        Args:
+            interval_ms: milliseconds between two samples: 100, 200, 500, 1000, 5000 or 60000; None: off.
+
+        Raises:
+            UserError: the run is over or not on SageMaker, or AWS refuses.
+        """
+        self.refresh()
+        backends.get(self.backend).profile(self.folder, interval_ms)
+
+    def diagnose(self, *, probe: bool = False, overrides: Sequence[str] = ()) -> Diagnosis:
+        """Why the run is as slow as it is: its measurements explained. In a notebook it shows itself.
+
+        Args:
+            probe: also start its job again on this machine for up to two minutes, to measure what observation cannot tell apart.
+            overrides: with probe, `key=value` texts, for example inputs.train={folder: data/train} where its data are elsewhere.
+
+        Raises:
+            UserError: nothing was measured, numpy is not installed, or a probe cannot be started.
+        """
+        return diagnose.diagnose(self.folder.path, probe=probe, overrides=overrides)
+
+    def detach(self) -> None:
+        """Let the run outlive this process."""
+        if self._lifeline is not None:
+            with contextlib.suppress(BrokenPipeError):  # it is over
+                os.write(self._lifeline, b"d")
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def artifacts(self) -> dict[str, Path]:
+        """What the run left, by name, as far as it is there: model, metrics, output (by host), checkpoints (by host), logs (by host)."""
+        places = {"model": self.folder.model, "metrics": self.folder.metrics}
+        for host in self.hosts:
+            places |= {
+                f"output {host}": self.folder.host(host) / "output/data",
+                f"checkpoints {host}": self.folder.host(host) / "checkpoints",
+                f"log {host}": self.folder.log(host),
+            }
+        return {
+            name: path for name, path in places.items() if path.is_file() or (path.is_dir() and any(path.iterdir()))
+        }
+
+    def result(self) -> dict[str, Any]:
+        """The script's own summary (result.json); {} where it wrote none."""
+        return self.folder.result()
+
+    def outcome(self) -> dict[str, Any]:
+        """How the run ended; {} while it goes on. A run whose supervisor was killed is Failed and says so."""
+        outcome = self.folder.read(self.folder.outcome)
+        if outcome or self.state not in OVER:
+            return outcome
+        return {
+            "state": records.FAILED,
+            "failure": "the process that stayed with the run was killed; what its hosts wrote until then is in the folder",
+        }
+
+
+def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) -> Run:
+    """Carry a plan out.
+
+    >>> run = launcher.run(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True)))
+    >>> run.wait(), run.result()["steps"]
+    ('Completed', 3)
+
+    Args:
+        plan: from `plan()`. For SageMaker it is looked at online first, unless `check()` did.
+        detach: let a run of this machine outlive this process from the start.
+        max_cost: refuse a plan that could cost more US dollars than this, or whose price is not known.
+
+    Returns:
+        The Run, under way.
+
+    Raises:
+        UserError: the plan has errors, costs too much, or could not be started; nothing runs.
+    """
+    refuse_errors(plan)
+    if not plan.checked:
+        plan = check(plan)
+        refuse_errors(plan)
+    if max_cost is not None:
+        refuse_cost(plan, max_cost)
+    not_seen = [finding for finding in plan.findings if finding.key == "online"]
+    if not_seen:  # nothing of AWS could be reached, and nothing could be started
+        raise UserError([replace(finding, level="error") for finding in not_seen], f"the plan for {plan.job.name}")
+    folder = RunFolder(records.store() / plan.name)
+    try:
+        folder.path.mkdir(parents=True)
+    except FileExistsError:
+        raise mistake(
+            "run", f"{plan.name} was started already", "plan again: every run needs a plan of its own"
+        ) from None
+    with open(folder.lock, "wb") as lock:  # the supervisor inherits it and holds it after us
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _write_records(plan, folder)
+        reading, writing = (None, None) if detach else os.pipe()
+        try:
+            backends.get(plan.backend).start(plan, folder, lock.fileno(), reading)
+        finally:
+            if reading is not None:
+                os.close(reading)
+    return Run(folder, writing)
+
+
+def refuse_cost(plan: Plan, max_cost: float) -> None:
+    """Raise a UserError where a plan could cost more US dollars than `max_cost`, or nobody knows what it costs."""
+    if plan.price is None:
+        return
+    if plan.price.ceiling is None:
+        raise mistake("--max-cost", plan.price.told.partition(":")[0], "give compute.price_per_hour, in US dollars")
+    if not plan.price.ceiling <= max_cost:  # nan allows nothing
+        cure = "lower compute.max_hours or compute.instance_count, or allow more"
+        raise mistake("--max-cost", plan.price.told, cure, valid=f"at most ${max_cost:,.2f}")
+
+
+def upload(plan: Plan) -> None:
+    """Bring a plan's data and code to S3, so that its estimator can be fitted: `estimator, inputs = plan.estimator()`.
+
+    >>> plan = launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws")
+    >>> launcher.upload(plan)
+    >>> estimator, inputs = plan.estimator()           # then estimator.fit(inputs, job_name=plan.name)
+    >>> estimator.instance_type, sorted(inputs)
+    ('ml.m5.xlarge', ['teacher', 'train', 'validation'])
+
+    Raises:
+        UserError: the plan has errors, is not for SageMaker, or AWS refuses.
+    """
+    refuse_errors(plan)
+    backends.get(plan.backend).upload(plan)
+
+
+def attach(name: str, *, region: str | None = None) -> Run:
+    """A run by its name, or the latest of a job's name.
+
+    >>> launcher.attach("quickstart-teacher").wait()
+    'Completed'
+
+    Args:
+        region: where this machine knows no such run: the AWS region in which a training job of this name is looked for. Its
+            record then comes from its output in S3.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        return Run(records.find(name))
+    except UserError:
+        if region is None:
+            raise
+    from launcher.aws.adopt import adopt  # here: what is known on this machine needs nothing of AWS
+
+    return Run(adopt(name, region))
+
+
+def runs() -> list[Run]:
+    """Every run in the store, oldest first.
+
+    >>> [run.state for run in launcher.runs()][0]
+    'Completed'
+    """
+    return [Run(folder) for folder in records.all_runs()]
+
+
+def _write_records(plan: Plan, folder: RunFolder) -> None:
+    """What the run is started with, before anything starts."""
+    replayed = records.RunFolder(records.store() / plan.replay_of) if plan.replay_of else None
+    if replayed is not None and replayed.git.exists():
+        state = replayed.read(replayed.git)
+        patch = replayed.git_patch.read_bytes() if replayed.git_patch.exists() else b""
+    else:
+        state, patch = records.git_state(plan.source)
+    records.write_json(folder.git, state)
+    if patch:
+        records.write_atomically(folder.git_patch, patch)
+    records.write_json(folder.versions, records.installed_versions())
+    records.write_atomically(folder.files, "".join(f"{file.size:>10} {file.path}\n" for file in plan.files))
+    copy_files(list(plan.files), folder.code)
+    if plan.request is not None:
+        records.write_json(folder.request, plan.kept_request())
+    records.write_atomically(folder.job, yaml.safe_dump(plan.kept_job(), sort_keys=False, allow_unicode=True))
+    records.write_atomically(folder.plan, plan.to_json() + "\n")  # last: with it the run can be found
+
+
+def _complete_lines(file: Path, position: int, *, last: bool) -> Iterator[tuple[str, int]]:
+    """Each complete line after a byte position, with the position after it; with `last`, an unfinished one too."""
+    try:
+        with open(file, "rb") as log:
+            log.seek(position)
+            for line in log:
+                if not line.endswith(b"\n") and not last:
+                    return
+                position += len(line)
+                yield line.decode("utf-8", "replace").rstrip("\r\n"), position
+    except FileNotFoundError:
+        return
