@@ -430,7 +430,7 @@ def config_keys() -> set[str]:
     def walk(model, prefix):
         for name, item in model.model_fields.items():
             yield prefix + name
-            for part in re.findall(r"launcher\.job\.(\w+)", repr(item.annotation)):
+            for part in re.findall(r"launcher\.config\.job\.(\w+)", repr(item.annotation)):
                 yield from walk(getattr(sys.modules["launcher.config.job"], part), f"{prefix}{name}.")
 
     keys = {key.replace("inputs.", "inputs.<channel>.") for key in walk(Job, "")}

@@ -75,7 +75,7 @@ def test_times_owners_and_umask_leave_no_trace(source, tmp_path):
 
 
 def test_the_archive_is_the_same_from_another_process(source):
-    code = "import sys; from pathlib import Path; from launcher import package as p; sys.stdout.buffer.write(p.archive(p.travelling_files(Path(sys.argv[1]))[0]))"
+    code = "import sys; from pathlib import Path; from launcher.planner import source_package as p; sys.stdout.buffer.write(p.archive(p.travelling_files(Path(sys.argv[1]))[0]))"
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC{seed}", "LC_ALL": "C"}
         done = subprocess.run([sys.executable, "-c", code, source], capture_output=True, cwd=ROOT, env=environment)
