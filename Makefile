@@ -9,7 +9,7 @@
 # make bench-scaling    two communicating gloo hosts beside two that do not, by the segmentation job; the scaling model on a local study
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's and DALI's, fidelity, and memory over time
 # make bench-insight    what the system monitor costs, and how fast its files are read
-# make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the cure brought (about 55 minutes)
+# make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the fix brought (about 55 minutes)
 # make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 75 minutes)
 # make notebooks    every notebook executed, its outputs and pictures stored (about ten minutes)
 # make test-notebooks   the notebooks' tests, every notebook executed

@@ -15,7 +15,7 @@ plan quickstart-teacher-...
 from typing import TYPE_CHECKING
 
 from launcher import study
-from launcher.config.issues import Finding, UserError
+from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job
 from launcher.config.loading import from_values, load
 from launcher.planner.plan import Plan, check, plan
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparison",
     "Diagnosis",
-    "Finding",
+    "Issue",
     "Job",
     "Plan",
     "Run",

@@ -153,4 +153,4 @@ def test_a_command_of_a_document_is_one_and_its_job_has_no_mistake(document, com
     if options.command in ("plan", "run") and options.config not in YOURS:
         hosts = [f"compute.instance_count={options.hosts}"] if options.hosts else []
         made = plan_config(options.config, [*options.overrides, *hosts], on=options.on, smoke=options.smoke)
-        assert [str(finding) for finding in made.errors if "no such run" not in finding.found] == []
+        assert [str(issue) for issue in made.errors if "no such run" not in issue.found] == []

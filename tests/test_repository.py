@@ -113,7 +113,7 @@ def test_the_config_in_the_readme_is_a_job(with_data, tmp_path, monkeypatch):
     Path("job.yaml").write_text(config)
     for smoke in (False, True):
         plan = launcher.plan(launcher.load("job.yaml", smoke=smoke))
-        assert [finding.key for finding in plan.findings] == ["inputs.teacher"], (
+        assert [issue.key for issue in plan.issues] == ["inputs.teacher"], (
             "nothing is wrong but that the teacher was not run yet"
         )
 
@@ -144,7 +144,7 @@ def test_every_config_is_a_job_without_mistakes(config, smoke, with_data, monkey
         plans.append(launcher.plan(job))
     assert smoke <= (len(plans) == 2)
     for plan in plans:
-        assert [finding for finding in plan.errors if "no such run" not in finding.found] == []
+        assert [issue for issue in plan.errors if "no such run" not in issue.found] == []
 
 
 def test_a_wheel_brings_the_entry_scripts(tmp_path):

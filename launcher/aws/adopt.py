@@ -22,14 +22,14 @@ def adopt(name: str, region: str) -> RunFolder:
         UserError: no such job in the region, or AWS does not answer.
     """
     folder = RunFolder(records.store() / name)
-    with session.told(f"attach {name}"):
+    with session.as_user_error(f"attach {name}"):
         try:
             described = session.client("sagemaker", region).describe_training_job(TrainingJobName=name)
         except session.errors() as error:
             if not session.is_unknown_job(error):
                 raise
-            cure = "launcher runs lists what this machine knows; aws sagemaker list-training-jobs what the region does"
-            raise mistake("run", f"{name}: no such training job in {region}", cure) from None
+            fix = "launcher runs lists what this machine knows; aws sagemaker list-training-jobs what the region does"
+            raise mistake("run", f"{name}: no such training job in {region}", fix) from None
         client = session.client("s3", region)
         bucket, key = split(f"{described['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/{RECORD}")
         try:

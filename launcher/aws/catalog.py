@@ -104,9 +104,9 @@ class ClosedService:
 class UnknownImage(ValueError):
     """AWS has no such image as far as this kit knows."""
 
-    def __init__(self, found: str, valid: str, cure: str):
-        super().__init__(f"{found} (valid: {valid}); {cure}")
-        self.found, self.valid, self.cure = found, valid, cure
+    def __init__(self, found: str, valid: str, fix: str):
+        super().__init__(f"{found} (valid: {valid}); {fix}")
+        self.found, self.valid, self.fix = found, valid, fix
 
 
 def instance(type_name: str) -> InstanceType | None:
@@ -148,7 +148,7 @@ def training_image(region: str, instance_type: str, framework_version: str, pyth
         raise UnknownImage(
             f"no PyTorch training image {framework_version} is known by its version",
             ", ".join(images["versions"]),
-            _cure_for_version(region, device, framework_version),
+            _fix_for_version(region, device, framework_version),
         )
     facts = images["versions"][version]
     family = instance_type.split(".")[1] if instance_type.startswith("ml.") else ""
@@ -332,7 +332,7 @@ def _device(instance_type: str) -> str:
     return "gpu" if family[1][0] in "gp" else "cpu"
 
 
-def _cure_for_version(region: str, device: str, framework_version: str) -> str:
+def _fix_for_version(region: str, device: str, framework_version: str) -> str:
     """Newer images go by their address; otherwise the nearest version."""
     images = _catalog()["images"]["training"]
     two = framework_version.split(".")[:2]

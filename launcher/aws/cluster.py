@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from launcher.aws import catalog, prices, request
-from launcher.config.issues import Finding, did_you_mean
+from launcher.config.issues import Issue, did_you_mean
 from launcher.config.job import Compute, Job
 
-warning = partial(Finding, level="warning")
+warning = partial(Issue, level="warning")
 
 DEFAULT_MAX_HOURS = 5 * 24
 """MaxRuntimeInSeconds without a quota increase. https://docs.aws.amazon.com/general/latest/gr/sagemaker.html"""
@@ -19,15 +19,15 @@ FIRST_WITH_GROUPS = (1, 10)
 """Of PyTorch. https://docs.aws.amazon.com/sagemaker/latest/dg/train-heterogeneous-cluster.html"""
 
 
-def check(job: Job, *, kit_script: bool) -> list[Finding]:
+def check(job: Job, *, kit_script: bool) -> list[Issue]:
     """Findings about `compute` and `distribution`; see `traps.check`."""
-    findings = [*_machines(job), *_groups(job, kit_script), *_time(job)]
-    if not any(finding.level == "error" and finding.key.startswith("compute.instance") for finding in findings):
-        findings += [*_distribution(job, kit_script), *_precision(job), *_compression(job, kit_script), *_workers(job)]
-    return findings
+    issues = [*_machines(job), *_groups(job, kit_script), *_time(job)]
+    if not any(issue.level == "error" and issue.key.startswith("compute.instance") for issue in issues):
+        issues += [*_distribution(job, kit_script), *_precision(job), *_compression(job, kit_script), *_workers(job)]
+    return issues
 
 
-def _machines(job: Job) -> Iterator[Finding]:
+def _machines(job: Job) -> Iterator[Issue]:
     compute = job.compute
     named = [("compute.instance_type", compute.instance_type)] if compute.instance_type else []
     named += [
@@ -37,144 +37,144 @@ def _machines(job: Job) -> Iterator[Finding]:
     for key, name in named:
         found = catalog.instance(name)
         if found is None:
-            cure = did_you_mean(name, catalog.instance_types(), "see https://aws.amazon.com/sagemaker/ai/pricing/")
-            yield Finding(key=key, found=f"{name}: SageMaker has no such instance type for training", cure=cure)
+            fix = did_you_mean(name, catalog.instance_types(), "see https://aws.amazon.com/sagemaker/ai/pricing/")
+            yield Issue(key=key, found=f"{name}: SageMaker has no such instance type for training", fix=fix)
         elif found.local_storage_gb and compute.volume_gb != Compute.model_fields["volume_gb"].default:
             yield warning(
                 key="compute.volume_gb",
                 found=f"{name} has {found.local_storage_gb} GB of its own, which SageMaker takes instead",
-                cure="remove volume_gb",
+                fix="remove volume_gb",
             )
         if found is not None and found.local_storage_gb and compute.volume_key is not None:
             # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
-            yield Finding(
+            yield Issue(
                 key="compute.volume_key",
                 found=f"{name} has disks of its own, which its hardware encrypts; SageMaker takes no key for them",
-                cure="remove volume_key",
+                fix="remove volume_key",
             )
 
 
-def _groups(job: Job, kit_script: bool) -> Iterator[Finding]:
+def _groups(job: Job, kit_script: bool) -> Iterator[Issue]:
     compute = job.compute
     names = [group.name for group in compute.instance_groups]
     valid = ", ".join(names) or "no groups are given"
     if names and compute.instance_type is not None:
-        yield Finding(
+        yield Issue(
             key="compute.instance_type",
             found="stands beside instance_groups, which give the types",
-            cure="remove instance_type and instance_count, or the groups",
+            fix="remove instance_type and instance_count, or the groups",
         )
     if compute.price_per_hour is not None and len(prices.instances(job)) > 1:
-        yield Finding(
+        yield Issue(
             key="compute.price_per_hour",
             found="one price for groups of different instance types",
-            cure="remove it: launcher plan --check reads AWS's price list",
+            fix="remove it: launcher plan --check reads AWS's price list",
         )
     if len(names) > 1 and kit_script:
         training = next((name for name in names if name in job.compute.training_groups), names[0])
         others = ", ".join(name for name in names if name != training)
-        yield Finding(
+        yield Issue(
             key="compute.instance_groups",
             found=f"{job.script} on several groups: SageMaker starts it on every host, and on those of {others} it would train too, alone",
             valid="one group; several with a script of your own, which reads in SM_CURRENT_INSTANCE_GROUP what its host is for",
-            cure="write one group, or instance_type and instance_count",
+            fix="write one group, or instance_type and instance_count",
         )
     version = _framework_version(job) or ""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if len(names) > 1 and len(numbers) == 2 and numbers < FIRST_WITH_GROUPS:
-        yield Finding(
+        yield Issue(
             key="compute.instance_groups",
             found=f"several groups with PyTorch {version}, whose image does not know of them",
             valid="PyTorch 1.10 or newer",
-            cure="take a newer image, or write one group",
+            fix="take a newer image, or write one group",
         )
     if len(set(names)) < len(names):
-        yield Finding(key="compute.instance_groups", found="two groups of one name", cure="rename one")
+        yield Issue(key="compute.instance_groups", found="two groups of one name", fix="rename one")
     for name in compute.training_groups:
         if name not in names:
-            cure = did_you_mean(name, names)
-            yield Finding(key="compute.training_groups", found=f"no group {name}", valid=valid, cure=cure)
+            fix = did_you_mean(name, names)
+            yield Issue(key="compute.training_groups", found=f"no group {name}", valid=valid, fix=fix)
     if names and job.distribution == "smddp" and len(compute.training_groups) != 1:
-        yield Finding(
+        yield Issue(
             key="compute.training_groups",
             found=f"{len(compute.training_groups)} groups for smddp",
             valid="exactly one",
-            cure=f"write training_groups: [{names[0]}]",
+            fix=f"write training_groups: [{names[0]}]",
         )
     if len(names) > 1 and job.distribution == "torchrun":
-        yield Finding(
+        yield Issue(
             key="distribution",
             found="torchrun over several instance groups: each group would train a model of its own, as the container's toolkit starts it",
             valid="one group; or smddp with training_groups",
-            cure="write instance_type and instance_count, or one group",
+            fix="write instance_type and instance_count, or one group",
         )
     if compute.training_groups and job.distribution != "smddp":
-        yield Finding(
+        yield Issue(
             key="compute.training_groups",
             found=f"ignored with distribution: {job.distribution}",
-            cure="remove it, or write distribution: smddp",
+            fix="remove it, or write distribution: smddp",
         )
     given = {name: channel.instance_groups for name, channel in job.inputs.items()}
     some = [name for name, groups in given.items() if groups]
     for name, groups in given.items():
         for group in groups or ():
             if group not in names:
-                cure = did_you_mean(group, names)
-                yield Finding(key=f"inputs.{name}.instance_groups", found=f"no group {group}", valid=valid, cure=cure)
+                fix = did_you_mean(group, names)
+                yield Issue(key=f"inputs.{name}.instance_groups", found=f"no group {group}", valid=valid, fix=fix)
         if some and job.inputs[name].source in ("fsx", "efs"):
-            yield Finding(
+            yield Issue(
                 key=f"inputs.{name}",
                 found=f"a file system goes to all groups, and {some[0]} has instance_groups: SageMaker wants them everywhere or nowhere",
-                cure="remove instance_groups from the other channels, or bring this one's data from S3",
+                fix="remove instance_groups from the other channels, or bring this one's data from S3",
             )
         elif some and not groups:
-            yield Finding(
+            yield Issue(
                 key=f"inputs.{name}",
                 found=f"no instance_groups, and {some[0]} has them: SageMaker wants them on every channel or on none",
-                cure=f"add instance_groups: [{', '.join(names)}]",
+                fix=f"add instance_groups: [{', '.join(names)}]",
             )
 
 
-def _time(job: Job) -> Iterator[Finding]:
+def _time(job: Job) -> Iterator[Issue]:
     compute = job.compute
     if compute.max_wait_hours is not None and not compute.spot:
-        yield Finding(key="compute.max_wait_hours", found="given without spot", cure="remove it, or write spot: true")
+        yield Issue(key="compute.max_wait_hours", found="given without spot", fix="remove it, or write spot: true")
     elif compute.max_wait_hours is not None and compute.max_wait_hours < compute.max_hours:
-        yield Finding(
+        yield Issue(
             key="compute.max_wait_hours",
             found=f"{compute.max_wait_hours:g} h, less than max_hours ({compute.max_hours:g} h): waiting and training count together",
             valid=f"{compute.max_hours:g} or more",
-            cure=f"write max_wait_hours: {min(2 * compute.max_hours, 28 * 24):g}",
+            fix=f"write max_wait_hours: {min(2 * compute.max_hours, 28 * 24):g}",
         )
     if compute.keep_alive_minutes is not None and compute.spot:
-        yield Finding(
+        yield Issue(
             key="compute.keep_alive_minutes",
             found="a warm pool with spot, which SageMaker refuses",
-            cure="remove keep_alive_minutes or spot",
+            fix="remove keep_alive_minutes or spot",
         )
     if compute.keep_alive_minutes is not None and len(compute.instance_groups) > 1:
         # https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html, Considerations
-        yield Finding(
+        yield Issue(
             key="compute.keep_alive_minutes",
             found="a warm pool with several instance groups, which SageMaker refuses",
-            cure="remove keep_alive_minutes, or write instance_type and instance_count",
+            fix="remove keep_alive_minutes, or write instance_type and instance_count",
         )
     if compute.max_hours > DEFAULT_MAX_HOURS:
         yield warning(
             key="compute.max_hours",
             found=f"{compute.max_hours:g} h: accounts start with a quota of {DEFAULT_MAX_HOURS} h a job",
-            cure="ask AWS for a higher quota first, or write less",
+            fix="ask AWS for a higher quota first, or write less",
         )
 
 
-def _distribution(job: Job, kit_script: bool) -> Iterator[Finding]:
+def _distribution(job: Job, kit_script: bool) -> Iterator[Issue]:
     kind = request.first_instance_type(job)
     machine = catalog.instance(kind)
     if job.custom_mpi_options is not None and job.distribution != "smddp":
-        yield Finding(
+        yield Issue(
             key="custom_mpi_options",
             found=f"ignored with distribution: {job.distribution}",
-            cure="remove it, or write distribution: smddp",
+            fix="remove it, or write distribution: smddp",
         )
     if machine is None:
         return
@@ -184,91 +184,91 @@ def _distribution(job: Job, kit_script: bool) -> Iterator[Finding]:
             key="distribution",
             found=f"none on {kind}: one process uses one of its {machine.gpus} GPUs, and all are paid",
             valid="torchrun or smddp",
-            cure="write distribution: torchrun, or take an instance type with one GPU",
+            fix="write distribution: torchrun, or take an instance type with one GPU",
         )
     if job.distribution != "smddp":
         if machine.gpus and processes is not None and processes > machine.gpus:
-            yield Finding(
+            yield Issue(
                 key="compute.processes_per_host",
                 found=f"{processes} processes for the {machine.gpus} GPUs of {kind}",
                 valid=f"at most {machine.gpus}",
-                cure="write processes_per_host: null, which takes one a GPU",
+                fix="write processes_per_host: null, which takes one a GPU",
             )
         return
     if processes not in (None, machine.gpus):
-        yield Finding(
+        yield Issue(
             key="compute.processes_per_host",
             found=f"{processes}; smddp takes one process a GPU",
-            cure="remove processes_per_host",
+            fix="remove processes_per_host",
         )
     supported = catalog.smddp_instance_types()
     if kind not in supported:
-        yield Finding(
+        yield Issue(
             key="distribution",
             found=f"smddp on {kind}: SageMaker's library does not run there",
             valid=", ".join(supported),
-            cure="write distribution: torchrun (nccl uses EFA there), or change compute.instance_type",
+            fix="write distribution: torchrun (nccl uses EFA there), or change compute.instance_type",
         )
     version = _framework_version(job)
     versions = catalog.smddp_versions()
     if version is None:
         if job.image is not None:
-            yield Finding(
+            yield Issue(
                 key="distribution",
                 level="not checked",
                 found="whether the image holds SageMaker's data parallel library",
-                cure="import smdistributed.dataparallel in it, once",
+                fix="import smdistributed.dataparallel in it, once",
             )
     elif version not in versions and any(full.startswith(f"{version}.") for full in versions):
         full = [full for full in versions if full.startswith(f"{version}.")]
-        yield Finding(
+        yield Issue(
             key="distribution",
             found=f"smddp with PyTorch {version}, which does not say which patch's library the image holds",
             valid=", ".join(full),
-            cure=f'write the version in full: "{full[-1]}"',
+            fix=f'write the version in full: "{full[-1]}"',
         )
     elif version in versions and kind == "ml.p3.16xlarge" and not versions[version].startswith("1."):
-        yield Finding(
+        yield Issue(
             key="distribution",
             found=f"smddp on {kind}: the library of PyTorch {version} ({versions[version]}) runs there no more",
             valid=", ".join(name for name in supported if name != kind),
-            cure="write distribution: torchrun, or change compute.instance_type",
+            fix="write distribution: torchrun, or change compute.instance_type",
         )
     elif version not in versions:
-        yield Finding(
+        yield Issue(
             key="distribution",
             found=f"smddp with PyTorch {version}: its image has no SageMaker data parallel library",
             valid=f"PyTorch {', '.join(versions)}",
-            cure="write distribution: torchrun, or an image of one of these versions",
+            fix="write distribution: torchrun, or an image of one of these versions",
         )
 
 
-def _precision(job: Job) -> Iterator[Finding]:
+def _precision(job: Job) -> Iterator[Issue]:
     machine = catalog.instance(request.first_instance_type(job))
     if machine is None or machine.gpu is None or catalog.gpu(machine.gpu).bf16:
         return
     for name, value in job.hyperparameters.items():
         if value in ("bf16", "bfloat16", "tf32") and name != "gradient_compression":
-            yield Finding(
+            yield Issue(
                 key=f"hyperparameters.{name}",
                 found=f"{value} on {machine.gpu}, which has none in hardware",
                 valid=f"{value} from NVIDIA Ampere on: A100, A10G, L4, H100 …",
-                cure=f"write {name}: fp16 or fp32, or take ml.p4d or ml.g5",
+                fix=f"write {name}: fp16 or fp32, or take ml.p4d or ml.g5",
             )
 
 
-def _compression(job: Job, kit_script: bool) -> Iterator[Finding]:
+def _compression(job: Job, kit_script: bool) -> Iterator[Issue]:
     value = job.hyperparameters.get("gradient_compression", "none")
     if kit_script and job.distribution == "smddp" and value != "none":
-        yield Finding(
+        yield Issue(
             key="hyperparameters.gradient_compression",
             found=f"{value} with smddp, which sends gradients as they are",
             valid="none with smddp; bf16 with torchrun",
-            cure="write gradient_compression: none, or distribution: torchrun",
+            fix="write gradient_compression: none, or distribution: torchrun",
         )
 
 
-def _workers(job: Job) -> Iterator[Finding]:
+def _workers(job: Job) -> Iterator[Issue]:
     machine = catalog.instance(request.first_instance_type(job))
     workers = job.hyperparameters.get("num_workers")
     if machine is None or machine.vcpus is None or not isinstance(workers, int) or isinstance(workers, bool):
@@ -278,7 +278,7 @@ def _workers(job: Job) -> Iterator[Finding]:
         yield warning(
             key="hyperparameters.num_workers",
             found=f"{workers} data workers for each of {processes} processes on {machine.vcpus} vCPUs",
-            cure=f"write num_workers: {machine.vcpus // processes} or fewer: more of them only take time from each other",
+            fix=f"write num_workers: {machine.vcpus // processes} or fewer: more of them only take time from each other",
         )
 
 

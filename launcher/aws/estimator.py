@@ -50,7 +50,7 @@ def sdk_version() -> str | None:
 
 
 @contextlib.contextmanager
-def only(boto_session: Any) -> Iterator[None]:
+def isolated_credentials(boto_session: Any) -> Iterator[None]:
     """While it lasts, the SDK asks nobody for credentials but this boto3 session.
 
     It makes sessions of its own when it is imported (jumpstart/constants.py of 2.257.7) and a client of the default session in each
@@ -77,7 +77,7 @@ def only(boto_session: Any) -> Iterator[None]:
 
 def session(job: Job, boto_session: Any) -> Session:
     """A SageMaker session that sends no telemetry and looks up no default bucket."""
-    with only(boto_session):
+    with isolated_credentials(boto_session):
         import sagemaker
 
         bucket = (job.output or "").removeprefix("s3://").partition("/")[0]
@@ -88,7 +88,7 @@ def session(job: Job, boto_session: Any) -> Session:
 
 def estimator(job: Job, run_name: str, sagemaker_session: Session) -> PyTorch:
     """The estimator whose `fit(inputs(…), job_name=run_name)` sends the planned request."""
-    with only(sagemaker_session.boto_session):
+    with isolated_credentials(sagemaker_session.boto_session):
         return _estimator(job, run_name, sagemaker_session)
 
 

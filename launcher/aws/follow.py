@@ -196,7 +196,7 @@ def _finish(
 
 
 def explain_failure(folder: RunFolder, hosts: list[str], reason: str) -> dict[str, Any]:
-    """SageMaker's reason, the first real traceback of any host, the cause and its cure."""
+    """SageMaker's reason, the first real traceback of any host, the cause and its fix."""
     logs = {host: _lines(folder.log(host)) for host in hosts}
     found: dict[str, Any] = {"failure": reason}
     for host, lines in logs.items():
@@ -209,7 +209,7 @@ def explain_failure(folder: RunFolder, hosts: list[str], reason: str) -> dict[st
         found["exit_code"] = int(code[1])
     explained = failure_causes.explain(reason, [line for lines in logs.values() for line in lines])
     if explained is not None:
-        found |= {"cause": explained.cause, "cure": explained.cure, "evidence": explained.evidence}
+        found |= {"cause": explained.cause, "fix": explained.fix, "evidence": explained.evidence}
     return found
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sized
 
 from launcher.aws import request
 from launcher.config import hyperparameters
-from launcher.config.issues import Finding, counted
+from launcher.config.issues import Issue, counted
 from launcher.config.job import Job
 
 
-def check(job: Job) -> Iterator[Finding]:
+def check(job: Job) -> Iterator[Issue]:
     """Findings about sizes and names.
 
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html and the pages of its Channel,
@@ -24,7 +24,7 @@ def check(job: Job) -> Iterator[Finding]:
     yield from _names(job)
 
 
-def _counts(job: Job) -> Iterator[Finding]:
+def _counts(job: Job) -> Iterator[Issue]:
     profiling, debugger = job.profiling, job.debugger
     limits: list[tuple[str, Sized, int]] = [
         ("inputs", job.inputs, 20 - job.network.isolation),
@@ -41,68 +41,68 @@ def _counts(job: Job) -> Iterator[Finding]:
     limits += [(f"inputs.{name}.attributes", given.attributes or [], 16) for name, given in job.inputs.items()]
     for key, values, most in limits:
         if len(values) > most:
-            yield Finding(key=key, found=f"{len(values)} of them", valid=f"at most {most}", cure="remove some")
+            yield Issue(key=key, found=f"{len(values)} of them", valid=f"at most {most}", fix="remove some")
 
 
-def _toolkits_own(job: Job) -> Iterator[Finding]:
+def _toolkits_own(job: Job) -> Iterator[Issue]:
     """What the container's toolkit needs besides counts too."""
     longest_name = "x" * 63
     own = hyperparameters.encode(request.toolkit_hyperparameters(job, longest_name))
     count = len(job.hyperparameters) + len(own)
     if len(job.hyperparameters) <= hyperparameters.MAX_COUNT < count:
-        yield Finding(
+        yield Issue(
             key="hyperparameters",
             found=f"{count} of them, with the {len(own)} that the container's toolkit needs",
             valid=f"at most {hyperparameters.MAX_COUNT - len(own)} of yours",
-            cure="put some into a file in an input channel",
+            fix="put some into a file in an input channel",
         )
     options = own.get("sagemaker_distributed_dataparallel_custom_mpi_options", "")
     if len(options) > hyperparameters.MAX_VALUE:
-        yield Finding(
+        yield Issue(
             key="custom_mpi_options",
             found=f"{len(options)} characters as JSON",
             valid=f"at most {hyperparameters.MAX_VALUE}",
-            cure="shorten it",
+            fix="shorten it",
         )
     if job.network.isolation and request.CODE_CHANNEL in job.inputs:
-        yield Finding(
+        yield Issue(
             key=f"inputs.{request.CODE_CHANNEL}",
             found="with network.isolation the code itself comes by a channel of this name",
-            cure="rename yours",
+            fix="rename yours",
         )
 
 
-def _tags(job: Job) -> Iterator[Finding]:
+def _tags(job: Job) -> Iterator[Issue]:
     for name, value in job.tags.items():
         if not re.fullmatch(r"[\w .:/=+\-@]{1,128}", name) or name.lower().startswith("aws:"):
             valid = "1 to 128 letters, digits, blanks and _ . : / = + - @, not beginning with aws:"
-            yield Finding(key=f"tags.{name}", found="not a tag's name", valid=valid, cure="rename it")
+            yield Issue(key=f"tags.{name}", found="not a tag's name", valid=valid, fix="rename it")
         if not re.fullmatch(r"[\w .:/=+\-@]{0,256}", value):
             valid = "at most 256 letters, digits, blanks and _ . : / = + - @"
-            yield Finding(key=f"tags.{name}", found=f"{value[:40]!r}", valid=valid, cure="write it with these")
+            yield Issue(key=f"tags.{name}", found=f"{value[:40]!r}", valid=valid, fix="write it with these")
 
 
-def _metrics(job: Job) -> Iterator[Finding]:
+def _metrics(job: Job) -> Iterator[Issue]:
     for name, regex in (job.metrics or {}).items():
         try:
             groups = re.compile(regex).groups
         except re.error as error:
-            yield Finding(key=f"metrics.{name}", found=f"{regex!r}: {error}", cure="correct the regular expression")
+            yield Issue(key=f"metrics.{name}", found=f"{regex!r}: {error}", fix="correct the regular expression")
             continue
         if groups != 1:
-            yield Finding(
+            yield Issue(
                 key=f"metrics.{name}",
                 level="error" if not groups else "warning",
                 found=f"{counted(groups, 'group')} in {regex!r}",
                 valid="one group, which holds the number",
-                cure="put the number into ( ), and write (?: ) for other groups",
+                fix="put the number into ( ), and write (?: ) for other groups",
             )
         if len(regex) > 500 or not 0 < len(name) <= 255:
             valid = "a name of 255 and an expression of 500 characters at most"
-            yield Finding(key=f"metrics.{name[:40]}", found="too long", valid=valid, cure="shorten it")
+            yield Issue(key=f"metrics.{name[:40]}", found="too long", valid=valid, fix="shorten it")
 
 
-def _names(job: Job) -> Iterator[Finding]:
+def _names(job: Job) -> Iterator[Issue]:
     """Ids, keys and ARNs whose pattern SageMaker gives."""
     for key, prefix, ids in (
         ("network.subnets", "subnet-", job.network.subnets),
@@ -110,16 +110,16 @@ def _names(job: Job) -> Iterator[Finding]:
     ):
         for name in ids:
             if not re.fullmatch(rf"{prefix}[0-9a-f]{{8,32}}", name):
-                yield Finding(key=key, found=name, valid=f"{prefix} and hexadecimal digits", cure="correct the id")
+                yield Issue(key=key, found=name, valid=f"{prefix} and hexadecimal digits", fix="correct the id")
     for key, kms_key in (("compute.volume_key", job.compute.volume_key), ("output_key", job.output_key)):
         if kms_key is not None and not re.fullmatch(r"[a-zA-Z0-9:/_-]*", kms_key):
             valid = "a KMS key's id, alias or ARN: letters, digits and : / _ -"
-            yield Finding(key=key, found=kms_key, valid=valid, cure="correct the key")
+            yield Issue(key=key, found=kms_key, valid=valid, fix="correct the key")
     plan = job.compute.training_plan
     if plan is not None and not re.fullmatch(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+", plan):
-        yield Finding(
+        yield Issue(
             key="compute.training_plan",
             found=plan,
             valid="arn:aws:sagemaker:<region>:<account>:training-plan/<name>",
-            cure="aws sagemaker list-training-plans shows yours",
+            fix="aws sagemaker list-training-plans shows yours",
         )

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.aws import catalog, prices, request, session
 from launcher.aws.upload import split
-from launcher.config.issues import Finding, UserError, did_you_mean
+from launcher.config.issues import Issue, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from launcher.planner.plan import Plan
 
-warning = partial(Finding, level="warning")
-not_checked = partial(Finding, level="not checked")
+warning = partial(Issue, level="warning")
+not_checked = partial(Issue, level="not checked")
 
 MAX_OBJECTS = 100_000
 """Listing stops there: a hundred requests a channel."""
@@ -25,12 +25,12 @@ LUSTRE_PORTS = ((988, 988), (1018, 1023))
 """https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html"""
 
 
-def check(plan: Plan) -> list[Finding]:
+def check(plan: Plan) -> list[Issue]:
     """Findings about role, network, quota, price, buckets, data and file systems.
 
     Every request only reads; what is not allowed, or does not answer, is told as not checked.
     """
-    return Look(plan).findings()
+    return Look(plan).issues()
 
 
 class Look:
@@ -45,19 +45,19 @@ class Look:
     def client(self, service: str) -> Any:
         return session.client(service, self.region)
 
-    def findings(self) -> list[Finding]:
+    def issues(self) -> list[Issue]:
         try:
-            with session.told("online"):
+            with session.as_user_error("online"):
                 account = self.client("sts").get_caller_identity()["Account"]
         except UserError as error:
-            about = error.findings[0]
-            return [not_checked(key="online", found=f"nothing was looked at: {about.found}", cure=about.cure)]
-        found: list[Finding] = []
+            about = error.issues[0]
+            return [not_checked(key="online", found=f"nothing was looked at: {about.found}", fix=about.fix)]
+        found: list[Issue] = []
         for key, look in self.looks(account):
             found += _guarded(key, look)
         return found + list(self.volume())
 
-    def looks(self, account: str) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
+    def looks(self, account: str) -> Iterator[tuple[str, Callable[[], Iterator[Issue]]]]:
         """Every look, with the config key that it is about."""
         job = self.job
         yield "role", partial(self.role, account)
@@ -79,33 +79,33 @@ class Look:
             elif given.efs is not None:
                 yield f"inputs.{name}", partial(self.efs, name, given.efs)
 
-    def role(self, account: str) -> Iterator[Finding]:
+    def role(self, account: str) -> Iterator[Issue]:
         role = str(self.job.role)
         if role.split(":")[4] != account:
             yield warning(
                 key="role",
                 found=f"{role} belongs to another account than your credentials ({account})",
-                cure="take a role of the account that pays, or other credentials (AWS_PROFILE)",
+                fix="take a role of the account that pays, or other credentials (AWS_PROFILE)",
             )
             return
         client = self.client("iam")
         try:
             found = client.get_role(RoleName=role.rpartition("/")[2])["Role"]
         except client.exceptions.NoSuchEntityException:
-            cure = "check its name, or create it with SageMaker's trust"
-            yield Finding(key="role", found=f"{role}: no such role", cure=cure)
+            fix = "check its name, or create it with SageMaker's trust"
+            yield Issue(key="role", found=f"{role}: no such role", fix=fix)
             return
         document = found.get("AssumeRolePolicyDocument", {})
         if isinstance(document, str):
             document = json.loads(urllib.parse.unquote(document))
         if "sagemaker.amazonaws.com" not in json.dumps(document):
-            yield Finding(
+            yield Issue(
                 key="role",
                 found=f"SageMaker cannot take {role}: its trust policy does not name sagemaker.amazonaws.com",
-                cure="add it as a principal of sts:AssumeRole in the role's trust policy",
+                fix="add it as a principal of sts:AssumeRole in the role's trust policy",
             )
 
-    def bucket(self, key: str, uri: str) -> Iterator[Finding]:
+    def bucket(self, key: str, uri: str) -> Iterator[Issue]:
         """Whether a bucket is there, and in the job's region."""
         bucket = split(uri)[0]
         client = self.client("s3")
@@ -116,19 +116,19 @@ class Look:
                 raise
             answer = error.response
             if not _bucket_region(answer):
-                cure = f"create it (aws s3 mb s3://{bucket} --region {self.region}), or correct the name"
-                yield Finding(key=key, found=f"{bucket}: no such bucket", cure=cure)
+                fix = f"create it (aws s3 mb s3://{bucket} --region {self.region}), or correct the name"
+                yield Issue(key=key, found=f"{bucket}: no such bucket", fix=fix)
                 return
         region = _bucket_region(answer)
         if region not in ("", self.region):
-            yield Finding(
+            yield Issue(
                 key=key,
                 found=f"the bucket {bucket} is in {region}, the job in {self.region}",
                 valid="one region for both",
-                cure=f"take a bucket in {self.region}, or write region: {region}",
+                fix=f"take a bucket in {self.region}, or write region: {region}",
             )
 
-    def channel(self, name: str, uri: str) -> Iterator[Finding]:
+    def channel(self, name: str, uri: str) -> Iterator[Issue]:
         """Whether there are objects under a prefix, and only those that are meant."""
         key = f"inputs.{name}"
         wrong = list(self.bucket(key, uri))
@@ -146,27 +146,27 @@ class Look:
                     beside, example = beside + 1, item["Key"]
             if count >= MAX_OBJECTS:
                 found = f"whether {uri} fits the disk: it holds more than {MAX_OBJECTS:,} objects"
-                yield not_checked(key=key, found=found, cure="aws s3 ls --summarize --recursive tells its size")
+                yield not_checked(key=key, found=found, fix="aws s3 ls --summarize --recursive tells its size")
                 break
         if not count:
             parent = prefix.rstrip("/").rpartition("/")[0]
             page = client.list_objects_v2(Bucket=bucket, Prefix=f"{parent}/" if parent else "", Delimiter="/")
             near = [item["Prefix"].rstrip("/") for item in page.get("CommonPrefixes", ())]
             shows = f"aws s3 ls s3://{bucket}/{parent} shows what is there"
-            cure = did_you_mean(prefix.rstrip("/"), near, shows)
-            yield Finding(key=key, found=f"no objects under {uri}", cure=cure)
+            fix = did_you_mean(prefix.rstrip("/"), near, shows)
+            yield Issue(key=key, found=f"no objects under {uri}", fix=fix)
         if beside:
             yield warning(
                 key=key,
                 found=f"{uri} is a prefix: {beside} objects beside the folder come too, such as {example}",
-                cure=f"write {uri}/",
+                fix=f"write {uri}/",
             )
         given = self.job.inputs[name]
         hosts = sum(prices.instances(self.job).values())
         if given.mode in (None, "File") and not given.instance_groups:
             self.sizes[name] = size // hosts if given.sharded else size
 
-    def checkpoints(self, uri: str) -> Iterator[Finding]:
+    def checkpoints(self, uri: str) -> Iterator[Issue]:
         wrong = list(self.bucket("checkpoints", uri))
         yield from wrong
         if not wrong:
@@ -176,42 +176,42 @@ class Look:
                 yield warning(
                     key="checkpoints",
                     found=f"{uri} holds objects already: the job starts from them",
-                    cure="nothing to do to go on; else take another prefix",
+                    fix="nothing to do to go on; else take another prefix",
                 )
 
-    def volume(self) -> Iterator[Finding]:
+    def volume(self) -> Iterator[Issue]:
         """Whether the data that is copied to a host fits its disk."""
         machine = catalog.instance(request.first_instance_type(self.job))
         own = machine.local_storage_gb if machine is not None else 0
         disk = own or self.job.compute.volume_gb
         total = sum(self.sizes.values()) / 1e9
         if total > disk:
-            cure = "write mode: FastFile for the large channels, which reads without copying"
-            yield Finding(
+            fix = "write mode: FastFile for the large channels, which reads without copying"
+            yield Issue(
                 key="compute.instance_type" if own else "compute.volume_gb",
                 found=f"{total:,.0f} GB of data for a disk of {disk} GB",
                 valid="room for data, model and checkpoints",
-                cure=cure if own else f"write volume_gb: {int(total * 1.2) + 10}; or {cure.removeprefix('write ')}",
+                fix=fix if own else f"write volume_gb: {int(total * 1.2) + 10}; or {fix.removeprefix('write ')}",
             )
 
-    def subnets(self) -> Iterator[Finding]:
+    def subnets(self) -> Iterator[Issue]:
         """Whether the subnets are there, in one VPC, with an address for each host."""
         key, client = "network.subnets", self.client("ec2")
         found, missing = _described(
             lambda name: client.describe_subnets(SubnetIds=[name])["Subnets"], self.job.network.subnets
         )
         for name in missing:
-            cure = f"aws ec2 describe-subnets --region {self.region} lists them"
-            yield Finding(key=key, found=f"{name}: no such subnet in {self.region}", cure=cure)
+            fix = f"aws ec2 describe-subnets --region {self.region} lists them"
+            yield Issue(key=key, found=f"{name}: no such subnet in {self.region}", fix=fix)
         if len({subnet["VpcId"] for subnet in found}) > 1:
-            yield Finding(key=key, found="subnets of several VPCs", valid="one VPC", cure="take subnets of one VPC")
+            yield Issue(key=key, found="subnets of several VPCs", valid="one VPC", fix="take subnets of one VPC")
         free = sum(subnet.get("AvailableIpAddressCount", 0) for subnet in found)
         hosts = sum(prices.instances(self.job).values())
         if found and free < hosts:
-            cure = "take larger subnets, or add one"
-            yield Finding(key=key, found=f"{free} free addresses for {hosts} hosts", cure=cure)
+            fix = "take larger subnets, or add one"
+            yield Issue(key=key, found=f"{free} free addresses for {hosts} hosts", fix=fix)
 
-    def security_groups(self) -> Iterator[Finding]:
+    def security_groups(self) -> Iterator[Issue]:
         """Whether the security groups are there and let the hosts reach each other; 7777 is the toolkit's rendezvous port."""
         key, client = "network.security_groups", self.client("ec2")
         found, missing = _described(
@@ -219,70 +219,66 @@ class Look:
             self.job.network.security_groups,
         )
         for name in missing:
-            cure = f"aws ec2 describe-security-groups --region {self.region} lists them"
-            yield Finding(key=key, found=f"{name}: no such security group in {self.region}", cure=cure)
+            fix = f"aws ec2 describe-security-groups --region {self.region} lists them"
+            yield Issue(key=key, found=f"{name}: no such security group in {self.region}", fix=fix)
         hosts = sum(prices.instances(self.job).values())
         if found and hosts > 1 and not any(_lets_in(group, -1, -1, found) for group in found):
             # https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
             some = any(_lets_in(group, 7777, 7777, found) for group in found)
             only = "on some ports only: EFA needs all traffic" if some else "in"
-            yield Finding(
+            yield Issue(
                 key=key,
                 level="warning" if some else "error",
                 found=f"no group lets its own members {only}, and {hosts} hosts have to reach each other",
-                cure="add an inbound rule to one of them: all traffic, with the group itself as its source",
+                fix="add an inbound rule to one of them: all traffic, with the group itself as its source",
             )
 
-    def lustre(self, name: str, file_system: str) -> Iterator[Finding]:
+    def lustre(self, name: str, file_system: str) -> Iterator[Issue]:
         """Whether an FSx file system is there, ready, mounted by the path's first part, and reachable."""
         key, client = f"inputs.{name}", self.client("fsx")
         try:
             facts = client.describe_file_systems(FileSystemIds=[file_system])["FileSystems"][0]
         except client.exceptions.FileSystemNotFound:
-            cure = f"aws fsx describe-file-systems --region {self.region} lists them"
-            yield Finding(key=key, found=f"{file_system}: no such file system in {self.region}", cure=cure)
+            fix = f"aws fsx describe-file-systems --region {self.region} lists them"
+            yield Issue(key=key, found=f"{file_system}: no such file system in {self.region}", fix=fix)
             return
         if facts["FileSystemType"] != "LUSTRE":
-            cure = "take a file system of type LUSTRE"
-            yield Finding(
-                key=key, found=f"{file_system} is of type {facts['FileSystemType']}", valid="LUSTRE", cure=cure
-            )
+            fix = "take a file system of type LUSTRE"
+            yield Issue(key=key, found=f"{file_system} is of type {facts['FileSystemType']}", valid="LUSTRE", fix=fix)
             return
         if facts.get("Lifecycle", "AVAILABLE") != "AVAILABLE":
-            yield Finding(
-                key=key, found=f"{file_system} is {facts['Lifecycle']}", valid="AVAILABLE", cure="wait for it"
-            )
+            yield Issue(key=key, found=f"{file_system} is {facts['Lifecycle']}", valid="AVAILABLE", fix="wait for it")
         mount = facts.get("LustreConfiguration", {}).get("MountName")
         path = str(self.job.inputs[name].path)
         if mount and path.split("/")[1] != mount:
-            yield Finding(
+            yield Issue(
                 key=f"{key}.path",
                 found=f"{path}: the file system's mount name is {mount}",
                 valid=f"/{mount}/…",
-                cure=f"write path: /{mount}{path}",
+                fix=f"write path: /{mount}{path}",
             )
         yield from self.same_network(key, file_system, facts.get("VpcId"))
 
-    def efs(self, name: str, file_system: str) -> Iterator[Finding]:
+    def efs(self, name: str, file_system: str) -> Iterator[Issue]:
         key, client = f"inputs.{name}", self.client("efs")
         try:
             facts = client.describe_file_systems(FileSystemId=file_system)["FileSystems"][0]
         except client.exceptions.FileSystemNotFound:
-            cure = f"aws efs describe-file-systems --region {self.region} lists them"
-            yield Finding(key=key, found=f"{file_system}: no such file system in {self.region}", cure=cure)
+            fix = f"aws efs describe-file-systems --region {self.region} lists them"
+            yield Issue(key=key, found=f"{file_system}: no such file system in {self.region}", fix=fix)
             return
         if facts["LifeCycleState"] != "available":
             found = f"{file_system} is {facts['LifeCycleState']}"
-            yield Finding(key=key, found=found, valid="available", cure="wait for it")
+            yield Issue(key=key, found=found, valid="available", fix="wait for it")
 
-    def same_network(self, key: str, file_system: str, vpc: str | None) -> Iterator[Finding]:
+    def same_network(self, key: str, file_system: str, vpc: str | None) -> Iterator[Issue]:
         """Whether the job's subnets lie in a file system's VPC and a security group opens Lustre's ports."""
         client = self.client("ec2")
         subnets = client.describe_subnets(SubnetIds=list(self.job.network.subnets))["Subnets"]
         own = {subnet["VpcId"] for subnet in subnets}
         if vpc is not None and own and vpc not in own:
             found = f"{file_system} is in {vpc}, the job's subnets in {', '.join(sorted(own))}"
-            yield Finding(key=key, found=found, valid="one VPC", cure="take subnets of the file system's VPC")
+            yield Issue(key=key, found=found, valid="one VPC", fix="take subnets of the file system's VPC")
         groups = client.describe_security_groups(GroupIds=list(self.job.network.security_groups))["SecurityGroups"]
         closed = [
             f"{low}-{high}" if low != high else str(low)
@@ -293,10 +289,10 @@ class Look:
             yield warning(
                 key="network.security_groups",
                 found=f"none of the job's groups lets its members in on the ports of Lustre ({', '.join(closed)})",
-                cure="nothing to do if the file system's own group lets the job in; else add inbound TCP rules for them",
+                fix="nothing to do if the file system's own group lets the job in; else add inbound TCP rules for them",
             )
 
-    def quota(self) -> Iterator[Finding]:
+    def quota(self) -> Iterator[Issue]:
         """Whether the account may have so many hosts at once."""
         kind = "spot training job" if self.job.compute.spot else "training job"
         wanted = {f"{name} for {kind} usage": count for name, count in prices.instances(self.job).items()}
@@ -308,17 +304,17 @@ class Look:
         quotas = {item["QuotaName"]: item["Value"] for page in pages for item in page["Quotas"]}
         for name, count in wanted.items():
             if name not in quotas:
-                cure = "Service Quotas in AWS's console shows it"
-                yield not_checked(key="compute.instance_type: quota", found=f"no quota is called {name!r}", cure=cure)
+                fix = "Service Quotas in AWS's console shows it"
+                yield not_checked(key="compute.instance_type: quota", found=f"no quota is called {name!r}", fix=fix)
             elif quotas[name] < count:
-                yield Finding(
+                yield Issue(
                     key="compute.instance_count" if not self.job.compute.instance_groups else "compute.instance_groups",
                     found=f"{count} hosts; this account may have {quotas[name]:g} ({name})",
                     valid=f"at most {quotas[name]:g}",
-                    cure="ask for more in Service Quotas, or write fewer hosts or another instance type",
+                    fix="ask for more in Service Quotas, or write fewer hosts or another instance type",
                 )
 
-    def price(self) -> Iterator[Finding]:
+    def price(self) -> Iterator[Issue]:
         """Read AWS's price list and keep it; the plan's ceiling is worked out anew with it."""
         if self.job.compute.price_per_hour is not None:
             return
@@ -330,20 +326,20 @@ class Look:
             yield not_checked(
                 key="compute.price_per_hour",
                 found=f"AWS's price list has no training price for {', '.join(missing)} in {self.region}",
-                cure="give compute.price_per_hour; and see whether the region has this instance type",
+                fix="give compute.price_per_hour; and see whether the region has this instance type",
             )
 
 
-def _guarded(key: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _guarded(key: str, look: Callable[[], Iterator[Issue]]) -> list[Issue]:
     """What a look finds; where AWS does not let us, that it was not checked."""
     import botocore.exceptions
 
-    found: list[Finding] = []
+    found: list[Issue] = []
     try:
         found.extend(look())
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-        what, cure = session.about(error)
-        found.append(not_checked(key=key, found=what, cure=cure))
+        what, fix = session.about(error)
+        found.append(not_checked(key=key, found=what, fix=fix))
     return found
 
 

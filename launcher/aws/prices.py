@@ -34,8 +34,8 @@ def price(job: Job) -> Price:
     known = _cached().get(job.region or "", {})
     missing = sorted(name for name in machines if name not in known)
     if missing:
-        cure = "launcher plan --check reads AWS's price list; or give compute.price_per_hour"
-        return Price(None, None, f"price not known for {', '.join(missing)}: {cure}")
+        fix = "launcher plan --check reads AWS's price list; or give compute.price_per_hour"
+        return Price(None, None, f"price not known for {', '.join(missing)}: {fix}")
     read = min(known[name]["read"] for name in machines)
     per_hour = sum(known[name]["usd"] * count for name, count in machines.items())
     return _price(job, per_hour, f"{_endpoint() or 'AWS'}'s price list of {read}")

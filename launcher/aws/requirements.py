@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 
 from launcher.aws import catalog
 from launcher.config.job import Job
-from launcher.planner.source_package import TravelFile
+from launcher.planner.source_package import SourceFile
 
 FILE = "requirements.txt"
 """The toolkit installs it before the script starts."""
 
 
-def complete(job: Job, files: list[TravelFile]) -> list[TravelFile]:
+def complete(job: Job, files: list[SourceFile]) -> list[SourceFile]:
     """The files, and a requirements.txt where one is needed: never beside the user's own, and not for an image that is not AWS's.
 
     The versions are those that this kit is tested with.
@@ -28,10 +28,10 @@ def complete(job: Job, files: list[TravelFile]) -> list[TravelFile]:
         return files
     text = "# Made for the image by vision-launcher: what the script imports beyond what the image holds.\n"
     content = (text + "".join(f"{name}=={version}\n" for name, version in needed.items())).encode()
-    return sorted([*files, TravelFile(FILE, None, len(content), content)], key=lambda file: file.path)
+    return sorted([*files, SourceFile(FILE, None, len(content), content)], key=lambda file: file.path)
 
 
-def lacking(job: Job, files: list[TravelFile]) -> list[str]:
+def lacking(job: Job, files: list[SourceFile]) -> list[str]:
     """What the script imports, AWS's image lacks and the user's own requirements.txt does not name, as lines for that file."""
     uri = job.image.uri if job.image is not None else None
     own = next((file for file in files if file.path == FILE and file.source is not None), None)
@@ -41,7 +41,7 @@ def lacking(job: Job, files: list[TravelFile]) -> list[str]:
     return [f"{name}=={version}" for name, version in _needed(job, files).items() if name not in text]
 
 
-def _needed(job: Job, files: list[TravelFile]) -> dict[str, str]:
+def _needed(job: Job, files: list[SourceFile]) -> dict[str, str]:
     """What the script imports beyond what AWS's images hold, and its version, by name."""
     packages = catalog.packages()
     imported = imported_modules(job.script, files)
@@ -65,7 +65,7 @@ def dali_packages(job: Job) -> Mapping[str, str] | None:
     return catalog.dali_packages(image.framework_version) if image is not None and image.framework_version else None
 
 
-def imported_modules(script: str, files: list[TravelFile]) -> set[str]:
+def imported_modules(script: str, files: list[SourceFile]) -> set[str]:
     """The top-level modules that a script imports, itself or through other files that travel."""
     by_path = {file.path: file for file in files}
     found: set[str] = set()
@@ -101,7 +101,7 @@ def _imports(path: str, source: bytes) -> Iterator[str]:
             yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
 
 
-def _paths(name: str, script: str, by_path: Mapping[str, TravelFile]) -> Iterator[str]:
+def _paths(name: str, script: str, by_path: Mapping[str, SourceFile]) -> Iterator[str]:
     """The travelling files that an imported name may stand for: beside the script, or at the top."""
     folder = script.rpartition("/")[0]
     for base in {folder, ""}:

@@ -95,7 +95,7 @@ def passes(error: Exception) -> bool:
 
 
 def about(error: BaseException) -> tuple[str, str]:
-    """What an error of boto3 or botocore means, and its cure."""
+    """What an error of boto3 or botocore means, and its fix."""
     cause = error.__context__  # an S3 transfer's error hides the one that says why
     if not code(error) and cause is not None and code(cause):
         error = cause
@@ -115,17 +115,17 @@ def about(error: BaseException) -> tuple[str, str]:
     if name in NETWORK:
         return f"AWS cannot be reached ({error})", "check the network and the region"
     explained = failure_causes.explain(f"{code(error)}: {said}")
-    return f"{code(error) or name}: {said}", explained.cure if explained is not None else "see AWS's message"
+    return f"{code(error) or name}: {said}", explained.fix if explained is not None else "see AWS's message"
 
 
 @contextlib.contextmanager
-def told(key: str) -> Iterator[None]:
+def as_user_error(key: str) -> Iterator[None]:
     """AWS's errors as the user's mistakes: for calls that the user waits for."""
     try:
         yield
     except errors() as error:
-        found, cure = about(error)
-        raise mistake(key, found, cure) from error
+        found, fix = about(error)
+        raise mistake(key, found, fix) from error
     except Unreachable as error:
         raise mistake(key, str(error), "try again") from error
 
@@ -139,7 +139,7 @@ def unreachable() -> Iterator[None]:
         forget_clients()
         raise Unreachable(*about(error)) from error
     except UserError as error:
-        raise Unreachable(error.findings[0].found, error.findings[0].cure) from error
+        raise Unreachable(error.issues[0].found, error.issues[0].fix) from error
 
 
 def errors() -> tuple[type[Exception], ...]:

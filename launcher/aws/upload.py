@@ -126,8 +126,8 @@ def _files(place: Path) -> Iterator[tuple[str, Path]]:
         seen.add((facts.st_dev, facts.st_ino))
         found += [Path(at) / name for name in names]
         if len(found) > MAX_FILES:
-            cure = "name the data's own folder, or upload it (aws s3 sync) and give it as {s3: …}"
-            raise mistake(str(place), f"more than {MAX_FILES:,} files", cure)
+            fix = "name the data's own folder, or upload it (aws s3 sync) and give it as {s3: …}"
+            raise mistake(str(place), f"more than {MAX_FILES:,} files", fix)
     yield from sorted((file.relative_to(place).as_posix(), file) for file in found if file.is_file())
 
 

@@ -9,10 +9,10 @@ from functools import partial
 
 from launcher.aws import catalog, cluster, limits, prices, request
 from launcher.aws.requirements import dali_packages
-from launcher.config.issues import Finding, did_you_mean
+from launcher.config.issues import Issue, did_you_mean
 from launcher.config.job import Job
 
-warning = partial(Finding, level="warning")
+warning = partial(Issue, level="warning")
 
 HOURS_WITHOUT_CHECKPOINTS = 1
 """What SageMaker allows its own algorithms on spot that do not checkpoint; longer, an interruption loses too much.
@@ -25,43 +25,43 @@ CHECKPOINTS_FOLDER = "/opt/ml/checkpoints"
 """SageMaker's own. No variable tells a script of another one."""
 
 
-def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Finding]:
+def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Issue]:
     """Everything wrong or doubtful about a job for SageMaker.
 
     Args:
         kit_script: whether it runs one of this kit's own entry scripts.
         requirements: whether a requirements.txt travels, which the container installs from the network.
     """
-    findings = [*_missing(job), *cluster.check(job, kit_script=kit_script), *limits.check(job)]
-    findings += [
+    issues = [*_missing(job), *cluster.check(job, kit_script=kit_script), *limits.check(job)]
+    issues += [
         *_image(job, kit_script),
         *_preprocessing(job, kit_script),
         *_inputs(job, kit_script),
         *_network(job, requirements),
     ]
-    findings += [*_spot_and_checkpoints(job, kit_script), *_profiling(job), *_debugger(job, kit_script)]
-    return findings
+    issues += [*_spot_and_checkpoints(job, kit_script), *_profiling(job), *_debugger(job, kit_script)]
+    return issues
 
 
-def _missing(job: Job) -> Iterator[Finding]:
-    cures = {
+def _missing(job: Job) -> Iterator[Issue]:
+    fixes = {
         "role": "add role: arn:aws:iam::123456789012:role/SageMakerTraining, with your account and role",
         "region": "add region: us-west-2, or the region of your data",
         "output": "add output: s3://your-bucket/prefix",
         "image": 'add image: {framework_version: "2.8.0", python: py312}, or image: {uri: …}',
     }
-    for key, cure in cures.items():
+    for key, fix in fixes.items():
         if getattr(job, key) is None:
-            yield Finding(key=key, found="missing; SageMaker needs it", cure=cure)
+            yield Issue(key=key, found="missing; SageMaker needs it", fix=fix)
     if job.compute.instance_type is None and not job.compute.instance_groups:
-        yield Finding(
+        yield Issue(
             key="compute.instance_type",
             found="missing; SageMaker needs it",
-            cure="add under compute: instance_type: ml.g5.xlarge, or what the job needs",
+            fix="add under compute: instance_type: ml.g5.xlarge, or what the job needs",
         )
 
 
-def _image(job: Job, kit_script: bool) -> Iterator[Finding]:
+def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
     if job.image is None or job.region is None:
         return
     kind = request.first_instance_type(job)
@@ -72,221 +72,221 @@ def _image(job: Job, kit_script: bool) -> Iterator[Finding]:
         try:
             request.image_uri(job)
         except catalog.UnknownImage as error:
-            yield Finding(key="image", found=error.found, valid=error.valid, cure=error.cure)
+            yield Issue(key="image", found=error.found, valid=error.valid, fix=error.fix)
             return
     uri = request.image_uri(job)
     registry = re.match(r"\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com", uri)
     if registry is not None and registry[1] != job.region:
-        yield Finding(
+        yield Issue(
             key="image.uri",
             found=f"an image in {registry[1]} for a job in {job.region}; SageMaker pulls from its own region only",
-            cure=f"write {job.region} in the address" + ("" if catalog.image_facts(uri) else ", after a copy there"),
+            fix=f"write {job.region} in the address" + ("" if catalog.image_facts(uri) else ", after a copy there"),
         )
     about = catalog.image_facts(uri)
     if about is None:
-        yield Finding(
+        yield Issue(
             key="image",
             level="not checked",
             found=f"{job.image.uri}: not one of AWS's images",
-            cure="it needs the container toolkit (sagemaker-training), PyTorch, and what the script imports",
+            fix="it needs the container toolkit (sagemaker-training), PyTorch, and what the script imports",
         )
         return
     if about.region is None:
         yield warning(
             key="image.uri",
             found="an image in AWS's public gallery; SageMaker is documented to pull from ECR's private registries",
-            cure=f"take the same image from {job.region}'s registry, or image: {{framework_version: …, python: …}}",
+            fix=f"take the same image from {job.region}'s registry, or image: {{framework_version: …, python: …}}",
         )
     if not about.for_sagemaker:
-        yield Finding(
+        yield Issue(
             key="image.uri",
             found="an image for EC2, without SageMaker's container toolkit",
-            cure="take the image whose tag ends in -sagemaker",
+            fix="take the image whose tag ends in -sagemaker",
         )
     if machine is not None and about.device == "cpu" and machine.gpus:
         yield warning(
-            key="image.uri", found=f"a CPU image on {kind}: its GPUs would stay idle", cure="take the -gpu- image"
+            key="image.uri", found=f"a CPU image on {kind}: its GPUs would stay idle", fix="take the -gpu- image"
         )
     if machine is not None and about.device == "gpu" and not machine.gpus:
-        yield warning(key="image.uri", found=f"a GPU image on {kind}, which has no GPU", cure="take the -cpu- image")
+        yield warning(key="image.uri", found=f"a GPU image on {kind}, which has no GPU", fix="take the -cpu- image")
     patched_until = catalog.end_of_patch(about.framework_version)
     if patched_until is not None and patched_until < date.today():
         yield warning(
             key="image",
             found=f"AWS's image of PyTorch {about.framework_version} gets no security patches since {patched_until}",
-            cure="take a newer one when the script allows it",
+            fix="take a newer one when the script allows it",
         )
     version = tuple(int(part) for part in about.framework_version.split(".")[:2])
     if kit_script and (version < (2, 0) or (about.python or "py310") in ("py36", "py37", "py38", "py39")):
-        yield Finding(
+        yield Issue(
             key="image",
             found=f"PyTorch {about.framework_version} with {about.python or 'an unknown Python'}",
             valid="PyTorch 2.0 or newer with Python 3.10 or newer, for this kit's scripts",
-            cure='write image: {framework_version: "2.0.1", python: py310}, or a newer one',
+            fix='write image: {framework_version: "2.0.1", python: py310}, or a newer one',
         )
 
 
-def _preprocessing(job: Job, kit_script: bool) -> Iterator[Finding]:
+def _preprocessing(job: Job, kit_script: bool) -> Iterator[Issue]:
     if not kit_script or job.hyperparameters.get("preprocessing") != "dali" or job.image is None:
         return
     key, machine = "hyperparameters.preprocessing", catalog.instance(request.first_instance_type(job))
     about = catalog.image_facts(job.image.uri) if job.image.uri is not None else None
     if job.image.uri is not None and about is None:
-        yield Finding(
+        yield Issue(
             key=key,
             level="not checked",
             found="dali: whether the image holds NVIDIA's package",
-            cure="pip install nvidia-dali-cuda120 in it, or nvidia-dali-cuda130 for CUDA 13",
+            fix="pip install nvidia-dali-cuda120 in it, or nvidia-dali-cuda130 for CUDA 13",
         )
     elif dali_packages(job) is None:
         version = about.framework_version if about is not None else job.image.framework_version
-        yield Finding(
+        yield Issue(
             key=key,
             found=f"dali with PyTorch {version}, whose image has CUDA 11: DALI for that ended with version 1.50",
             valid="dali with PyTorch 2.1 or newer; cpu",
-            cure='write image: {framework_version: "2.8.0", python: py312}, or preprocessing: cpu',
+            fix='write image: {framework_version: "2.8.0", python: py312}, or preprocessing: cpu',
         )
     if machine is not None and not machine.gpus:
         yield warning(
             key=key,
             found=f"dali on {machine.name}, which has no GPU: its operators then take more of the CPU than preprocessing: cpu does",
-            cure="write preprocessing: cpu, or take an instance type with a GPU",
+            fix="write preprocessing: cpu, or take an instance type with a GPU",
         )
 
 
-def _inputs(job: Job, kit_script: bool) -> Iterator[Finding]:
+def _inputs(job: Job, kit_script: bool) -> Iterator[Issue]:
     for name, given in job.inputs.items():
         key = f"inputs.{name}"
         if given.mode == "Pipe" and kit_script:
-            yield Finding(
+            yield Issue(
                 key=f"{key}.mode",
                 found="Pipe: this kit's scripts read files",
                 valid="File; FastFile",
-                cure="write mode: FastFile",
+                fix="write mode: FastFile",
             )
         if given.data_type == "AugmentedManifestFile" and (given.mode != "Pipe" or not given.attributes):
-            yield Finding(
+            yield Issue(
                 key=f"{key}.data_type",
                 found="AugmentedManifestFile without Pipe mode or without attributes",
                 valid="mode: Pipe and attributes: [source-ref, …]",
-                cure="add them",
+                fix="add them",
             )
         for field, value in (("compression", given.compression), ("record_wrapper", given.record_wrapper)):
             if value not in (None, "None") and given.mode != "Pipe":
                 # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html
-                yield Finding(
+                yield Issue(
                     key=f"{key}.{field}",
                     found=f"{value} without Pipe mode, which alone unpacks or wraps",
                     valid="mode: Pipe",
-                    cure=f"remove {field}, and let the script read the objects as they are",
+                    fix=f"remove {field}, and let the script read the objects as they are",
                 )
         if given.attributes and given.data_type != "AugmentedManifestFile":
-            yield Finding(
+            yield Issue(
                 key=f"{key}.attributes",
                 found="given without an augmented manifest",
-                cure="write data_type: AugmentedManifestFile, or remove attributes",
+                fix="write data_type: AugmentedManifestFile, or remove attributes",
             )
         if (given.fsx or given.efs) and not (job.network.subnets or job.network.security_groups):
             kind = "FSx for Lustre" if given.fsx else "EFS"
-            yield Finding(
+            yield Issue(
                 key=key,
                 found=f"{kind} without network.subnets and network.security_groups: the hosts could not reach it",
-                cure="add network: {subnets: [the file system's subnet], security_groups: [one that it accepts]}",
+                fix="add network: {subnets: [the file system's subnet], security_groups: [one that it accepts]}",
             )
 
 
-def _network(job: Job, requirements: bool) -> Iterator[Finding]:
+def _network(job: Job, requirements: bool) -> Iterator[Issue]:
     network = job.network
     if bool(network.subnets) != bool(network.security_groups):
         lacking = "security_groups" if network.subnets else "subnets"
-        cure = f"add {lacking}"
-        yield Finding(key="network", found=f"{lacking} missing: a VPC needs both", cure=cure)
+        fix = f"add {lacking}"
+        yield Issue(key="network", found=f"{lacking} missing: a VPC needs both", fix=fix)
     if network.isolation and requirements:
-        yield Finding(
+        yield Issue(
             key="network.isolation",
             found="requirements.txt travels, and an isolated container cannot install it",
-            cure="take an image that holds the packages (image: {uri: …})",
+            fix="take an image that holds the packages (image: {uri: …})",
         )
     elif network.subnets and requirements:
         yield warning(
             key="network.subnets",
             found="requirements.txt is installed at the start: the subnets need a way to PyPI",
-            cure="a NAT gateway or a package mirror; or an image that holds the packages (image: {uri: …})",
+            fix="a NAT gateway or a package mirror; or an image that holds the packages (image: {uri: …})",
         )
     hosts = sum(prices.instances(job).values())
     if network.encrypt_traffic and job.distribution != "none" and hosts > 1:
         yield warning(
             key="network.encrypt_traffic",
             found="encryption between hosts slows distributed training, and EFA does not carry it",
-            cure="remove it unless a rule of yours asks for it",
+            fix="remove it unless a rule of yours asks for it",
         )
 
 
-def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Finding]:
+def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
     compute = job.compute
     wait = request.max_wait_hours(compute)
     if compute.spot and job.checkpoints is None:
         long = wait > HOURS_WITHOUT_CHECKPOINTS
-        yield Finding(
+        yield Issue(
             key="compute.spot",
             # a script of the user's own may keep its state elsewhere
             level="error" if kit_script and long else "warning",
             found=f"spot without checkpoints, for up to {wait:g} h: every interruption would start from nothing",
             valid=f"with checkpoints, or max_wait_hours at most {HOURS_WITHOUT_CHECKPOINTS}",
-            cure="add checkpoints: s3://your-bucket/prefix",
+            fix="add checkpoints: s3://your-bucket/prefix",
         )
     path = job.checkpoints.path if job.checkpoints else None
     if path is not None and any(path == taken or path.startswith(f"{taken}/") for taken in TAKEN_FOLDERS):
-        yield Finding(
+        yield Issue(
             key="checkpoints.path",
             found=f"{path} has another use in the container",
             valid="another folder below /opt/ml",
-            cure=f"remove path; then it is {CHECKPOINTS_FOLDER}",
+            fix=f"remove path; then it is {CHECKPOINTS_FOLDER}",
         )
     elif kit_script and path is not None and path.rstrip("/") != CHECKPOINTS_FOLDER:
-        yield Finding(
+        yield Issue(
             key="checkpoints.path",
             found=f"{path}: this kit's scripts keep theirs in {CHECKPOINTS_FOLDER}, so that none would reach S3",
-            cure=f"remove path; then it is {CHECKPOINTS_FOLDER}",
+            fix=f"remove path; then it is {CHECKPOINTS_FOLDER}",
         )
 
 
-def _profiling(job: Job) -> Iterator[Finding]:
+def _profiling(job: Job) -> Iterator[Issue]:
     if job.profiling is None:
         return
     debugger, profiler = catalog.closed_service("debugger"), catalog.closed_service("profiler")
     yield warning(
         key="profiling",
         found=f"SageMaker Debugger, which samples system metrics, is closed to new customers since {debugger.date}",
-        cure="if your account never used it, remove profiling:",
+        fix="if your account never used it, remove profiling:",
     )
     if job.profiling.profiler is not None:
         yield warning(
             key="profiling.profiler",
             found=f"SageMaker Profiler ends on {profiler.date}; its processing job ({request.PROFILER_INSTANCE_TYPE}) is paid besides",
-            cure="remove profiler: when its report is no longer needed",
+            fix="remove profiler: when its report is no longer needed",
         )
     yield from _rule_images(job)
     known = request.rule_defaults()
     for name, parameters in job.profiling.rules.items():
         if name not in known:
-            yield Finding(
+            yield Issue(
                 key=f"profiling.rules.{name}",
                 found="no such rule",
                 valid=", ".join(known),
-                cure=did_you_mean(name, known),
+                fix=did_you_mean(name, known),
             )
             continue
         of_report = [f"{rule}_{parameter}" for rule, own in known.items() for parameter in own]
         valid = list(known[name]) if name != "ProfilerReport" else of_report
         for parameter in parameters:
             if parameter not in valid:
-                cure = did_you_mean(parameter, valid)
+                fix = did_you_mean(parameter, valid)
                 key = f"profiling.rules.{name}.{parameter}"
-                yield Finding(key=key, found="no such parameter", valid=", ".join(valid[:12]), cure=cure)
+                yield Issue(key=key, found="no such parameter", valid=", ".join(valid[:12]), fix=fix)
 
 
-def _rule_images(job: Job) -> Iterator[Finding]:
+def _rule_images(job: Job) -> Iterator[Issue]:
     """Whether the job's region has the images of what profiling asks for."""
     if job.profiling is None or job.region is None:
         return
@@ -298,28 +298,28 @@ def _rule_images(job: Job) -> Iterator[Finding]:
             try:
                 image(job.region)
             except catalog.UnknownImage as error:
-                yield Finding(key=key, found=error.found, valid=error.valid, cure=error.cure)
+                yield Issue(key=key, found=error.found, valid=error.valid, fix=error.fix)
 
 
-def _debugger(job: Job, kit_script: bool) -> Iterator[Finding]:
+def _debugger(job: Job, kit_script: bool) -> Iterator[Issue]:
     if job.debugger is None:
         return
     if job.checkpoints is not None and (job.distribution != "none" or job.checkpoints.path is not None):
         # https://docs.aws.amazon.com/sagemaker/latest/dg/debugger-considerations.html
-        yield Finding(
+        yield Issue(
             key="debugger",
             found="Debugger's hook with checkpoints: not available in distributed training, nor with checkpoints.path",
-            cure="remove debugger: or checkpoints:",
+            fix="remove debugger: or checkpoints:",
         )
     if kit_script and job.script == "train_kd.py":
         # https://github.com/awslabs/sagemaker-debugger/issues/401
-        yield Finding(
+        yield Issue(
             key="debugger",
             found="Debugger's hook with a frozen teacher: it fails on tensors that need no gradient",
-            cure="remove debugger:",
+            fix="remove debugger:",
         )
     yield warning(
         key="debugger",
         found=f"SageMaker Debugger is closed to new customers since {catalog.closed_service('debugger').date}",
-        cure="remove debugger: unless your account used it before",
+        fix="remove debugger: unless your account used it before",
     )

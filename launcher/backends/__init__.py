@@ -21,8 +21,8 @@ DEFAULT = "process"
 def get(name: str) -> Backend:
     """The backend of that name. Raises UserError where there is none."""
     if name not in BACKENDS:
-        cure = did_you_mean(name, BACKENDS, f"write --on {DEFAULT}")
-        raise mistake("--on", f"no backend {name}", cure, valid=", ".join(BACKENDS))
+        fix = did_you_mean(name, BACKENDS, f"write --on {DEFAULT}")
+        raise mistake("--on", f"no backend {name}", fix, valid=", ".join(BACKENDS))
     module, _, kind = BACKENDS[name].partition(":")
     made = getattr(importlib.import_module(module), kind)()
     assert isinstance(made, Backend)

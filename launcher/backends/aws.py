@@ -12,11 +12,11 @@ from launcher.aws import catalog, follow, online, prices, requirements, session,
 from launcher.aws import request as requests
 from launcher.backends.base import Backend, HostPlan, Price, Upload
 from launcher.config.hyperparameters import argument
-from launcher.config.issues import Finding, UserError, mistake
+from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, secrets_in
 from launcher.planner import source_package
-from launcher.planner.source_package import TravelFile
+from launcher.planner.source_package import SourceFile
 from launcher.record import records
 
 if TYPE_CHECKING:
@@ -29,22 +29,22 @@ class Aws(Backend):
     name = "aws"
     on_this_machine = False
 
-    def check(self, job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
+    def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
         """What SageMaker would refuse or ignore, and what must not leave this machine."""
-        findings = []
+        issues = []
         if importlib.util.find_spec("boto3") is None:
-            cure = "make, or pip install -e '.[aws]', in this kit's folder"
-            findings.append(Finding(key="--on aws", found="not installed: boto3", cure=cure))
-        findings += source_package.check_archive(files)
+            fix = "make, or pip install -e '.[aws]', in this kit's folder"
+            issues.append(Issue(key="--on aws", found="not installed: boto3", fix=fix))
+        issues += source_package.check_archive(files)
         lacking = requirements.lacking(job, files)
         if lacking:
             found = f"{requirements.FILE} does not name what the script imports and the image lacks"
-            cure = f"add to it: {', '.join(lacking)}"
-            findings.append(Finding(key="source", level="warning", found=found, cure=cure))
+            fix = f"add to it: {', '.join(lacking)}"
+            issues.append(Issue(key="source", level="warning", found=found, fix=fix))
         brings = any(file.path == requirements.FILE for file in files)
-        return findings + validation.check(job, kit_script=job.source is None, requirements=brings)
+        return issues + validation.check(job, kit_script=job.source is None, requirements=brings)
 
-    def source_files(self, job: Job, files: list[TravelFile]) -> list[TravelFile]:
+    def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
         """The files of the source folder, and a requirements.txt for what the image lacks."""
         return requirements.complete(job, files)
 
@@ -76,7 +76,7 @@ class Aws(Backend):
     def price(self, job: Job) -> Price:
         return prices.price(job)
 
-    def check_online(self, plan: Plan) -> list[Finding]:
+    def check_online(self, plan: Plan) -> list[Issue]:
         return online.check(plan)
 
     def machine(self, job: Job) -> str:
@@ -137,7 +137,7 @@ class Aws(Backend):
         assert plan.request is not None
         region = str(plan.job.region)
         try:
-            with session.told("run"):
+            with session.as_user_error("run"):
                 client = session.client("s3", region)
                 upload.upload(plan, client, _say)
                 upload.upload_record(plan, folder, client)
@@ -149,7 +149,7 @@ class Aws(Backend):
             return
         sent: dict[str, Any] = {"TrainingJobStatus": records.IN_PROGRESS, "sent": time.time()}
         try:
-            with session.told("run"):
+            with session.as_user_error("run"):
                 sent["sent_by"] = submit.create(plan)
         except BaseException as error:
             there = submit.is_there(plan)
@@ -158,15 +158,15 @@ class Aws(Backend):
                 raise
             records.write_json(folder.remote, {**sent, "sent_by": "unknown"})  # an answer that got lost
             if there is None:
-                cure = f"launcher attach {plan.name} asks SageMaker again"
-                raise mistake("run", f"{plan.name} may have been started: {error}", cure) from error
+                fix = f"launcher attach {plan.name} asks SageMaker again"
+                raise mistake("run", f"{plan.name} may have been started: {error}", fix) from error
             if not isinstance(error, Exception):
                 raise
             return
         records.write_json(folder.remote, sent)
 
     def upload(self, plan: Plan) -> None:
-        with session.told("upload"):
+        with session.as_user_error("upload"):
             upload.upload(plan, session.client("s3", str(plan.job.region)), _say)
 
     def stop(self, folder: records.RunFolder, reason: str) -> None:
@@ -180,7 +180,7 @@ class Aws(Backend):
         if not folder.remote.exists():
             return  # `start` looks before it creates the job
         try:
-            with session.told("stop"):
+            with session.as_user_error("stop"):
                 try:
                     session.client("sagemaker", region).stop_training_job(TrainingJobName=folder.name)
                 except session.errors() as error:
@@ -210,16 +210,16 @@ class Aws(Backend):
             sent = plan["request"]
             output = sent["ProfilerConfig"].get("S3OutputPath") or sent["OutputDataConfig"]["S3OutputPath"]
             change = {"S3OutputPath": output, "ProfilingIntervalInMilliseconds": interval_ms, "DisableProfiler": False}
-        with session.told("profile"):
+        with session.as_user_error("profile"):
             session.client("sagemaker", plan["job"]["region"]).update_training_job(
                 TrainingJobName=folder.name, ProfilerConfig=change
             )
 
-    def why_not_resumed(self, job: Job, folder: records.RunFolder) -> Finding | None:
+    def why_not_resumed(self, job: Job, folder: records.RunFolder) -> Issue | None:
         if job.checkpoints is not None:
             return None
-        cure = f"launcher replay {folder.name} starts it anew; with checkpoints: s3://your-bucket/prefix it can be resumed the next time"
-        return Finding(key="checkpoints", found=f"{folder.name} had no place in S3 for them", cure=cure)
+        fix = f"launcher replay {folder.name} starts it anew; with checkpoints: s3://your-bucket/prefix it can be resumed the next time"
+        return Issue(key="checkpoints", found=f"{folder.name} had no place in S3 for them", fix=fix)
 
 
 def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str, state: str = records.FAILED) -> None:

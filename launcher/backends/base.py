@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from launcher.config.issues import Finding, mistake
+from launcher.config.issues import Issue, mistake
 from launcher.config.job import Job
-from launcher.planner.source_package import TravelFile
+from launcher.planner.source_package import SourceFile
 from launcher.record.records import RunFolder
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class Price:
     """US dollars an hour of the whole cluster, on demand; None: not known."""
     ceiling: float | None
     """US dollars at most: max_hours of the cluster, and the warm pool's time after it; None: not known."""
-    told: str
+    text: str
     """The same for people, with where the price comes from; or what to do to know it."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"usd_per_hour": self.per_hour, "ceiling_usd": self.ceiling, "told": self.told}
+        return {"usd_per_hour": self.per_hour, "ceiling_usd": self.ceiling, "text": self.text}
 
 
 def dollars(usd: float) -> str:
@@ -69,8 +69,8 @@ def dollars(usd: float) -> str:
 class Unreachable(Exception):
     """The far side of a run cannot be asked just now: no network, no valid credentials, too many requests. The run goes on."""
 
-    def __init__(self, found: str, cure: str):
-        super().__init__(f"{found}; {cure}")
+    def __init__(self, found: str, fix: str):
+        super().__init__(f"{found}; {fix}")
 
 
 class Backend(ABC):
@@ -87,7 +87,7 @@ class Backend(ABC):
     """What differs from SageMaker, by the variable of the script's environment or the subject, and why. All else is the same."""
 
     @abstractmethod
-    def check(self, job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
+    def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
         """What is wrong with a job for this backend, and what will be ignored.
 
         Args:
@@ -96,7 +96,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def source_files(self, job: Job, files: list[TravelFile]) -> list[TravelFile]:
+    def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
         """The files that travel: those of the source folder, less what this backend leaves out, with what it adds."""
 
     @abstractmethod
@@ -150,7 +150,7 @@ class Backend(ABC):
         """What a job costs at most; None for this machine, whose time has no price."""
         return None
 
-    def check_online(self, plan: Plan) -> list[Finding]:
+    def check_online(self, plan: Plan) -> list[Issue]:
         """What a look beyond this process shows. It is read-only."""
         return []
 
@@ -174,12 +174,12 @@ class Backend(ABC):
         """US dollars so far; None where it costs nothing, or the price is not known."""
         return None
 
-    def why_not_resumed(self, job: Job, folder: RunFolder) -> Finding | None:
+    def why_not_resumed(self, job: Job, folder: RunFolder) -> Issue | None:
         """Why a run that is over cannot be resumed; None where it left a checkpoint, or may have."""
         if folder.left_checkpoints():
             return None
-        return Finding(
-            key="run", found=f"{folder.name} left no checkpoint", cure=f"launcher replay {folder.name} starts it anew"
+        return Issue(
+            key="run", found=f"{folder.name} left no checkpoint", fix=f"launcher replay {folder.name} starts it anew"
         )
 
     def upload(self, plan: Plan) -> None:

@@ -21,9 +21,9 @@ from launcher.backends import (
     supervision,
 )
 from launcher.backends.base import Backend, HostPlan
-from launcher.config.issues import Finding, UserError
+from launcher.config.issues import Issue, UserError
 from launcher.config.job import Image, Input, Job, Network
-from launcher.planner.source_package import TravelFile
+from launcher.planner.source_package import SourceFile
 from launcher.record import records
 
 if TYPE_CHECKING:
@@ -66,74 +66,72 @@ class Docker(Backend):
         "aside": "spot, warm pool, disk size, KMS, tags, metrics, Debugger and Profiler exist on SageMaker only",
     }
 
-    def check(self, job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
+    def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
         """What can be told without asking the engine."""
-        findings = []
+        issues = []
         if shutil.which("docker") is None:
-            findings.append(
-                Finding(key=docker_engine.KEY, found="no docker command on this machine", cure=docker_engine.INSTALL)
+            issues.append(
+                Issue(key=docker_engine.KEY, found="no docker command on this machine", fix=docker_engine.INSTALL)
             )
         sdk = estimator.sdk_version()
         if sdk is None or not sdk.startswith("2.") or importlib.util.find_spec("boto3") is None:
-            findings.append(
-                Finding(
+            issues.append(
+                Issue(
                     key=docker_engine.KEY,
                     found=f"sagemaker {sdk} is installed" if sdk else "not installed: sagemaker",
                     valid="SageMaker Python SDK v2, which has local mode",
-                    cure="make, or pip install -e '.[sagemaker]', in this kit's folder",
+                    fix="make, or pip install -e '.[sagemaker]', in this kit's folder",
                 )
             )
         gpus = 0 if image(job) == IMAGE else local_hosts.gpu_count()
-        findings += local_jobs.check_cluster(job, processes_per_host(job), gpus)
-        findings += local_jobs.check_inputs(job)
+        issues += local_jobs.check_cluster(job, processes_per_host(job), gpus)
+        issues += local_jobs.check_inputs(job)
         if job.distribution == "smddp":
-            findings.append(local_jobs.smddp_is_torchrun())
+            issues.append(local_jobs.smddp_is_torchrun())
         given = job.image.uri if job.image is not None else None
         if given is not None and given != image(job):
-            findings.append(
-                Finding(
+            issues.append(
+                Issue(
                     key="image.uri",
                     level="warning",
                     found=f"{given} is in a registry of AWS; here the job runs in {image(job)}",
-                    cure=f"nothing to do; or to run in that one: docker pull it, docker tag {given} aws:local, and image.uri=aws:local",
+                    fix=f"nothing to do; or to run in that one: docker pull it, docker tag {given} aws:local, and image.uri=aws:local",
                 )
             )
         if local_jobs.wants_dali(job) and image(job) == IMAGE:
-            findings.append(
-                Finding(
+            issues.append(
+                Issue(
                     key="hyperparameters.preprocessing",
                     found=f"dali in {IMAGE}, which does not hold NVIDIA's package",
                     valid="cpu, cpu_reference; dali in an image that holds it",
-                    cure="write preprocessing: cpu, run it --on process, or name an image of your own with nvidia-dali-cuda130 in it",
+                    fix="write preprocessing: cpu, run it --on process, or name an image of your own with nvidia-dali-cuda130 in it",
                 )
             )
         sharded = [name for name, item in job.inputs.items() if item.sharded]
         if sharded:
             found = f"{', '.join(sharded)}: every host sees all of it here"
-            findings.append(
-                Finding(key="inputs", level="warning", found=found, cure="nothing to do if this is a trial")
-            )
-        return findings
+            issues.append(Issue(key="inputs", level="warning", found=found, fix="nothing to do if this is a trial"))
+        return issues
 
-    def check_online(self, plan: Plan) -> list[Finding]:
+    def check_online(self, plan: Plan) -> list[Issue]:
         """What the engine says: whether it answers, has Compose, the image, and room. It is only asked."""
-        engine, findings = docker_engine.look()
+        engine, issues = docker_engine.look()
         if engine is None:
-            return findings
+            return issues
         wanted = image(plan.job)
         if docker_engine.find_image(wanted) is None:
-            cure = BUILD_IMAGE if wanted == IMAGE else f"docker pull {wanted}; or leave image out, for this kit's own"
-            findings.append(Finding(key="image", found=f"{wanted} is not on this machine", cure=cure))
+            fix = BUILD_IMAGE if wanted == IMAGE else f"docker pull {wanted}; or leave image out, for this kit's own"
+            issues.append(Issue(key="image", found=f"{wanted} is not on this machine", fix=fix))
         if gpu_count(plan.job) and not engine.nvidia:
-            findings.append(
-                Finding(
+            issues.append(
+                Issue(
                     key=docker_engine.KEY,
                     level="warning",
                     found="the engine knows no runtime nvidia, so it may refuse to hand GPUs to containers",
-                    cure="install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure; or CUDA_VISIBLE_DEVICES= for the CPU",
+                    fix="install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure; or CUDA_VISIBLE_DEVICES= for the CPU",
                 )
             )
-        return findings + docker_engine.check_disk(engine, records.store())
+        return issues + docker_engine.check_disk(engine, records.store())
 
     def about(self, job: Job) -> dict[str, str]:
         """What the plan shows beside the hosts."""
@@ -143,7 +141,7 @@ class Docker(Backend):
             "/dev/shm": f"{shm_mb(job) / 1024:.1f} GB a host ({why})",
         }
 
-    def source_files(self, job: Job, files: list[TravelFile]) -> list[TravelFile]:
+    def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
         """The files of the source folder, and a requirements.txt where an image of AWS's lacks what the script imports."""
         return requirements.complete(local_job(job), files)
 
@@ -173,13 +171,13 @@ class Docker(Backend):
 
     def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
         """Write the hosts' /opt/ml folders and the Compose file, and start the supervisor that stays with the run."""
-        engine, findings = docker_engine.look()
+        engine, issues = docker_engine.look()
         wanted = image(plan.job)
         found = docker_engine.find_image(wanted) if engine is not None else None
         if engine is None or found is None:
-            findings = findings or [Finding(key="image", found=f"{wanted} is not on this machine", cure=BUILD_IMAGE)]
-            records.write_json(folder.outcome, {"state": records.FAILED, "failure": f"not started: {findings[0]}"})
-            raise UserError(findings)
+            issues = issues or [Issue(key="image", found=f"{wanted} is not on this machine", fix=BUILD_IMAGE)]
+            records.write_json(folder.outcome, {"state": records.FAILED, "failure": f"not started: {issues[0]}"})
+            raise UserError(issues)
         sweep()
         for host in plan.hosts:
             host_folders.lay_out(plan, host, folder, interface="eth0")
@@ -296,7 +294,7 @@ def sweep() -> None:
 
 
 def explain(output: str) -> str:
-    """What Compose said, as a failure with its cure where it is a known one."""
+    """What Compose said, as a failure with its fix where it is a known one."""
     known = {
         "bind source path does not exist": "the engine does not see this machine's folders (does it run outside of this container?): "
         "share the run store at the same path, or set LAUNCHER_RUNS to a folder that both see",
@@ -306,5 +304,5 @@ def explain(output: str) -> str:
         "no space left on device": "docker system prune frees what nothing uses",
     }
     last = " ".join(output.strip().splitlines()[-3:])
-    cure = next((cure for sign, cure in known.items() if sign in output), "")
-    return f"Compose could not make the containers: {last}" + (f"; {cure}" if cure else "")
+    fix = next((fix for sign, fix in known.items() if sign in output), "")
+    return f"Compose could not make the containers: {last}" + (f"; {fix}" if fix else "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.config.issues import Finding
+from launcher.config.issues import Issue
 
 KEY = "--on docker"
 
@@ -46,29 +46,29 @@ class Engine:
         return {"engine": self.version, "compose": list(self.compose), "compose_version": self.compose_version}
 
 
-def look() -> tuple[Engine | None, list[Finding]]:
-    """The engine that the docker client reaches; or None and why it cannot be used, each with its cure."""
+def look() -> tuple[Engine | None, list[Issue]]:
+    """The engine that the docker client reaches; or None and why it cannot be used, each with its fix."""
     if shutil.which("docker") is None:
-        return None, [Finding(key=KEY, found="no docker command on this machine", cure=INSTALL)]
-    findings = []
+        return None, [Issue(key=KEY, found="no docker command on this machine", fix=INSTALL)]
+    issues = []
     info, trouble = _info()
     if trouble is not None:
-        findings.append(trouble)
+        issues.append(trouble)
     compose = find_compose()
     if compose is None:
-        findings.append(
-            Finding(
+        issues.append(
+            Issue(
                 key=KEY,
                 found="no Docker Compose on this machine",
                 valid="docker compose (v2 or later), or docker-compose 1.29 or later",
-                cure="sudo apt-get install docker-compose (Debian), docker-compose-v2 (Ubuntu), or https://docs.docker.com/compose/install/",
+                fix="sudo apt-get install docker-compose (Debian), docker-compose-v2 (Ubuntu), or https://docs.docker.com/compose/install/",
             )
         )
     elif compose[1] < OLDEST_COMPOSE:
         found = f"{' '.join(compose[0])} is {compose[2]}"
-        findings.append(Finding(key=KEY, found=found, valid="1.29 or later", cure=INSTALL))
-    if findings or info is None or compose is None:
-        return None, findings
+        issues.append(Issue(key=KEY, found=found, valid="1.29 or later", fix=INSTALL))
+    if issues or info is None or compose is None:
+        return None, issues
     return Engine(
         version=info.get("ServerVersion", ""),
         compose=compose[0],
@@ -104,17 +104,17 @@ def find_image(image: str) -> dict[str, Any] | None:
         return None
 
 
-def check_disk(engine: Engine, store: Path) -> list[Finding]:
+def check_disk(engine: Engine, store: Path) -> list[Issue]:
     """Where the disk of the engine, or of the run store, is nearly full."""
-    findings = []
+    issues = []
     for what, place in (("the engine's folder", engine.root), ("the run store", store)):
         there = next(folder for folder in (place, *place.parents) if folder.exists())
         free = shutil.disk_usage(there).free / 2**30
         if free < LEAST_FREE_GB:
-            cure = "docker system df shows what Docker keeps, docker system prune frees what nothing uses"
+            fix = "docker system df shows what Docker keeps, docker system prune frees what nothing uses"
             found = f"{free:.1f} GB free for {what}, {place}"
-            findings.append(Finding(key=KEY, found=found, valid=f"at least {LEAST_FREE_GB} GB", cure=cure))
-    return findings
+            issues.append(Issue(key=KEY, found=found, valid=f"at least {LEAST_FREE_GB} GB", fix=fix))
+    return issues
 
 
 def ask(*command: str) -> subprocess.CompletedProcess[str]:
@@ -128,7 +128,7 @@ def ask(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 127, "", str(error))
 
 
-def _info() -> tuple[dict[str, Any] | None, Finding | None]:
+def _info() -> tuple[dict[str, Any] | None, Issue | None]:
     """What the engine says of itself, or why it does not."""
     answer = ask("docker", "info", "--format", "{{json .}}")
     try:
@@ -140,15 +140,15 @@ def _info() -> tuple[dict[str, Any] | None, Finding | None]:
         return info, _elsewhere()
     if "permission denied" in said.lower():
         found = "the engine's socket may not be opened by you"
-        cure = "sudo usermod -aG docker $USER, then log in again; that group has root's power over this machine"
+        fix = "sudo usermod -aG docker $USER, then log in again; that group has root's power over this machine"
     else:
         line = said.splitlines()[-1].strip() if said else "no answer"
         found = f"the Docker engine does not answer: {line[:200]}"
-        cure = "sudo systemctl start docker; without systemd: sudo dockerd &; on a desktop: start Docker Desktop"
-    return None, Finding(key=KEY, found=found, cure=cure)
+        fix = "sudo systemctl start docker; without systemd: sudo dockerd &; on a desktop: start Docker Desktop"
+    return None, Issue(key=KEY, found=found, fix=fix)
 
 
-def _elsewhere() -> Finding | None:
+def _elsewhere() -> Issue | None:
     """An engine on another machine cannot show this one's folders to its containers."""
     host = os.environ.get("DOCKER_HOST")
     if host is None:
@@ -157,4 +157,4 @@ def _elsewhere() -> Finding | None:
     if not host or host.startswith(("unix://", "npipe://")):
         return None
     found = f"the Docker engine is on another machine ({host}), where the run's folder is not"
-    return Finding(key=KEY, found=found, cure="docker context use default, and unset DOCKER_HOST")
+    return Issue(key=KEY, found=found, fix="docker context use default, and unset DOCKER_HOST")

@@ -7,77 +7,77 @@ from collections.abc import Mapping
 
 from launcher.backends import local_hosts
 from launcher.config.hyperparameters import argument
-from launcher.config.issues import Finding
+from launcher.config.issues import Issue
 from launcher.config.job import Job
 
 
-def check_cluster(job: Job, processes: int, gpus: int) -> list[Finding]:
+def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
     """Where a job is too large for one machine.
 
     Args:
         processes: training processes on each host.
         gpus: those of this machine that the hosts may share.
     """
-    findings = []
+    issues = []
     if len(job.compute.instance_groups) > 1:
         names = ", ".join(group.name for group in job.compute.instance_groups)
-        findings.append(
-            Finding(
+        issues.append(
+            Issue(
                 key="compute.instance_groups",
                 level="warning",
                 found=f"{names}: all hosts are alike here, {job.compute.instance_count} of homogeneousCluster",
-                cure="to try the groups on this machine, each host as a process: launcher emulate",
+                fix="to try the groups on this machine, each host as a process: launcher emulate",
             )
         )
     if job.compute.instance_count > local_hosts.MAX_HOSTS:
-        findings.append(
-            Finding(
+        issues.append(
+            Issue(
                 key="compute.instance_count",
                 found=f"{job.compute.instance_count} hosts on this machine",
                 valid=f"at most {local_hosts.MAX_HOSTS}",
-                cure="write a smaller one under smoke: compute:, or give --hosts 2",
+                fix="write a smaller one under smoke: compute:, or give --hosts 2",
             )
         )
     cores = len(os.sched_getaffinity(0))
     if job.compute.processes_per_host is not None and job.compute.processes_per_host > 4 * max(cores, gpus):
-        findings.append(
-            Finding(
+        issues.append(
+            Issue(
                 key="compute.processes_per_host",
                 found=f"{job.compute.processes_per_host} processes on {cores} cores",
                 valid=f"at most {4 * max(cores, gpus)} here",
-                cure="write processes_per_host: null, which takes one a GPU",
+                fix="write processes_per_host: null, which takes one a GPU",
             )
         )
     if 0 < gpus < job.compute.instance_count * processes:
-        findings.append(
-            Finding(
+        issues.append(
+            Issue(
                 key="compute",
                 level="warning",
                 found=f"more training processes than this machine's {gpus} GPU(s): they train on the CPU, with gloo",
-                cure="nothing to do if this run is a trial; else fewer hosts or processes",
+                fix="nothing to do if this run is a trial; else fewer hosts or processes",
             )
         )
-    return findings
+    return issues
 
 
-def smddp_is_torchrun() -> Finding:
+def smddp_is_torchrun() -> Issue:
     """What becomes of smddp on a machine that is not SageMaker's."""
-    return Finding(
+    return Issue(
         key="distribution",
         level="warning",
         found="smddp exists on SageMaker only; here torchrun starts the same script",
-        cure="nothing to do: the script takes nccl or gloo and says so",
+        fix="nothing to do: the script takes nccl or gloo and says so",
     )
 
 
-def check_inputs(job: Job) -> list[Finding]:
+def check_inputs(job: Job) -> list[Issue]:
     """The inputs that lie on SageMaker's side only."""
     return [
-        Finding(
+        Issue(
             key=f"inputs.{name}",
             found=f"{given.source}, which is there on SageMaker only",
             valid="folder; file; run",
-            cure="--on aws; or --smoke, where the config's smoke section names a folder for it",
+            fix="--on aws; or --smoke, where the config's smoke section names a folder for it",
         )
         for name, given in job.inputs.items()
         if given.source in ("s3", "fsx", "efs")

@@ -22,7 +22,7 @@ from launcher.planner.plan import Plan
 NOBODY = boto3.Session("none", "none", region_name=docker.REGION)
 """Credentials that nobody asks for, so that none are looked for."""
 
-with estimator.only(NOBODY):
+with estimator.isolated_credentials(NOBODY):
     from sagemaker.local import LocalSession
     from sagemaker.local.entities import _LocalTrainingJob
     from sagemaker.local.image import _SageMakerContainer
@@ -95,7 +95,7 @@ def fit(plan: Plan, code: Path, start: Start) -> None:
     """
     job = docker.local_job(plan.job)
     nobody = boto3.Session("none", "none", region_name=job.region)
-    with estimator.only(nobody):
+    with estimator.isolated_credentials(nobody):
         session = LocalSession(nobody, sagemaker_config=estimator.NO_TELEMETRY)
         session.config = {"local": {"local_code": True}}
         session.sagemaker_client = Client(session, plan, start)

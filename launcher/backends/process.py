@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.backends import host_folders, local_hosts, local_jobs, supervision
 from launcher.backends.base import Backend, HostPlan
-from launcher.config.issues import Finding
+from launcher.config.issues import Issue
 from launcher.config.job import Job
-from launcher.planner.source_package import TravelFile
+from launcher.planner.source_package import SourceFile
 from launcher.record.records import RunFolder
 
 if TYPE_CHECKING:
@@ -60,43 +60,43 @@ class Process(Backend):
         "aside": "spot, warm pool, disk size, network, KMS, tags, metrics, Debugger and Profiler exist on SageMaker only",
     }
 
-    def check(self, job: Job, source: Path, files: list[TravelFile]) -> list[Finding]:
+    def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
         """What this machine lacks to run a job as processes."""
         missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
-        findings = []
+        issues = []
         if missing:
-            findings.append(
-                Finding(
+            issues.append(
+                Issue(
                     key="--on process",
                     found=f"not installed: {', '.join(missing)}",
-                    cure="make, or pip install -e '.[local]', in this kit's folder",
+                    fix="make, or pip install -e '.[local]', in this kit's folder",
                 )
             )
-        findings += local_jobs.check_cluster(job, processes_per_host(job), local_hosts.gpu_count())
+        issues += local_jobs.check_cluster(job, processes_per_host(job), local_hosts.gpu_count())
         if local_jobs.wants_dali(job) and self.lacks("nvidia.dali"):
-            findings.append(
-                Finding(
+            issues.append(
+                Issue(
                     key="hyperparameters.preprocessing",
                     found="dali, and NVIDIA's package is not installed",
                     valid="cpu, cpu_reference; dali with the package",
-                    cure="pip install -e '.[dali]' in this kit's folder, or write preprocessing: cpu",
+                    fix="pip install -e '.[dali]' in this kit's folder, or write preprocessing: cpu",
                 )
             )
         if (source / REQUIREMENTS).is_file():
-            findings.append(
-                Finding(
+            issues.append(
+                Issue(
                     key="source",
                     level="warning",
                     found="requirements.txt is not installed into your own environment",
-                    cure=f"if the script needs it: {sys.executable} -m pip install -r {source}/requirements.txt",
+                    fix=f"if the script needs it: {sys.executable} -m pip install -r {source}/requirements.txt",
                 )
             )
         if job.distribution == "smddp":
-            findings.append(local_jobs.smddp_is_torchrun())
-        findings += local_jobs.check_inputs(job)
-        return findings
+            issues.append(local_jobs.smddp_is_torchrun())
+        issues += local_jobs.check_inputs(job)
+        return issues
 
-    def source_files(self, job: Job, files: list[TravelFile]) -> list[TravelFile]:
+    def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
         """The files of the source folder that travel."""
         return [file for file in files if file.path != REQUIREMENTS]
 

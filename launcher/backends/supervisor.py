@@ -211,7 +211,7 @@ def _read_plan(folder: records.RunFolder) -> Plan:
         hyperparameters=saved["hyperparameters"],
         channels=saved["channels"],
         files=(),
-        findings=(),
+        issues=(),
     )
 
 

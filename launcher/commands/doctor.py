@@ -1,4 +1,4 @@
-"""What this machine is ready for: the needs of each backend, each with its cure. Only looks, and at nothing beyond this machine."""
+"""What this machine is ready for: the needs of each backend, each with its fix. Only looks, and at nothing beyond this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from launcher.aws import estimator
 from launcher.backends import docker, docker_engine, process
-from launcher.config.issues import Finding
+from launcher.config.issues import Issue
 from launcher.record import records
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -29,7 +29,7 @@ class Need:
     subject: str
     state: Literal["ok", "missing", "not checked"]
     found: str
-    cure: str = ""
+    fix: str = ""
 
 
 def look() -> list[Need]:
@@ -60,7 +60,7 @@ def text(needs: list[Need]) -> str:
         for need in needs:
             if need.backend == name:
                 lines.append(f"  {need.state:<12} {need.subject}: {need.found}")
-                lines += [f"  {'':<12} cure: {need.cure}"] if need.cure else []
+                lines += [f"  {'':<12} fix: {need.fix}"] if need.fix else []
     return "\n".join(lines)
 
 
@@ -74,8 +74,8 @@ def _process() -> Iterator[Need]:
 
 
 def _docker() -> Iterator[Need]:
-    engine, findings = docker_engine.look()
-    yield from (_missing("docker", "engine", finding) for finding in findings)
+    engine, issues = docker_engine.look()
+    yield from (_missing("docker", "engine", issue) for issue in issues)
     if engine is None:
         for subject in ("image", "disk"):
             yield Need("docker", subject, "not checked", "no engine to ask", "")
@@ -88,7 +88,7 @@ def _docker() -> Iterator[Need]:
         else:
             yield Need("docker", "image", "ok", f"{docker.IMAGE}, {image['Size'] / 2**30:.1f} GB")
         full = docker_engine.check_disk(engine, records.store())
-        yield from (_missing("docker", "disk", finding) for finding in full)
+        yield from (_missing("docker", "disk", issue) for issue in full)
         if not full:
             yield Need("docker", "disk", "ok", f"at least {docker_engine.LEAST_FREE_GB} GB free")
     yield _sdk("docker", needed=True)
@@ -112,8 +112,8 @@ def _aws() -> Iterator[Need]:
     elif any(os.environ.get(name) for name in AWS_ROLE_VARIABLES):
         yield Need("aws", "credentials", "not checked", "this container's role gives them, over the network")
     else:
-        cure = "aws configure, or aws sso login; on a machine of EC2's its role gives them over the network, which was not asked"
-        yield Need("aws", "credentials", "missing", "none in the environment or below ~/.aws", cure)
+        fix = "aws configure, or aws sso login; on a machine of EC2's its role gives them over the network, which was not asked"
+        yield Need("aws", "credentials", "missing", "none in the environment or below ~/.aws", fix)
 
 
 def _credentials() -> str | None:
@@ -142,13 +142,13 @@ def _sdk(backend: str, *, needed: bool) -> Need:
     return Need(backend, "SageMaker SDK", "missing", found, "make, or pip install 'sagemaker>=2.257.7,<3'")
 
 
-def _package(backend: str, name: str, cure: str) -> Need:
+def _package(backend: str, name: str, fix: str) -> Need:
     try:
         return Need(backend, name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Need(backend, name, "missing", "not installed", cure)
+        return Need(backend, name, "missing", "not installed", fix)
 
 
-def _missing(backend: str, subject: str, finding: Finding) -> Need:
-    found = f"{finding.found} (needed: {finding.valid})" if finding.valid else finding.found
-    return Need(backend, subject, "missing", found, finding.cure)
+def _missing(backend: str, subject: str, issue: Issue) -> Need:
+    found = f"{issue.found} (needed: {issue.valid})" if issue.valid else issue.found
+    return Need(backend, subject, "missing", found, issue.fix)

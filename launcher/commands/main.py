@@ -53,12 +53,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _about_the_disk(error: OSError) -> UserError:
-    """What the operating system refused, as a mistake with a cure."""
-    cure = {errno.EACCES: "choose a place that you may use, or change its permissions", errno.ENOSPC: "free some space"}
+    """What the operating system refused, as a mistake with a fix."""
+    fix = {errno.EACCES: "choose a place that you may use, or change its permissions", errno.ENOSPC: "free some space"}
     return mistake(
         str(error.filename or "disk"),
         error.strerror or str(error),
-        cure.get(error.errno or 0, "check the path; --debug shows where it happened"),
+        fix.get(error.errno or 0, "check the path; --debug shows where it happened"),
     )
 
 
@@ -94,11 +94,11 @@ def resume(options: argparse.Namespace) -> int:
 def _start(planned: launcher.Plan, options: argparse.Namespace) -> int:
     """Carry a plan out, and follow it to its end."""
     planned = launcher.check(planned)
-    for finding in planned.findings:
-        if finding.level != "error":
-            print(f"{finding.level}: {finding}", file=sys.stderr)
+    for issue in planned.issues:
+        if issue.level != "error":
+            print(f"{issue.level}: {issue}", file=sys.stderr)
     if planned.price is not None:
-        print(planned.price.told, flush=True)
+        print(planned.price.text, flush=True)
     started = launcher.run(planned, detach=options.detach, max_cost=options.max_cost)
     print(f"run {started.name} on {planned.backend}: {started.folder.path}", flush=True)
     if options.detach:
@@ -241,8 +241,8 @@ def emulate(options: argparse.Namespace) -> int:
     try:
         from launcher.emulator.serving import serve
     except ModuleNotFoundError as error:
-        cure = "make, or pip install -e '.[emulator]', in this kit's folder"
-        raise mistake("emulate", f"not installed: {error.name}", cure) from None
+        fix = "make, or pip install -e '.[emulator]', in this kit's folder"
+        raise mistake("emulate", f"not installed: {error.name}", fix) from None
 
     return serve(
         options.configs,

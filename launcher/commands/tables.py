@@ -132,7 +132,7 @@ def print_comparison(runs: list[Run]) -> None:
 
 
 def _print_failure(outcome: dict[str, Any]) -> None:
-    """A failed run's host, exit code and reason; its traceback, cause and cure as far as they are known."""
+    """A failed run's host, exit code and reason; its traceback, cause and fix as far as they are known."""
     if outcome.get("failure"):
         where = f" on {outcome['failed_host']}" if outcome.get("failed_host") else ""
         code = f", exit code {outcome['exit_code']}" if outcome.get("exit_code") is not None else ""
@@ -141,14 +141,14 @@ def _print_failure(outcome: dict[str, Any]) -> None:
         if outcome.get("traceback") and outcome["traceback"].strip() not in outcome["failure"]:
             print(indent(outcome["traceback"], "    "))
         if outcome.get("cause"):
-            print(f"  cause: {outcome['cause']}\n  cure:  {outcome['cure']}")
+            print(f"  cause: {outcome['cause']}\n  fix:   {outcome['fix']}")
 
 
 def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) -> list[str]:
     """What a run on SageMaker may cost, has cost so far, or did cost: in all, by epoch, and what spot saved."""
     if not plan.get("price"):
         return []
-    lines = [f"  price       {plan['price']['told']}"]
+    lines = [f"  price       {plan['price']['text']}"]
     if not outcome and run.spend is not None:
         lines.append(f"  spent       {dollars(run.spend)} so far")
     if outcome.get("billable_seconds") is not None:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from launcher.config.entrypoints import entrypoints_folder
-from launcher.config.issues import Finding, did_you_mean
+from launcher.config.issues import Issue, did_you_mean
 from launcher.config.redaction import names_a_secret
 
 MAX_COUNT, MAX_NAME, MAX_VALUE = 100, 256, 2500
@@ -36,7 +36,7 @@ def argument(name: str, value: Any) -> tuple[str, str]:
     return (f"--{name}" if len(name) > 1 else f"-{name}"), text
 
 
-def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channels: Collection[str]) -> list[Finding]:
+def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channels: Collection[str]) -> list[Issue]:
     """Everything wrong with a job's hyperparameters, by SageMaker's limits and by the script's own settings class.
 
     Args:
@@ -45,31 +45,31 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
         hyperparameters: as the config says them.
         channels: the names of the job's inputs; a settings class with a method `channels` tells which it needs.
     """
-    findings = list(_check_transport(hyperparameters))
-    unusable = {finding.key.partition(".")[2] for finding in findings}
+    issues = list(_check_transport(hyperparameters))
+    unusable = {issue.key.partition(".")[2] for issue in issues}
     try:
         declared = declared_settings(source / script)
     except (SyntaxError, ValueError) as error:
-        return findings + [Finding(key="script", found=f"{script}: {error}", cure="correct the script")]
+        return issues + [Issue(key="script", found=f"{script}: {error}", fix="correct the script")]
     if declared is None:
-        return findings + [
-            Finding(
+        return issues + [
+            Issue(
                 key="hyperparameters",
                 level="not checked",
                 found=f"{script} declares no settings class",
-                cure="annotate main's first parameter with a dataclass imported from a module beside the script; see training/settings/__init__.py",
+                fix="annotate main's first parameter with a dataclass imported from a module beside the script; see training/settings",
             )
         ]
     module_name, class_name = declared
     folders = [(source / script).parent, source, entrypoints_folder()]
     heavy = _heavy_import(module_name, folders)
     if heavy:
-        return findings + [
-            Finding(
+        return issues + [
+            Issue(
                 key="hyperparameters",
                 level="not checked",
                 found=f"{class_name} of {script}: {heavy}",
-                cure="keep the settings class in a module that imports only the standard library and training.settings",
+                fix="keep the settings class in a module that imports only the standard library and training.settings",
             )
         ]
     usable = {name: value for name, value in hyperparameters.items() if name not in unusable}
@@ -78,8 +78,8 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
             settings_class = getattr(module, class_name, None)
             if not dataclasses.is_dataclass(settings_class):
                 found = f"{script} takes {class_name} from {module_name}, which is no dataclass there"
-                cure = f"define a dataclass {class_name} in {module_name}.py"
-                return [*findings, Finding(key="script", found=found, cure=cure)]
+                fix = f"define a dataclass {class_name} in {module_name}.py"
+                return [*issues, Issue(key="script", found=found, fix=fix)]
             settings, problems = settings_module.check(settings_class, usable)
             needed = settings.channels() if settings is not None and hasattr(settings, "channels") else ()
     except (
@@ -88,30 +88,30 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
     ) as error:  # the user's module is the user's code: whatever it raises is a mistake to tell
         found = f"importing or making {class_name} of {module_name}: {type(error).__name__}: {error}"
         return [
-            *findings,
-            Finding(key="script", found=found, cure=f"python -c 'import {module_name}' beside the script shows it"),
+            *issues,
+            Issue(key="script", found=found, fix=f"python -c 'import {module_name}' beside the script shows it"),
         ]
     for name, found, valid in problems:
         if name in unusable:
             continue
         key = f"hyperparameters.{name}" if name else "hyperparameters"
         if found == "unknown hyperparameter":
-            cure = did_you_mean(name.rpartition(".")[2], valid.split(", "))
-            findings.append(Finding(key=key, found=f"{script} knows no such hyperparameter", valid=valid, cure=cure))
+            fix = did_you_mean(name.rpartition(".")[2], valid.split(", "))
+            issues.append(Issue(key=key, found=f"{script} knows no such hyperparameter", valid=valid, fix=fix))
         else:
-            cure = f"add {name}" if found == "missing" else f"correct {name}"
-            findings.append(Finding(key=key, found=found, valid=valid, cure=cure))
-    findings += [
-        Finding(
+            fix = f"add {name}" if found == "missing" else f"correct {name}"
+            issues.append(Issue(key=key, found=found, valid=valid, fix=fix))
+    issues += [
+        Issue(
             key=f"inputs.{name}",
             found=f"missing; {script} reads it",
             valid="; ".join(needed),
-            cure=f"add under inputs: {name}: {{folder: ...}}",
+            fix=f"add under inputs: {name}: {{folder: ...}}",
         )
         for name in needed
         if name not in channels
     ]
-    return findings
+    return issues
 
 
 def declared_settings(script: Path) -> tuple[str, str] | None:
@@ -138,61 +138,59 @@ def declared_settings(script: Path) -> tuple[str, str] | None:
     return None
 
 
-def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Issue]:
     """What SageMaker's request, or the command line that the toolkit builds, cannot carry."""
     if len(hyperparameters) > MAX_COUNT:
-        yield Finding(
+        yield Issue(
             key="hyperparameters",
             found=f"{len(hyperparameters)} of them",
             valid=f"at most {MAX_COUNT}",
-            cure="put some into a file in an input channel",
+            fix="put some into a file in an input channel",
         )
     for name, value in hyperparameters.items():
         key = f"hyperparameters.{name}"
         if not name or len(name) > MAX_NAME:
-            yield Finding(
+            yield Issue(
                 key=key[:80],
                 found=f"a name of {len(name)} characters",
                 valid=f"1 to {MAX_NAME}",
-                cure="shorten the name",
+                fix="shorten the name",
             )
         if "=" in name or "\0" in name:
-            yield Finding(
-                key=key, found="a name with = or NUL, which no environment variable can carry", cure="rename it"
-            )
+            yield Issue(key=key, found="a name with = or NUL, which no environment variable can carry", fix="rename it")
         if isinstance(value, str) and names_a_secret(name):
-            yield Finding(
+            yield Issue(
                 key=key,
                 found="a secret: the container toolkit writes hyperparameters into its log",
-                cure=f"pass it under environment: {name.upper()}: ...",
+                fix=f"pass it under environment: {name.upper()}: ...",
             )
         if name.startswith("sagemaker_"):
-            yield Finding(
+            yield Issue(
                 key=key,
                 found="a name that begins with sagemaker_",
-                cure="rename it: the toolkit keeps such names from the script",
+                fix="rename it: the toolkit keeps such names from the script",
             )
         try:
             text = json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
-            yield Finding(
+            yield Issue(
                 key=key,
                 found=f"a {type(value).__name__}",
                 valid="text, finite number, true/false, null, list or mapping",
-                cure="quote it",
+                fix="quote it",
             )
             continue
         if len(text) > MAX_VALUE:
-            yield Finding(
+            yield Issue(
                 key=key,
                 found=f"{len(text)} characters as JSON",
                 valid=f"at most {MAX_VALUE}",
-                cure="put it into a file in an input channel",
+                fix="put it into a file in an input channel",
             )
         if "\\u0000" in text or "\\u0000" in json.dumps(name):
-            yield Finding(key=key, found="a NUL character", cure="remove it: no command line can carry one")
+            yield Issue(key=key, found="a NUL character", fix="remove it: no command line can carry one")
         if any(0xD800 <= ord(character) <= 0xDFFF for character in name + json.dumps(value, ensure_ascii=False)):
-            yield Finding(key=key, found="half of a surrogate pair", cure="remove it: UTF-8 cannot carry one")
+            yield Issue(key=key, found="half of a surrogate pair", fix="remove it: UTF-8 cannot carry one")
 
 
 def _module_file(module_name: str, folders: Sequence[Path]) -> Path | None:

@@ -11,10 +11,10 @@ Level = Literal["error", "warning", "not checked"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Issue:
     """One thing that is wrong, doubtful or unknown about a job.
 
-    >>> [warning] = launcher.plan(launcher.load("configs/kt_food_tag.yaml"), on="aws").findings[:1]
+    >>> [warning] = launcher.plan(launcher.load("configs/kt_food_tag.yaml"), on="aws").issues[:1]
     >>> warning.level, warning.key
     ('warning', 'image')
     """
@@ -25,7 +25,7 @@ class Finding:
     """What stands there."""
     valid: str = ""
     """What could stand there."""
-    cure: str
+    fix: str
     """What to do, as an instruction or a command."""
     level: Level = "error"
 
@@ -33,7 +33,7 @@ class Finding:
         lines = [f"{self.key}: {self.found}"]
         if self.valid:
             lines.append(f"  valid: {self.valid}")
-        lines.append(f"  cure:  {self.cure}")
+        lines.append(f"  fix:   {self.fix}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, str]:
@@ -46,24 +46,24 @@ class UserError(ValueError):
     >>> try:
     ...     launcher.load("configs/quickstart.yaml", ["compute.max_hour=2", "compute.instance_count=0"])
     ... except launcher.UserError as mistakes:
-    ...     for finding in mistakes.findings:
-    ...         print(finding.key, "-", finding.cure)
+    ...     for issue in mistakes.issues:
+    ...         print(issue.key, "-", issue.fix)
     compute.instance_count - write instance_count: 2
     compute.max_hour - did you mean max_hours?
     """
 
-    def __init__(self, findings: Iterable[Finding], title: str = "", rest: Any = None):
-        self.findings = tuple(findings)
+    def __init__(self, issues: Iterable[Issue], title: str = "", rest: Any = None):
+        self.issues = tuple(issues)
         self.rest = rest
         """What can still be made of the input without its wrong parts, so that the rest can be checked too; None: nothing."""
-        assert self.findings, "a UserError without a finding tells nobody anything"
+        assert self.issues, "a UserError without a finding tells nobody anything"
         self.title = title
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        count = len(self.findings)
+        count = len(self.issues)
         head = f"{count} mistake{'s' if count > 1 else ''}" + (f" in {self.title}" if self.title else "")
-        body = "\n".join(indent(str(finding)) for finding in self.findings)
+        body = "\n".join(indent(str(issue)) for issue in self.issues)
         return f"{head}:\n{body}"
 
     def _render_traceback_(self) -> list[str]:
@@ -71,13 +71,13 @@ class UserError(ValueError):
         return str(self).splitlines()
 
 
-def mistake(key: str, found: str, cure: str, valid: str = "") -> UserError:
-    """A UserError with a single finding."""
-    return UserError([Finding(key=key, found=found, valid=valid, cure=cure)])
+def mistake(key: str, found: str, fix: str, valid: str = "") -> UserError:
+    """A UserError with a single issue."""
+    return UserError([Issue(key=key, found=found, valid=valid, fix=fix)])
 
 
 def did_you_mean(word: str, words: Iterable[str], otherwise: str = "remove it") -> str:
-    """The cure for an unknown word: the nearest known one, or `otherwise` where none is near."""
+    """The fix for an unknown word: the nearest known one, or `otherwise` where none is near."""
     near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else otherwise
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from launcher.config import yaml_file
-from launcher.config.issues import Finding, UserError, did_you_mean, mistake
+from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.config.job import Input, Job, Part
 
 SDK_NAMES = {
@@ -89,9 +89,9 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False
     if not smoke:  # a mistake in the smoke section is one too, whoever meets it first
         usual = list(_problems(replace(config, values=base, lines={})))
         found += [
-            replace(finding, key=config.where(f"smoke.{finding.key}"))
-            for finding in _problems(replace(config, values=smoked, lines={}))
-            if finding not in usual
+            replace(issue, key=config.where(f"smoke.{issue.key}"))
+            for issue in _problems(replace(config, values=smoked, lines={}))
+            if issue not in usual
         ]
     if found:
         raise UserError(found, str(path), rest=_without_mistakes(chosen.values))
@@ -118,13 +118,13 @@ def from_values(values: Mapping[str, Any], source: str = "the job") -> Job:
     return Job.model_validate(dict(values))
 
 
-def _problems(config: yaml_file.Config) -> Iterator[Finding]:
+def _problems(config: yaml_file.Config) -> Iterator[Issue]:
     """Every way in which the values are not a Job."""
     try:
         Job.model_validate(config.values)
     except ValidationError as error:
         for item in error.errors():
-            yield _finding(config, item)
+            yield _issue(config, item)
 
 
 def _without_mistakes(values: Mapping[str, Any]) -> Job | None:
@@ -149,8 +149,8 @@ def _without_mistakes(values: Mapping[str, Any]) -> Job | None:
         return None
 
 
-def _finding(config: yaml_file.Config, item: Mapping[str, Any]) -> Finding:
-    """One pydantic error, with what would have been valid and a cure."""
+def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
+    """One pydantic error, with what would have been valid and a fix."""
     path = [str(part) for part in item["loc"] if part != "[key]"]
     key = ".".join(path) or config.source
     while len(path) > 1 and path[-1].isdigit():  # what holds for an item of a list is told of the list
@@ -161,41 +161,39 @@ def _finding(config: yaml_file.Config, item: Mapping[str, Any]) -> Finding:
     leaf = path[-1] if path else ""
     if item["type"] == "extra_forbidden":
         fields = list(parent.model_fields) + (["smoke"] if parent is Job else [])
-        return Finding(
-            key=config.where(key), found="unknown key", valid=", ".join(fields), cure=_cure_for_key(leaf, fields)
+        return Issue(
+            key=config.where(key), found="unknown key", valid=", ".join(fields), fix=_fix_for_key(leaf, fields)
         )
     if item["type"] == "missing":
-        return Finding(
-            key=key, found="missing", valid=valid, cure=f"add {leaf}: {example}" if example else f"add {leaf}"
-        )
+        return Issue(key=key, found="missing", valid=valid, fix=f"add {leaf}: {example}" if example else f"add {leaf}")
     if item["type"] == "value_error":
-        return Finding(
+        return Issue(
             key=config.where(key),
             found=str(item["ctx"]["error"]),
-            cure=f"correct {leaf}",
+            fix=f"correct {leaf}",
             valid=", ".join((_model_at(path) or Job).model_fields),
         )
     value = item["input"]
     if item["type"] == "model_type" and path[0] == "inputs" and isinstance(value, str):
-        return Finding(
+        return Issue(
             key=config.where(key),
             found=_shown(value),
             valid="; ".join(Input.SOURCES),
-            cure=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {value}}}",
+            fix=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {value}}}",
         )
-    cure = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
+    fix = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
     if item["type"] == "literal_error" and isinstance(value, str):
         words = [word.strip() for word in valid.replace(" or ", ", ").split(",")]
-        cure = did_you_mean(value, words, cure)
+        fix = did_you_mean(value, words, fix)
     if key == "name" and isinstance(value, str) and (name := re.sub(r"[^a-zA-Z0-9]+", "-", value)[:42].strip("-")):
-        cure = f"write name: {name}"
+        fix = f"write name: {name}"
     if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
-        cure = f'quote it: {leaf}: "{_shown(value).rpartition(" (")[0]}"'
-    return Finding(key=config.where(key), found=_shown(value), valid=valid or item["msg"], cure=cure)
+        fix = f'quote it: {leaf}: "{_shown(value).rpartition(" (")[0]}"'
+    return Issue(key=config.where(key), found=_shown(value), valid=valid or item["msg"], fix=fix)
 
 
-def _cure_for_key(word: str, fields: Sequence[str]) -> str:
-    """The cure for a key that is none where it stands: another place, a nearby name, or what SageMaker's SDK calls it."""
+def _fix_for_key(word: str, fields: Sequence[str]) -> str:
+    """The fix for a key that is none where it stands: another place, a nearby name, or what SageMaker's SDK calls it."""
     places = {field: f"{name}.{field}" for name in Job.model_fields for field in _fields_below(name)}
     places |= {name: name for name in Job.model_fields}
     if word in places:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from launcher.config.issues import Finding, UserError, mistake
+from launcher.config.issues import Issue, UserError, mistake
 
 
 class _Loader(yaml.SafeLoader):
@@ -118,7 +118,7 @@ def parse(text: str, source: str) -> Config:
         raise mistake(
             where,
             f"not YAML: {error.problem or error.context}" + (f", at `{line}`" if line else ""),
-            _yaml_cure(str(error.problem), line),
+            _yaml_fix(str(error.problem), line),
         ) from None
     except yaml.YAMLError as error:
         raise mistake(source, f"not YAML: {error}", "remove the character that YAML does not allow") from None
@@ -127,11 +127,11 @@ def parse(text: str, source: str) -> Config:
             loader.dispose()
 
 
-def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Finding]]:
+def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Issue]]:
     """The config with each `dotted.key=value` set; a value is read as YAML, so `[1, 2]`, `true` and `1e-3` have their types.
 
     Returns:
-        The changed config, and a Finding for every override that could not be applied.
+        The changed config, and a Issue for every override that could not be applied.
     """
     values, lines, problems = deepcopy(config.values), dict(config.lines), []
     for text in overrides:
@@ -139,23 +139,23 @@ def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Fin
         key = key.strip()
         if not equals or not key or not all(key.split(".")):
             problems.append(
-                Finding(
+                Issue(
                     key=text,
                     found="an override without a key or without `=`",
-                    cure="write key=value, for example hyperparameters.epochs=1",
+                    fix="write key=value, for example hyperparameters.epochs=1",
                 )
             )
             continue
         try:
             value = parse(f"value: {value_text}", key).values["value"]
         except UserError as error:
-            about = error.findings[0]
+            about = error.issues[0]
             quote = f"quote it: {key}='\"{value_text}\"'"
             problems.append(
-                Finding(
+                Issue(
                     key=key,
                     found=f"`{value_text}`: {about.found}",
-                    cure=about.cure if "twice" in about.found else quote,
+                    fix=about.fix if "twice" in about.found else quote,
                 )
             )
             continue
@@ -175,8 +175,8 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _set(values: dict[str, Any], key: str, value: Any) -> Finding | None:
-    """Set a dotted key in place, making mappings on the way; a Finding where a value stands in the way."""
+def _set(values: dict[str, Any], key: str, value: Any) -> Issue | None:
+    """Set a dotted key in place, making mappings on the way; a Issue where a value stands in the way."""
     *parents, last = key.split(".")
     at = values
     for depth, parent in enumerate(parents):
@@ -185,14 +185,14 @@ def _set(values: dict[str, Any], key: str, value: Any) -> Finding | None:
             below = at[parent] = {}
         if not isinstance(below, dict):
             whole = ".".join(parents[: depth + 1])
-            return Finding(key=key, found=f"{whole} is {below!r}, not a mapping", cure=f"set {whole} itself")
+            return Issue(key=key, found=f"{whole} is {below!r}, not a mapping", fix=f"set {whole} itself")
         at = below
     at[last] = value
     return None
 
 
-def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[int] | None = None) -> Iterator[Finding]:
-    """Yield a Finding for every duplicate or non-text key below a node; note each key's line on the way.
+def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[int] | None = None) -> Iterator[Issue]:
+    """Yield a Issue for every duplicate or non-text key below a node; note each key's line on the way.
 
     An aliased node is looked at once, so that aliases of aliases cost no time.
     """
@@ -212,14 +212,12 @@ def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[i
             continue
         if key_node.tag != "tag:yaml.org,2002:str":
             text = getattr(key_node, "value", key_node.id)
-            yield Finding(
-                key=f"{prefix}{text} (line {line})", found="a key that is not text", cure=f'quote it: "{text}":'
-            )
+            yield Issue(key=f"{prefix}{text} (line {line})", found="a key that is not text", fix=f'quote it: "{text}":')
             continue
         key = prefix + key_node.value
         if key_node.value in here:
             first = here[key_node.value]
-            yield Finding(key=key, found=f"stands twice, in lines {first} and {line}", cure="keep one of them")
+            yield Issue(key=key, found=f"stands twice, in lines {first} and {line}", fix="keep one of them")
         here[key_node.value] = lines[key] = line
         yield from _check_keys(value_node, key + ".", lines, seen)
 
@@ -229,7 +227,7 @@ def _other_configs(path: Path) -> str:
     return "name one of: " + ", ".join(configs) if configs else "check the path"
 
 
-def _yaml_cure(problem: str, line: str) -> str:
+def _yaml_fix(problem: str, line: str) -> str:
     if "\\t" in problem or "\t" in line:
         return "indent with spaces: YAML allows no tab there"
     if "mapping values are not allowed" in problem:

@@ -16,7 +16,7 @@ from launcher.aws import catalog
 from launcher.aws.prices import instances
 from launcher.aws.upload import split
 from launcher.config import yaml_file
-from launcher.config.issues import Finding, UserError, did_you_mean, mistake
+from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.config.job import Job
 from launcher.config.loading import load
 from launcher.emulator.emulator import Emulator
@@ -96,9 +96,9 @@ def start(
     """
     jobs = [job for config in configs for job in _both(config)]
     prices, file_systems = prices or {}, file_systems or {}
-    findings = [*_wrong_prices(prices), *_wrong_file_systems(file_systems, jobs)]
-    if findings:
-        raise UserError(findings, "what the emulator shall have")
+    issues = [*_wrong_prices(prices), *_wrong_file_systems(file_systems, jobs)]
+    if issues:
+        raise UserError(issues, "what the emulator shall have")
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     emulator = Emulator(place, port)
@@ -110,27 +110,27 @@ def start(
     return emulator
 
 
-def _wrong_prices(prices: Mapping[str, float]) -> Iterator[Finding]:
+def _wrong_prices(prices: Mapping[str, float]) -> Iterator[Issue]:
     types = catalog.instance_types()
     for name, dollars in prices.items():
         if name not in types:
-            cure = did_you_mean(name, types)
-            yield Finding(key="--price", found=name, valid="an instance type of SageMaker's training jobs", cure=cure)
+            fix = did_you_mean(name, types)
+            yield Issue(key="--price", found=name, valid="an instance type of SageMaker's training jobs", fix=fix)
         if not (math.isfinite(dollars) and dollars > 0):
-            cure = f"write {name}=1.23"
-            yield Finding(key="--price", found=f"{name}={dollars}", valid="US dollars an hour, more than 0", cure=cure)
+            fix = f"write {name}=1.23"
+            yield Issue(key="--price", found=f"{name}={dollars}", valid="US dollars an hour, more than 0", fix=fix)
 
 
-def _wrong_file_systems(file_systems: Mapping[str, Path], jobs: Sequence[Job]) -> Iterator[Finding]:
+def _wrong_file_systems(file_systems: Mapping[str, Path], jobs: Sequence[Job]) -> Iterator[Issue]:
     systems = (given.fsx or given.efs for job in jobs for given in job.inputs.values())
     named = {name for name in systems if name is not None}
     for name, folder in file_systems.items():
         if name not in named:
             valid = f"a file system of the configs: {', '.join(sorted(named)) or 'they name none'}"
-            yield Finding(key="--file-system", found=name, valid=valid, cure=did_you_mean(name, named))
+            yield Issue(key="--file-system", found=name, valid=valid, fix=did_you_mean(name, named))
         if not folder.is_dir():
-            cure = "check its path"
-            yield Finding(key="--file-system", found=f"{name}={folder}", valid="a folder that is there", cure=cure)
+            fix = "check its path"
+            yield Issue(key="--file-system", found=f"{name}={folder}", valid="a folder that is there", fix=fix)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -162,8 +162,8 @@ def prepare(
         named = [("bucket", split(uri)[0]) for uri in uris if uri is not None]
         if job.role is not None:
             if job.role.split(":")[4] != ACCOUNT:
-                cure = f"give it for the trial as role={job.role.replace(job.role.split(':')[4], ACCOUNT)}, in the config too"
-                raise mistake("role", f"{job.role}: the emulator is account {ACCOUNT}", cure)
+                fix = f"give it for the trial as role={job.role.replace(job.role.split(':')[4], ACCOUNT)}, in the config too"
+                raise mistake("role", f"{job.role}: the emulator is account {ACCOUNT}", fix)
             named.append(("role", job.role))
         named += [("subnet", name) for name in job.network.subnets]
         named += [("security group", name) for name in job.network.security_groups]

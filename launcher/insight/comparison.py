@@ -1,4 +1,4 @@
-"""Two runs side by side: what an epoch takes and costs, the phases before and after, and whether a cure did what was said."""
+"""Two runs side by side: what an epoch takes and costs, the phases before and after, and whether a fix did what was said."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Kept:
-    """A cure of the first run's diagnosis that the second run took up, as it was advised or at least in that direction."""
+    """A fix of the first run's diagnosis that the second run took up, as it was advised or at least in that direction."""
 
     setting: str
     before: Any
@@ -138,19 +138,19 @@ class Comparison:
         return ("µs an image", 1e6) if self._batches_differ else ("ms a step", 1e3)
 
     def kept(self) -> list[Kept]:
-        """The first run's cures that the second applied, with what was expected and what came of it."""
+        """The first run's fixes that the second applied, with what was expected and what came of it."""
         found = []
-        for verdict in self.before.verdicts:
-            cure = verdict.cures[0]
-            if cure.setting is None or verdict.gain is None or self.speedup is None:
+        for finding in self.before.findings:
+            fix = finding.fixes[0]
+            if fix.setting is None or finding.gain is None or self.speedup is None:
                 continue
-            name = cure.setting.removeprefix("hyperparameters.")
+            name = fix.setting.removeprefix("hyperparameters.")
             if name not in self.after.evidence.settings:
                 continue
             before, after = self.before.evidence.settings.get(name), self.after.evidence.settings[name]
-            if before != after and _towards(before, after, cure.value):
-                gain = verdict.gain
-                found.append(Kept(cure.setting, before, after, cure.value, gain.expected, gain.at_most, self.speedup))
+            if before != after and _towards(before, after, fix.value):
+                gain = finding.gain
+                found.append(Kept(fix.setting, before, after, fix.value, gain.expected, gain.at_most, self.speedup))
         return found
 
     def changed(self) -> list[tuple[str, Any, Any]]:
@@ -169,7 +169,7 @@ class Comparison:
             "after": self.after.to_dict(),
             "results": [asdict(row) for row in self.results()],
             "speedup": self.speedup,
-            "cures_kept": [asdict(kept) for kept in self.kept()],
+            "fix_kept": [asdict(kept) for kept in self.kept()],
             "settings_changed": [{"setting": name, "before": a, "after": b} for name, a, b in self.changed()],
         }
 
@@ -209,7 +209,7 @@ class Comparison:
         return [(head, rows) for head, rows in found if rows]
 
     def sentences(self) -> list[str]:
-        """What changed in all, and whether cures brought what was expected."""
+        """What changed in all, and whether fixes brought what was expected."""
         told = [] if self.speedup is None else [f"images a second: {self.speedup:.2f} times as many"]
         for kept in self.kept():
             expected = (
@@ -268,7 +268,7 @@ class Comparison:
         """One page: both runs side by side, then the charts of each."""
         path = Path(file)
         title = f"{self.before.measurements.source} and {self.after.measurements.source}"
-        runs = [(run.evidence, run.judgement) for run in (self.before, self.after)]
+        runs = [(run.evidence, run.report) for run in (self.before, self.after)]
         path.write_text(page.page(title, f"<h1>Before and after</h1>{self._repr_html_()}", runs), encoding="utf-8")
         return path
 

@@ -1,4 +1,4 @@
-"""What a rule may answer: a verdict with its evidence, cause, cures and gain, or that something was not measured."""
+"""What a rule may answer: a finding with its evidence, cause, fixes and gain, or that something was not measured."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 NOTICEABLE = 0.10
 """Share of the training time from which something is called a bottleneck: removing all of it makes training 1.11 times as fast.
-OpenXLA's profiler speaks of input from 5 % on (moderately) and 20 % (highly bound); below 10 % a cure is lost in a run's noise."""
+OpenXLA's profiler speaks of input from 5 % on (moderately) and 20 % (highly bound); below 10 % a fix is lost in a run's noise."""
 
 Level = Literal["bottleneck", "risk"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cure:
+class Fix:
     """One change of a job's config, or of where it runs."""
 
     setting: str | None
@@ -37,12 +37,12 @@ class Cure:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What a cure can bring, as a factor of training speed."""
+    """What a fix can bring, as a factor of training speed."""
 
     share: float
-    """Of the training time that the cure can touch, 0 to 1."""
+    """Of the training time that the fix can touch, 0 to 1."""
     formula: str
-    """How `expected` comes about, with its numbers; for a cure of which no more than the bound is known, that of the bound."""
+    """How `expected` comes about, with its numbers; for a fix of which no more than the bound is known, that of the bound."""
     expected: float | None = None
     """Times as fast as now; None: only the bound is known."""
 
@@ -68,7 +68,7 @@ def bounded(share: float, expected: float | None = None, formula: str = "") -> G
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Finding:
     """One finding: what holds the run up."""
 
     kind: str
@@ -80,10 +80,10 @@ class Verdict:
     evidence: tuple[str, ...]
     """Numbers, with their units."""
     cause: str
-    cures: tuple[Cure, ...]
+    fixes: tuple[Fix, ...]
     """The one to try first comes first."""
     gain: Gain | None = None
-    """Of the first cure; None: it is not about speed."""
+    """Of the first fix; None: it is not about speed."""
     level: Level = "bottleneck"
     probe: str | None = None
     """What a probe's measurements say of it, in words that begin with confirmed or refuted; None: none was made, or it cannot tell."""
@@ -117,7 +117,7 @@ class DoesNotApply:
 
 EXPLAINED = DoesNotApply("another finding explains it")
 
-Answer = Verdict | NotMeasured | DoesNotApply | None
+Answer = Finding | NotMeasured | DoesNotApply | None
 """None: the rule looked, and found nothing."""
 
 

@@ -149,7 +149,7 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
         except UserError as error:
             if not lines:
                 raise
-            trouble = {"system": error.findings[0].found}
+            trouble = {"system": error.issues[0].found}
     job = plan["job"]
     known = {
         "state": outcome.get("state"),

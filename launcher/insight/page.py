@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from launcher.insight import charts, report, summary, windows
+from launcher.insight import charts, report_text, summary, windows
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Verdict, percent, written
+from launcher.insight.findings import Finding, percent, written
 from launcher.insight.probe import ProbeAnswer
-from launcher.insight.rules import Judgement
+from launcher.insight.rules import Report
 
 RANKS = 48
 """Of the comparison, as many rows as fit on a screen."""
 
 
-def fragment(evidence: Evidence, judgement: Judgement) -> str:
+def fragment(evidence: Evidence, report: Report) -> str:
     """Findings and tables, without charts or scripts: what a notebook shows."""
     return (
-        f"<div class='diagnosis'><h2>{escape(report.headline(evidence, judgement))}</h2>"
-        f"<p class='about'>{escape(evidence.measurements.source)} · {escape(report.about(evidence))}</p>"
-        + findings(judgement)
+        f"<div class='diagnosis'><h2>{escape(report_text.headline(evidence, report))}</h2>"
+        f"<p class='about'>{escape(evidence.measurements.source)} · {escape(report_text.about(evidence))}</p>"
+        + findings(report)
         + phase_table(evidence)
         + operator_table(evidence)
         + use_table(evidence)
@@ -30,7 +30,7 @@ def fragment(evidence: Evidence, judgement: Judgement) -> str:
     )
 
 
-def page(title: str, top: str, runs: Sequence[tuple[Evidence, Judgement]]) -> str:
+def page(title: str, top: str, runs: Sequence[tuple[Evidence, Report]]) -> str:
     """One HTML document with charts, which loads nothing.
 
     Args:
@@ -39,7 +39,7 @@ def page(title: str, top: str, runs: Sequence[tuple[Evidence, Judgement]]) -> st
     """
     here = Path(__file__)
     style, script = (here.with_suffix(ending).read_text(encoding="utf-8") for ending in (".css", ".js"))
-    bodies = "".join(_run(evidence, judgement, place) for place, (evidence, judgement) in enumerate(runs))
+    bodies = "".join(_run(evidence, report, place) for place, (evidence, report) in enumerate(runs))
     data = json.dumps([charts.payload(evidence) for evidence, _ in runs], separators=(",", ":"), allow_nan=False)
     data = data.replace("<", "\\u003c")  # nothing in it ends the script
     return (
@@ -51,12 +51,12 @@ def page(title: str, top: str, runs: Sequence[tuple[Evidence, Judgement]]) -> st
     )
 
 
-def _run(evidence: Evidence, judgement: Judgement, place: int) -> str:
+def _run(evidence: Evidence, report: Report, place: int) -> str:
     """A run's part of the page: findings on top, then charts and tables."""
-    source, headline = escape(evidence.measurements.source), escape(report.headline(evidence, judgement))
+    source, headline = escape(evidence.measurements.source), escape(report_text.headline(evidence, report))
     return (
-        f"<section><p class='about'>{source}</p><h1>{headline}</h1><p class='about'>{escape(report.about(evidence))}</p>"
-        f"{findings(judgement)}<div id='charts-{place}'></div>"
+        f"<section><p class='about'>{source}</p><h1>{headline}</h1><p class='about'>{escape(report_text.about(evidence))}</p>"
+        f"{findings(report)}<div id='charts-{place}'></div>"
         f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
         f"{_section('Operators that take longest', operator_table(evidence))}"
         f"{_section('How much was used', use_table(evidence))}{_section('Settings', settings_table(evidence))}</section>"
@@ -105,19 +105,19 @@ def settings_table(evidence: Evidence) -> str:
     )
 
 
-def findings(judgement: Judgement) -> str:
+def findings(report: Report) -> str:
     """The ranked list, below what a probe says, and what was looked for or could not be."""
-    parts = [_finding(verdict) for verdict in judgement.verdicts]
+    parts = [_finding(finding) for finding in report.findings]
     parts = [f"<ol class='findings'>{''.join(parts)}</ol>"] if parts else []
-    if judgement.probe is not None:
-        parts.insert(0, _probe(judgement.probe))
-    if judgement.not_found:
-        parts.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(judgement.not_found))}.</p>")
-    if judgement.not_applicable:
-        told = "; ".join(f"{what} ({why})" for what, why in judgement.not_applicable)
+    if report.probe is not None:
+        parts.insert(0, _probe(report.probe))
+    if report.not_found:
+        parts.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(report.not_found))}.</p>")
+    if report.not_applicable:
+        told = "; ".join(f"{what} ({why})" for what, why in report.not_applicable)
         parts.append(f"<p><b>Does not apply:</b> {escape(told)}.</p>")
-    if judgement.not_measured:
-        told = "; ".join(f"{'; '.join(what)} ({reason})" for reason, what in report.not_measured(judgement).items())
+    if report.not_measured:
+        told = "; ".join(f"{'; '.join(what)} ({reason})" for reason, what in report_text.not_measured(report).items())
         parts.append(f"<p><b>Not measured:</b> {escape(told)}.</p>")
     return "".join(parts)
 
@@ -151,16 +151,16 @@ def use_table(evidence: Evidence) -> str:
     return table(["host", "use", *summary.QUANTILES, "unit"], rows, "use")
 
 
-def _finding(verdict: Verdict) -> str:
+def _finding(finding: Finding) -> str:
     parts = [
-        f"<li class='{verdict.level}'><h3>{escape(verdict.title)} <span class='share'>{report.taken(verdict)}</span></h3><dl>"
+        f"<li class='{finding.level}'><h3>{escape(finding.title)} <span class='share'>{report_text.taken(finding)}</span></h3><dl>"
     ]
     for name, values in (
-        ("evidence", verdict.evidence),
-        ("cause", (verdict.cause,)),
-        ("cure", tuple(str(cure) for cure in verdict.cures)),
-        ("gain", (str(verdict.gain),) if verdict.gain else ()),
-        ("probe", (verdict.probe,) if verdict.probe else ()),
+        ("evidence", finding.evidence),
+        ("cause", (finding.cause,)),
+        ("fix", tuple(str(fix) for fix in finding.fixes)),
+        ("gain", (str(finding.gain),) if finding.gain else ()),
+        ("probe", (finding.probe,) if finding.probe else ()),
     ):
         if values:
             parts.append(f"<dt>{name}</dt>" + "".join(f"<dd>{escape(value)}</dd>" for value in values))

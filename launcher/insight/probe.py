@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import NOTICEABLE, Verdict, bounded, percent
-from launcher.insight.rules import Judgement
+from launcher.insight.findings import NOTICEABLE, Finding, bounded, percent
+from launcher.insight.rules import Report
 
 Bound = Literal["input", "shared_cores", "teacher", "model"]
 """What holds a step up: its input side; the cores that both halves want; the teacher; the trained model itself."""
@@ -196,18 +196,18 @@ class ProbeAnswer:
     sentences: tuple[str, ...] = ()
 
 
-def tested(judgement: Judgement, evidence: Evidence, probe: Probe | str) -> Judgement:
-    """A judgement with what a probe says of it: refuted findings come after the others, before the risks.
+def tested(report: Report, evidence: Evidence, probe: Probe | str) -> Report:
+    """A report with what a probe says of it: refuted findings come after the others, before the risks.
 
     Args:
         probe: or why there is none.
     """
     if isinstance(probe, str):
-        return replace(judgement, probe=ProbeAnswer(f"not done: {probe}"))
+        return replace(report, probe=ProbeAnswer(f"not done: {probe}"))
     unlike = _unlike(evidence, probe)
-    verdicts = judgement.verdicts if unlike else tuple(_tested(verdict, probe) for verdict in judgement.verdicts)
-    ranked = sorted(verdicts, key=lambda one: (one.level == "risk", one.refuted))
-    return replace(judgement, verdicts=tuple(ranked), probe=_answer(probe, unlike))
+    findings = report.findings if unlike else tuple(_tested(finding, probe) for finding in report.findings)
+    ranked = sorted(findings, key=lambda one: (one.level == "risk", one.refuted))
+    return replace(report, findings=tuple(ranked), probe=_answer(probe, unlike))
 
 
 def _unlike(evidence: Evidence, probe: Probe) -> str:
@@ -319,48 +319,48 @@ def _counted(workers: int) -> str:
     return "no workers" if not workers else f"{workers} worker{'s' if workers > 1 else ''}"
 
 
-def _tested(verdict: Verdict, probe: Probe) -> Verdict:
+def _tested(finding: Finding, probe: Probe) -> Finding:
     """A finding with what the probe says of it; where whole steps were faster with other workers, with these and that gain."""
-    said = _said(verdict, probe)
+    said = _said(finding, probe)
     if said is None:
-        return verdict
+        return finding
     if probe.with_workers is None or probe.gained is None or not probe.helped:
-        return replace(verdict, probe=said)
-    if said.startswith("refuted") or verdict.kind not in ("too_few_workers", "too_many_workers"):
-        return replace(verdict, probe=said)
+        return replace(finding, probe=said)
+    if said.startswith("refuted") or finding.kind not in ("too_few_workers", "too_many_workers"):
+        return replace(finding, probe=said)
     count, speed = probe.with_workers
-    first = replace(verdict.cures[0], value=count, why="measured by the probe")
+    first = replace(finding.fixes[0], value=count, why="measured by the probe")
     told = f"measured by the probe: {speed:.4g} images/s with {_counted(count)}, {probe.speed:.4g} as it is"
-    gain = bounded(max(verdict.share or 0.0, 1 - 1 / probe.gained), probe.gained, told)
-    return replace(verdict, probe=said, cures=(first, *verdict.cures[1:]), gain=gain)
+    gain = bounded(max(finding.share or 0.0, 1 - 1 / probe.gained), probe.gained, told)
+    return replace(finding, probe=said, fixes=(first, *finding.fixes[1:]), gain=gain)
 
 
-def _said(verdict: Verdict, probe: Probe) -> str | None:
+def _said(finding: Finding, probe: Probe) -> str | None:
     """confirmed or refuted, and by what; None: the probe cannot tell."""
     alone = f"without any input, steps are {probe.one_batch / probe.speed:.2f} times as fast"
-    if verdict.kind in STEP_KINDS and verdict.share is not None:
+    if finding.kind in STEP_KINDS and finding.share is not None:
         left = probe.speed / probe.one_batch
-        if verdict.share <= left + NOTICEABLE:
+        if finding.share <= left + NOTICEABLE:
             return None
         return f"refuted: {alone}, so that all but the input takes {percent(left)} of a step"
-    if verdict.kind == "teacher_bound":
+    if finding.kind == "teacher_bound":
         share = probe.teacher_share
         if share is None:
             return None
         return f"{'confirmed' if share >= NOTICEABLE else 'refuted'}: the teacher takes {percent(share)} of a step"
-    if verdict.kind not in INPUT_KINDS:
+    if finding.kind not in INPUT_KINDS:
         return None
     if probe.input_share < NOTICEABLE:
         return f"refuted: {alone}"
-    if verdict.kind in ("too_few_workers", "too_many_workers"):
-        return _said_of_workers(verdict.kind, probe)
+    if finding.kind in ("too_few_workers", "too_many_workers"):
+        return _said_of_workers(finding.kind, probe)
     if probe.with_workers is not None and probe.helped:
         return f"refuted: with {_counted(probe.with_workers[0])} whole steps are {probe.gained:.2f} times as fast"
     if probe.fastest is None:
         return None
     busy = probe.busy(probe.fastest)
     told = f"{alone}, other workers do not help, and the input alone keeps {percent(busy)} of the cores busy"
-    if verdict.kind == "data_bound":
+    if finding.kind == "data_bound":
         return f"confirmed: {told}" if busy >= BUSY or probe.feeds else _refuted_if(busy < IDLE, told)
     if probe.feeds:
         return "refuted: the input alone is as fast as the model alone, unless the files came from memory"

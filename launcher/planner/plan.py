@@ -16,12 +16,12 @@ from launcher import backends
 from launcher.backends.base import HostPlan, Price, Upload
 from launcher.config import hyperparameters
 from launcher.config.entrypoints import entrypoints_folder
-from launcher.config.issues import Finding, UserError, counted, indent, mistake
+from launcher.config.issues import Issue, UserError, counted, indent, mistake
 from launcher.config.job import Job
 from launcher.config.loading import load
 from launcher.config.redaction import redact
 from launcher.planner import validation
-from launcher.planner.source_package import TravelFile, travelling_files
+from launcher.planner.source_package import SourceFile, source_files
 from launcher.runner import display
 
 
@@ -51,8 +51,8 @@ class Plan:
     """As they travel: JSON texts, with the toolkit's own."""
     channels: dict[str, str]
     """Channel -> what it shows: a folder or file on this machine, or for SageMaker its place in S3 or on a file system."""
-    files: tuple[TravelFile, ...]
-    findings: tuple[Finding, ...]
+    files: tuple[SourceFile, ...]
+    issues: tuple[Issue, ...]
     uploads: tuple[Upload, ...] = ()
     """Data of this machine that goes to S3 before the job starts."""
     request: dict[str, Any] | None = None
@@ -69,8 +69,8 @@ class Plan:
     """Whether `check` has looked online."""
 
     @property
-    def errors(self) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if finding.level == "error")
+    def errors(self) -> tuple[Issue, ...]:
+        return tuple(issue for issue in self.issues if issue.level == "error")
 
     def kept_job(self) -> dict[str, Any]:
         """The job as it is kept and shown: without its secrets, and with every `run` by its full name."""
@@ -117,7 +117,7 @@ class Plan:
             "hyperparameters": self.hyperparameters,
             "channels": self.channels,
             "files": [{"path": file.path, "size": file.size} for file in self.files],
-            "findings": [finding.to_dict() for finding in self.findings],
+            "issues": [issue.to_dict() for issue in self.issues],
             "uploads": [{**asdict(upload), "source": str(upload.source)} for upload in self.uploads],
             "request": self.kept_request(),
             "price": self.price.to_dict() if self.price else None,
@@ -144,7 +144,7 @@ class Plan:
             f"  runs on     {self.backend}, {hosts}, at most {self.job.compute.max_hours:g} h",
         ]
         if self.price is not None:
-            lines += [f"  price       {self.price.told}"]
+            lines += [f"  price       {self.price.text}"]
         if self.resumes is not None:
             lines += [f"  resumes     {self.resumes}, from its last checkpoint"]
         lines += [
@@ -170,11 +170,11 @@ class Plan:
         lines += [f"  code        {len(self.files)} files, {total / 1024:.1f} KiB, from {self.source}"]
         lines += [f"              {file.path:<{widest}} {file.size:>8} B" for file in self.files]
         for level in ("error", "warning", "not checked"):
-            of_level = [finding for finding in self.findings if finding.level == level]
+            of_level = [issue for issue in self.issues if issue.level == level]
             if of_level:
                 lines += [
                     f"  {level}{'s' if level != 'not checked' and len(of_level) > 1 else ''}",
-                    *(indent(str(finding), "    ") for finding in of_level),
+                    *(indent(str(issue), "    ") for issue in of_level),
                 ]
         if self.hosts and backend.DIFFERENCES:
             lines += [
@@ -198,7 +198,7 @@ def plan(job: Job, *, on: str = "process") -> Plan:
         on: the backend's name.
 
     Returns:
-        A Plan; its `findings` hold everything that preflight found, errors too.
+        A Plan; its `issues` hold everything that preflight found, errors too.
 
     Raises:
         UserError: no such backend.
@@ -208,18 +208,18 @@ def plan(job: Job, *, on: str = "process") -> Plan:
     letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))  # random's seed is the user's
     name = f"{job.name}-{now:%Y%m%d-%H%M%S}-{letters}"
     source = _source(job)
-    places, findings = validation.places(job)
-    files, file_findings = travelling_files(source) if source.is_dir() else ([], [])
-    findings += file_findings
+    places, issues = validation.places(job)
+    files, file_issues = source_files(source) if source.is_dir() else ([], [])
+    issues += file_issues
     files = backend.source_files(job, files)
-    findings += validation.check(job, source, files, backend.world_size(job))
-    findings += backend.check(job, source, files)
+    issues += validation.check(job, source, files, backend.world_size(job))
+    issues += backend.check(job, source, files)
     try:
         channels, uploads = backend.channels(job, places)
     except UserError as error:
         channels, uploads = {}, ()
-        findings += error.findings
-    possible = not any(finding.level == "error" for finding in findings)
+        issues += error.issues
+    possible = not any(issue.level == "error" for issue in issues)
     request = backend.request(job, name, channels) if possible else None
     encoded = {**job.hyperparameters, **backend.toolkit_hyperparameters(job, name)} if possible else {}
     return Plan(
@@ -232,7 +232,7 @@ def plan(job: Job, *, on: str = "process") -> Plan:
         hyperparameters=hyperparameters.encode(encoded),
         channels=channels,
         files=tuple(files),
-        findings=tuple(findings),
+        issues=tuple(issues),
         uploads=uploads,
         request=request,
         price=backend.price(job),
@@ -257,7 +257,7 @@ def _source(job: Job) -> Path:
 def check(planned: Plan) -> Plan:
     """The plan with what a look online shows: read-only requests to AWS about data, role, network, quota and price.
 
-    Where something could not be looked at, the finding says "not checked". A plan for this machine comes back as it is.
+    Where something could not be looked at, the issue says "not checked". A plan for this machine comes back as it is.
 
     >>> plan = launcher.check(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws"))
     >>> plan.checked, plan.errors
@@ -265,9 +265,9 @@ def check(planned: Plan) -> Plan:
     """
     if planned.errors:
         return planned
-    findings = backends.get(planned.backend).check_online(planned)
+    issues = backends.get(planned.backend).check_online(planned)
     price = backends.get(planned.backend).price(planned.job)
-    return replace(planned, findings=(*planned.findings, *findings), price=price, checked=True)
+    return replace(planned, issues=(*planned.issues, *issues), price=price, checked=True)
 
 
 def plan_config(path: str | Path, overrides: Sequence[str] = (), *, on: str = "process", smoke: bool = False) -> Plan:
@@ -281,13 +281,13 @@ def plan_config(path: str | Path, overrides: Sequence[str] = (), *, on: str = "p
     except UserError as error:
         if error.rest is None:
             raise
-        known = [finding.key.split(" (line")[0] for finding in error.findings]
+        known = [issue.key.split(" (line")[0] for issue in error.issues]
         rest = [
-            finding
-            for finding in plan(error.rest, on=on).errors
-            if not any(finding.key == key or key.startswith(f"{finding.key}.") for key in known)
+            issue
+            for issue in plan(error.rest, on=on).errors
+            if not any(issue.key == key or key.startswith(f"{issue.key}.") for key in known)
         ]
-        raise UserError([*error.findings, *rest], error.title) from None
+        raise UserError([*error.issues, *rest], error.title) from None
 
 
 def refuse_errors(planned: Plan) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.entrypoints import entrypoints_folder
-from launcher.config.issues import Finding
+from launcher.config.issues import Issue
 
 IGNORE_FILE = ".launcherignore"
 """Shell patterns of files that stay, one a line, beside the script; for a folder that git does not track."""
@@ -45,7 +45,7 @@ _SECRETS = {
 
 
 @dataclass(frozen=True)
-class TravelFile:
+class SourceFile:
     """A file that travels."""
 
     path: str
@@ -66,7 +66,7 @@ class TravelFile:
         return 0o755 if self.source is not None and self.source.stat().st_mode & 0o100 else 0o644
 
 
-def travelling_files(source: Path) -> tuple[list[TravelFile], list[Finding]]:
+def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
     """The files of a source folder that travel, sorted by path: what git tracks or would track, less the ignore file's patterns.
 
     A folder of the user's own also gets this kit's `training` package, unless it has a `training` of its own, so that any
@@ -78,31 +78,31 @@ def travelling_files(source: Path) -> tuple[list[TravelFile], list[Finding]]:
     try:
         files = {path: source / path for path in _listed(source)}
     except CannotListError as error:
-        return [], [Finding(key="source", found=str(error), cure=error.cure)]
+        return [], [Issue(key="source", found=str(error), fix=error.fix)]
     odd = [path for path in files if not path.isprintable()]
     if odd:
-        return [], [Finding(key="source", found=f"a file name that is no plain text: {odd[0]!r}", cure="rename it")]
+        return [], [Issue(key="source", found=f"a file name that is no plain text: {odd[0]!r}", fix="rename it")]
     kit = entrypoints_folder()
     has_training = (source / "training").exists() or (source / "training.py").exists()
-    travelling = [TravelFile(path, file, file.stat().st_size) for path, file in files.items()]
+    travelling = [SourceFile(path, file, file.stat().st_size) for path, file in files.items()]
     if source.resolve() != kit.resolve() and not has_training:
         travelling += [
-            TravelFile(path, kit / path, (kit / path).stat().st_size)
+            SourceFile(path, kit / path, (kit / path).stat().st_size)
             for path in _listed(kit)
             if path.startswith("training/")
         ]
     if source.resolve() == kit.resolve() or not has_training:
         content = _commit(source)
-        travelling.append(TravelFile(COMMIT_FILE, None, len(content), content))
+        travelling.append(SourceFile(COMMIT_FILE, None, len(content), content))
     return sorted(travelling, key=lambda file: file.path), []
 
 
 class CannotListError(Exception):
-    """A folder's files cannot be told; `cure` says what to do."""
+    """A folder's files cannot be told; `fix` says what to do."""
 
-    def __init__(self, found: str, cure: str):
+    def __init__(self, found: str, fix: str):
         super().__init__(found)
-        self.cure = cure
+        self.fix = fix
 
 
 def _commit(source: Path) -> bytes:
@@ -120,7 +120,7 @@ def _commit(source: Path) -> bytes:
     return (json.dumps(known) + "\n").encode()
 
 
-def copy_files(files: list[TravelFile], target: Path) -> None:
+def copy_files(files: list[SourceFile], target: Path) -> None:
     """Copy files to their places below `target`."""
     for file in files:
         place = target / file.path
@@ -129,7 +129,7 @@ def copy_files(files: list[TravelFile], target: Path) -> None:
         place.chmod(file.mode)
 
 
-def archive(files: Sequence[TravelFile]) -> bytes:
+def archive(files: Sequence[SourceFile]) -> bytes:
     """The files as a tar.gz: the same bytes for the same files, whenever and wherever it is made."""
     packed = io.BytesIO()
     with (
@@ -150,35 +150,35 @@ def secrets_in_text(content: bytes) -> dict[str, int]:
     return {kind: match.start() for kind, match in found.items() if match is not None}
 
 
-def check_archive(files: Sequence[TravelFile]) -> list[Finding]:
+def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
     """What keeps files from leaving this machine: too many bytes, or something that looks like a secret."""
-    findings = []
+    issues = []
     total = sum(file.size for file in files)
     if total > MAX_ARCHIVE_BYTES:
         largest = ", ".join(
             f"{file.path} ({file.size / 2**20:.1f} MiB)" for file in sorted(files, key=lambda file: -file.size)[:3]
         )
-        findings.append(
-            Finding(
+        issues.append(
+            Issue(
                 key="source",
                 found=f"{total / 2**20:.1f} MiB would travel, most of it {largest}",
                 valid=f"at most {MAX_ARCHIVE_BYTES // 2**20} MiB",
-                cure=f"list what the script does not need in {IGNORE_FILE}, and give data as an input",
+                fix=f"list what the script does not need in {IGNORE_FILE}, and give data as an input",
             )
         )
-        return findings
+        return issues
     for file in files:
         content = file.read()
         for kind, start in secrets_in_text(content).items():
             line = content[:start].count(b"\n") + 1
-            findings.append(
-                Finding(
+            issues.append(
+                Issue(
                     key=f"source: {file.path}:{line}",
                     found=f"looks like {kind}, and would be uploaded",
-                    cure=f"take it out, or list the file in {IGNORE_FILE}; pass secrets under environment:",
+                    fix=f"take it out, or list the file in {IGNORE_FILE}; pass secrets under environment:",
                 )
             )
-    return findings
+    return issues
 
 
 def _listed(folder: Path) -> list[str]:
@@ -223,8 +223,8 @@ def _git_files(folder: Path) -> list[str] | None:
         if "not a git repository" in said:
             return None
         # without git's list, files that .gitignore keeps back would travel
-        cure = f"git config --global --add safe.directory {folder}" if "dubious" in said else "mend the repository"
-        raise CannotListError(f"git cannot list {folder}: {said.partition(chr(10))[0]}", cure) from None
+        fix = f"git config --global --add safe.directory {folder}" if "dubious" in said else "mend the repository"
+        raise CannotListError(f"git cannot list {folder}: {said.partition(chr(10))[0]}", fix) from None
     return [path for path in listing.decode("utf-8", "surrogateescape").split("\0") if path] or None
 
 

@@ -1,4 +1,4 @@
-"""Everything wrong with a job that can be known before it starts, each with its cure. Reads the disk, changes nothing."""
+"""Everything wrong with a job that can be known before it starts, each with its fix. Reads the disk, changes nothing."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.config import hyperparameters
-from launcher.config.issues import Finding, UserError, did_you_mean
+from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.config.job import Input, Job
 from launcher.config.redaction import REDACTED
-from launcher.planner.source_package import IGNORE_FILE, TravelFile
+from launcher.planner.source_package import IGNORE_FILE, SourceFile
 from launcher.record import records
 
 TOOLKITS_OWN = ("PATH", "HOME", "TRAINING_JOB_NAME", "PYTHONUNBUFFERED")
 """Variables that a job's environment may not set, beside those that begin with SM_, SAGEMAKER_ or PET_."""
 
 
-def places(job: Job) -> tuple[dict[str, str], list[Finding]]:
+def places(job: Job) -> tuple[dict[str, str], list[Issue]]:
     """Where each folder, file and run among the inputs lies on this machine, and what is wrong with those that do not.
 
     Returns:
-        Channel -> absolute path of a folder or file, for the inputs that are there; and the findings, also about the names
+        Channel -> absolute path of a folder or file, for the inputs that are there; and the issues, also about the names
         of all channels.
     """
     found: dict[str, str] = {}
-    findings: list[Finding] = []
+    issues: list[Issue] = []
     first_of = {name.upper(): name for name in reversed(job.inputs)}
     for name, given in job.inputs.items():
         key = f"inputs.{name}"
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
             # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html
-            findings.append(
-                Finding(
+            issues.append(
+                Issue(
                     key=key,
                     found="not a channel name",
                     valid="1 to 64 letters, digits, dots, hyphens and underscores",
-                    cure="rename it",
+                    fix="rename it",
                 )
             )
         elif (twin := first_of[name.upper()]) != name:
             both = f"{twin} and {name} are one variable for the script, SM_CHANNEL_{name.upper()}"
-            findings.append(Finding(key=key, found=both, cure="rename one"))
+            issues.append(Issue(key=key, found=both, fix="rename one"))
         elif given.source in ("folder", "file", "run"):
             try:
                 found[name] = _place(key, given)
             except UserError as error:
-                findings += error.findings
+                issues += error.issues
             except OSError as error:
-                findings.append(Finding(key=key, found=str(error), cure="check the path and who may read it"))
-    return found, findings
+                issues.append(Issue(key=key, found=str(error), fix="check the path and who may read it"))
+    return found, issues
 
 
-def check(job: Job, source: Path, files: list[TravelFile], world_size: int) -> list[Finding]:
+def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> list[Issue]:
     """Findings about the script, its hyperparameters, its environment and how it is spread, whatever the backend.
 
     Args:
@@ -61,53 +61,53 @@ def check(job: Job, source: Path, files: list[TravelFile], world_size: int) -> l
         files: those of it that will travel.
         world_size: training processes that the backend will start on all hosts.
     """
-    findings = list(_check_script(job, source, files))
-    if not findings:
-        findings += hyperparameters.check(source, job.script, job.hyperparameters, job.inputs)
-    findings += _check_environment(job)
+    issues = list(_check_script(job, source, files))
+    if not issues:
+        issues += hyperparameters.check(source, job.script, job.hyperparameters, job.inputs)
+    issues += _check_environment(job)
     hosts = job.compute.instance_count
     if job.distribution == "none" and (hosts > 1 or (job.compute.processes_per_host or 1) > 1):
         asked = f"{hosts} hosts" if hosts > 1 else f"{job.compute.processes_per_host} processes a host"
-        findings.append(
-            Finding(
+        issues.append(
+            Issue(
                 key="distribution",
                 level="error"
                 if job.source is None
                 else "warning",  # a script of the user's own may form its group itself
                 found=f"none, with {asked}: each process would train a model of its own",
                 valid="torchrun or smddp",
-                cure="write distribution: torchrun, unless the script itself makes a group of SM_HOSTS",
+                fix="write distribution: torchrun, unless the script itself makes a group of SM_HOSTS",
             )
         )
     batch = job.hyperparameters.get("global_batch_size")
     if isinstance(batch, int) and 0 < batch <= sys.maxsize and batch % world_size:
         lower = batch // world_size * world_size
-        findings.append(
-            Finding(
+        issues.append(
+            Issue(
                 key="hyperparameters.global_batch_size",
                 found=f"{batch} images do not divide by {world_size} processes",
-                cure=f"write global_batch_size: {lower or world_size} or {lower + world_size}",
+                fix=f"write global_batch_size: {lower or world_size} or {lower + world_size}",
             )
         )
-    return findings
+    return issues
 
 
 def _place(key: str, source: Input) -> str:
     """The absolute path that an input names; a UserError where it is not there."""
 
-    def problem(found: str, cure: str) -> UserError:
-        return UserError([Finding(key=key, found=found, cure=cure)])
+    def problem(found: str, fix: str) -> UserError:
+        return UserError([Issue(key=key, found=found, fix=fix)])
 
     if source.run is not None:
         try:
             earlier = records.find(source.run, completed=True)
         except UserError as error:
-            first = error.findings[0]
+            first = error.issues[0]
             raise problem(
                 first.found,
                 f"run it first, for example: launcher run configs/{source.run.replace('-', '_')}.yaml"
                 if "no such run" in first.found
-                else first.cure,
+                else first.fix,
             ) from None
         if not earlier.model.is_file() and not earlier.read(earlier.outcome).get("model_uri"):
             raise problem(f"{earlier.name} left no model.tar.gz", "name a run whose script wrote to SM_MODEL_DIR")
@@ -133,54 +133,54 @@ def _place(key: str, source: Input) -> str:
     return str(path)
 
 
-def _check_environment(job: Job) -> Iterator[Finding]:
+def _check_environment(job: Job) -> Iterator[Issue]:
     """Findings about environment variables that no process, or not SageMaker's request, can carry."""
     for name, value in job.environment.items():
         if name in TOOLKITS_OWN or name.startswith(("SM_", "SAGEMAKER_", "PET_")):
             found = "the container toolkit's own"
-            yield Finding(key=f"environment.{name}", found=found, cure="remove it, or rename yours")
+            yield Issue(key=f"environment.{name}", found=found, fix="remove it, or rename yours")
         # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html#API_CreateTrainingJob_RequestSyntax
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]{0,511}", name):
             valid = "letters, digits and underscores, no digit first, 512 characters at most"
-            yield Finding(key=f"environment.{name}", found="not a variable's name", valid=valid, cure="rename it")
+            yield Issue(key=f"environment.{name}", found="not a variable's name", valid=valid, fix="rename it")
         if len(value) > 512 or "\0" in value:
             found = "a NUL character" if "\0" in value else f"{len(value)} characters"
-            yield Finding(
+            yield Issue(
                 key=f"environment.{name}",
                 found=found,
                 valid="at most 512 characters, none of them NUL",
-                cure="shorten it",
+                fix="shorten it",
             )
         if value == REDACTED:
-            yield Finding(
+            yield Issue(
                 key=f"environment.{name}",
                 found=f"{REDACTED}: the record of a run does not hold its secrets",
-                cure="give it again",
+                fix="give it again",
             )
 
 
-def _check_script(job: Job, source: Path, files: list[TravelFile]) -> Iterator[Finding]:
+def _check_script(job: Job, source: Path, files: list[SourceFile]) -> Iterator[Issue]:
     """Findings where the source folder or the script in it is not there, or would not travel."""
     if not source.is_dir():
         found = f"{source}: {'a file' if source.exists() else 'no such folder'}"
-        yield Finding(
-            key="source", found=found, cure="name the folder that holds the script, relative to the folder you are in"
+        yield Issue(
+            key="source", found=found, fix="name the folder that holds the script, relative to the folder you are in"
         )
     elif any(part in (".", "..") for part in job.script.split("/")):
-        yield Finding(
+        yield Issue(
             key="script",
             found=f"{job.script}: . and .. are refused by the container toolkit",
-            cure="set source to the script's folder",
+            fix="set source to the script's folder",
         )
     elif not (source / job.script).is_file():
         scripts = [file.path for file in files if file.path.endswith(".py") and not file.path.startswith("training/")]
-        cure = did_you_mean(job.script, scripts, "name a script of that folder, or set `source` to yours")
-        yield Finding(
-            key="script", found=f"{job.script}: no such file in {source}", valid=", ".join(scripts[:8]), cure=cure
+        fix = did_you_mean(job.script, scripts, "name a script of that folder, or set `source` to yours")
+        yield Issue(
+            key="script", found=f"{job.script}: no such file in {source}", valid=", ".join(scripts[:8]), fix=fix
         )
     elif files and job.script not in {file.path for file in files}:
-        yield Finding(
+        yield Issue(
             key="script",
             found=f"{job.script} would not travel: git or {IGNORE_FILE} ignores it",
-            cure="take it out of .gitignore or of the ignore file",
+            fix="take it out of .gitignore or of the ignore file",
         )

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from launcher.config.issues import Finding, UserError, mistake
+from launcher.config.issues import Issue, UserError, mistake
 from launcher.prepare import folders, shards
 from launcher.prepare.processes import available_cores
 from launcher.prepare.samples import Encoding, Sample
@@ -104,16 +104,14 @@ def _check(
         ("--shards", shard_size, shard_size is None or _bytes(shard_size) >= 1000, "1KB or more", "write 100MB"),
     ]
     problems = [
-        Finding(key=key, found=str(found), valid=valid, cure=cure)
-        for key, found, holds, valid, cure in wrong
-        if not holds
+        Issue(key=key, found=str(found), valid=valid, fix=fix) for key, found, holds, valid, fix in wrong if not holds
     ]
     for package in ("PIL", "numpy"):
         if importlib.util.find_spec(package) is None:
-            cure = "make, or pip install -e '.[local]', in this kit's folder"
-            problems.append(Finding(key="launcher prepare", found=f"{package} is not installed", cure=cure))
+            fix = "make, or pip install -e '.[local]', in this kit's folder"
+            problems.append(Issue(key="launcher prepare", found=f"{package} is not installed", fix=fix))
     if Path(target).exists() and not Path(target).is_dir():
-        problems.append(Finding(key="TARGET", found=f"{target} is a file", cure="name a folder"))
+        problems.append(Issue(key="TARGET", found=f"{target} is a file", fix="name a folder"))
     if problems:
         raise UserError(problems)
     inside = Path(target).resolve()

@@ -72,22 +72,22 @@ def draw(number: int, split: str, files: Mapping[str, Sequence[str]], size: int 
 def _draw(number: int, split: str, files: tuple[tuple[str, tuple[str, ...]], ...], size: int) -> tuple[Image, Image]:
     from PIL import Image, ImageEnhance, ImageOps
 
-    chance = random.Random(f"cutouts/{split}/{number}/{size}")
-    image, mask = _background(split, size, chance), Image.new("L", (size, size), 0)
-    for _ in range(chance.randint(1, 3)):
-        label = chance.randrange(1, len(CLASSES) + 1)
-        cutout = _cutout(chance.choice(files[label - 1][1]))
-        if chance.random() < 0.5:
+    rng = random.Random(f"cutouts/{split}/{number}/{size}")
+    image, mask = _background(split, size, rng), Image.new("L", (size, size), 0)
+    for _ in range(rng.randint(1, 3)):
+        label = rng.randrange(1, len(CLASSES) + 1)
+        cutout = _cutout(rng.choice(files[label - 1][1]))
+        if rng.random() < 0.5:
             cutout = ImageOps.mirror(cutout)
-        scale = chance.uniform(0.4, 0.8) * size / max(cutout.size)
+        scale = rng.uniform(0.4, 0.8) * size / max(cutout.size)
         width, height = cutout.size
         cutout = cutout.resize((max(1, round(width * scale)), max(1, round(height * scale))), Image.Resampling.BILINEAR)
-        cutout = cutout.rotate(chance.uniform(-15, 15), Image.Resampling.BILINEAR, expand=True)
-        colours = ImageEnhance.Brightness(cutout.convert("RGB")).enhance(chance.uniform(0.75, 1.25))
+        cutout = cutout.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR, expand=True)
+        colours = ImageEnhance.Brightness(cutout.convert("RGB")).enhance(rng.uniform(0.75, 1.25))
         # at least half of its width and height is inside
         width, height = cutout.size
-        left = round(chance.uniform(-width / 2, size - width / 2))
-        place = left, round(chance.uniform(-height / 2, size - height / 2))
+        left = round(rng.uniform(-width / 2, size - width / 2))
+        place = left, round(rng.uniform(-height / 2, size - height / 2))
         alpha = cutout.getchannel("A")
         image.paste(colours, place, alpha)
         edge = alpha.point([IGNORED if TRANSPARENT < value < OPAQUE else 0 for value in range(256)])
@@ -97,17 +97,17 @@ def _draw(number: int, split: str, files: tuple[tuple[str, tuple[str, ...]], ...
     return image, mask
 
 
-def _background(split: str, size: int, chance: random.Random) -> Image:
+def _background(split: str, size: int, rng: random.Random) -> Image:
     """A square part of one of scikit-learn's photographs."""
     from PIL import ImageOps
 
-    photograph = photos.photograph(chance.choice(photos.CLASSES))
+    photograph = photos.photograph(rng.choice(photos.CLASSES))
     border = round(photograph.width * (1 - HELD_OUT_WIDTH))
     first, last = (border, photograph.width) if split == "validation" else (0, border)
-    side = chance.uniform(0.5, 1) * min(last - first, photograph.height)
-    left, top = chance.uniform(first, last - side), chance.uniform(0, photograph.height - side)
+    side = rng.uniform(0.5, 1) * min(last - first, photograph.height)
+    left, top = rng.uniform(first, last - side), rng.uniform(0, photograph.height - side)
     part = photograph.resize((size, size), resample=2, box=(left, top, left + side, top + side))
-    return ImageOps.mirror(part) if chance.random() < 0.5 else part
+    return ImageOps.mirror(part) if rng.random() < 0.5 else part
 
 
 @cache

@@ -22,11 +22,11 @@ LEAST_SCALE = 0.6
 
 def draw(label: str, number: int) -> Image:
     """A part of a photograph, 400 × 300 pixels (RGB). The same label and number give the same pixels."""
-    picture, chance = photograph(label), random.Random(f"photos/{label}/{number}")
+    picture, rng = photograph(label), random.Random(f"photos/{label}/{number}")
     largest = min(picture.width / WIDTH, picture.height / HEIGHT)
-    scale = largest * chance.uniform(LEAST_SCALE, 1)
-    left = chance.uniform(0, picture.width - WIDTH * scale)
-    top = chance.uniform(0, picture.height - HEIGHT * scale)
+    scale = largest * rng.uniform(LEAST_SCALE, 1)
+    left = rng.uniform(0, picture.width - WIDTH * scale)
+    top = rng.uniform(0, picture.height - HEIGHT * scale)
     box = (left, top, left + WIDTH * scale, top + HEIGHT * scale)
     return picture.resize((WIDTH, HEIGHT), resample=2, box=box)
 

@@ -33,14 +33,14 @@ def draw(number: int, size: int = SIZE) -> tuple[Image, Image]:
     """
     from PIL import Image, ImageDraw
 
-    chance = random.Random(f"shapes/{number}/{size}")
-    image = Image.new("RGB", (size, size), _colour(0, chance))
+    rng = random.Random(f"shapes/{number}/{size}")
+    image = Image.new("RGB", (size, size), _colour(0, rng))
     mask = Image.new("L", (size, size), 0)
-    for _ in range(chance.randint(1, 4)):
-        label = chance.randrange(1, len(CLASSES))
-        radius = chance.uniform(0.12, 0.28) * size
-        x, y = (chance.uniform(radius, size - radius) for _ in range(2))
-        colour = _colour(label, chance)
+    for _ in range(rng.randint(1, 4)):
+        label = rng.randrange(1, len(CLASSES))
+        radius = rng.uniform(0.12, 0.28) * size
+        x, y = (rng.uniform(radius, size - radius) for _ in range(2))
+        colour = _colour(label, rng)
         for canvas, fill, outline in ((image, colour, colour), (mask, label, IGNORED)):
             pencil = ImageDraw.Draw(canvas)
             box = [x - radius, y - radius, x + radius, y + radius]
@@ -50,9 +50,9 @@ def draw(number: int, size: int = SIZE) -> tuple[Image, Image]:
                 pencil.rectangle(box, fill, outline)
             else:
                 pencil.polygon([x, y - radius, x + radius, y + radius, x - radius, y + radius], fill, outline)
-    noise = Image.frombytes("RGB", (size, size), chance.randbytes(3 * size * size))
+    noise = Image.frombytes("RGB", (size, size), rng.randbytes(3 * size * size))
     return Image.blend(image, noise, NOISE_SHARE), mask
 
 
-def _colour(label: int, chance: random.Random) -> tuple[int, ...]:
-    return tuple(min(max(part + chance.randint(-COLOUR_SPREAD, COLOUR_SPREAD), 0), 255) for part in COLOURS[label])
+def _colour(label: int, rng: random.Random) -> tuple[int, ...]:
+    return tuple(min(max(part + rng.randint(-COLOUR_SPREAD, COLOUR_SPREAD), 0), 255) for part in COLOURS[label])

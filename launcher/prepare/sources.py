@@ -87,8 +87,8 @@ def _samples(source: str, size: int | None, validation_fraction: float) -> Itera
     if source == "fashion-mnist" and not folder.is_dir():
         folder = next((place for place in FASHION_FOLDERS if place.is_dir()), None) or _no_fashion()
     if not folder.is_dir():
-        cure, valid = did_you_mean(source, DRAWN, "check the path"), f"{', '.join(DRAWN)}, or a folder"
-        raise mistake("SOURCE", f"{source}: no such folder", cure, valid=valid)
+        fix, valid = did_you_mean(source, DRAWN, "check the path"), f"{', '.join(DRAWN)}, or a folder"
+        raise mistake("SOURCE", f"{source}: no such folder", fix, valid=valid)
     if _idx_file(folder, IDX_FILES["train"][0]) is not None:
         return (sample for split, names in IDX_FILES.items() for sample in _idx(folder, split, *names))
     return _image_folder(folder, validation_fraction)

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from pathlib import Path
 
-from launcher.config.issues import Finding, UserError, mistake
+from launcher.config.issues import Issue, UserError, mistake
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, available_cores, spread
 
@@ -52,10 +52,10 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
         for count, found in itertools.chain(in_shards, spread(_verify_files, chunks, jobs, bar.update)):
             seen, problems = seen + count, problems + found
     if problems:
-        cure = "remove what is named and call launcher prepare again: it makes what is missing"
-        findings = [Finding(key="TARGET", found=problem, cure=cure) for problem in problems[:10]]
+        fix = "remove what is named and call launcher prepare again: it makes what is missing"
+        issues = [Issue(key="TARGET", found=problem, fix=fix) for problem in problems[:10]]
         more = f", of which ten are shown of {len(problems)}" if len(problems) > 10 else ""
-        raise UserError(findings, f"{target}{more}")
+        raise UserError(issues, f"{target}{more}")
     return f"{target}: {seen} images decoded" + (f", {len(shards)} shards with the right checksum" if shards else "")
 
 

@@ -1,4 +1,4 @@
-"""Why a job failed, in words: from SageMaker's FailureReason and the log's lines to a cause and a cure in failure_causes.yaml."""
+"""Why a job failed, in words: from SageMaker's FailureReason and the log's lines to a cause and a fix in failure_causes.yaml."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Explanation:
 
     cause: str
     """A sentence."""
-    cure: str
+    fix: str
     """What to do, as an instruction that names config keys."""
     evidence: str
     """The line that tells it."""
@@ -61,7 +61,7 @@ class _Known:
     kind: str
     pattern: re.Pattern[str]
     cause: str
-    cure: str
+    fix: str
 
 
 @dataclass
@@ -191,7 +191,7 @@ def _first(lines: Iterable[str], kinds: tuple[str, ...]) -> Explanation | None:
             if known.kind in kinds and (match := known.pattern.search(line[:_LONGEST_LINE])) is not None:
                 groups = match.groupdict()
                 evidence = _split(line)[1].strip()[:500]
-                return Explanation(known.cause.format(**groups), known.cure.format(**groups), evidence)
+                return Explanation(known.cause.format(**groups), known.fix.format(**groups), evidence)
     return None
 
 
@@ -201,5 +201,5 @@ def _known() -> list[_Known]:
 
     entries = yaml.safe_load((Path(__file__).parent / "failure_causes.yaml").read_text(encoding="utf-8"))
     return [
-        _Known(entry["kind"], re.compile("|".join(entry["texts"])), entry["cause"], entry["cure"]) for entry in entries
+        _Known(entry["kind"], re.compile("|".join(entry["texts"])), entry["cause"], entry["fix"]) for entry in entries
     ]

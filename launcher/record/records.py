@@ -200,12 +200,12 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
         )
     names = [run.name for run in runs]
     job_names = {run.read(run.plan).get("job", {}).get("name", "") for run in runs}
-    cure = did_you_mean(
+    fix = did_you_mean(
         name,
         [*names, *job_names],
         "launcher runs lists them; one that another machine started on SageMaker: launcher attach NAME --region REGION",
     )
-    raise mistake("run", f"{name}: no such run in {store()}", cure)
+    raise mistake("run", f"{name}: no such run in {store()}", fix)
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:

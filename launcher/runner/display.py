@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.base import dollars
-from launcher.config.issues import Finding, counted
+from launcher.config.issues import Issue, counted
 from launcher.config.redaction import redact
 from launcher.record.metric_lines import parse_line
 from launcher.record.progress import Progress, percent, quality
@@ -51,7 +51,7 @@ def plan(shown: Plan) -> str:
     about = [shown.backend, counted(len(shown.hosts), "host"), f"at most {shown.job.compute.max_hours:g} h"]
     size = sum(file.size for file in shown.files) / 1024
     rows = [("script", shown.job.script), ("code", f"{counted(len(shown.files), 'file')}, {size:.0f} KiB")]
-    rows += [("price", shown.price.told)] if shown.price is not None else []
+    rows += [("price", shown.price.text)] if shown.price is not None else []
     rows += [("resumes", shown.resumes)] if shown.resumes is not None else []
     rows += [(f"channel {name}", _near(place)) for name, place in shown.channels.items()]
     rows += [
@@ -61,7 +61,7 @@ def plan(shown: Plan) -> str:
         )
         for one in shown.uploads
     ]
-    found = "".join(_finding(finding) for finding in shown.findings)
+    found = "".join(_issue(issue) for issue in shown.issues)
     end = "" if shown.errors else "nothing was started; launcher.run(plan) does it"
     parts = _table(rows) + _more("hyperparameters", _settings(shown.job.hyperparameters)) + found
     return _box(f"plan {shown.name}", " · ".join(about), parts, end)
@@ -137,7 +137,7 @@ class _Watched:
         if outcome.get("saving") is not None:
             rows.append(("spot", f"saved {percent(outcome['saving'])}"))
         if state == FAILED:
-            rows += [(name, outcome[name]) for name in ("failed_host", "failure", "cause", "cure") if outcome.get(name)]
+            rows += [(name, outcome[name]) for name in ("failed_host", "failure", "cause", "fix") if outcome.get(name)]
         stages = run.folder.read(run.folder.remote).get("SecondaryStatusTransitions", [])
         if stages and not over:
             rows.append(("stage", f"{stages[-1]['Status']}: {stages[-1].get('StatusMessage', '')}".rstrip(": ")))
@@ -183,11 +183,11 @@ def _more(title: str, rows: Rows) -> str:
     return f"<details><summary>{len(rows)} {escape(title)}</summary>{_table(rows)}</details>" if rows else ""
 
 
-def _finding(finding: Finding) -> str:
-    colour = {"error": "#d1495b", "warning": "#e9a23b"}.get(finding.level, "rgba(127,127,127,.6)")
+def _issue(issue: Issue) -> str:
+    colour = {"error": "#d1495b", "warning": "#e9a23b"}.get(issue.level, "rgba(127,127,127,.6)")
     return (
         f"<div style='border-left:4px solid {colour};padding:2px 8px;margin:6px 0;white-space:pre-wrap'>"
-        f"<b>{escape(finding.level)}</b> {escape(str(finding))}</div>"
+        f"<b>{escape(issue.level)}</b> {escape(str(issue))}</div>"
     )
 
 

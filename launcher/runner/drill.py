@@ -145,8 +145,8 @@ def drill(
         series.train(kills - before)
         in_vain = in_vain + 1 if len(result.kills) == before else 0
         if in_vain == TRIES and not result.difference:
-            cure = "give it more to do, for example hyperparameters.epochs"
-            raise mistake("script", f"its {result.steps} steps were over before it could be killed", cure)
+            fix = "give it more to do, for example hyperparameters.epochs"
+            raise mistake("script", f"its {result.steps} steps were over before it could be killed", fix)
     return result
 
 
@@ -155,13 +155,13 @@ class _Series:
 
     def __init__(self, jobs: Sequence[Job], result: Drill, reference: Curve, seed: int, say: Callable[[str], None]):
         self.jobs, self.result, self.reference, self.say = jobs, result, reference, say
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
 
     def train(self, kills: int) -> None:
         """One training, killed so many times if it lasts that long; what was found goes to the result."""
         steps = self.result.steps
         told: Curve = {}
-        targets = sorted(self.chance.sample(range(1, steps), min(kills, steps - 1)))
+        targets = sorted(self.rng.sample(range(1, steps), min(kills, steps - 1)))
         earlier, kill, struck = None, None, 0.0
         while not self.result.difference:
             run = start(self.plan(earlier))
@@ -205,18 +205,18 @@ class _Series:
         seconds_a_step = self.result.undisturbed.outcome()["seconds"] / self.result.steps
         if not any(metric.step >= step for metric in run.progress(follow=True)):
             return "", 0.0
-        if how != STOP and self.chance.random() < 0.5:
+        if how != STOP and self.rng.random() < 0.5:
             _wait_for_a_checkpoint_under_way(run)
-            time.sleep(self.chance.uniform(0, 0.01))
+            time.sleep(self.rng.uniform(0, 0.01))
         else:
-            time.sleep(self.chance.uniform(0, 2 * seconds_a_step))
+            time.sleep(self.rng.uniform(0, 2 * seconds_a_step))
         if run.state in records.OVER:
             return "", 0.0
         if how == STOP:
             run.stop("launcher drill")
         else:
             with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself in this moment
-                _kill(run, how, self.chance)
+                _kill(run, how, self.rng)
         return how, time.monotonic()
 
     def judge(self, run: Run, found: Curve, kill: Kill | None) -> None:
@@ -332,10 +332,10 @@ def _hidden(folder: Path) -> set[tuple[str, int]]:
     return found
 
 
-def _kill(run: Run, how: str, chance: random.Random) -> None:
+def _kill(run: Run, how: str, rng: random.Random) -> None:
     """SIGKILL to all of a run, to all that stands for one of its hosts, or to the training processes there."""
     supervisor = psutil.Process(run.folder.read(run.folder.supervisor)["pid"])
-    host = str(run.folder.host(chance.choice(run.hosts)))
+    host = str(run.folder.host(rng.choice(run.hosts)))
     shims = [child for child in supervisor.children() if child.cwd() == host]
     if how == WORKERS:
         for process in (process for shim in shims for process in toolkit.training_processes(shim)):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import backends
-from launcher.config.issues import Finding, UserError, mistake
+from launcher.config.issues import Issue, UserError, mistake
 from launcher.planner.plan import Plan
 from launcher.record import records
 from launcher.runner import replay
@@ -48,13 +48,13 @@ def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") 
     folder = records.RunFolder(Path(source).absolute())
     if not folder.plan.is_file():
         if source.startswith("s3://") or folder.path.is_dir():
-            cure = "give a run's name (launcher runs lists them): its record says what to start again"
-            raise mistake("--probe", f"{source} holds measurements, and not what they are of", cure)
+            fix = "give a run's name (launcher runs lists them): its record says what to start again"
+            raise mistake("--probe", f"{source} holds measurements, and not what they are of", fix)
         folder = records.find(source)
     run = Run(folder)
     if run.on_this_machine and run.state not in records.OVER:
-        cure = f"wait for its end, or launcher stop {run.name}"
-        raise mistake("--probe", f"{run.name} is {run.state} on this machine: each would slow the other down", cure)
+        fix = f"wait for its end, or launcher stop {run.name}"
+        raise mistake("--probe", f"{run.name} is {run.state} on this machine: each would slow the other down", fix)
     name = folder.read(folder.plan)["job"]["name"][: 42 - len("-probe")].rstrip("-")
     own = [f"name={name}-probe", f"hyperparameters.{SETTING}={SECONDS:g}"]
     made = replay.again(folder, [*own, *overrides], on)
@@ -99,7 +99,7 @@ def probe(plan: Plan, say: Say = lambda text: None) -> Probe | str:
 def _refuse(run: str, made: Plan) -> None:
     """Raise a UserError where a probe cannot be started, with what to do."""
     script = made.job.script
-    unknown = [one for one in made.findings if one.key in (f"hyperparameters.{SETTING}", "hyperparameters")]
+    unknown = [one for one in made.issues if one.key in (f"hyperparameters.{SETTING}", "hyperparameters")]
     if [one for one in unknown if one.level == "not checked" or "knows no such" in one.found]:
         raise mistake(
             "--probe",
@@ -113,18 +113,18 @@ def _refuse(run: str, made: Plan) -> None:
     hosts = made.job.compute.instance_count or 1
     if hosts > 1 and any(one.key.startswith("inputs.") for one in found):
         found.append(
-            Finding(
+            Issue(
                 key="compute.instance_count",
                 found=f"{hosts} hosts, which would all share this machine",
-                cure="--with compute.instance_count=1 --with compute.processes_per_host=P --with hyperparameters.global_batch_size=N, "
+                fix="--with compute.instance_count=1 --with compute.processes_per_host=P --with hyperparameters.global_batch_size=N, "
                 "with as many images for each process as in the run",
             )
         )
     raise UserError(found, f"the probe of {run}")
 
 
-def _for_a_probe(error: Finding) -> Finding:
-    """A plan's error with the cure that there is in `launcher diagnose`."""
+def _for_a_probe(error: Issue) -> Issue:
+    """A plan's error with the fix that there is in `launcher diagnose`."""
     if not error.key.startswith("inputs."):
         return error
-    return replace(error, cure=f"tell where the same data lie on this machine: --with '{error.key}={{folder: FOLDER}}'")
+    return replace(error, fix=f"tell where the same data lie on this machine: --with '{error.key}={{folder: FOLDER}}'")

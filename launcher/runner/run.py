@@ -267,9 +267,9 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
         refuse_errors(plan)
     if max_cost is not None:
         refuse_cost(plan, max_cost)
-    not_seen = [finding for finding in plan.findings if finding.key == "online"]
+    not_seen = [issue for issue in plan.issues if issue.key == "online"]
     if not_seen:  # nothing of AWS could be reached, and nothing could be started
-        raise UserError([replace(finding, level="error") for finding in not_seen], f"the plan for {plan.job.name}")
+        raise UserError([replace(issue, level="error") for issue in not_seen], f"the plan for {plan.job.name}")
     folder = RunFolder(records.store() / plan.name)
     try:
         folder.path.mkdir(parents=True)
@@ -294,10 +294,10 @@ def refuse_cost(plan: Plan, max_cost: float) -> None:
     if plan.price is None:
         return
     if plan.price.ceiling is None:
-        raise mistake("--max-cost", plan.price.told.partition(":")[0], "give compute.price_per_hour, in US dollars")
+        raise mistake("--max-cost", plan.price.text.partition(":")[0], "give compute.price_per_hour, in US dollars")
     if not plan.price.ceiling <= max_cost:  # nan allows nothing
-        cure = "lower compute.max_hours or compute.instance_count, or allow more"
-        raise mistake("--max-cost", plan.price.told, cure, valid=f"at most ${max_cost:,.2f}")
+        fix = "lower compute.max_hours or compute.instance_count, or allow more"
+        raise mistake("--max-cost", plan.price.text, fix, valid=f"at most ${max_cost:,.2f}")
 
 
 def upload(plan: Plan) -> None:

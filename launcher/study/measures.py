@@ -79,8 +79,8 @@ def measure(
     counted = [window for window in warm if window.epoch > 1] or warm
     if not counted:
         steps = result["settings"]["max_steps"] or result["steps"]
-        cure = "give it more steps, or lower hyperparameters.log_every"
-        raise mistake("study", f"{name} told no speed after its first {WARM_UP_STEPS} of {steps} steps", cure)
+        fix = "give it more steps, or lower hyperparameters.log_every"
+        raise mistake("study", f"{name} told no speed after its first {WARM_UP_STEPS} of {steps} steps", fix)
     seconds = sum(window.seconds for window in counted)
     steps = sum(window.steps for window in counted)
     rate, images = batch * steps / seconds, result.get("training_images")

@@ -11,11 +11,11 @@ from typing import Any
 from launcher import backends
 from launcher.backends.local_hosts import gpu_count
 from launcher.config import yaml_file
-from launcher.config.issues import Finding, UserError, did_you_mean
+from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.config.job import Job, StudySection, Way
 from launcher.config.loading import load
 from launcher.planner.plan import plan
-from launcher.planner.source_package import travelling_files
+from launcher.planner.source_package import source_files
 from launcher.record import records
 from launcher.study import measures, report
 from launcher.study.cells import Cell, cells
@@ -151,7 +151,7 @@ def preprocessing(
     file = Path(table) if table is not None else records.store() / "studies" / name
     first = plan(job, on=on)
     alike = {
-        "code": code_checksum(travelling_files(first.source)[0]),
+        "code": code_checksum(source_files(first.source)[0]),
         "settings": settings_of(job, VARIED),
         "machine": machine_of(job, on),
     }
@@ -216,25 +216,25 @@ def _to_be_small(config: str | Path, on: str) -> bool:
 
 def _checked(config: str | Path, overrides: Sequence[str], on: str, smoke: bool) -> tuple[Job, StudySection, list[str]]:
     """The job, its grid with nothing left open, and what was left out of it. Raises UserError with all mistakes."""
-    found: list[Finding] = []
+    found: list[Issue] = []
     try:
         job: Job | None = load(config, overrides, smoke=smoke)
     except UserError as error:
-        found, job = list(error.findings), error.rest
+        found, job = list(error.issues), error.rest
     if job is None:
         raise UserError(found, str(config))
     job = _probed_at_full_size(job, config, overrides) if smoke else job
     grid, notes = _complete(job, on)
     found += _about_the_grid(job, grid, on)
-    known = {finding.key.split(" (line")[0] for finding in found}
+    known = {issue.key.split(" (line")[0] for issue in found}
     if job.script == SCRIPT and job.source is None:
         seen: set[str] = set()
         for model, way in itertools.product(grid.models[:1], grid.ways):
             trial = _varied(job, {"model": model, **WAYS[way], "augmentation_load": max(grid.loads)})
-            for finding in plan(trial, on=on).errors:
-                if finding.key not in known and str(finding) not in seen:
-                    seen.add(str(finding))
-                    found.append(finding)
+            for issue in plan(trial, on=on).errors:
+                if issue.key not in known and str(issue) not in seen:
+                    seen.add(str(issue))
+                    found.append(issue)
     if found:
         raise UserError(found, str(config))
     return job, grid, notes
@@ -266,16 +266,16 @@ def _complete(job: Job, on: str) -> tuple[StudySection, list[str]]:
     return grid.model_copy(update={"models": list(dict.fromkeys(models)), "ways": list(dict.fromkeys(ways))}), notes
 
 
-def _about_the_grid(job: Job, grid: StudySection, on: str) -> Iterator[Finding]:
+def _about_the_grid(job: Job, grid: StudySection, on: str) -> Iterator[Issue]:
     if job.script != SCRIPT or job.source is not None:
-        cure = f"set script to {SCRIPT} and remove source"
-        yield Finding(key="script", found=f"{job.script} has no ways of preprocessing to compare", cure=cure)
+        fix = f"set script to {SCRIPT} and remove source"
+        yield Issue(key="script", found=f"{job.script} has no ways of preprocessing to compare", fix=fix)
     if not grid.models:
-        yield Finding(key="study.models", found="none", cure="name timm models, for example study.models=[resnet18]")
+        yield Issue(key="study.models", found="none", fix="name timm models, for example study.models=[resnet18]")
     for model in grid.models:
         if unknown(model):
             near = did_you_mean(model, sorted(timm_models()), "timm.list_models() names all")
-            yield Finding(key="study.models", found=f"timm has no model {model}", cure=near)
+            yield Issue(key="study.models", found=f"timm has no model {model}", fix=near)
     if "dali" in grid.ways and backends.get(on).lacks("nvidia.dali"):
-        cure = "pip install nvidia-dali-cuda130 (or -cuda120), or leave dali out of study.ways"
-        yield Finding(key="study.ways", found="dali is not installed here", cure=cure)
+        fix = "pip install nvidia-dali-cuda130 (or -cuda120), or leave dali out of study.ways"
+        yield Issue(key="study.ways", found="dali is not installed here", fix=fix)

@@ -49,8 +49,8 @@ def measure(
     """
     counted = [[step - steps >= WARM_UP_STEPS for step, steps in zip(rank["step"], _steps(rank))] for rank in ranks]
     if not ranks or not any(counted[0]):
-        cure = "give it more steps by study.steps; a script of this kit records them"
-        raise mistake("study", f"{name} recorded no steps after its first {WARM_UP_STEPS}", cure)
+        fix = "give it more steps by study.steps; a script of this kit records them"
+        raise mistake("study", f"{name} recorded no steps after its first {WARM_UP_STEPS}", fix)
 
     def over_windows(phase: str) -> float | None:
         """The median over the counted windows of the mean over the ranks; None where no rank has the phase."""

@@ -13,11 +13,11 @@ from typing import Any
 from launcher import backends
 from launcher.aws import prices
 from launcher.backends.local_hosts import core_count, gpu_count
-from launcher.config.issues import Finding, UserError
+from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job, StudySection
 from launcher.config.loading import load
 from launcher.planner.plan import plan
-from launcher.planner.source_package import travelling_files
+from launcher.planner.source_package import source_files
 from launcher.record import records
 from launcher.study import scaling_advice, scaling_measures, scaling_model, scaling_report, scaling_sizes
 from launcher.study.measures import WARM_UP_STEPS
@@ -198,7 +198,7 @@ def scaling(
     file = Path(table) if table is not None else _own_file(asked, on, smoke)
     first = plan(base, on=on)
     alike = {
-        "code": code_checksum(travelling_files(first.source)[0]),
+        "code": code_checksum(source_files(first.source)[0]),
         "settings": _settings(base, grid),
         "machine": machine_of(base, on),
     }
@@ -297,11 +297,11 @@ def _checked(
 ) -> tuple[Job, Job, StudySection, int | None, list[str]]:
     """The job as it was asked for, the one that the sizes are made of, the grid with nothing left open, the cores that all hosts
     share, and what is to be known. Raises UserError with all mistakes."""
-    found: list[Finding] = []
+    found: list[Issue] = []
     try:
         job: Job | None = load(config, overrides, smoke=smoke)
     except UserError as error:
-        found, job = list(error.findings), error.rest
+        found, job = list(error.issues), error.rest
     if job is None:
         raise UserError(found, str(config))
     plan(job, on=on)  # no such backend
@@ -310,18 +310,18 @@ def _checked(
     base, cores, notes = _on_one_machine(job, grid, on) if backends.get(on).on_this_machine else (job, None, [])
     base = base.model_copy(update={"compute": base.compute.model_copy(update={"instance_count": 1})})
     each = _processes_a_host(base, on)
-    wrong_grid = any("study." in finding.key for finding in found)
+    wrong_grid = any("study." in issue.key for issue in found)
     mistakes = list(_about_the_job(job, grid, on)) + ([] if wrong_grid else list(_about_the_batches(job, grid, each)))
     found += mistakes
     if not mistakes and not wrong_grid:
         grid = grid.model_copy(update={"batches": _batches(job, grid, each)})
-        known = {finding.key.split(" (line")[0] for finding in found}
-        seen = {str(finding) for finding in found}
+        known = {issue.key.split(" (line")[0] for issue in found}
+        seen = {str(issue) for issue in found}
         for trial in trials(base, grid.model_copy(update={"repeats": 1}), each):
-            for finding in plan(trial.job, on=on).errors:
-                if finding.key not in known and str(finding) not in seen:
-                    seen.add(str(finding))
-                    found.append(finding)
+            for issue in plan(trial.job, on=on).errors:
+                if issue.key not in known and str(issue) not in seen:
+                    seen.add(str(issue))
+                    found.append(issue)
     if found:
         raise UserError(found, str(config))
     return job, base, grid, cores, notes
@@ -355,38 +355,38 @@ def _on_one_machine(job: Job, grid: StudySection, on: str) -> tuple[Job, int | N
     return job, cores, notes
 
 
-def _about_the_job(job: Job, grid: StudySection, on: str) -> Iterator[Finding]:
+def _about_the_job(job: Job, grid: StudySection, on: str) -> Iterator[Issue]:
     if job.source is not None:
-        cure = "remove source, and take a script of this kit"
-        yield Finding(key="source", found="a script of yours, whose batch and steps the study cannot set", cure=cure)
+        fix = "remove source, and take a script of this kit"
+        yield Issue(key="source", found="a script of yours, whose batch and steps the study cannot set", fix=fix)
     if job.distribution == "none" and grid.hosts != [1]:
-        cure = "write distribution: torchrun (or smddp)"
-        yield Finding(key="distribution", found="none: several hosts would know nothing of each other", cure=cure)
+        fix = "write distribution: torchrun (or smddp)"
+        yield Issue(key="distribution", found="none: several hosts would know nothing of each other", fix=fix)
     if job.compute.instance_groups:
-        cure = "write compute.instance_type"
-        yield Finding(key="compute.instance_groups", found="hosts of several types cannot be compared", cure=cure)
+        fix = "write compute.instance_type"
+        yield Issue(key="compute.instance_groups", found="hosts of several types cannot be compared", fix=fix)
     if job.hyperparameters.get("batch_size_per_device") == "auto":
-        cure = "write a number, or null for the whole share"
+        fix = "write a number, or null for the whole share"
         found = "auto: each size could choose another one"
-        yield Finding(key="hyperparameters.batch_size_per_device", found=found, cure=cure)
+        yield Issue(key="hyperparameters.batch_size_per_device", found=found, fix=fix)
     gpus, most = gpu_count() if backends.get(on).on_this_machine else 0, max(grid.hosts)
     processes = most * (job.compute.processes_per_host or 1)
     if 0 < gpus < processes:
-        cure = "fewer study.hosts; or CUDA_VISIBLE_DEVICES= before the command, to train on the CPU at every size"
+        fix = "fewer study.hosts; or CUDA_VISIBLE_DEVICES= before the command, to train on the CPU at every size"
         found = f"{most} hosts want {processes} GPUs of {gpus}: they would train on the CPU, the others on GPUs"
-        yield Finding(key="study.hosts", found=found, cure=cure)
+        yield Issue(key="study.hosts", found=found, fix=fix)
     if grid.deadline_hours is not None and not isinstance(job.hyperparameters.get("epochs"), int):
-        cure = "write hyperparameters.epochs"
-        yield Finding(key="study.deadline_hours", found="how many epochs the training has is not said", cure=cure)
+        fix = "write hyperparameters.epochs"
+        yield Issue(key="study.deadline_hours", found="how many epochs the training has is not said", fix=fix)
 
 
-def _about_the_batches(job: Job, grid: StudySection, each: int) -> Iterator[Finding]:
+def _about_the_batches(job: Job, grid: StudySection, each: int) -> Iterator[Issue]:
     """Args: each: processes a host."""
     whole, key = job.hyperparameters.get("global_batch_size"), "hyperparameters.global_batch_size"
     if not isinstance(whole, int) or isinstance(whole, bool) or whole < 1:
         if not (grid.mode == "weak" and grid.batches):
-            yield Finding(
-                key=key, found="missing" if whole is None else repr(whole), cure="write it: the sizes are made of it"
+            yield Issue(
+                key=key, found="missing" if whole is None else repr(whole), fix="write it: the sizes are made of it"
             )
         return
     own = job.compute.instance_count * each
@@ -394,14 +394,14 @@ def _about_the_batches(job: Job, grid: StudySection, each: int) -> Iterator[Find
         found = (
             f"{whole} images do not divide by the {own} processes of the job's own {job.compute.instance_count} hosts"
         )
-        yield Finding(key=key, found=found, cure="give study.batches, images a process, for weak scaling")
+        yield Issue(key=key, found=found, fix="give study.batches, images a process, for weak scaling")
     odd = [hosts for hosts in grid.hosts if whole % (hosts * each)]
     if grid.mode != "weak" and odd:
         together = math.lcm(*(hosts * each for hosts in grid.hosts))
         near = max(together, round(whole / together) * together)
         found = f"{', '.join(map(str, odd))}: {whole} images in all do not divide by that many hosts' processes"
-        cure = f"leave them out, write {key}: {near}, or --mode weak"
-        yield Finding(key="study.hosts", found=found, cure=cure)
+        fix = f"leave them out, write {key}: {near}, or --mode weak"
+        yield Issue(key="study.hosts", found=found, fix=fix)
 
 
 def _batches(job: Job, grid: StudySection, each: int) -> list[int]:

@@ -70,8 +70,8 @@ def story(name: str) -> PublishedStory:
         UserError: no such story.
     """
     if name not in STORIES:
-        cure = did_you_mean(name, STORIES, f"launcher study story {next(iter(STORIES))}")
-        raise mistake("STORY", f"no story {name}", cure, valid=", ".join(STORIES))
+        fix = did_you_mean(name, STORIES, f"launcher study story {next(iter(STORIES))}")
+        raise mistake("STORY", f"no story {name}", fix, valid=", ".join(STORIES))
     return STORIES[name](figures()[name])
 
 

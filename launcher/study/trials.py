@@ -18,10 +18,10 @@ from typing import Any
 
 from launcher import backends
 from launcher.backends.base import dollars
-from launcher.config.issues import Finding, UserError, mistake
+from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.planner.plan import Plan, check, plan
-from launcher.planner.source_package import COMMIT_FILE, TravelFile
+from launcher.planner.source_package import COMMIT_FILE, SourceFile
 from launcher.record import records
 from launcher.runner.run import Run, refuse_cost, start
 
@@ -82,7 +82,7 @@ class Table:
             for value in dict.fromkeys(row[name] for row in rows if row[name] != self.alike[name]):
                 commit = next(row["commit"] for row in rows if row[name] == value)
                 about = _difference(name, value, self.alike[name], commit, self.alike["commit"])
-                found.append(Finding(key="--table", found=f"{self.file} holds trials of {about}", cure=another))
+                found.append(Issue(key="--table", found=f"{self.file} holds trials of {about}", fix=another))
         if found:
             raise UserError(found, "trials that are not alike cannot be compared")
         return rows
@@ -124,10 +124,10 @@ def tell_the_price(planned: Sequence[Plan], max_cost: float | None, say: Callabl
     known = [backends.get(each.backend).price(each.job) for each in planned]
     if first.price is None:
         return
-    ceilings = [(price.ceiling, price.told) for price in known if price is not None and price.ceiling is not None]
+    ceilings = [(price.ceiling, price.text) for price in known if price is not None and price.ceiling is not None]
     count = f"{len(planned)} trials"
     if len(ceilings) < len(planned):
-        say(f"{count}, each: {first.price.told}")
+        say(f"{count}, each: {first.price.text}")
         if max_cost is not None:
             refuse_cost(first, max_cost)
         return
@@ -135,8 +135,8 @@ def tell_the_price(planned: Sequence[Plan], max_cost: float | None, say: Callabl
     alike = len({ceiling for ceiling, _ in ceilings}) == 1
     say(f"{count}: at most {dollars(total)} in all; {'each' if alike else 'the dearest'} {dearest}")
     if max_cost is not None and not total <= max_cost:  # nan allows nothing
-        cure = "lower compute.max_hours or study.repeats, or allow more"
-        raise mistake("--max-cost", f"at most {dollars(total)} in all", cure, valid=f"at most {dollars(max_cost)}")
+        fix = "lower compute.max_hours or study.repeats, or allow more"
+        raise mistake("--max-cost", f"at most {dollars(total)} in all", fix, valid=f"at most {dollars(max_cost)}")
 
 
 def try_once(job: Job, on: str, max_cost: float | None = None, say: Callable[[str], None] = lambda text: None) -> Run:
@@ -207,7 +207,7 @@ def _later() -> Iterator[list[int]]:
             signal.signal(number, given)
 
 
-def code_checksum(files: Sequence[TravelFile]) -> str:
+def code_checksum(files: Sequence[SourceFile]) -> str:
     """Of the files that travel: their paths and what is in them. The commit that this kit notes among them is no code: a table is
     gone on with after a commit that changed something else."""
     checksum = hashlib.sha256()

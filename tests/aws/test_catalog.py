@@ -186,7 +186,7 @@ def test_rule_images_equal_the_sdks_in_every_region(image_uris, ours, framework)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found", "valid", "cure"),
+    ("arguments", "found", "valid", "fix"),
     [
         (("us-west-2", "ml.g5.xlarge", "2.0.9", "py310"), "2.0.9", "2.0.1", "image.framework_version to 2.0.1"),
         (("us-west-2", "ml.g5.xlarge", "9.0", "py310"), "9.0", "2.8.0", "image.framework_version to 2.8.0"),
@@ -209,11 +209,11 @@ def test_rule_images_equal_the_sdks_in_every_region(image_uris, ours, framework)
         ),
     ],
 )
-def test_an_unknown_image_names_what_was_found_what_is_valid_and_a_cure(arguments, found, valid, cure):
+def test_an_unknown_image_names_what_was_found_what_is_valid_and_a_fix(arguments, found, valid, fix):
     with pytest.raises(catalog.UnknownImage) as caught:
         catalog.training_image(*arguments)
-    assert found in caught.value.found and valid in caught.value.valid and cure in caught.value.cure
-    assert isinstance(caught.value, ValueError) and cure in str(caught.value)
+    assert found in caught.value.found and valid in caught.value.valid and fix in caught.value.fix
+    assert isinstance(caught.value, ValueError) and fix in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["x", "2..0", "", "2.0.0.0.0", "-", "1.13.x"])

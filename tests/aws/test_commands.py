@@ -113,13 +113,13 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("story", "change", "key", "cure"), BROKEN)
-def test_a_broken_variant_is_refused_with_what_to_do(story, change, key, cure):
+@pytest.mark.parametrize(("story", "change", "key", "fix"), BROKEN)
+def test_a_broken_variant_is_refused_with_what_to_do(story, change, key, fix):
     done = typed("run", f"configs/{story}.yaml", "--on", "aws", change)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     refusal = done.stderr[re.search(r"^\d+ mistakes? in", done.stderr, re.MULTILINE).start() :]  # behind the warnings
     mistakes = re.split(r"^  (?=\S)", refusal, flags=re.MULTILINE)[1:]
-    assert any(text.startswith(f"{key}:") and cure in text for text in mistakes), refusal
+    assert any(text.startswith(f"{key}:") and fix in text for text in mistakes), refusal
     assert not any(text.startswith("online:") for text in mistakes), (
         "it is this mistake that refuses, not missing credentials"
     )

@@ -65,7 +65,7 @@ def looked(config: str, *overrides: str) -> launcher.Plan:
 
 
 def found(plan: launcher.Plan, level: str) -> list[str]:
-    return [str(finding) for finding in plan.findings if finding.level == level]
+    return [str(issue) for issue in plan.issues if issue.level == level]
 
 
 def test_what_is_all_there_passes_and_every_request_only_reads(far_side):
@@ -82,7 +82,7 @@ def test_the_ceiling_comes_from_the_price_list_and_is_kept_with_its_date(far_sid
     assert plan.price.ceiling == pytest.approx(4 * 32.77 * 30)
     offline = launcher.plan(launcher.load(ROOT / "configs/kt_food_tag.yaml"), on="aws")
     assert offline.price == plan.price
-    assert f"{os.environ['AWS_ENDPOINT_URL']}'s price list of 20" in plan.price.told
+    assert f"{os.environ['AWS_ENDPOINT_URL']}'s price list of 20" in plan.price.text
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_ceiling_comes_from_the_price_list_and_is_kept_with_its_date(far_sid
         ("hyundai_segmentation", [], "error", ["no group lets its own members in, and 4 hosts have to reach each other"]),
     ],
 )  # fmt: skip
-def test_what_is_not_as_the_job_says_is_told_with_its_cure(config, overrides, level, expected):
+def test_what_is_not_as_the_job_says_is_told_with_its_fix(config, overrides, level, expected):
     text = "\n".join(found(looked(config, *overrides), level))
     for piece in expected:
         assert piece in text

@@ -38,13 +38,13 @@ def planned(values: dict) -> launcher.Plan:
 
 
 def errors(values: dict) -> list[str]:
-    return [f"{finding.key}: {finding.found}" for finding in planned(values).errors]
+    return [f"{issue.key}: {issue.found}" for issue in planned(values).errors]
 
 
 def test_spot_is_refused_until_there_are_checkpoints_and_is_then_asked_for_with_them():
     """https://github.com/aws/sagemaker-python-sdk/issues/1040"""
     refused = launcher.plan(launcher.load(KT, ["compute.spot=true"]), on="aws")
-    assert [finding.key for finding in refused.errors] == ["compute.spot"] and refused.request is None
+    assert [issue.key for issue in refused.errors] == ["compute.spot"] and refused.request is None
     taken = launcher.plan(launcher.load(KT, ["compute.spot=true", f"checkpoints={S3}kt"]), on="aws")
     assert taken.errors == ()
     assert taken.request["EnableManagedSpotTraining"] is True
@@ -79,7 +79,7 @@ def test_nobody_hooks_into_a_frozen_teacher_unasked_and_asking_for_it_is_refused
     """https://github.com/awslabs/sagemaker-debugger/issues/401, also /184 and sagemaker-python-sdk/issues/1401"""
     assert "DebugHookConfig" not in launcher.plan(launcher.load(KT), on="aws").request
     asked = launcher.plan(launcher.load(KT, ["debugger={}", f"checkpoints={S3}kt"]), on="aws")
-    assert ["frozen teacher" in finding.found for finding in asked.errors] == [False, True]
+    assert ["frozen teacher" in issue.found for issue in asked.errors] == [False, True]
     assert "not available in distributed training" in asked.errors[0].found
 
 
@@ -96,7 +96,7 @@ def test_smddp_on_p5_is_refused_with_the_reason_and_torchrun_is_taken(good, kind
     """https://github.com/aws/sagemaker-python-sdk/issues/4988 and https://github.com/aws/sagemaker-training-toolkit/issues/191"""
     values = changed(good, {"compute.instance_type": kind, "image": {"framework_version": "2.8.0", "python": "py312"}})
     [first, second] = planned(values).errors
-    assert f"smddp on {kind}" in first.found and "torchrun (nccl uses EFA there)" in first.cure
+    assert f"smddp on {kind}" in first.found and "torchrun (nccl uses EFA there)" in first.fix
     assert "its image has no SageMaker data parallel library" in second.found and "2.5.1" in second.valid
     torchrun = planned({**values, "distribution": "torchrun"})
     assert torchrun.errors == () and "--nproc_per_node 8" in " ".join(torchrun.hosts[1].command)
@@ -109,8 +109,8 @@ def test_smddp_is_started_by_its_own_launcher_or_not_at_all(good):
     assert "sagemaker_torch_distributed_enabled" not in plan.request["HyperParameters"]
     assert " ".join(plan.hosts[0].command).startswith("mpirun --host algo-1:8,algo-2:8 -np 16 smddprun python -m mpi4py train.py")  # fmt: skip
     own = changed(good, {"image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}})
-    unknown = [finding for finding in planned(own).findings if finding.key == "distribution"]
-    assert [finding.level for finding in unknown] == ["not checked"] and "import smdistributed" in unknown[0].cure
+    unknown = [issue for issue in planned(own).issues if issue.key == "distribution"]
+    assert [issue.level for issue in unknown] == ["not checked"] and "import smdistributed" in unknown[0].fix
 
 
 def test_a_channel_reads_fsx_and_the_network_to_reach_it_is_demanded(good):
@@ -205,6 +205,6 @@ def test_a_job_that_only_ran_here_is_told_at_once_all_that_sagemaker_needs():
     """A user who adds nothing but --on aws."""
     values = {"name": "a", **{key: value for key, value in KIT.items() if value is not None}}
     values |= {"compute": {"price_per_hour": 1.0}, "inputs": GOOD["inputs"]}
-    assert [finding.key for finding in planned(values).errors] == [
+    assert [issue.key for issue in planned(values).errors] == [
         *("role", "region", "output", "image", "compute.instance_type")
     ]

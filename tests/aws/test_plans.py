@@ -29,7 +29,7 @@ for config in sys.argv[1:]:
     overrides = ["inputs.teacher={s3: s3://amzn-s3-demo-bucket/teacher/}"] if config == "quickstart" else []
     plan = launcher.plan(launcher.load(f"configs/{config}.yaml", overrides), on="aws")
     assert str(plan) and json.loads(plan.to_json())["request"]
-    told[config] = [str(finding) for finding in plan.errors]
+    told[config] = [str(issue) for issue in plan.errors]
 heavy = ("sagemaker", "boto3", "botocore", "torch", "numpy", "timm", "moto", "sagemaker_training")
 print(json.dumps({"errors": told, "heavy": [name for name in heavy if name in sys.modules], "opened": [path for path in opened if path != os.devnull]}))
 """

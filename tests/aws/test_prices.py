@@ -50,32 +50,32 @@ def keep(known: dict) -> None:
 def test_without_a_price_the_plan_says_how_to_know_it(good):
     unknown = price(good)
     assert (unknown.per_hour, unknown.ceiling) == (None, None)
-    assert f"price not known for {P4D}: launcher plan --check" in unknown.told and "price_per_hour" in unknown.told
+    assert f"price not known for {P4D}: launcher plan --check" in unknown.text and "price_per_hour" in unknown.text
 
 
 def test_a_job_without_an_instance_type_has_no_price_and_is_told_what_is_missing(good):
     plan = launcher.plan(launcher.from_values(changed(good, {"compute": {}})), on="aws")
     assert plan.price.ceiling is None
-    assert "compute.instance_type" in [finding.key for finding in plan.errors]
+    assert "compute.instance_type" in [issue.key for issue in plan.errors]
 
 
 def test_a_price_of_ones_own_is_that_of_one_host(good):
     own = price(good, **{"compute.price_per_hour": 10.0, "compute.max_hours": 3.0, "compute.instance_count": 4})
     assert (own.per_hour, own.ceiling) == (40, 120)
-    assert own.told == "at most $120.00: 3 h at $40.00 an hour (compute.price_per_hour)"
+    assert own.text == "at most $120.00: 3 h at $40.00 an hour (compute.price_per_hour)"
 
 
 def test_a_warm_pool_is_paid_after_the_job(good):
     warm = price(good, **{"compute.price_per_hour": 10.0, "compute.max_hours": 1.0, "compute.keep_alive_minutes": 30})
     assert warm.ceiling == 30
-    assert "1 h and 30 min of warm pool" in warm.told
+    assert "1 h and 30 min of warm pool" in warm.text
 
 
 def test_spot_has_the_ceiling_of_on_demand_and_says_that_it_costs_less(good):
     plain = {"compute.price_per_hour": 10.0}
     spot = price(good, **plain, **{"compute.spot": True})
     assert spot.ceiling == price(good, **plain).ceiling
-    assert spot.told.endswith("; spot costs less") and "spot" not in price(good, **plain).told
+    assert spot.text.endswith("; spot costs less") and "spot" not in price(good, **plain).text
 
 
 def test_waiting_for_spot_costs_nothing(good):
@@ -88,13 +88,13 @@ def test_the_prices_of_groups_are_added(good):
     grouped = price(good, compute={**GROUPED, "max_hours": 2.0})
     assert grouped.per_hour == pytest.approx(2 * 32 + 0.8)
     assert grouped.ceiling == pytest.approx(2 * grouped.per_hour)
-    assert "AWS's price list of 2026-10-01" in grouped.told
+    assert "AWS's price list of 2026-10-01" in grouped.text
 
 
 def test_one_unknown_group_makes_the_price_unknown(good):
     keep({REGION: {P4D: {"usd": 32.0, "read": "2026-11-02"}}})
     grouped = price(good, compute=GROUPED)
-    assert grouped.ceiling is None and "ml.c5.4xlarge" in grouped.told and P4D not in grouped.told
+    assert grouped.ceiling is None and "ml.c5.4xlarge" in grouped.text and P4D not in grouped.text
 
 
 def test_groups_of_one_type_are_hosts_of_one_type(good):
@@ -124,7 +124,7 @@ def test_a_price_is_read_once_and_kept_with_its_date(good, price_list):
     assert json.loads(prices.cache_file().read_text()) == {REGION: {P4D: {"usd": 32.77, "read": TODAY}}}
     known = price(good, **{"compute.max_hours": 10.0})
     assert (known.per_hour, known.ceiling) == (65.54, pytest.approx(655.4))
-    assert known.told == f"at most $655.40: 10 h at $65.54 an hour (AWS's price list of {TODAY})"
+    assert known.text == f"at most $655.40: 10 h at $65.54 an hour (AWS's price list of {TODAY})"
 
 
 def test_a_second_look_adds_to_the_first(price_list):
@@ -140,7 +140,7 @@ def test_a_second_look_adds_to_the_first(price_list):
 
 def test_a_newer_price_takes_the_place_of_an_older_one(good, price_list):
     keep({REGION: {P4D: {"usd": 1.0, "read": "2020-01-01"}}})
-    assert "2020-01-01" in price(good).told
+    assert "2020-01-01" in price(good).text
     prices.read_price_list(price_list, REGION, [P4D])
     assert price(good).per_hour == 65.54
 
@@ -149,8 +149,8 @@ def test_the_prices_of_an_emulator_are_not_kept_as_those_of_aws(good, price_list
     with monkeypatch.context() as emulated:
         emulated.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:5000")
         prices.read_price_list(price_list, REGION, [P4D])
-        assert f"http://127.0.0.1:5000's price list of {TODAY}" in price(good).told
-    assert "price not known" in price(good).told
+        assert f"http://127.0.0.1:5000's price list of {TODAY}" in price(good).text
+    assert "price not known" in price(good).text
 
 
 def test_what_the_list_does_not_hold_is_left_out_and_nothing_is_written(price_list):

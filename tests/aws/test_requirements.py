@@ -10,7 +10,7 @@ import launcher
 from launcher.aws import catalog, requirements
 from launcher.backends.aws import Aws
 from launcher.config.entrypoints import entrypoints_folder
-from launcher.planner.source_package import travelling_files
+from launcher.planner.source_package import source_files
 
 AWS_IMAGE = {"framework_version": "2.0.1", "python": "py310"}
 BY_ADDRESS = {"uri": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker"}
@@ -22,8 +22,8 @@ def travels(
 ) -> dict[str, str]:
     """Package -> version in the requirements.txt that travels; {} where none does."""
     job = launcher.from_values({"name": "test", "script": script, "image": image, "hyperparameters": hyperparameters})
-    files, findings = travelling_files(source or entrypoints_folder())
-    assert findings == []
+    files, issues = source_files(source or entrypoints_folder())
+    assert issues == []
     sent = Aws().source_files(job, files)
     assert sent == sorted(sent, key=lambda file: file.path)
     found = [file for file in sent if file.path == "requirements.txt"]
@@ -142,7 +142,7 @@ def test_a_script_in_a_folder_finds_modules_beside_it_and_at_the_top(write):
 def test_the_same_script_brings_the_same_bytes(write):
     source = write({"train.py": "import safetensors, timm"})
     job = launcher.from_values({"name": "test", "script": "train.py", "image": AWS_IMAGE})
-    first, second = (requirements.complete(job, travelling_files(source)[0]) for _ in range(2))
+    first, second = (requirements.complete(job, source_files(source)[0]) for _ in range(2))
     assert [file.read() for file in first] == [file.read() for file in second]
 
 

@@ -198,7 +198,7 @@ def test_an_earlier_runs_model_is_an_input_without_a_second_upload(sagemaker_job
     assert "read ['model.tar.gz']" in [line for _, line in second.logs()]
 
 
-def test_a_failed_run_names_the_first_real_traceback_the_cause_and_the_cure(sagemaker_job):
+def test_a_failed_run_names_the_first_real_traceback_the_cause_and_the_fix(sagemaker_job):
     run = started(sagemaker_job("import numpy\nimport a_module_that_is_not_there\n"))
     assert run.wait(120) == "Failed"
     outcome = run.outcome()
@@ -206,7 +206,7 @@ def test_a_failed_run_names_the_first_real_traceback_the_cause_and_the_cure(sage
     assert outcome["traceback"].startswith("Traceback (most recent call last)")
     assert "ExecuteUserScriptError" not in outcome["traceback"]
     assert "a_module_that_is_not_there" in outcome.get("cause", ""), outcome
-    assert "requirements.txt" in outcome["cure"]
+    assert "requirements.txt" in outcome["fix"]
 
 
 def test_capacity_that_is_not_there_is_explained(sagemaker_job, far_side):
@@ -215,7 +215,7 @@ def test_capacity_that_is_not_there_is_explained(sagemaker_job, far_side):
     )
     run = started(sagemaker_job(SLEEPS))
     assert run.wait(60) == "Failed"
-    assert "compute." in run.outcome()["cure"]
+    assert "compute." in run.outcome()["fix"]
 
 
 def test_no_objects_under_a_prefix_is_found_before_the_start(sagemaker_job):
@@ -331,7 +331,7 @@ def test_spot_interruptions_are_counted_and_the_saving_is_told(sagemaker_job, fa
 
 def test_a_price_above_the_limit_or_not_known_is_refused(sagemaker_job):
     plan = launcher.plan(sagemaker_job(SLEEPS, compute={"max_hours": 10}), on="aws")
-    assert "price not known" in plan.price.told
+    assert "price not known" in plan.price.text
     with pytest.raises(launcher.UserError, match=r"at most \$2.30: 10 h at \$0.23 an hour"):
         launcher.run(plan, max_cost=2)
     unknown = launcher.plan(sagemaker_job(SLEEPS, compute={"instance_type": "ml.c5.xlarge"}), on="aws")

@@ -1,4 +1,4 @@
-"""What SageMaker would refuse, ignore or fail on late is found offline, each with its level, its place and its cure."""
+"""What SageMaker would refuse, ignore or fail on late is found offline, each with its level, its place and its fix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import launcher
 from launcher.aws import catalog, cluster, limits, validation
-from launcher.config.issues import Finding
+from launcher.config.issues import Issue
 from launcher.config.loading import SDK_NAMES, _field_at
 from launcher.planner.plan import plan_config
 from tests.conftest import ROOT
@@ -45,7 +45,7 @@ GOOD = {
     "inputs": {"train": {"s3": f"{S3}train/"}, "validation": {"s3": f"{S3}validation/"}},
 }
 
-# What is changed in GOOD; then the finding's key, a piece of `found` and a piece of `cure`.
+# What is changed in GOOD; then the issue's key, a piece of `found` and a piece of `fix`.
 ERRORS = [
     # -- what SageMaker needs
     ({"role": None}, "role", "missing", "add role: arn:aws:iam::"),
@@ -226,12 +226,12 @@ def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def findings(values: dict[str, Any]) -> list[Finding]:
+def issues(values: dict[str, Any]) -> list[Issue]:
     """What is told of a config for SageMaker, whether it is a job or not."""
     try:
-        return list(launcher.plan(launcher.from_values(values), on="aws").findings)
+        return list(launcher.plan(launcher.from_values(values), on="aws").issues)
     except launcher.UserError as error:
-        return list(error.findings)
+        return list(error.issues)
 
 
 def with_a_script(source: Path) -> dict[str, Any]:
@@ -256,31 +256,31 @@ def short(value: Any) -> str:
     return str(value).replace("\n", " ")[:60]
 
 
-@pytest.mark.parametrize(("level", "changes", "key", "found", "cure"), CASES, ids=short)
-def test_a_trap_is_told_with_its_level_its_place_and_its_cure(good, level, changes, key, found, cure):
-    told = findings(changed(good, changes))
-    assert [finding for finding in told if finding.key == key and finding.level == level and found in finding.found and cure in finding.cure], "\n".join(f"{finding.level}: {finding}" for finding in told)  # fmt: skip
+@pytest.mark.parametrize(("level", "changes", "key", "found", "fix"), CASES, ids=short)
+def test_a_trap_is_told_with_its_level_its_place_and_its_fix(good, level, changes, key, found, fix):
+    told = issues(changed(good, changes))
+    assert [issue for issue in told if issue.key == key and issue.level == level and found in issue.found and fix in issue.fix], "\n".join(f"{issue.level}: {issue}" for issue in told)  # fmt: skip
     if level != "error":
-        assert not [finding for finding in told if finding.level == "error"]
+        assert not [issue for issue in told if issue.level == "error"]
 
 
 @pytest.mark.parametrize("changes", FINE, ids=short)
 def test_what_sagemaker_takes_is_not_refused(good, changes):
-    assert [str(finding) for finding in findings(changed(good, changes)) if finding.level == "error"] == []
+    assert [str(issue) for issue in issues(changed(good, changes)) if issue.level == "error"] == []
 
 
 def test_a_good_config_has_no_finding_but_about_its_settings_class_and_its_images_age(good):
-    told = [(finding.level, finding.key) for finding in findings(good)]
+    told = [(issue.level, issue.key) for issue in issues(good)]
     assert told == [("not checked", "hyperparameters"), ("warning", "image")]  # 2.0.1 gets no patches any more
 
 
 def test_no_rule_is_without_a_case(good):
-    """Every line of the rules that makes a Finding runs in at least one case above."""
+    """Every line of the rules that makes a Issue runs in at least one case above."""
     wanted = {
         (module.__file__, node.lineno)
         for module in (validation, cluster, limits)
         for node in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Finding", "warning")
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Issue", "warning")
     }
     files = {file for file, _ in wanted}
     run = set()
@@ -303,7 +303,7 @@ def test_no_rule_is_without_a_case(good):
     assert len(wanted) > 50 and left == []
 
 
-def traps_of(job: launcher.Job) -> list[Finding]:
+def traps_of(job: launcher.Job) -> list[Issue]:
     return validation.check(job, kit_script=job.source is None, requirements=job.source is None)
 
 
@@ -357,24 +357,22 @@ BROKEN = {
 }  # fmt: skip
 
 
-def told_of(config: str, overrides: list[str]) -> list[Finding]:
+def told_of(config: str, overrides: list[str]) -> list[Issue]:
     try:
-        return list(plan_config(ROOT / "configs" / f"{config}.yaml", overrides, on="aws").findings)
+        return list(plan_config(ROOT / "configs" / f"{config}.yaml", overrides, on="aws").issues)
     except launcher.UserError as error:
-        return list(error.findings)
+        return list(error.issues)
 
 
 @pytest.mark.parametrize(
-    ("config", "overrides", "key", "found", "cure"),
+    ("config", "overrides", "key", "found", "fix"),
     [(config, *case) for config, cases in BROKEN.items() for case in cases],
     ids=short,
 )
-def test_a_broken_variant_of_a_story_is_refused(config, overrides, key, found, cure):
-    errors = [finding for finding in told_of(config, overrides) if finding.level == "error"]
+def test_a_broken_variant_of_a_story_is_refused(config, overrides, key, found, fix):
+    errors = [issue for issue in told_of(config, overrides) if issue.level == "error"]
     assert [
-        finding
-        for finding in errors
-        if finding.key.split(" (line")[0] == key and found in finding.found and cure in finding.cure
+        issue for issue in errors if issue.key.split(" (line")[0] == key and found in issue.found and fix in issue.fix
     ], "\n".join(map(str, errors))
 
 
@@ -383,7 +381,7 @@ def test_the_configs_as_they_stand_are_not_refused(config, overrides, tmp_path, 
     for split in ("train", "validation"):
         (tmp_path / "data/digits" / split / "0").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert [str(finding) for finding in told_of(config, overrides) if finding.level == "error"] == []
+    assert [str(issue) for issue in told_of(config, overrides) if issue.level == "error"] == []
 
 
 def test_many_mistakes_in_one_config_come_all_at_once(tmp_path):
@@ -412,7 +410,7 @@ hyperparameters: {model: resnet18, epohcs: 3, global_batch_size: 30, note: "%s"}
     )
     with pytest.raises(launcher.UserError) as told:
         plan_config(config, on="aws")
-    keys = [finding.key.partition(" (line")[0] for finding in told.value.findings]
+    keys = [issue.key.partition(" (line")[0] for issue in told.value.issues]
     assert sorted(keys) == sorted([
         "name", "role", "use_spot_instances",
         "compute.spot", "compute.max_wait_hours", "compute.keep_alive_minutes", "distribution", "distribution",
@@ -439,6 +437,6 @@ def test_a_plan_says_which_group_starts_what(good):
     assert "algo-1      cpus, algo-1: python train.py" in str(
         plan
     ) and "gpus, algo-2: mpirun --host algo-2:8,algo-3:8 -np 16" in str(plan)
-    here = launcher.plan(launcher.from_values(planned)).findings
-    [finding] = [finding for finding in here if finding.key == "compute.instance_groups"]
-    assert finding.level == "warning" and "launcher emulate" in finding.cure
+    here = launcher.plan(launcher.from_values(planned)).issues
+    [issue] = [issue for issue in here if issue.key == "compute.instance_groups"]
+    assert issue.level == "warning" and "launcher emulate" in issue.fix

@@ -96,7 +96,7 @@ def fidelity(crops: int) -> str:
                     (batch,) = loader
                     asked = data.training
                     expected = ReferencePreprocessor().varied(
-                        encoded, name, size, 3, asked.augmentation, asked.chance(view, 0)
+                        encoded, name, size, 3, asked.augmentation, asked.rng(view, 0)
                     )
                     error = np.square(batch.images[0].numpy().astype(float) - expected).mean()
                     found.append(10 * np.log10(255**2 / max(error, 1e-9)))

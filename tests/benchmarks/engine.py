@@ -47,7 +47,7 @@ STEPS = 1_000_000
 
 
 class Noise(Dataset):
-    """Images of noise as a loader gives them, uint8; an item is a Draw."""
+    """Images of noise as a loader gives them, uint8; an item is a SampleKey."""
 
     def __init__(self, images: int, size: int = SIZE):
         generator = torch.Generator().manual_seed(0)

@@ -65,7 +65,7 @@ class Nothing(Distillation):
     def __call__(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
         phase = self.timeline.phase
         with phase("teacher_forward"):
-            target = batch.own_share
+            target = batch.lam
         with phase("student_forward"):
             logits = self.student(batch.images)
         with phase("loss"):

@@ -67,7 +67,7 @@ TRACEML = [sys.executable, "-c", "from traceml_ai.launcher.cli import main; main
 TRACEML_STEPS = """
 import itertools
 from traceml_ai.api import init, trace_step
-from training import loop
+from training.engine import loop
 init()
 untraced, on_device = loop._step, loop._on_device
 loop._on_device = lambda *arguments: arguments

@@ -1,6 +1,6 @@
-"""Trains with a bottleneck of each kind planted, diagnoses the run, applies the cure and trains again. `make bench-planted`.
+"""Trains with a bottleneck of each kind planted, diagnoses the run, applies the fix and trains again. `make bench-planted`.
 
-The table says what was planted, the top verdict, the gain that it expects, and what the cure brought. Kinds that need a GPU are not here:
+The table says what was planted, the top finding, the gain that it expects, and what the fix brought. Kinds that need a GPU are not here:
 tests/insight/test_rules.py plants their measurements. A run takes some 10 to 50 s; name kinds to run only those:
 
     .venv/bin/python tests/benchmarks/planted_bottlenecks.py too_many_workers teacher_bound
@@ -28,7 +28,7 @@ from PIL import Image
 from launcher.commands.tables import table
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
-from launcher.insight.findings import Verdict
+from launcher.insight.findings import Finding
 from launcher.insight.measurements import read
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
@@ -58,7 +58,7 @@ DISTILS = {"image_size": 64, "epochs": 10, "max_steps": 120, "images_per_class":
 # What is planted in code runs before the script. Each patches one place, and says by its numbers how harsh it is.
 PYTHON_IN_THE_LOOP = """
 import time
-from training import loop
+from training.engine import loop
 step = loop._step
 def slower(*arguments):
     until = time.perf_counter() + {seconds}
@@ -69,7 +69,7 @@ loop._step = slower
 """
 SLEEP_SOMETIMES = """
 import time
-from training import loop
+from training.engine import loop
 step, calls = loop._step, []
 def sometimes(*arguments):
     calls.append(1)
@@ -80,7 +80,7 @@ loop._step = sometimes
 """
 SLOW_READS = """
 import time
-from training.data import folders
+from training.data.sources import folders
 encoded = folders.LabelledFolder.encoded
 def slow(self, number):
     time.sleep({seconds})
@@ -88,7 +88,7 @@ def slow(self, number):
 folders.LabelledFolder.encoded = slow
 """
 MEMORY_THAT_IS_KEPT = """
-from training import loop
+from training.engine import loop
 step, kept = loop._step, []
 def keeping(*arguments):
     kept.append(b"x" * int({megabytes} * 1e6))
@@ -97,7 +97,7 @@ loop._step = keeping
 """
 SLOW_RANK = """
 import os, time
-from training import classification
+from training.tasks import classification
 call = classification.Classification.__call__
 def slow(self, batch):
     if os.environ["RANK"] == "1":
@@ -143,7 +143,7 @@ CONTROL_GROUPS = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"]
 
 @dataclass(frozen=True)
 class Case:
-    """One run with something planted; `kind` is the verdict that is right, None for a healthy one."""
+    """One run with something planted; `kind` is the finding that is right, None for a healthy one."""
 
     kind: str | None
     form: str
@@ -153,8 +153,8 @@ class Case:
     ranks: int = 1
     threads: int | None = None
     """Of each process's arithmetic; None: torch's choice."""
-    cured: Mapping[str, Any] | None = None
-    """Settings in place of the verdict's cure, where that is none that can be applied here. {}: nothing but the plant is removed."""
+    fixed: Mapping[str, Any] | None = None
+    """Settings in place of the finding's fix, where that is none that can be applied here. {}: nothing but the plant is removed."""
     distils: bool = False
     checkpoints: bool = False
 
@@ -176,10 +176,10 @@ CASES = (
     ),
     Case("data_bound", "4 rounds of augmentation", {"num_workers": 2, "augmentation_load": 4}, threads=1),
     Case("data_bound", "12 rounds of augmentation", {"num_workers": 2, "augmentation_load": 12}, threads=1),
-    Case("storage_bound", "20 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.02), cured={}),
-    Case("storage_bound", "80 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.08), cured={}),
-    Case("main_thread_bound", "a fifth of the step", HEAVY, PYTHON_IN_THE_LOOP.format(seconds=0.25), cured={}),
-    Case("main_thread_bound", "most of the step", HEAVY, PYTHON_IN_THE_LOOP.format(seconds=1.5), cured={}),
+    Case("storage_bound", "20 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.02), fixed={}),
+    Case("storage_bound", "80 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.08), fixed={}),
+    Case("main_thread_bound", "a fifth of the step", HEAVY, PYTHON_IN_THE_LOOP.format(seconds=0.25), fixed={}),
+    Case("main_thread_bound", "most of the step", HEAVY, PYTHON_IN_THE_LOOP.format(seconds=1.5), fixed={}),
     Case("teacher_bound", "twice the student", {**DISTILS, "student": "resnet18"}, distils=True, checkpoints=True),
     Case(
         "teacher_bound",
@@ -206,10 +206,10 @@ CASES = (
         SLOW_RANK.format(seconds=0.25),
         ranks=2,
         threads=1,
-        cured={},
+        fixed={},
     ),
     Case(
-        "slow_rank", "by far", {**HEAVY, "num_workers": 0}, SLOW_RANK.format(seconds=1.5), ranks=2, threads=1, cured={}
+        "slow_rank", "by far", {**HEAVY, "num_workers": 0}, SLOW_RANK.format(seconds=1.5), ranks=2, threads=1, fixed={}
     ),
     Case(
         "communication_bound",
@@ -230,36 +230,36 @@ CASES = (
         "4 s in every 25th",
         {**HEAVY, "max_steps": 75},
         SLEEP_SOMETIMES.format(every=25, seconds=4),
-        cured={},
+        fixed={},
     ),
     Case(
         "step_outliers",
         "10 s in every 20th",
         {**HEAVY, "max_steps": 60},
         SLEEP_SOMETIMES.format(every=20, seconds=10),
-        cured={},
+        fixed={},
     ),
-    Case("memory_growth", "slow", {**HEAVY, "max_steps": 60}, MEMORY_THAT_IS_KEPT.format(megabytes="{slow}"), cured={}),
-    Case("memory_growth", "fast", {**HEAVY, "max_steps": 60}, MEMORY_THAT_IS_KEPT.format(megabytes="{fast}"), cured={}),
+    Case("memory_growth", "slow", {**HEAVY, "max_steps": 60}, MEMORY_THAT_IS_KEPT.format(megabytes="{slow}"), fixed={}),
+    Case("memory_growth", "fast", {**HEAVY, "max_steps": 60}, MEMORY_THAT_IS_KEPT.format(megabytes="{fast}"), fixed={}),
     Case(
         "slow_epoch_starts",
         "1 s",
         {**HEAVY, "images_per_class": 16, "max_steps": 40},
         SLOW_EPOCHS.format(seconds=1.0),
-        cured={},
+        fixed={},
     ),
     Case(
         "slow_epoch_starts",
         "5 s",
         {**HEAVY, "images_per_class": 16, "max_steps": 40},
         SLOW_EPOCHS.format(seconds=5.0),
-        cured={},
+        fixed={},
     ),
-    Case("host_to_device_bound", "a fifth of the step", HEAVY, SLOW_COPIES.format(seconds=0.25), cured={}),
-    Case("host_to_device_bound", "most of the step", HEAVY, SLOW_COPIES.format(seconds=1.5), cured={}),
-    Case("cpu_throttled", "1.2 cores", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=120_000), cured={}),
-    Case("cpu_throttled", "half a core", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=50_000), cured={}),
-    Case("slow_start", "150 s", HEAVY, "import time; time.sleep(150)", cured={}),
+    Case("host_to_device_bound", "a fifth of the step", HEAVY, SLOW_COPIES.format(seconds=0.25), fixed={}),
+    Case("host_to_device_bound", "most of the step", HEAVY, SLOW_COPIES.format(seconds=1.5), fixed={}),
+    Case("cpu_throttled", "1.2 cores", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=120_000), fixed={}),
+    Case("cpu_throttled", "half a core", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=50_000), fixed={}),
+    Case("slow_start", "150 s", HEAVY, "import time; time.sleep(150)", fixed={}),
     Case(None, "a worker", HEAVY),
     Case(None, "threads", {**HEAVY, "worker_type": "threads"}),
     Case(None, "cheap images in the process itself", {**HEAVY, "num_workers": 0, "image_size": 192}),
@@ -356,14 +356,14 @@ def base(case: Case) -> dict[str, Any]:
     return values
 
 
-def changed(case: Case, top: Verdict | None) -> Mapping[str, Any] | None:
-    """The settings of the run after the cure; None: there is nothing to apply."""
+def changed(case: Case, top: Finding | None) -> Mapping[str, Any] | None:
+    """The settings of the run after the fix; None: there is nothing to apply."""
     if case.kind is None or top is None:
         return None
-    if case.cured is not None:
-        return case.cured
-    cure = next((cure for cure in top.cures[:1] if (cure.setting or "").startswith("hyperparameters.")), None)
-    return None if cure is None else {cure.setting.removeprefix("hyperparameters."): cure.value}
+    if case.fixed is not None:
+        return case.fixed
+    fix = next((fix for fix in top.fixes[:1] if (fix.setting or "").startswith("hyperparameters.")), None)
+    return None if fix is None else {fix.setting.removeprefix("hyperparameters."): fix.value}
 
 
 def whole(run: Diagnosis) -> float:
@@ -375,7 +375,7 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     """What was planted, what was found and gained; with `--others` what other tools find."""
     folder = train(case, base(case), case.plant, data, teacher)
     before = Diagnosis(read(str(folder)))
-    top = before.verdicts[0] if before.verdicts else None
+    top = before.findings[0] if before.findings else None
     if options.tell:
         print(before, end="\n\n", flush=True)
     right = (top is None) if case.kind is None else (top is not None and top.kind == case.kind)
@@ -385,10 +385,10 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     change = changed(case, top)
     if change is None or top is None or top.gain is None:
         return [*cells, "-", "-", "-"]
-    cured = {**base(case), **change}
-    images = cured["max_steps"] * base(case)["global_batch_size"]
-    cured["max_steps"] = images // cured["global_batch_size"]
-    after = Diagnosis(read(str(train(case, cured, "" if case.cured is not None else case.plant, data, teacher))))
+    fixed = {**base(case), **change}
+    images = fixed["max_steps"] * base(case)["global_batch_size"]
+    fixed["max_steps"] = images // fixed["global_batch_size"]
+    after = Diagnosis(read(str(train(case, fixed, "" if case.fixed is not None else case.plant, data, teacher))))
     obtained = whole(before) / whole(after) if case.kind == "slow_start" else Comparison(before, after).speedup
     expected = top.gain.expected
     shown = f"at most {top.gain.at_most:.2f}" if expected is None else f"{expected:.2f}"
@@ -401,7 +401,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="only these; `healthy` for those without a bottleneck")
     parser.add_argument("--tell", action="store_true", help="print every run's diagnosis too")
     parser.add_argument(
-        "--others", action="store_true", help="give the runs to other tools too, instead of applying the cure"
+        "--others", action="store_true", help="give the runs to other tools too, instead of applying the fix"
     )
     parser.add_argument(
         "--harsher", action="store_true", help="only the harsher form of each kind, and the healthy runs"
@@ -433,7 +433,7 @@ def main() -> None:
     gained = ["gain expected", "obtained", "within 25 %"]
     told = [cell for tool in other_diagnosers.ACCEPTED for cell in (tool, "right")] if options.others else gained
     print()
-    print(table(["planted", "form", "verdict", "right", *told], rows))
+    print(table(["planted", "form", "finding", "right", *told], rows))
     print(f"\nright: this kit {_share(rows, 3)}")
     if options.others:
         for number, tool in enumerate(other_diagnosers.ACCEPTED):

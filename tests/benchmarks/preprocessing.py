@@ -69,23 +69,23 @@ Way = Iterator[int]
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def part_of_a_photograph(chance: random.Random) -> Image.Image:
+def part_of_a_photograph(rng: random.Random) -> Image.Image:
     """400 x 300 pixels, scaled from a part of 40 to 95 % of a photograph's width."""
-    image = Image.open(PHOTOGRAPHS / chance.choice(NAMES))
-    wide = round(image.width * chance.uniform(0.4, 0.88))
+    image = Image.open(PHOTOGRAPHS / rng.choice(NAMES))
+    wide = round(image.width * rng.uniform(0.4, 0.88))
     high = wide * 3 // 4
-    left, top = chance.randint(0, image.width - wide), chance.randint(0, image.height - high)
+    left, top = rng.randint(0, image.width - wide), rng.randint(0, image.height - high)
     return image.resize(SMALL, Image.Resampling.LANCZOS, box=(left, top, left + wide, top + high))
 
 
 def write_images(root: Path, size: tuple[int, int], different: int, count: int) -> None:
     """A channel of so many JPEGs, of which so many are different and the others links to them."""
-    chance, folder = random.Random(0), root / "photographs"
+    rng, folder = random.Random(0), root / "photographs"
     folder.mkdir(parents=True)
     for number in range(different):
         image = Image.new("RGB", size)
         for left, top in itertools.product(range(0, size[0], SMALL[0]), range(0, size[1], SMALL[1])):
-            image.paste(part_of_a_photograph(chance), (left, top))
+            image.paste(part_of_a_photograph(rng), (left, top))
         image.save(folder / f"{number:05}.jpg", quality=QUALITY[size])
     files = sorted(folder.iterdir())
     for number in range(different, count):
@@ -148,7 +148,7 @@ def by_torchvision(root: Path, workers: int = 0, load: int = 0, bilinear: bool =
 
 def bare_decoding(root: Path, cut: bool = False) -> Way:
     """Files read and decoded whole, by what the fast path decodes with, and nothing else; or with `cut` a random crop resized too."""
-    decode, chance = find_decoder()[0], random.Random(0)
+    decode, rng = find_decoder()[0], random.Random(0)
     files = sorted(root.rglob("*.jpg"))
     for first in itertools.cycle(range(0, len(files) - BATCH + 1, BATCH)):
         for file in files[first : first + BATCH]:
@@ -156,7 +156,7 @@ def bare_decoding(root: Path, cut: bool = False) -> Way:
             pixels = decode(encoded, read_header(encoded), 1, False)
             assert pixels is not None
             if cut:
-                left, top, right, bottom = random_box(pixels.shape[1::-1], MIN_AREA, chance)
+                left, top, right, bottom = random_box(pixels.shape[1::-1], MIN_AREA, rng)
                 resize(pixels[top:bottom, left:right], (SIZE, SIZE))
         yield BATCH
 

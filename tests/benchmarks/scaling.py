@@ -66,7 +66,7 @@ def engine(folder: Path, world: World, asked: argparse.Namespace) -> Engine:
 
 
 class MaskedNoise(Dataset):
-    """Images and masks of noise; an item is a Draw."""
+    """Images and masks of noise; an item is a SampleKey."""
 
     def __init__(self, images: int, size: int):
         generator = torch.Generator().manual_seed(0)

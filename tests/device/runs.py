@@ -184,13 +184,13 @@ def weights_of(teacher: Teacher) -> dict[str, torch.Tensor]:
 
 def make_channels(root: Path) -> Path:
     """Drawings in three classes, the same with masks, and teachers with random weights."""
-    chance = random.Random(0)
+    rng = random.Random(0)
     for part, count in (("train", 8), ("validation", 3)):
         for number in range(count * len(CLASSES)):
             label = number % len(CLASSES)
-            pixels = np.full((SIDE + 8, SIDE + 8, 3), chance.randrange(90), np.uint8)
+            pixels = np.full((SIDE + 8, SIDE + 8, 3), rng.randrange(90), np.uint8)
             mask = np.zeros(pixels.shape[:2], np.uint8)
-            rows, columns = (slice(chance.randrange(4, 12), chance.randrange(20, 36)) for _ in range(2))
+            rows, columns = (slice(rng.randrange(4, 12), rng.randrange(20, 36)) for _ in range(2))
             pixels[rows, columns, label], mask[rows, columns] = 250, label
             mask[:2] = 255  # not labelled
             image = root / f"labelled/{part}/{CLASSES[label]}/{number:02}"

@@ -11,7 +11,7 @@ import pytest
 
 import launcher
 from launcher.aws import catalog, requirements
-from launcher.planner.source_package import TravelFile
+from launcher.planner.source_package import SourceFile
 from launcher.prepare import prepare
 from tests.conftest import SLEEPER, wait_until
 from tests.docker.conftest import ROOT, docker, docker_build
@@ -186,5 +186,5 @@ def test_a_job_with_an_image_of_its_own_takes_no_requirements_txt_along(script_j
     job = script_job(
         "import timm", image={"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/vision-launcher-training:1"}
     )
-    files = [TravelFile("script.py", None, 11, b"import timm")]
+    files = [SourceFile("script.py", None, 11, b"import timm")]
     assert requirements.complete(job, files) == files

@@ -17,14 +17,14 @@ def test_what_cannot_be_is_refused_all_at_once_before_the_emulator_starts(tmp_pa
     folders = {"fs-0123456789abcdef9": tmp_path, "fs-0123456789abcdef0": tmp_path / "not there"}
     with pytest.raises(UserError) as refused:
         start([CONFIG], tmp_path / "emulator", prices=given, file_systems=folders)
-    assert [(one.key, one.found) for one in refused.value.findings] == [
+    assert [(one.key, one.found) for one in refused.value.issues] == [
         ("--price", "ml.p3.16xlarg"),
         ("--price", "ml.p3.2xlarge=nan"),
         ("--price", "ml.p4d.24xlarge=0.0"),
         ("--file-system", "fs-0123456789abcdef9"),
         ("--file-system", f"fs-0123456789abcdef0={tmp_path / 'not there'}"),
     ]
-    assert refused.value.findings[0].cure == "did you mean ml.p3.16xlarge?"
+    assert refused.value.issues[0].fix == "did you mean ml.p3.16xlarge?"
     assert not (tmp_path / "emulator").exists()
 
 

@@ -155,7 +155,7 @@ def save_for_ever(folder: Path, first: int, finished) -> None:
 
 def test_killed_at_any_moment_the_last_finished_checkpoint_is_there(tmp_path, checkpoints, said):
     """With a single one kept: it goes only after the next one is whole."""
-    context, chance, step, under_way = from_clean_forks(), random.Random(5), 0, 0
+    context, rng, step, under_way = from_clean_forks(), random.Random(5), 0, 0
     for _ in range(25):
         finished = context.Value("q", step)
         process = context.Process(target=save_for_ever, args=(tmp_path / "kept", step + 1, finished))
@@ -163,7 +163,7 @@ def test_killed_at_any_moment_the_last_finished_checkpoint_is_there(tmp_path, ch
         end = time.monotonic() + 60
         while finished.value == step and time.monotonic() < end:
             time.sleep(0.001)
-        time.sleep(chance.uniform(0, 0.03))
+        time.sleep(rng.uniform(0, 0.03))
         process.kill()
         process.join()
         under_way += ".writing" in names(tmp_path / "kept")

@@ -62,7 +62,7 @@ def test_the_oldest_collective_that_is_not_done_is_read_from_nccls_flight_record
 
 
 ABORTED = """
-    from training import failure
+    from training.runtime import failure
     with failure_file(out / os.environ["RANK"] / "failure"):
         with process_group(8 / 60) as world:
             failure.progress.step = 41

@@ -187,7 +187,7 @@ def test_batches_are_those_of_the_reference_path(root, mixing, augmentation, siz
         found, wanted = epoch(asked, sampler, number), reference(asked, sampler, number)
         assert len(found) == len(wanted) == accumulation
         for one, other in zip(found, wanted, strict=True):
-            for name in ("labels", "other_labels", "own_share", "numbers", "views"):
+            for name in ("labels", "labels_b", "lam", "numbers", "views"):
                 assert torch.equal(getattr(one, name), getattr(other, name)), name
                 assert getattr(one, name).dtype == getattr(other, name).dtype, name
             assert one.images.dtype == torch.uint8 and one.images.shape == other.images.shape
@@ -208,7 +208,7 @@ def test_what_is_erased_and_mixed_is_the_same_to_the_bit():
         if mix is not None:
             wanted, share = BOTH(pixels[place], pixels[partners[place]], random.Random(place))
             kinds.add(mix.weight < 256)
-            assert mix.own_share == share
+            assert mix.lam == share
         assert np.array_equal(found[place], wanted)
     assert kinds == {True, False}
 
@@ -218,9 +218,9 @@ def test_an_erased_box_is_the_reference_paths_noise_to_the_bit(root):
     asked = views(root, always, Mixing())
     (batch,) = epoch(asked, batches())
     for image, view, number in zip(batch.images.numpy(), batch.views.tolist(), batch.numbers.tolist(), strict=True):
-        chance = asked.chance(view, number)
-        always.draw((1, 1), 64, chance)
-        drawn = always.draw_erasing((3, 64, 64), chance)
+        rng = asked.rng(view, number)
+        always.draw((1, 1), 64, rng)
+        drawn = always.draw_erasing((3, 64, 64), rng)
         assert np.array_equal(image[drawn.place], drawn.noise)
 
 
@@ -329,7 +329,7 @@ def test_what_comes_in_place_of_broken_images_is_what_the_reference_path_brings(
         listings.append((tmp_path / name / LISTING).read_text().splitlines())
     assert len(seen[0]) == len(seen[1]) == 2 * (10 // size)
     for found, wanted in zip(*seen, strict=True):
-        for name in ("labels", "other_labels", "own_share", "numbers", "views"):
+        for name in ("labels", "labels_b", "lam", "numbers", "views"):
             assert torch.equal(getattr(found, name), getattr(wanted, name)), name
         for image, expected in zip(found.images.numpy(), wanted.images.numpy(), strict=True):
             assert fidelity(image, expected) > 38
@@ -356,7 +356,7 @@ def test_an_image_that_only_pillow_decodes_does_not_end_an_epoch(root, monkeypat
         file = asked.source.encoded(victim)
         return prepared._replace(encoded=np.frombuffer(damaged_png(), np.uint8)) if encoded == file else prepared
 
-    monkeypatch.setattr(pipeline.dali_graph, "prepare", spoilt)
+    monkeypatch.setattr(pipeline.graph, "prepare", spoilt)
     found = epoch(asked, sampler)
     assert len(found) == 5
     for one, expected in zip(found, wanted, strict=True):
@@ -410,13 +410,13 @@ def test_without_the_package_the_launcher_says_so_first(monkeypatch):
         "name": "dali", "script": "train_classifier.py", "inputs": {name: {"folder": "."} for name in ("train", "validation")},
         "hyperparameters": {"model": "resnet10t", "preprocessing": "dali"},
     })  # fmt: skip
-    assert not [finding for finding in launcher.plan(job).findings if "preprocessing" in finding.key]
+    assert not [issue for issue in launcher.plan(job).issues if "preprocessing" in issue.key]
     find = process.importlib.util.find_spec
     monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None if name == "nvidia.dali" else find(name))
-    [finding] = [finding for finding in launcher.plan(job).errors if "preprocessing" in finding.key]
-    assert "not installed" in finding.found and "[dali]" in finding.cure
-    [finding] = [finding for finding in launcher.plan(job, on="docker").errors if "preprocessing" in finding.key]
-    assert "vision-launcher-local, which does not hold" in finding.found
+    [issue] = [issue for issue in launcher.plan(job).errors if "preprocessing" in issue.key]
+    assert "not installed" in issue.found and "[dali]" in issue.fix
+    [issue] = [issue for issue in launcher.plan(job, on="docker").errors if "preprocessing" in issue.key]
+    assert "vision-launcher-local, which does not hold" in issue.found
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,9 @@ def test_absent_classes_and_a_batch_without_labels_leave_finite_gradients(masks)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_logits_of_many_pixels_are_summed_in_float32(dtype):
     """fp16 ends at 65,504, and bf16 counts to 256."""
-    chance = torch.Generator().manual_seed(0)
-    logits = torch.randn(1, 3, 400, 500, generator=chance).to(dtype)
-    masks = torch.randint(0, 3, (1, 400, 500), generator=chance)
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 3, 400, 500, generator=rng).to(dtype)
+    masks = torch.randint(0, 3, (1, 400, 500), generator=rng)
     with torch.autocast("cpu", torch.bfloat16):
         found = loss(logits, masks)
     assert found.dtype == torch.float32
@@ -99,9 +99,9 @@ def test_two_ranks_with_unlike_halves_learn_what_one_does_from_the_whole(tmp_pat
         from training.settings.segmentation import SegmentationSettings
         from training.measure.timeline import Timeline
 
-        chance = torch.Generator().manual_seed(0)
-        images = torch.randn(4, 1, 6, 6, generator=chance)
-        masks = torch.randint(0, 3, (4, 6, 6), generator=chance, dtype=torch.uint8)
+        rng = torch.Generator().manual_seed(0)
+        images = torch.randn(4, 1, 6, 6, generator=rng)
+        masks = torch.randint(0, 3, (4, 6, 6), generator=rng, dtype=torch.uint8)
         masks[:2][masks[:2] == 2] = 1
         masks[0], masks[1, 1:] = 255, 255
         settings = SegmentationSettings(model="x", classes=3, dice_weight=0.7)

@@ -371,7 +371,7 @@ def test_a_group_that_nobody_says_where_to_meet_is_refused(monkeypatch):
 # --- the roll call
 
 QUICK = """
-from training import rendezvous
+from training.distributed import rendezvous
 rendezvous.ANNOUNCE_EVERY = 0.2
 """
 
@@ -448,7 +448,7 @@ def test_ranks_that_want_different_backends_do_not_hang(tmp_path):
     done = run_ranks(
         tmp_path,
         """
-        from training import rendezvous
+        from training.distributed import rendezvous
         from training.distributed.rendezvous import Wait, read_place, roll_call
         place, kinds = read_place(), rendezvous._kinds
         if place.rank == 1:  # still reads when rank 0, which keeps the list, could be gone

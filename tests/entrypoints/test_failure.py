@@ -89,7 +89,7 @@ def test_a_failure_fits_what_sagemaker_shows(message):
         (RuntimeError("NCCL error in: ../ProcessGroupNCCL.cpp:1269, remote process exited or there was a network error"), "another rank left without a word"),
     ],
 )  # fmt: skip
-def test_known_causes_come_with_their_cure(error, cause):
+def test_known_causes_come_with_their_fix(error, cause):
     line = describe(raised(error), "0").splitlines()[1]
     assert line.startswith(f"cause: {cause}") and ". " in line
 
@@ -129,7 +129,7 @@ def test_the_first_failure_of_a_host_is_kept(tmp_path):
 
 
 FAILING = """
-        from training import failure
+        from training.runtime import failure
         with failure_file(out / f"failure-{os.environ['RANK']}"), process_group() as world:
             failure.progress.step = 5
             world.total(torch.zeros(1))
@@ -183,7 +183,7 @@ def test_ranks_that_feel_a_fault_before_the_faulty_one_tells_do_not_take_its_pla
     done = run_ranks(
         tmp_path,
         """
-        from training import failure
+        from training.runtime import failure
         with process_group() as world:
             world.total(torch.zeros(1))
             for rank, text in ((0, ""), (1, "the reason"), (0, "later")):

@@ -129,12 +129,12 @@ def test_all_ways_take_the_same_numbers_from_the_generator(compose):
     for encoded in (photograph("china"), SMALL[:300], jpeg(cloudy(30, 20).convert("CMYK"))):
         left = []
         for way in (REFERENCE, FastPreprocessor(compose)):
-            chance = random.Random(5)
+            rng = random.Random(5)
             try:
-                way.varied(encoded, "a/0.jpg", 32, 3, Augmentation(0.3, True, 3, 10.0, 0.2, 3), chance)
+                way.varied(encoded, "a/0.jpg", 32, 3, Augmentation(0.3, True, 3, 10.0, 0.2, 3), rng)
             except BrokenImage:
                 continue
-            left.append(chance.random())
+            left.append(rng.random())
         assert len(set(left)) <= 1
 
 

@@ -271,11 +271,11 @@ def test_loaders_give_the_views_of_the_batches(images):
         for place, draw in enumerate(draws):
             item = opened.training[draw]
             assert torch.equal(batch.images[place], item.image) and draw[0] == 1
-            found = [batch.labels, batch.other_labels, batch.own_share, batch.numbers, batch.views]
+            found = [batch.labels, batch.labels_b, batch.lam, batch.numbers, batch.views]
             assert [part[place].item() for part in found] == pytest.approx(
-                [item.label, item.other_label, item.own_share, draw[1], 1]
+                [item.label, item.label_b, item.lam, draw[1], 1]
             )
-    assert 4 <= sum((batch.own_share < 1).sum().item() for batch in batches) < 12
+    assert 4 <= sum((batch.lam < 1).sum().item() for batch in batches) < 12
 
 
 def test_views_may_be_larger_than_the_students_images_and_shift_as_far(images):

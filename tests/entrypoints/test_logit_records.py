@@ -82,7 +82,7 @@ def test_more_than_65536_classes_keep_their_numbers():
 @pytest.mark.parametrize(
     ("value", "precision"), [(torch.nan, "fp32"), (torch.inf, "fp32"), (-70_000.0, "fp16"), (70_000.0, "fp16")]
 )
-def test_logits_that_a_record_cannot_hold_are_refused_with_the_cure(value, precision, top_k):
+def test_logits_that_a_record_cannot_hold_are_refused_with_the_fix(value, precision, top_k):
     logits = torch.full((2, 4), 1.0)
     logits[1, : 3 if value < 0 else 1] = value
     with pytest.raises(ValueError, match="not finite, or beyond what .* set teacher_precision to bf16 or fp32"):
@@ -107,6 +107,6 @@ def test_a_checksum_breaks_with_any_bit_and_holds_at_no_other_place():
     assert not seal.holds(records, numbers[::-1].copy(), 1).any()
     assert not seal.holds(records, numbers, 2).any()
     assert not Seal(b"another", layout.size).holds(records, numbers, 1).any()
-    for weight in ("_start", "_number", "_view"):  # the chance of 2**-32 that a record of zeros has the checksum zero
+    for weight in ("_start", "_number", "_view"):  # the rng of 2**-32 that a record of zeros has the checksum zero
         setattr(seal, weight, np.uint64(0))
     assert not seal.holds(np.zeros_like(records), numbers, 1).any()

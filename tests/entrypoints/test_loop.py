@@ -234,7 +234,7 @@ def test_another_number_of_processes_continues_the_same_order(tmp_path):
     assert {**stopped[0], **losses(alone)} == pytest.approx(undisturbed[0], rel=1e-4)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_the_cure(tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run_with_the_fix(tmp_path):
     class Overflows(Classification):
         def __call__(self, batch):
             return {name: value * math.inf for name, value in super().__call__(batch).items()}

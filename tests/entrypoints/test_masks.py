@@ -33,9 +33,9 @@ def masked(root: Path, chosen: SegmentationSettings, **options) -> MaskedImages:
     return MaskedImages(root, chosen, broken=BrokenImages(fail=True), **options)
 
 
-def varied(variation: Variation, image: Image.Image, mask: Image.Image, size: tuple[int, int], chance: random.Random):
+def varied(variation: Variation, image: Image.Image, mask: Image.Image, size: tuple[int, int], rng: random.Random):
     """A colour image (height, width, 3) and its mask (height, width) as a variation cuts them."""
-    cut = variation.draw(image.size[::-1], size, chance)
+    cut = variation.draw(image.size[::-1], size, rng)
     part = ReferencePreprocessor().scaled(np.array(image.crop(cut.box)), cut.size)
     labels = np.array(mask.crop(cut.box).resize(cut.size[::-1], Image.Resampling.NEAREST))
     return (

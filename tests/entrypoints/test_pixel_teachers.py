@@ -48,8 +48,8 @@ class Fixed(nn.Module):
 
 
 def test_pixels_without_a_label_are_taught_by_the_teacher_alone():
-    chance = torch.Generator().manual_seed(0)
-    logits, answers = (torch.randn(1, 3, 2, 2, generator=chance) for _ in range(2))
+    rng = torch.Generator().manual_seed(0)
+    logits, answers = (torch.randn(1, 3, 2, 2, generator=rng) for _ in range(2))
     masks = torch.tensor([[[0, 1], [255, 255]]], dtype=torch.uint8)
     batch = MaskedBatch(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), masks)
 

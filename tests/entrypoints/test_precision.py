@@ -44,7 +44,7 @@ def test_tf32_is_refused_without_a_gpu():
 
 
 @pytest.mark.parametrize("name", ["bf16", "tf32"])
-def test_a_gpu_before_ampere_is_refused_with_the_cure(monkeypatch, name):
+def test_a_gpu_before_ampere_is_refused_with_the_fix(monkeypatch, name):
     """The one thing that is set here is what the driver would answer for a V100."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-16GB")

@@ -117,9 +117,9 @@ def test_two_ranks_with_uneven_shares_measure_what_one_does(tmp_path):
         from torch import nn
         from training.data.batches import EvaluationBatches
         from training.tasks.evaluation import evaluate_pixels
-        chance = torch.Generator().manual_seed(0)
-        images = torch.randint(0, 2, (7, 1, 8, 8), generator=chance, dtype=torch.uint8)
-        masks = [torch.randint(0, 2, (8, 8 + 4 * (number % 3)), generator=chance) for number in range(7)]
+        rng = torch.Generator().manual_seed(0)
+        images = torch.randint(0, 2, (7, 1, 8, 8), generator=rng, dtype=torch.uint8)
+        masks = [torch.randint(0, 2, (8, 8 + 4 * (number % 3)), generator=rng) for number in range(7)]
         masks[6][:4], masks[1][:] = 2, 255
         torch.manual_seed(1)
         model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1))
@@ -228,11 +228,11 @@ def test_a_saved_model_is_built_again_with_the_same_logits(tmp_path):
 def blocks(tmp_path_factory):
     """A red or a green block on grey, its outline ignored; the first training images have hardly a label."""
     root = tmp_path_factory.mktemp("data")
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for split, count in (("train", 48), ("validation", 13)):
         for number in range(count):
             image, mask = Image.new("RGB", (64, 64), (120, 120, 120)), Image.new("L", (64, 64), 0)
-            left, top = (int(value) for value in chance.integers(0, 28, 2))
+            left, top = (int(value) for value in rng.integers(0, 28, 2))
             box, label = (left, top, left + 35, top + 31), 1 + number % 2
             ImageDraw.Draw(image).rectangle(box, ((200, 40, 40), (40, 200, 40))[label - 1])
             ImageDraw.Draw(mask).rectangle(box, label, outline=255, width=2)

@@ -305,7 +305,7 @@ def damage(root: Path, how: str) -> None:
         ("index old", "index.npz cannot be read .* of format 0, not 1"),
     ],
 )
-def test_shards_that_do_not_agree_with_their_index_are_named_with_the_cure(tmp_path, how, message):
+def test_shards_that_do_not_agree_with_their_index_are_named_with_the_fix(tmp_path, how, message):
     root = indexed(write_channel(tmp_path / "train", 4, 3, 4))
     damage(root, how)
     with pytest.raises(ValueError, match=message):

@@ -131,7 +131,7 @@ ZERO = """
     from training.settings.scripts import TrainingSettings
     from training.engine.state import prepare
     from training.models.timm_models import Normalized
-    from training import optimizers
+    from training.engine import optimizers
     def made():
         torch.manual_seed(0)
         return Normalized(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), [0.5] * 3, [0.5] * 3)

@@ -204,17 +204,17 @@ def forget(cache: TeacherCache, where: Path, numbers: list[int]) -> None:
 def test_whatever_happens_to_a_file_its_records_are_right_or_absent_and_come_back(tmp_path):
     filled(tmp_path)
     expected, size = kept(tmp_path), opened(tmp_path).layout.size
-    path, chance = tmp_path / "view-0001.bin", random.Random(1)
+    path, rng = tmp_path / "view-0001.bin", random.Random(1)
     whole = path.read_bytes()
     for trial in range(60):
-        place = chance.randrange(len(whole))
+        place = rng.randrange(len(whole))
         damaged = bytearray(whole)
         if trial % 3 == 0:
             damaged = damaged[:place]  # a copy that broke off
         elif trial % 3 == 1:
-            damaged[place] ^= 1 << chance.randrange(8)
+            damaged[place] ^= 1 << rng.randrange(8)
         else:
-            damaged[place : place + chance.randrange(1, 3 * size)] = b""  # everything behind it has moved
+            damaged[place : place + rng.randrange(1, 3 * size)] = b""  # everything behind it has moved
         path.write_bytes(damaged)
         cache, teacher = opened(tmp_path), CountedTeacher()
         assert not cache.begin_epoch(1, np.arange(IMAGES)), trial
@@ -264,9 +264,9 @@ def test_a_run_killed_at_any_moment_goes_on_with_the_same_numbers(tmp_path):
             forget(cache, out / "cache", sorted(random.sample(range(IMAGES), 20)))
     """
     )
-    chance, seen = random.Random(7), set()
+    rng, seen = random.Random(7), set()
     for attempt in range(6):
-        hashes, wanted = tmp_path / f"hashes-{attempt}", chance.randrange(1, IMAGES)
+        hashes, wanted = tmp_path / f"hashes-{attempt}", rng.randrange(1, IMAGES)
         with started_ranks(tmp_path, script, size=1, environments=[{"ATTEMPT": str(attempt)}]):
             wait_until(partial(has_lines, hashes, wanted), 60)
         # here it was killed with SIGKILL, wherever it was
@@ -505,7 +505,7 @@ def test_what_is_written_already_needs_no_room(tmp_path, monkeypatch):
         opened(tmp_path, views=2)
 
 
-def test_a_full_disk_is_told_with_the_cure(tmp_path):
+def test_a_full_disk_is_told_with_the_fix(tmp_path):
     cache = opened(tmp_path)
     cache.begin_epoch(1, np.arange(IMAGES))
     with open("/dev/full", "wb") as full:

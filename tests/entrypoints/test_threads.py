@@ -15,7 +15,7 @@ import pytest
 import torch
 from training.data.decode.decoding import BrokenImage
 from training.data.loaders import collate_items, open_loaders
-from training.data.threads import AHEAD, Once, ThreadedLoader
+from training.data.threads import AHEAD, PerBatchMemo, ThreadedLoader
 from training.data.views import open_data
 from training.distributed.world import World
 from training.settings.scripts import LabelledImageSettings
@@ -119,7 +119,7 @@ def test_one_image_is_made_once_for_all_that_ask_at_the_same_time():
             raise BrokenImage("broken")
         return number * 10
 
-    once = Once(slow)
+    once = PerBatchMemo(slow)
 
     def ask() -> None:
         barrier.wait()

@@ -51,9 +51,9 @@ def views(root: Path, augmentation: Augmentation = STRONG, mixing: Mixing = BOTH
 
 
 def varied(augmentation: Augmentation, image: Image.Image, seed: int) -> np.ndarray:
-    chance = random.Random(seed)
-    pixels = as_pixels(vary(image, 16, augmentation.draw(image.size, 16, chance)))
-    augmentation.erase(pixels, chance)
+    rng = random.Random(seed)
+    pixels = as_pixels(vary(image, 16, augmentation.draw(image.size, 16, rng)))
+    augmentation.erase(pixels, rng)
     return pixels
 
 
@@ -86,17 +86,17 @@ def test_loaders_give_the_same_views_at_any_number_of_workers_and_ranks_and_any_
         batches = TrainingBatches(11, batch, world, 1, accumulation=accumulation, views=2)
         batches.start(4)  # view 2, for the second time
         for made in DataLoader(asked, batch_sampler=batches, collate_fn=collate_views, num_workers=workers):
-            assert made.images.dtype == torch.uint8 and made.own_share.dtype == torch.float32
+            assert made.images.dtype == torch.uint8 and made.lam.dtype == torch.float32
             assert made.images.is_contiguous(), "channels, height, width"
-            assert {part.dtype for name, part in made._asdict().items() if name not in ("images", "own_share")} == {torch.int64}  # fmt: skip
+            assert {part.dtype for name, part in made._asdict().items() if name not in ("images", "lam")} == {torch.int64}  # fmt: skip
             for image, *values in zip(*made, strict=True):
-                label, other_label, share, number, view = (value.item() for value in values)
-                seen[view, number] = (image, label, other_label, share)
+                label, label_b, share, number, view = (value.item() for value in values)
+                seen[view, number] = (image, label, label_b, share)
     assert len(seen) == 11 // batch * batch and {view for view, _ in seen} == {2}
     for draw, (image, *values) in seen.items():
         expected = views(root)[draw]
         assert torch.equal(image, expected.image)
-        assert values == pytest.approx([expected.label, expected.other_label, expected.own_share])
+        assert values == pytest.approx([expected.label, expected.label_b, expected.lam])
 
 
 @pytest.mark.parametrize("preprocessor", [ReferencePreprocessor, FastPreprocessor])
@@ -109,7 +109,7 @@ def test_the_pixels_of_a_view_never_change_by_accident(root, preprocessor):
         asked = views(root, Augmentation(1.0, True, 3, 0.0, 0.5), mixing, 7, preprocessor, images_per_class=1)
         for draw in [(1, 0), (1, 1), (1, 2), (2, 1), (300, 2)]:
             item = asked[draw]
-            pixels.update(item.image.numpy().tobytes() + f"{item.label} {item.other_label} {item.own_share}".encode())
+            pixels.update(item.image.numpy().tobytes() + f"{item.label} {item.label_b} {item.lam}".encode())
     assert pixels.hexdigest() == "7bc3c5cd11a7190e62383e0f38b936c3be9a0ca029d40110361d78c52b57c49f"
 
 
@@ -127,15 +127,15 @@ def test_the_crops_and_rotations_of_a_view_never_change_by_accident(root, prepro
 
 
 def test_crops_keep_their_area_and_aspect_and_move_about():
-    chance, boxes = random.Random(0), set()
+    rng, boxes = random.Random(0), set()
     for _ in range(200):
-        left, top, right, bottom = random_box((120, 90), 0.25, chance)
+        left, top, right, bottom = random_box((120, 90), 0.25, rng)
         assert 0 <= left < right <= 120 and 0 <= top < bottom <= 90
         assert 0.24 <= (right - left) * (bottom - top) / (120 * 90) <= 1
         assert 0.72 <= (right - left) / (bottom - top) <= 1.38
         boxes.add((left, top))
     assert len(boxes) > 100
-    assert random_box((300, 30), 1.0, chance) == (130, 0, 170, 30), "a strip gives its widest middle"
+    assert random_box((300, 30), 1.0, rng) == (130, 0, 170, 30), "a strip gives its widest middle"
 
 
 def test_a_crop_shows_a_part_of_the_image():
@@ -212,21 +212,21 @@ def test_as_many_images_are_erased_as_asked_for():
 BLACK, WHITE = (np.full((3, 20, 30), value, np.uint8) for value in (0, 255))
 
 
-def paste(own: np.ndarray, other: np.ndarray, share: float, chance: random.Random) -> tuple[np.ndarray, float]:
-    drawn, mixed = draw_paste(own.shape[1:], share, chance), own.copy()
+def paste(own: np.ndarray, other: np.ndarray, share: float, rng: random.Random) -> tuple[np.ndarray, float]:
+    drawn, mixed = draw_paste(own.shape[1:], share, rng), own.copy()
     mixed[:, drawn.rows, drawn.columns] = other[:, drawn.rows, drawn.columns]
-    return mixed, drawn.own_share
+    return mixed, drawn.lam
 
 
 def shares(mixing: Mixing, count: int = 2000) -> tuple[list[float], Counter]:
     """The own shares of mixed images, and how many were blended, pasted or left alone."""
     found, kinds = [], Counter()
     for seed in range(count):
-        chance = random.Random(seed)
-        if not mixing.happens(chance):
+        rng = random.Random(seed)
+        if not mixing.happens(rng):
             kinds["alone"] += 1
             continue
-        pixels, share = mixing(WHITE, BLACK, chance)
+        pixels, share = mixing(WHITE, BLACK, rng)
         assert pixels.mean() / 255 == pytest.approx(share, abs=1 / 255)
         kinds["blended" if np.ptp(pixels) == 0 and 0 < share < 1 else "pasted"] += 1
         found.append(share)
@@ -250,9 +250,9 @@ def test_a_paste_is_one_box_of_the_other_image_and_its_share_counts_pixels():
     other[own == other] ^= 1
     kept, clipped, whole = own.copy(), 0, 0
     for seed in range(300):
-        chance = random.Random(seed)
-        wanted = chance.random()
-        mixed, share = paste(own, other, wanted, chance)
+        rng = random.Random(seed)
+        wanted = rng.random()
+        mixed, share = paste(own, other, wanted, rng)
         pasted = (mixed != own).all(0)
         assert np.array_equal(mixed[:, pasted], other[:, pasted]) and np.array_equal(mixed[:, ~pasted], own[:, ~pasted])
         assert share == pytest.approx(1 - pasted.mean())
@@ -302,14 +302,14 @@ def test_an_image_is_mixed_with_the_very_view_that_its_partner_would_be(root):
     happened = 0
     for number in range(11):
         own, item = plain[(2, number)], mixed[(2, number)]
-        assert (own.label, own.own_share, own.number, own.view) == (own.other_label, 1.0, number, 2)
+        assert (own.label, own.lam, own.number, own.view) == (own.label_b, 1.0, number, 2)
         assert (item.label, item.number, item.view) == (own.label, number, 2)
-        if item.own_share == 1.0:
+        if item.lam == 1.0:
             assert torch.equal(item.image, own.image)
             continue
         partner = plain[(2, int(partners(FreeOrder(11), 1, 2)[number]))]
-        assert item.other_label == partner.label
-        assert np.array_equal(item.image.numpy(), blend(own.image.numpy(), partner.image.numpy(), item.own_share)[0])
+        assert item.label_b == partner.label
+        assert np.array_equal(item.image.numpy(), blend(own.image.numpy(), partner.image.numpy(), item.lam)[0])
         happened += 1
     assert 4 <= happened < 11
 

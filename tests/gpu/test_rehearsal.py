@@ -16,7 +16,9 @@ from tests.gpu import ROOT, __main__, outcomes, page, suite
 from tests.gpu.outcomes import NotChecked, Outcome, Result
 from tests.gpu.suite import Check
 
-HIDDEN = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | {"CUDA_VISIBLE_DEVICES": ""}
+HIDDEN = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | {
+    "CUDA_VISIBLE_DEVICES": ""
+}
 """No GPU, and no `make` around: one that `make test` started would also say which folder it enters."""
 
 SAME_LINES = ("throughput-36-compiled",)

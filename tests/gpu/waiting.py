@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from training.data.dali.pipeline import Read
+from training.data.dali.pipeline import ReadBatch
 from training.data.dali.views import ViewsByDali
 from training.data.views import open_data
 from training.settings.scripts import TeacherCacheSettings
@@ -193,7 +193,7 @@ def _finish_never_waits(bench: Bench, result: Result, recipe: ViewsByDali) -> No
     pixels = torch.zeros(len(items), 3, side, side, dtype=torch.uint8, device=bench.device)
 
     def finish() -> None:
-        made = recipe.finish(Read(draws, drawn, items), pixels.clone())
+        made = recipe.finish(ReadBatch(draws, drawn, items), pixels.clone())
         result.expect(made.images.device == pixels.device, "the batch stays on the device")
 
     finish()

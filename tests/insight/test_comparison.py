@@ -1,4 +1,4 @@
-"""Two runs side by side: KT's result table, phases before and after, and whether a cure brought what was expected."""
+"""Two runs side by side: KT's result table, phases before and after, and whether a fix brought what was expected."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_a_cure_that_was_taken_up_is_checked_against_what_was_expected():
     before = run(
         phases={**STEP, "data_wait": 0.72}, gpu=25, busy=1.3, settings={"num_workers": 1}, worker_cpu_seconds=0.95
     )
-    advised = before.verdicts[0].cures[0].value
-    assert before.verdicts[0].kind == "too_few_workers" and advised > 1
+    advised = before.findings[0].fixes[0].value
+    assert before.findings[0].kind == "too_few_workers" and advised > 1
     [kept] = Comparison(before, run(settings={"num_workers": advised - 1})).kept()
     assert (kept.setting, kept.before, kept.after, kept.advised) == (
         "hyperparameters.num_workers",
@@ -60,7 +60,7 @@ def test_a_cure_that_was_taken_up_is_checked_against_what_was_expected():
 
 def test_a_cache_with_more_settings_than_advised_is_the_cache_that_was_advised():
     before = run(phases={**STEP, "teacher_forward": 0.5})
-    cache = {**before.verdicts[0].cures[0].value, "top_k": 10, "where": None}
+    cache = {**before.findings[0].fixes[0].value, "top_k": 10, "where": None}
     assert Comparison(before, run(settings={"teacher_cache": cache})).kept()
 
 

@@ -35,11 +35,11 @@ def test_16_workers_on_2_cores_are_too_many_and_more_are_never_advised(kts):
 
 def test_the_report_for_machines_holds_the_same_verdict(kts):
     told = json.loads(typed(kts, "--json").stdout)
-    assert told["verdicts"][0]["kind"] == "too_many_workers"
-    assert told["verdicts"][0]["cures"][0] | {"why": ""} == {
+    assert told["findings"][0]["kind"] == "too_many_workers"
+    assert told["findings"][0]["fixes"][0] | {"why": ""} == {
         **{"setting": "hyperparameters.num_workers", "value": 2, "now": 16, "why": ""}
     }
-    assert told["phases"]["data_wait"]["share"] == pytest.approx(told["verdicts"][0]["share"], rel=0.05)
+    assert told["phases"]["data_wait"]["share"] == pytest.approx(told["findings"][0]["share"], rel=0.05)
 
 
 def test_a_page_is_written_and_told_beside_the_report(kts, tmp_path):
@@ -101,4 +101,4 @@ def test_a_run_of_this_machine_is_diagnosed_in_every_form(tmp_path, monkeypatch)
 
 def test_a_healthy_run_that_is_read_from_files_is_not_accused(tmp_path):
     told = json.loads(typed(write(plant(phases=GPU, gpu=96), tmp_path), "--json").stdout)
-    assert told["verdicts"] == [] and told["headline"].startswith("No bottleneck found in what was measured")
+    assert told["findings"] == [] and told["headline"].startswith("No bottleneck found in what was measured")

@@ -1,7 +1,7 @@
-"""Is the cure the one that helps, and the gain the one that is obtained? Against a small model of a training run's input.
+"""Is the fix the one that helps, and the gain the one that is obtained? Against a small model of a training run's input.
 
 The model is an operational one (the utilisation law, as Plumber's, https://arxiv.org/abs/2111.04131): a step takes as long as the
-slowest of the device, the workers and the cores. A cure is applied to the model, and its step is compared with that before.
+slowest of the device, the workers and the cores. A fix is applied to the model, and its step is compared with that before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Verdict
+from launcher.insight.findings import Finding
 from launcher.insight.rules import data
 from tests.insight.planted import plant
 
@@ -71,7 +71,7 @@ class Pipeline:
         )
 
     def gains(self) -> dict[str, float]:
-        """Times as fast after each change, by the verdict that calls for it."""
+        """Times as fast after each change, by the finding that calls for it."""
         others = {
             workers: self.step / dataclasses.replace(self, workers=workers).step for workers in range(1, self.cores + 1)
         }
@@ -99,53 +99,53 @@ def drawn(number: int) -> Pipeline:
 
 
 @functools.cache
-def asked() -> list[tuple[Pipeline, Verdict | None]]:
+def asked() -> list[tuple[Pipeline, Finding | None]]:
     found = []
     for number in range(RUNS):
         pipeline = drawn(number)
         answer = data.waiting(pipeline.measured(number))
-        found.append((pipeline, answer if isinstance(answer, Verdict) else None))
+        found.append((pipeline, answer if isinstance(answer, Finding) else None))
     return found
 
 
 def test_the_verdict_names_a_change_that_helps_and_a_run_that_nothing_helps_is_not_accused():
     right, wrong = 0, []
-    for pipeline, verdict in asked():
+    for pipeline, finding in asked():
         gains = pipeline.gains()
         best = max(gains.values())
-        if verdict is None:
+        if finding is None:
             good = best < 1.25 or pipeline.step < 1.12 * pipeline.compute
-        elif verdict.kind == "too_many_workers":  # fewer workers do no harm on full cores, and more of them do not help
+        elif finding.kind == "too_many_workers":  # fewer workers do no harm on full cores, and more of them do not help
             good = pipeline.workers >= 2 * pipeline.cores and gains["too_few_workers"] < 1.02
         else:
-            good = gains[verdict.kind] >= 1 + 0.6 * (best - 1)
+            good = gains[finding.kind] >= 1 + 0.6 * (best - 1)
         right += good
         if not good:
-            wrong.append((pipeline, verdict and verdict.kind, gains))
+            wrong.append((pipeline, finding and finding.kind, gains))
     assert right >= 0.95 * RUNS, (right, wrong[:10])
 
 
 def test_more_workers_are_never_advised_where_they_do_not_help():
-    for pipeline, verdict in asked():
-        if verdict is not None and verdict.kind == "too_few_workers":
+    for pipeline, finding in asked():
+        if finding is not None and finding.kind == "too_few_workers":
             assert pipeline.gains()["too_few_workers"] > 1.05, pipeline
 
 
 def test_the_gain_obtained_is_what_was_expected():
-    """The first cure applied as it says: within 25 % in most runs, and never beyond the bound by more than noise.
+    """The first fix applied as it says: within 25 % in most runs, and never beyond the bound by more than noise.
 
     The others have far too many workers on full cores, and slow storage besides, which full cores hide.
     """
     near, all_of_them = 0, 0
-    for pipeline, verdict in asked():
+    for pipeline, finding in asked():
         if (
-            verdict is None
-            or verdict.gain.expected is None
-            or verdict.cures[0].setting != "hyperparameters.num_workers"
+            finding is None
+            or finding.gain.expected is None
+            or finding.fixes[0].setting != "hyperparameters.num_workers"
         ):
             continue
-        obtained = pipeline.step / dataclasses.replace(pipeline, workers=verdict.cures[0].value).step
-        assert obtained < 1.15 * verdict.gain.at_most
+        obtained = pipeline.step / dataclasses.replace(pipeline, workers=finding.fixes[0].value).step
+        assert obtained < 1.15 * finding.gain.at_most
         all_of_them += 1
-        near += abs(verdict.gain.expected / obtained - 1) < 0.25
+        near += abs(finding.gain.expected / obtained - 1) < 0.25
     assert all_of_them > 50 and near >= 0.85 * all_of_them, (near, all_of_them)

@@ -164,7 +164,7 @@ def test_a_run_on_sagemaker_is_read_where_its_agent_wrote(in_s3, store):
     assert found.facts == {"started_by": "aws", "hosts": 2, "instance_type": "ml.p4d.24xlarge"}
 
 
-def test_s3_that_does_not_answer_is_the_users_to_cure(in_s3):
+def test_s3_that_does_not_answer_is_the_users_to_fix(in_s3):
     with pytest.raises(UserError, match="NoSuchBucket"):
         read("s3://nobody-has-this-bucket/profiler-output")
     with pytest.raises(UserError, match="holds no measurements"):

@@ -31,13 +31,13 @@ def data(suite, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("kind", "cure"),
+    ("kind", "fix"),
     [("storage_bound", "launcher prepare SOURCE TARGET --shards 100MB"), ("host_to_device_bound", "image_size")],
 )
-def test_a_planted_bottleneck_is_named_with_its_share_and_a_cure(suite, data, kind, cure):
+def test_a_planted_bottleneck_is_named_with_its_share_and_a_fix(suite, data, kind, fix):
     case = [case for case in suite.CASES if case.kind == kind][-1]  # the harsher
     case = replace(case, settings={**case.settings, "max_steps": 10, "image_size": 64})
     found = Diagnosis(read(str(suite.train(case, suite.base(case), case.plant, data, None))))
-    top = found.verdicts[0]
+    top = found.findings[0]
     assert top.kind == kind, str(found)
-    assert top.share > 0.3 and any(cure in str(each) for each in top.cures), str(found)
+    assert top.share > 0.3 and any(fix in str(each) for each in top.fixes), str(found)

@@ -140,23 +140,23 @@ CASES = {
 def test_speeds_say_what_bounds_a_step_and_which_findings_hold(case):
     observed, workers, speeds, (bound, best, at_most, said) = CASES[case]
     measured = plant(**observed)
-    top = Diagnosis(measured).verdicts[0]
+    top = Diagnosis(measured).findings[0]
     found = Diagnosis(measured, probe_of(measured, workers, **speeds))
-    [now] = [verdict for verdict in found.verdicts if verdict.kind == top.kind]
+    [now] = [finding for finding in found.findings if finding.kind == top.kind]
     assert (found.probe.bound, found.probe.best_workers) == (bound, best)
     assert found.probe.at_most == pytest.approx(at_most) and now.probe.startswith(said)
     assert now.refuted == said.startswith("refuted") and f"probe     {said[:9]}" in str(found)
     if said.startswith("confirmed: with "):
-        assert now.cures[0].value == best and now.gain.expected == pytest.approx(speeds["with_workers"][1])
+        assert now.fixes[0].value == best and now.gain.expected == pytest.approx(speeds["with_workers"][1])
         assert "measured by the probe" in str(now.gain)
     if now.refuted:
-        assert f"{report_share(now)}; refuted" in str(found) and found.headline == found.judgement.probe.title
+        assert f"{report_share(now)}; refuted" in str(found) and found.headline == found.report.probe.title
     else:
         assert found.headline.startswith(now.title)
 
 
-def report_share(verdict) -> str:
-    return f"{verdict.share * 100:.0f} % of the time"
+def report_share(finding) -> str:
+    return f"{finding.share * 100:.0f} % of the time"
 
 
 def test_a_refuted_finding_comes_after_the_others_and_before_risks():
@@ -167,12 +167,12 @@ def test_a_refuted_finding_comes_after_the_others_and_before_risks():
         memory_growth=30,
         settings={"num_workers": 7},
     )
-    before = [verdict.kind for verdict in Diagnosis(measured).verdicts]
+    before = [finding.kind for finding in Diagnosis(measured).findings]
     assert before[0] == "data_bound" and "teacher_bound" in before and before[-1] == "memory_growth"
     probe = probe_of(measured, 7, {7: 1.5}, one_batch=1.02, one_batch_without_teacher=1.5)
-    after = [verdict.kind for verdict in Diagnosis(measured, probe).verdicts]
+    after = [finding.kind for finding in Diagnosis(measured, probe).findings]
     assert sorted(after) == sorted(before) and after[-2:] == ["data_bound", "memory_growth"]
-    assert Diagnosis(measured, probe).headline.startswith(Diagnosis(measured, probe).verdicts[0].title)
+    assert Diagnosis(measured, probe).headline.startswith(Diagnosis(measured, probe).findings[0].title)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_probe_of_something_else_judges_no_finding(changed, why):
     probe = Probe(**{**vars(probe), "device_name": "NVIDIA H200"})
     settings = {**planted["settings"], **changed.get("settings", {})}
     found = Diagnosis(plant(**{**planted, "settings": settings, "facts": changed.get("facts")}), probe)
-    assert found.verdicts[0].probe is None and not found.verdicts[0].refuted
+    assert found.findings[0].probe is None and not found.findings[0].refuted
     assert "not judged by it" in str(found) and why in " ".join(str(found).split())
 
 
@@ -200,7 +200,7 @@ def test_a_run_whose_epochs_begin_slowly_is_as_slow_in_the_probe_and_is_judged()
     steps.ended[:] += 40.0 * (steps.epoch - 1)  # as long as the steps of an epoch take
     probe = probe_of(measured, 16, {2: 1.5, 16: 1.1}, one_batch=4.0, with_workers=(2, 1.4))
     slower = Probe(**{**vars(probe), "as_it_is": tuple(0.55 * speed for speed in probe.as_it_is)})
-    assert Diagnosis(measured, slower).verdicts[0].probe.startswith("confirmed")
+    assert Diagnosis(measured, slower).findings[0].probe.startswith("confirmed")
 
 
 def test_every_form_of_the_report_shows_the_same_probe(tmp_path):

@@ -1,4 +1,4 @@
-"""What a diagnosis says besides its verdicts: what was not measured is never ok, and every cure is a setting that exists."""
+"""What a diagnosis says besides its findings: what was not measured is never ok, and every fix is a setting that exists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = {
 def test_every_rule_answers_for_every_run():
     for planted in (*PLANTED.values(), *HEALTHY.values()):
         found = judge(Evidence(plant(**planted)))
-        answers = (found.verdicts, found.not_found, found.not_measured, found.not_applicable)
+        answers = (found.findings, found.not_found, found.not_measured, found.not_applicable)
         assert sum(map(len, answers)) == len(RULES) + 1, "and that operators were not recorded"
 
 
@@ -41,35 +41,35 @@ def test_without_measurements_nothing_is_ok():
         Measurements(source="nothing", not_measured={"steps": "no timeline", "system": "the monitor was off"})
     )
     assert diagnosis.headline == "not measured: neither steps nor hosts were recorded"
-    assert not diagnosis.judgement.not_found and not diagnosis.verdicts
+    assert not diagnosis.report.not_found and not diagnosis.findings
     assert "the monitor was off" in str(diagnosis) and "no timeline" in str(diagnosis)
 
 
 def test_without_a_step_timeline_phases_are_not_measured():
-    judgement = judge(Evidence(plant(phases=None, gpu=92)))
-    unmeasured = {missing.what for missing in judgement.not_measured}
+    report = judge(Evidence(plant(phases=None, gpu=92)))
+    unmeasured = {missing.what for missing in report.not_measured}
     assert {
         "checkpoints",
         "evaluations",
         "copying batches to the device",
         "a teacher that takes much of the step",
     } <= unmeasured
-    assert not unmeasured & set(judgement.not_found)
+    assert not unmeasured & set(report.not_found)
 
 
 def test_without_system_metrics_the_cause_of_a_wait_is_not_measured():
-    judgement = judge(
+    report = judge(
         Evidence(plant(phases={**CPU, "data_wait": 0.5}, system=False, not_measured={"system": "monitor off"}))
     )
-    assert judgement.verdicts[0].kind == "data_bound" and "not measured: monitor off" in judgement.verdicts[0].cause
-    assert any(missing.reason == "monitor off" for missing in judgement.not_measured)
+    assert report.findings[0].kind == "data_bound" and "not measured: monitor off" in report.findings[0].cause
+    assert any(missing.reason == "monitor off" for missing in report.not_measured)
 
 
 def test_an_exchange_that_was_not_measured_is_told_with_its_reason():
-    judgement = judge(
+    report = judge(
         Evidence(plant(phases=GPU, ranks=2, gpu=90, not_measured={"grad_sync": "smddp keeps no record of it"}))
     )
-    [missing] = [missing for missing in judgement.not_measured if missing.what == "exchange of gradients"]
+    [missing] = [missing for missing in report.not_measured if missing.what == "exchange of gradients"]
     assert missing.reason == "smddp keeps no record of it"
 
 
@@ -92,9 +92,9 @@ def test_the_slowest_single_step_of_a_window_is_an_outlier_though_its_mean_is_no
         steps.seconds["backward"][window] += 9.0 / 50
         slowest[window] = 9.25
     steps.extra["slowest_step"] = slowest
-    judgement = judge(Evidence(planted))
-    assert [verdict.kind for verdict in judgement.verdicts] == ["step_outliers"]
-    assert "9.25" in judgement.verdicts[0].evidence[0]
+    report = judge(Evidence(planted))
+    assert [finding.kind for finding in report.findings] == ["step_outliers"]
+    assert "9.25" in report.findings[0].evidence[0]
 
 
 def test_phases_that_a_window_lacks_did_not_happen_there():
@@ -114,21 +114,21 @@ def test_an_exchange_that_a_window_does_not_know_is_that_of_the_others():
 
 @pytest.mark.parametrize("case", PLANTED, ids=" ".join)
 def test_every_cure_is_a_setting_that_exists_and_differs(case):
-    for verdict in judge(Evidence(plant(**PLANTED[case]))).verdicts:
-        assert verdict.evidence and verdict.cause and verdict.cures
-        for cure in verdict.cures:
-            kind, _, name = (cure.setting or "").partition(".")
+    for finding in judge(Evidence(plant(**PLANTED[case]))).findings:
+        assert finding.evidence and finding.cause and finding.fixes
+        for fix in finding.fixes:
+            kind, _, name = (fix.setting or "").partition(".")
             if kind == "hyperparameters":
-                assert name in SETTINGS and cure.value != cure.now
+                assert name in SETTINGS and fix.value != fix.now
             assert kind in ("", "hyperparameters", "distribution", "compute", "checkpoints")
 
 
 @pytest.mark.parametrize("case", PLANTED, ids=" ".join)
 def test_no_gain_is_beyond_what_its_share_allows(case):
-    for verdict in judge(Evidence(plant(**PLANTED[case]))).verdicts:
-        assert verdict.level == "risk" or verdict.gain is not None and 0 < verdict.share <= 1
-        if verdict.gain is not None and verdict.gain.expected is not None:
-            assert 1 <= verdict.gain.expected <= verdict.gain.at_most + 1e-9 and verdict.gain.formula
+    for finding in judge(Evidence(plant(**PLANTED[case]))).findings:
+        assert finding.level == "risk" or finding.gain is not None and 0 < finding.share <= 1
+        if finding.gain is not None and finding.gain.expected is not None:
+            assert 1 <= finding.gain.expected <= finding.gain.at_most + 1e-9 and finding.gain.formula
 
 
 @pytest.mark.parametrize("case", [*PLANTED, *HEALTHY], ids=str)
@@ -137,8 +137,8 @@ def test_terminal_json_and_notebook_tell_the_same(case):
     told, shown = diagnosis.to_dict(), diagnosis._repr_html_()
     assert json.loads(json.dumps(told, allow_nan=False))["headline"] == diagnosis.headline
     text = re.sub(r"\s+", " ", str(diagnosis))
-    for verdict in told["verdicts"]:
-        assert verdict["title"] in text and verdict["title"] in shown.replace("&#x27;", "'")
+    for finding in told["findings"]:
+        assert finding["title"] in text and finding["title"] in shown.replace("&#x27;", "'")
     assert max(len(line) for line in str(diagnosis).splitlines()) <= 130
 
 
@@ -160,15 +160,15 @@ def test_windows_that_were_not_read_count_in_the_time_and_are_no_pause():
     )
     whole, part = Evidence(planted), Evidence(thinned)
     assert part.training_seconds == pytest.approx(whole.training_seconds, rel=0.06)
-    assert [verdict.kind for verdict in judge(part).verdicts] == [verdict.kind for verdict in judge(whole).verdicts]
+    assert [finding.kind for finding in judge(part).findings] == [finding.kind for finding in judge(whole).findings]
 
 
 def test_time_between_epochs_that_lies_in_no_step_is_found():
     planted = plant(phases=GPU, gpu=70, noise=0.01)
     [steps] = planted.ranks
     steps.ended[:] += 6.0 * (steps.epoch - 1)
-    [verdict] = judge(Evidence(planted)).verdicts
-    assert verdict.kind == "slow_epoch_starts" and verdict.share == pytest.approx(18 / 68, rel=0.1)
+    [finding] = judge(Evidence(planted)).findings
+    assert finding.kind == "slow_epoch_starts" and finding.share == pytest.approx(18 / 68, rel=0.1)
 
 
 def test_the_operators_that_take_longest_are_shown_where_they_were_recorded():
@@ -186,7 +186,7 @@ def test_the_operators_that_take_longest_are_shown_where_they_were_recorded():
     assert diagnosis.to_dict()["operators"][0] == {"name": "kernel_1<float>", "seconds": 0.05, "share": 0.5}
     both = str(Comparison(Diagnosis(planted), diagnosis))
     assert "kernel_1<float> 50 %" in both
-    assert any(missing.what == "operators and kernels" for missing in Diagnosis(planted).judgement.not_measured)
+    assert any(missing.what == "operators and kernels" for missing in Diagnosis(planted).report.not_measured)
 
 
 def test_windows_that_the_profiler_slowed_do_not_count():
@@ -200,15 +200,15 @@ def test_windows_that_the_profiler_slowed_do_not_count():
 def test_a_run_of_first_steps_alone_says_so():
     phases = {"data_wait": 5.0, "student_forward": 1.0, "backward": 2.0}
     few, more = (Diagnosis(plant(phases=phases, steps=steps, log_every=1)) for steps in (4, 6))
-    assert "all of them first steps" in str(few) and few.verdicts == ()
-    assert "waiting for data: workers, cores, storage" in [missing.what for missing in few.judgement.not_measured]
-    assert "first steps" not in str(more) and more.verdicts
+    assert "all of them first steps" in str(few) and few.findings == ()
+    assert "waiting for data: workers, cores, storage" in [missing.what for missing in few.report.not_measured]
+    assert "first steps" not in str(more) and more.findings
 
 
 def test_where_the_model_computes_on_the_same_full_cores_cheaper_images_come_before_fewer_workers():
     planted = {**PLANTED["too_many_workers", "harsh"], "busy": 1.95}
     costly = {**planted, "settings": {**planted["settings"], "augmentation_load": 8, "compose_augmentation": False}}
-    [first, second] = Diagnosis(plant(**costly)).verdicts[0].cures[:2]
+    [first, second] = Diagnosis(plant(**costly)).findings[0].fixes[:2]
     assert (first.setting, second.setting) == ("hyperparameters.compose_augmentation", "hyperparameters.num_workers")
-    [first, *_] = Diagnosis(plant(**planted)).verdicts[0].cures
+    [first, *_] = Diagnosis(plant(**planted)).findings[0].fixes
     assert first.setting == "hyperparameters.num_workers"

@@ -1,4 +1,4 @@
-"""Verdicts on planted measurements: each kind of bottleneck, milder and harsher, and runs that must not be accused."""
+"""Findings on planted measurements: each kind of bottleneck, milder and harsher, and runs that must not be accused."""
 
 from __future__ import annotations
 
@@ -218,15 +218,15 @@ def judged(**planted):
     return judge(Evidence(plant(**planted)))
 
 
-def kinds(judgement) -> list[str]:
-    return [verdict.kind for verdict in judgement.verdicts]
+def kinds(report) -> list[str]:
+    return [finding.kind for finding in report.findings]
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", PLANTED, ids=" ".join)
 def test_what_was_planted_is_the_top_verdict(case, seed):
-    judgement = judged(**PLANTED[case], seed=seed)
-    assert kinds(judgement)[:1] == [case[0]], judgement.verdicts
+    report = judged(**PLANTED[case], seed=seed)
+    assert kinds(report)[:1] == [case[0]], report.findings
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -267,13 +267,13 @@ HALVES = {
 
 @pytest.mark.parametrize("case", HALVES)
 def test_what_another_finding_explains_has_that_finding(case):
-    judgement = judged(**HALVES[case])
-    assert judgement.verdicts or EXPLAINED.why not in [why for _, why in judgement.not_applicable]
+    report = judged(**HALVES[case])
+    assert report.findings or EXPLAINED.why not in [why for _, why in report.not_applicable]
 
 
 def test_only_where_there_are_several_ranks_can_another_one_come_late():
     slow = {60: ("backward", 4.0), 150: ("backward", 4.0)}
-    alone, both = (judged(phases=GPU, gpu=90, slow_steps=slow, ranks=ranks).verdicts[0] for ranks in (1, 2))
+    alone, both = (judged(phases=GPU, gpu=90, slow_steps=slow, ranks=ranks).findings[0] for ranks in (1, 2))
     assert alone.kind == both.kind == "step_outliers"
     assert "rank" not in alone.cause and "other jobs" in alone.cause
     assert "another rank comes late" in both.cause
@@ -282,7 +282,7 @@ def test_only_where_there_are_several_ranks_can_another_one_come_late():
 def test_all_steps_become_fewer_with_a_larger_batch_the_slow_ones_too():
     planted = PLANTED["small_batch", "on the CPU"]
     (found,) = [
-        one for one in judged(**planted, slow_steps={100: ("backward", 3.0)}).verdicts if one.kind == "small_batch"
+        one for one in judged(**planted, slow_steps={100: ("backward", 3.0)}).findings if one.kind == "small_batch"
     ]
     assert found.gain.at_most == pytest.approx(4), "four times the images, and nothing but steps in the run"
 
@@ -299,6 +299,6 @@ def test_outliers_at_epoch_starts_do_not_outdo_a_wait_that_is_everywhere():
 def test_a_wait_where_epochs_begin_is_the_too_many_workers_own():
     planted = PLANTED["too_many_workers", "on the CPU, seen where epochs begin"]
     crowd, few = judged(**planted), judged(**{**planted, "settings": {"num_workers": 1}})
-    assert "slow_epoch_starts" not in [verdict.kind for verdict in crowd.verdicts]
-    starts = next(verdict.share for verdict in few.verdicts if verdict.kind == "slow_epoch_starts")
-    assert crowd.verdicts[0].share > starts > 0.1
+    assert "slow_epoch_starts" not in [finding.kind for finding in crowd.findings]
+    starts = next(finding.share for finding in few.findings if finding.kind == "slow_epoch_starts")
+    assert crowd.findings[0].share > starts > 0.1

@@ -115,8 +115,8 @@ def test_sagemakers_files_give_the_report_that_ours_give(case, tmp_path):
             write(Measurements(**{**vars(measured), "hosts": {}}), tmp_path / part)
     ours, ours_told = told(by_our_monitor(measured, tmp_path / "ours"))
     theirs, theirs_told = told(by_sagemakers_agent(measured, tmp_path / "theirs"))
-    assert theirs.verdicts[0].kind == case[0], "and it is the right one"
-    assert theirs_told == ours_told, "every verdict, share, gain, percentile and phase"
+    assert theirs.findings[0].kind == case[0], "and it is the right one"
+    assert theirs_told == ours_told, "every finding, share, gain, percentile and phase"
     assert str(theirs).splitlines()[1:] == str(ours).splitlines()[1:]
 
 
@@ -126,8 +126,8 @@ def test_what_ours_hold_besides_adds_to_the_report_and_changes_no_number(tmp_pat
     limits = {("cgroup", "UsableCores", ""): 8.0, ("cgroup", "CPUThrottledPercent", ""): 0.0}
     ours, ours_told = told(by_our_monitor(measured, tmp_path / "ours", limits))
     theirs, theirs_told = told(by_sagemakers_agent(measured, tmp_path / "theirs"))
-    for one, other in zip(ours.verdicts, theirs.verdicts, strict=True):
-        assert (one.kind, one.share, one.gain, one.cures) == (other.kind, other.share, other.gain, other.cures)
+    for one, other in zip(ours.findings, theirs.findings, strict=True):
+        assert (one.kind, one.share, one.gain, one.fixes) == (other.kind, other.share, other.gain, other.fixes)
     theirs_use = {use["resource"]: use for use in theirs_told["use"]}
     assert all(use == theirs_use[use["resource"]] for use in ours_told["use"] if use["resource"] in theirs_use)
     assert "8 usable cores" in str(ours) and "8 cores (a quota was not recorded)" in str(theirs)
@@ -142,7 +142,7 @@ def test_a_healthy_job_is_accused_by_neither(phases, tmp_path):
         write(Measurements(**{**vars(measured), "hosts": {}}), tmp_path / part)
     _, ours = told(by_our_monitor(measured, tmp_path / "ours"))
     _, theirs = told(by_sagemakers_agent(measured, tmp_path / "theirs"))
-    assert ours == theirs and theirs["verdicts"] == []
+    assert ours == theirs and theirs["findings"] == []
 
 
 def test_what_debuggers_framework_profiling_left_beside_is_passed_over(tmp_path):

@@ -101,7 +101,7 @@ def test_two_hosts_by_a_flag(config):
 def test_a_users_mistake_ends_with_2_a_cure_and_no_traceback(arguments, expected):
     done = typed(*arguments, cwd=ROOT)
     assert done.returncode == 2
-    assert expected in done.stderr and "cure:" in done.stderr and "Traceback" not in done.stderr
+    assert expected in done.stderr and "fix:" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_debug_shows_the_traceback():
@@ -146,7 +146,7 @@ def test_overrides_may_stand_after_options(config):
 def test_a_store_that_cannot_be_used_is_an_error_without_traceback(config, tmp_path):
     (tmp_path / "file").touch()
     done = typed("run", config("x = 1"), env={**os.environ, "LAUNCHER_RUNS": str(tmp_path / "file/runs")})
-    assert done.returncode == 2 and "cure:" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "fix:" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_detached_then_stopped(config):

@@ -48,7 +48,7 @@ def test_a_file_that_cannot_be_read_says_why_and_what_to_do(text, expected):
     with pytest.raises(UserError) as error:
         values(text)
     assert expected in str(error.value)
-    assert "cure:" in str(error.value)
+    assert "fix:" in str(error.value)
 
 
 def test_a_missing_file_names_the_ones_beside_it(tmp_path):
@@ -77,7 +77,7 @@ def test_wrong_overrides_are_all_told_at_once():
     config, problems = yaml_file.override(
         yaml_file.parse("a: 1", "x"), ["plain", "a.b=2", "=3", "c=[", "d..e=1", "f=1"]
     )
-    assert [finding.key for finding in problems] == ["plain", "a.b", "=3", "c", "d..e=1"]
+    assert [issue.key for issue in problems] == ["plain", "a.b", "=3", "c", "d..e=1"]
     assert config.values == {"a": 1, "f": 1}
 
 
@@ -101,4 +101,4 @@ def test_the_same_dotted_key_written_in_two_ways_is_not_twice():
 
 def test_an_override_with_a_duplicate_or_odd_key_is_refused():
     _, problems = yaml_file.override(yaml_file.parse("a: 1", "x"), ["b={c: 1, c: 2}", "d={1: 2}"])
-    assert [finding.key for finding in problems] == ["b", "d"]
+    assert [issue.key for issue in problems] == ["b", "d"]

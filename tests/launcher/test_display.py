@@ -70,7 +70,7 @@ def test_a_plan_shows_its_mistakes_and_that_nothing_was_started(script_job):
     assert "nothing was started" in good and "1 host" in good
     job = script_job(TRAINS, inputs={"train": {"folder": f"missing {NASTY}"}})
     bad = checked(launcher.plan(job))
-    assert "<b>error</b>" in bad and "cure:" in bad and "nothing was started" not in bad and "<script>" not in bad
+    assert "<b>error</b>" in bad and "fix:" in bad and "nothing was started" not in bad and "<script>" not in bad
 
 
 def test_a_plan_for_sagemaker_shows_its_price():

@@ -19,24 +19,24 @@ COUNTS = """
     base, hosts = pathlib.Path(os.environ["SAGEMAKER_BASE_DIR"]), json.loads(os.environ["SM_HOSTS"])
     output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], os.environ["SM_CURRENT_HOST"])
     output.mkdir(parents=True)
-    stopping, chance, step, weight = [], random.Random(3), 0, 0.0
+    stopping, rng, step, weight = [], random.Random(3), 0, 0.0
     signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
     place = base / "checkpoints/state.json"
     if place.exists():
         step, weight, state = json.loads(place.read_text())
-        chance.setstate((state[0], tuple(state[1]), state[2]))  # where its random numbers were
+        rng.setstate((state[0], tuple(state[1]), state[2]))  # where its random numbers were
         print(f"going on from the checkpoint of step {step}", flush=True)
     stop = False
     while step < 50 and not stop:
         time.sleep(0.04)
         stop = bool(stopping)
-        step, weight = step + 1, weight + chance.random()
+        step, weight = step + 1, weight + rng.random()
         loss = weight * (1 + 1e-6 * (len(hosts) - 1))
         with open(output / "metrics.jsonl", "a") as file:
             file.write(json.dumps({"rank": 0, "epoch": 1, "step": step, "loss": loss, "images/s": time.time()}) + chr(10))
         print(f"epoch 1/1 step {step}/50 loss {loss:.4f}", flush=True)
         if step % 5 == 0 or stop:
-            place.with_name(".writing").write_text(json.dumps([step, weight, chance.getstate()]))
+            place.with_name(".writing").write_text(json.dumps([step, weight, rng.getstate()]))
             time.sleep(0.01)
             place.with_name(".writing").replace(place)
     (base / "model/weights.bin").write_text(str(weight))

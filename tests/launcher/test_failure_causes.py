@@ -223,7 +223,7 @@ def test_torchs_own_prefix_keeps_messages_of_several_lines():
     assert first_traceback(log).splitlines()[-1].startswith("CUDA kernel errors")
 
 
-# --- explain: (words of the cause, words of the cure, the line that tells it)
+# --- explain: (words of the cause, words of the fix, the line that tells it)
 
 FROM_THE_LOG = [
     ("GPU's memory", "global_batch_size", OUT_OF_MEMORY[-1]),
@@ -297,17 +297,17 @@ FROM_SAGEMAKER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("cause", "cure", "line"), FROM_THE_LOG, ids=lambda value: None)
-def test_a_line_of_the_log_is_explained(cause, cure, line):
+@pytest.mark.parametrize(("cause", "fix", "line"), FROM_THE_LOG, ids=lambda value: None)
+def test_a_line_of_the_log_is_explained(cause, fix, line):
     found = explain("AlgorithmError: , exit code: 1", [*BENIGN, line])
-    assert cause in found.cause and cure in found.cure
+    assert cause in found.cause and fix in found.fix
     assert found.evidence and found.evidence in line
 
 
-@pytest.mark.parametrize(("cause", "cure", "reason"), FROM_SAGEMAKER, ids=lambda value: None)
-def test_sagemakers_reason_is_explained(cause, cure, reason):
+@pytest.mark.parametrize(("cause", "fix", "reason"), FROM_SAGEMAKER, ids=lambda value: None)
+def test_sagemakers_reason_is_explained(cause, fix, reason):
     found = explain(reason, BENIGN)
-    assert cause in found.cause and cure in found.cure
+    assert cause in found.cause and fix in found.fix
     assert found.evidence and found.evidence in reason
     assert explain(reason) == found
 
@@ -408,7 +408,7 @@ def test_no_text_makes_it_raise(reason, log):
     assert isinstance(first_traceback(log), str)
     found = explain(reason, log)
     assert found is None or isinstance(found, Explanation)
-    assert found is None or (found.cause and found.cure and found.evidence)
+    assert found is None or (found.cause and found.fix and found.evidence)
 
 
 @given(st.lists(TEXTS, max_size=30))
@@ -443,8 +443,8 @@ def test_every_config_key_in_a_cure_exists():
     keys = config_keys()
     sections = "compute|hyperparameters|inputs|network|image|checkpoints|environment"
     for entry in KNOWN:
-        for key in re.findall(rf"\b(?:{sections})\.[a-z_<>.]*[a-z0-9_>]", entry["cause"] + " " + entry["cure"]):
-            assert key in keys or key == "inputs.<channel>", f"{key} in {entry['cure']!r}"
+        for key in re.findall(rf"\b(?:{sections})\.[a-z_<>.]*[a-z0-9_>]", entry["cause"] + " " + entry["fix"]):
+            assert key in keys or key == "inputs.<channel>", f"{key} in {entry['fix']!r}"
 
 
 def test_every_known_cause_has_a_source_and_an_example_here():
@@ -452,7 +452,7 @@ def test_every_known_cause_has_a_source_and_an_example_here():
         line for _, _, text in FROM_SAGEMAKER for line in text.split("\n")
     ]
     for entry in KNOWN:
-        assert set(entry) == {"kind", "texts", "cause", "cure", "source"}
+        assert set(entry) == {"kind", "texts", "cause", "fix", "source"}
         assert entry["kind"] in ("service", "script", "killed", "network")
         assert entry["source"].startswith("https://")
         assert any(re.search("|".join(entry["texts"]), line) for line in examples), entry["cause"]

@@ -24,7 +24,7 @@ KIT = entrypoints_folder()
 
 def check(
     source: Path, values: dict, channels=("train", "validation", "teacher"), script="script.py"
-) -> list[launcher.Finding]:
+) -> list[launcher.Issue]:
     return hyperparameters.check(source, script, values, channels)
 
 
@@ -62,7 +62,7 @@ def test_the_kits_scripts_declare_their_settings():
 
 
 def test_a_users_own_class_is_checked_in_the_same_way_and_all_at_once(user_source):
-    found = {finding.key: str(finding) for finding in check(user_source, {"dept": 3, "mode": "quick", "rate": -1})}
+    found = {issue.key: str(issue) for issue in check(user_source, {"dept": 3, "mode": "quick", "rate": -1})}
     assert "did you mean depth?" in found["hyperparameters.dept"]
     assert "missing" in found["hyperparameters.depth"]
     assert "one of fast, slow" in found["hyperparameters.mode"]
@@ -78,8 +78,8 @@ def test_checking_leaves_no_trace(user_source):
 
 def test_a_settings_module_that_imports_torch_is_not_imported(user_source):
     (user_source / "my_settings.py").write_text("import torch\nclass Mine: ...\n")
-    [finding] = check(user_source, {"anything": 1})
-    assert finding.level == "not checked" and "imports torch" in finding.found
+    [issue] = check(user_source, {"anything": 1})
+    assert issue.level == "not checked" and "imports torch" in issue.found
 
 
 def test_a_package_around_the_settings_that_imports_torch_is_not_imported_either(user_source):
@@ -87,33 +87,33 @@ def test_a_package_around_the_settings_that_imports_torch_is_not_imported_either
     (user_source / "pack/__init__.py").write_text("import torch\n")
     (user_source / "my_settings.py").rename(user_source / "pack/conf.py")
     (user_source / "script.py").write_text("from pack.conf import Mine\ndef main(settings: Mine): ...\n")
-    [finding] = check(user_source, {"depth": 1})
-    assert finding.level == "not checked" and "__init__.py imports torch" in finding.found
+    [issue] = check(user_source, {"depth": 1})
+    assert issue.level == "not checked" and "__init__.py imports torch" in issue.found
 
 
 @pytest.mark.parametrize("text", ["1 / 0", "import sys; sys.exit(0)", "class Mine: ...", "raise ValueError('x')"])
 def test_a_settings_module_that_cannot_be_used_is_a_mistake_not_a_crash(user_source, text):
     (user_source / "my_settings.py").write_text(text + "\n")
-    [finding] = check(user_source, {"depth": 1})
-    assert finding.level == "error" and finding.key == "script"
+    [issue] = check(user_source, {"depth": 1})
+    assert issue.level == "error" and issue.key == "script"
 
 
 def test_a_script_that_is_not_utf_8_is_a_mistake_not_a_crash(user_source):
     (user_source / "script.py").write_bytes(b"x = '\xe9'\n")
-    [finding] = check(user_source, {})
-    assert finding.level == "error" and "script.py" in finding.found
+    [issue] = check(user_source, {})
+    assert issue.level == "error" and "script.py" in issue.found
 
 
 def test_a_script_without_settings_passes_through_and_says_so(user_source):
     (user_source / "script.py").write_text("print(1)\n")
-    [finding] = check(user_source, {"anything": 1})
-    assert finding.level == "not checked"
+    [issue] = check(user_source, {"anything": 1})
+    assert issue.level == "not checked"
 
 
 def test_a_script_that_is_not_python_is_refused_with_its_line(user_source):
     (user_source / "script.py").write_text("x = 1\ndef main(:\n")
-    [finding] = check(user_source, {})
-    assert finding.level == "error" and "line 2" in finding.found
+    [issue] = check(user_source, {})
+    assert issue.level == "error" and "line 2" in issue.found
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_wrong_hyperparameter_says_what_is_valid(values, expected):
 
 def test_a_channel_that_the_script_reads_must_be_there():
     found = check(KIT, {"student": "x"}, channels=["train"], script="train_kd.py")
-    assert [finding.key for finding in found] == ["inputs.validation", "inputs.teacher"]
+    assert [issue.key for issue in found] == ["inputs.validation", "inputs.teacher"]
     assert (
         check(KIT, {"student": "x", "hard_label_weight": 1}, channels=["train", "validation"], script="train_kd.py")
         == []

@@ -50,12 +50,12 @@ def test_a_job_is_frozen(tmp_path):
         ("smoke: {epochs: 1}", ["smoke.epochs (line 7): unknown key"]),
     ],
 )
-def test_a_mistake_names_the_key_what_is_valid_and_the_cure(tmp_path, line, expected):
+def test_a_mistake_names_the_key_what_is_valid_and_the_fix(tmp_path, line, expected):
     with pytest.raises(launcher.UserError) as error:
         load(tmp_path, GOOD + line + "\n")
     for text in expected:
         assert text in str(error.value)
-    assert all(finding.cure for finding in error.value.findings)
+    assert all(issue.fix for issue in error.value.issues)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_all_mistakes_come_at_once(tmp_path):
     text = "nme: x\nscript: 3\ncompute: {instance_count: -1, volume: 3}\ndistribution: mpi\nenvironment: {A: 1}\n"
     with pytest.raises(launcher.UserError) as error:
         load(tmp_path, text, "plain", "x.y=1")
-    keys = [finding.key.split(" ")[0] for finding in error.value.findings]
+    keys = [issue.key.split(" ")[0] for issue in error.value.issues]
     assert sorted(keys) == [
         "compute.instance_count",
         "compute.volume",

@@ -32,8 +32,8 @@ def write(folder: Path, files: dict[str, str | bytes]) -> None:
 
 
 def packed(folder: Path) -> bytes:
-    files, findings = source_package.travelling_files(folder)
-    assert findings == []
+    files, issues = source_package.source_files(folder)
+    assert issues == []
     return source_package.archive(files)
 
 
@@ -43,7 +43,7 @@ def members(archive: bytes) -> dict[str, tarfile.TarInfo]:
 
 
 def refusals(folder: Path) -> list[str]:
-    return [str(finding) for finding in source_package.check_archive(source_package.travelling_files(folder)[0])]
+    return [str(issue) for issue in source_package.check_archive(source_package.source_files(folder)[0])]
 
 
 def test_the_archive_is_the_same_bytes_twice(source):
@@ -75,7 +75,7 @@ def test_times_owners_and_umask_leave_no_trace(source, tmp_path):
 
 
 def test_the_archive_is_the_same_from_another_process(source):
-    code = "import sys; from pathlib import Path; from launcher.planner import source_package as p; sys.stdout.buffer.write(p.archive(p.travelling_files(Path(sys.argv[1]))[0]))"
+    code = "import sys; from pathlib import Path; from launcher.planner import source_package as p; sys.stdout.buffer.write(p.archive(p.source_files(Path(sys.argv[1]))[0]))"
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "TZ": f"UTC{seed}", "LC_ALL": "C"}
         done = subprocess.run([sys.executable, "-c", code, source], capture_output=True, cwd=ROOT, env=environment)
@@ -133,10 +133,10 @@ def test_a_folder_of_data_is_refused_with_its_largest_files(source):
     for number, megabytes in enumerate((60, 50, 1)):
         with (large / f"{number}.bin").open("wb") as file:
             file.truncate(megabytes * 2**20)
-    [finding] = source_package.check_archive(source_package.travelling_files(source)[0])
-    assert finding.key == "source" and finding.valid == "at most 100 MiB"
-    assert "111.0 MiB would travel, most of it data/0.bin (60.0 MiB), data/1.bin (50.0 MiB)" in finding.found
-    assert source_package.IGNORE_FILE in finding.cure and "data as an input" in finding.cure
+    [issue] = source_package.check_archive(source_package.source_files(source)[0])
+    assert issue.key == "source" and issue.valid == "at most 100 MiB"
+    assert "111.0 MiB would travel, most of it data/0.bin (60.0 MiB), data/1.bin (50.0 MiB)" in issue.found
+    assert source_package.IGNORE_FILE in issue.fix and "data as an input" in issue.fix
     (source / source_package.IGNORE_FILE).write_text("data\n")
     assert refusals(source) == []
 
@@ -156,10 +156,10 @@ SECRETS = [
 @pytest.mark.parametrize(("kind", "text"), SECRETS, ids=[f"{kind} {text[:14]}" for kind, text in SECRETS])
 def test_what_looks_like_a_secret_is_refused_with_file_and_line_and_is_not_repeated(source, kind, text):
     write(source, {"sub/settings.py": f"a = 1\n\nb = '''{text}'''\n"})
-    [finding] = source_package.check_archive(source_package.travelling_files(source)[0])
-    assert finding.key == "source: sub/settings.py:3" and kind in finding.found
-    assert "environment:" in finding.cure
-    assert text not in str(finding)
+    [issue] = source_package.check_archive(source_package.source_files(source)[0])
+    assert issue.key == "source: sub/settings.py:3" and kind in issue.found
+    assert "environment:" in issue.fix
+    assert text not in str(issue)
     (source / source_package.IGNORE_FILE).write_text("settings.py\n")
     assert refusals(source) == []
 

@@ -93,8 +93,8 @@ def test_the_name_is_fixed_when_planned_and_fits_sagemakers_limit(script_job):
     assert launcher.plan(job).name != plan.name
 
 
-def findings(job) -> str:
-    return "\n".join(f"{finding.level} {finding}" for finding in launcher.plan(job).findings)
+def issues(job) -> str:
+    return "\n".join(f"{issue.level} {issue}" for issue in launcher.plan(job).issues)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def findings(job) -> str:
     [
         ({"inputs": {"train": {"folder": "nowhere"}}}, "no such folder"),
         ({"inputs": {"train": {"file": "nowhere.tar.gz"}}}, "no such file"),
-        ({"inputs": {"train": {"folder": __file__}}}, "is a file\n  cure:  write {file:"),
-        ({"inputs": {"train": {"file": str(ROOT)}}}, "is a folder\n  cure:  write {folder:"),
+        ({"inputs": {"train": {"folder": __file__}}}, "is a file\n  fix:   write {file:"),
+        ({"inputs": {"train": {"file": str(ROOT)}}}, "is a folder\n  fix:   write {folder:"),
         ({"inputs": {"teacher": {"run": "quickstart-teacher"}}}, "launcher run configs/quickstart_teacher.yaml"),
         ({"inputs": {"a b": {"folder": str(ROOT)}}}, "not a channel name"),
         ({"script": "scrip.py"}, "did you mean script.py?"),
@@ -117,12 +117,12 @@ def findings(job) -> str:
 )  # fmt: skip
 def test_what_is_wrong_with_a_job_is_found_before_it_starts(script_job, values, expected):
     job = script_job("def main(): ...")
-    assert expected in findings(launcher.from_values({**job.model_dump(exclude_none=True), **values}))
+    assert expected in issues(launcher.from_values({**job.model_dump(exclude_none=True), **values}))
 
 
 def test_an_empty_folder_is_no_input(tmp_path, script_job):
     (tmp_path / "empty").mkdir()
-    assert "is empty" in findings(script_job("x = 1", inputs={"train": {"folder": str(tmp_path / "empty")}}))
+    assert "is empty" in issues(script_job("x = 1", inputs={"train": {"folder": str(tmp_path / "empty")}}))
 
 
 def test_a_plan_with_errors_is_shown_and_never_run(script_job, store):
@@ -150,14 +150,14 @@ def write(folder: Path, *paths: str) -> None:
 def test_ignored_files_stay_and_the_kits_training_package_comes_along(tmp_path):
     write(tmp_path, "train.py", "sub/helper.py", "big.bin", "sub/__pycache__/x.pyc", "notes/a.md")
     (tmp_path / source_package.IGNORE_FILE).write_text("# large\n*.bin\nnotes/\n")
-    paths = [file.path for file in source_package.travelling_files(tmp_path)[0]]
+    paths = [file.path for file in source_package.source_files(tmp_path)[0]]
     assert [path for path in paths if not path.startswith("training/")] == ["sub/helper.py", "train.py"]
     assert "training/settings/__init__.py" in paths
 
 
 def test_a_users_own_training_package_is_not_replaced(tmp_path):
     write(tmp_path, "train.py", "training/mine.py")
-    assert [file.path for file in source_package.travelling_files(tmp_path)[0]] == ["train.py", "training/mine.py"]
+    assert [file.path for file in source_package.source_files(tmp_path)[0]] == ["train.py", "training/mine.py"]
 
 
 def test_what_git_ignores_stays(tmp_path):
@@ -165,7 +165,7 @@ def test_what_git_ignores_stays(tmp_path):
     (tmp_path / ".gitignore").write_text("*.env\n")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     subprocess.run(["git", "-C", str(tmp_path), "add", "train.py"], check=True)
-    assert [file.path for file in source_package.travelling_files(tmp_path)[0]] == [
+    assert [file.path for file in source_package.source_files(tmp_path)[0]] == [
         ".gitignore",
         "new.py",
         "train.py",
@@ -174,7 +174,7 @@ def test_what_git_ignores_stays(tmp_path):
 
 
 def test_the_kits_own_scripts_travel_without_a_requirements_file():
-    paths = [file.path for file in source_package.travelling_files(entrypoints_folder())[0]]
+    paths = [file.path for file in source_package.source_files(entrypoints_folder())[0]]
     assert "train_kd.py" in paths and "training/engine/loop.py" in paths
     assert "requirements.txt" not in paths and not any("__pycache__" in path for path in paths)
 
@@ -182,7 +182,7 @@ def test_the_kits_own_scripts_travel_without_a_requirements_file():
 def test_copied_files_keep_their_executable_bit(tmp_path):
     write(tmp_path / "from", "run.sh", "train.py", "training/x.py")
     (tmp_path / "from/run.sh").chmod(0o700)
-    source_package.copy_files(source_package.travelling_files(tmp_path / "from")[0], tmp_path / "to")
+    source_package.copy_files(source_package.source_files(tmp_path / "from")[0], tmp_path / "to")
     assert os.access(tmp_path / "to/run.sh", os.X_OK) and not os.access(tmp_path / "to/train.py", os.X_OK)
 
 
@@ -198,7 +198,7 @@ def test_secret_files_never_travel(tmp_path):
         "sub/.netrc",
         "training/x.py",
     )
-    assert [file.path for file in source_package.travelling_files(tmp_path)[0]] == ["train.py", "training/x.py"]
+    assert [file.path for file in source_package.source_files(tmp_path)[0]] == ["train.py", "training/x.py"]
 
 
 def test_a_repository_that_git_refuses_is_an_error_not_a_folder_without_git(tmp_path, script_job):
@@ -206,13 +206,13 @@ def test_a_repository_that_git_refuses_is_an_error_not_a_folder_without_git(tmp_
     source = Path(job.source)
     subprocess.run(["git", "init", "-q", str(source)], check=True)
     (source / ".git/config").write_text("not a config [")
-    assert "git cannot list" in findings(job)
+    assert "git cannot list" in issues(job)
 
 
 def test_a_script_that_would_not_travel_is_refused(script_job):
     job = script_job("x = 1")
     (Path(job.source) / source_package.IGNORE_FILE).write_text("*.py\n")
-    assert "script.py would not travel" in findings(job)
+    assert "script.py would not travel" in issues(job)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_script_that_would_not_travel_is_refused(script_job):
 )  # fmt: skip
 def test_what_no_run_could_carry_is_refused(script_job, values, expected):
     job = script_job("def main(): ...")
-    assert expected in findings(launcher.from_values({**job.model_dump(exclude_none=True), **values}))
+    assert expected in issues(launcher.from_values({**job.model_dump(exclude_none=True), **values}))
 
 
 def test_words_that_only_look_like_secrets_pass(script_job):

@@ -34,11 +34,11 @@ def members(shard: Path) -> list[str]:
 
 def photos(folder: Path, count: int = 60, classes: int = 3) -> Path:
     """Noise as JPEG, about 8 kB each."""
-    chance = np.random.RandomState(0)
+    rng = np.random.RandomState(0)
     for number in range(count):
         file = folder / f"class {number % classes}" / f"it's {number}.x.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(chance.randint(0, 256, (60, 80, 3), np.uint8)).save(file, quality=90)
+        Image.fromarray(rng.randint(0, 256, (60, 80, 3), np.uint8)).save(file, quality=90)
     return folder
 
 

@@ -186,7 +186,7 @@ def test_requirements_are_not_installed_into_the_users_environment(script_job, t
     job = script_job("print('ran')")
     (tmp_path / "source/requirements.txt").write_text("a-package-that-does-not-exist-anywhere==1.0\n")
     plan = launcher.plan(job)
-    assert any(finding.level == "warning" and "requirements.txt" in finding.found for finding in plan.findings)
+    assert any(issue.level == "warning" and "requirements.txt" in issue.found for issue in plan.issues)
     assert launcher.run(plan).wait(60) == "Completed"
 
 

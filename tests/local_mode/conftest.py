@@ -21,8 +21,8 @@ IMAGE = os.environ.get("LAUNCHER_TEST_IMAGE", docker.IMAGE)
 @pytest.fixture(scope="session")
 def engine() -> docker_engine.Engine:
     """The engine of this machine. A machine without one, or without the image, fails these tests: they are never skipped."""
-    found, findings = docker_engine.look()
-    assert found is not None, "\n".join(str(finding) for finding in findings)
+    found, issues = docker_engine.look()
+    assert found is not None, "\n".join(str(issue) for issue in issues)
     assert docker_engine.find_image(IMAGE), f"{IMAGE} is not on this machine: {docker.BUILD_IMAGE}"
     return found
 

@@ -174,7 +174,7 @@ def test_the_image_is_the_jobs_own_where_it_can_be_here(script_job, image, taken
     assert docker.image(job) == taken
     plan = launcher.plan(job, on="docker")
     assert taken in str(plan)
-    told = any(finding.key == "image.uri" for finding in plan.findings)
+    told = any(issue.key == "image.uri" for issue in plan.issues)
     assert told == (image is not None and "uri" in image and taken == docker.IMAGE)
 
 
@@ -191,7 +191,7 @@ def test_data_that_lies_on_sagemakers_side_needs_a_folder_and_the_plan_says_so(s
         "print(1)",
         inputs={"train": {"s3": "s3://bucket/train"}, "more": {"fsx": "fs-0123456789abcdef0", "path": "/fsx/x"}},
     )
-    found = {finding.key: finding for finding in launcher.plan(job, on="docker").errors}
+    found = {issue.key: issue for issue in launcher.plan(job, on="docker").errors}
     assert set(found) == {"inputs.train", "inputs.more"} and "folder" in found["inputs.train"].valid
 
 
@@ -318,8 +318,8 @@ def _no_network(*_: object) -> None:
 )
 def test_every_compose_is_found(machine, plugin, standalone, command, version):
     machine({**WORKING, "compose version": plugin}, standalone)
-    engine, findings = docker_engine.look()
-    assert not findings and (engine.compose, engine.compose_version) == (command, version)
+    engine, issues = docker_engine.look()
+    assert not issues and (engine.compose, engine.compose_version) == (command, version)
 
 
 NO_COMPOSE = ("", "docker: 'compose' is not a docker command.\n", 1)
@@ -337,7 +337,7 @@ DENIED = ("", "permission denied while trying to connect to the Docker daemon so
 
 
 @pytest.mark.parametrize(
-    ("answers", "found", "cure"),
+    ("answers", "found", "fix"),
     [
         ({"info": DOWN}, "does not answer", "systemctl start docker"),
         ({"info": DOWN_BUT_0}, "does not answer", "systemctl start docker"),
@@ -351,34 +351,34 @@ DENIED = ("", "permission denied while trying to connect to the Docker daemon so
         ({"context inspect": ("ssh://me@elsewhere\n", "", 0)}, "another machine", "docker context use default"),
     ],
 )
-def test_each_lack_is_one_message_with_its_cure_and_nothing_starts(machine, script_job, store, answers, found, cure):
+def test_each_lack_is_one_message_with_its_cure_and_nothing_starts(machine, script_job, store, answers, found, fix):
     machine({**WORKING, **answers})
     plan = launcher.plan(script_job("print(1)"), on="docker")
     assert not plan.errors
     with pytest.raises(UserError) as caught:
         launcher.run(plan)
-    [finding] = caught.value.findings
-    assert found in finding.found and cure in finding.cure
+    [issue] = caught.value.issues
+    assert found in issue.found and fix in issue.fix
     assert not store.exists()
 
 
 def test_an_old_compose_is_told(machine):
     machine({**WORKING, "compose version": NO_COMPOSE}, "1.25.0")
-    engine, [finding] = docker_engine.look()
-    assert engine is None and "1.25.0" in finding.found and "1.29" in finding.valid
+    engine, [issue] = docker_engine.look()
+    assert engine is None and "1.25.0" in issue.found and "1.29" in issue.valid
 
 
 def test_no_docker_at_all_is_in_the_plan_already(script_job, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    [finding] = launcher.plan(script_job("print(1)"), on="docker").errors
-    assert "no docker command" in finding.found and "install" in finding.cure
+    [issue] = launcher.plan(script_job("print(1)"), on="docker").errors
+    assert "no docker command" in issue.found and "install" in issue.fix
 
 
 def test_a_full_disk_is_told(machine, script_job, monkeypatch):
     machine(WORKING)
     monkeypatch.setattr(docker_engine, "LEAST_FREE_GB", 10**9)
     found = launcher.check(launcher.plan(script_job("print(1)"), on="docker")).errors
-    assert {finding.valid for finding in found} == {"at least 1000000000 GB"} and "prune" in found[0].cure
+    assert {issue.valid for issue in found} == {"at least 1000000000 GB"} and "prune" in found[0].fix
 
 
 def test_a_plan_asks_the_engine_nothing(script_job, monkeypatch, tmp_path):
@@ -387,7 +387,7 @@ def test_a_plan_asks_the_engine_nothing(script_job, monkeypatch, tmp_path):
     assert not launcher.plan(script_job("print(1)"), on="docker").errors
 
 
-def test_what_compose_says_becomes_a_failure_with_its_cure():
+def test_what_compose_says_becomes_a_failure_with_its_fix():
     said = 'Creating network\nERROR: for algo-1  Cannot create container: invalid mount config for type "bind": bind source path does not exist: /x'
     assert "does not see this machine's folders" in docker.explain(said)
     assert "network prune" in docker.explain(

@@ -41,8 +41,8 @@ def test_what_is_missing_is_said_with_its_cure_and_what_hangs_on_it_is_not_check
     found = json.loads(capsys.readouterr().out)
     assert not found["docker"]["ready"] and found["process"]["ready"] and not found["aws"]["ready"]
     docker = {need["subject"]: need for need in found["docker"]["needs"]}
-    assert "systemctl start docker" in docker["engine"]["cure"] and docker["image"]["state"] == "not checked"
-    assert needs("aws")["credentials"].state == "missing" and "aws configure" in needs("aws")["credentials"].cure
+    assert "systemctl start docker" in docker["engine"]["fix"] and docker["image"]["state"] == "not checked"
+    assert needs("aws")["credentials"].state == "missing" and "aws configure" in needs("aws")["credentials"].fix
 
 
 def test_credentials_that_only_the_network_could_give_are_not_checked(monkeypatch):

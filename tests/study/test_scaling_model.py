@@ -126,11 +126,11 @@ def test_the_error_is_above_zero_where_the_model_is_slower():
 
 def test_numbers_below_zero_are_never_taken_and_none_fits_better():
     """Against scipy's own non-negative least squares (Lawson and Hanson), on problems in which the plain solution is negative."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     negative = 0
     for _ in range(60):
-        rows, targets = chance.normal(size=(9, 5)) * [1, 30, 1e8, 1, 10], chance.normal(size=9)
-        free = [True, *(chance.random(4) < 0.8)]
+        rows, targets = rng.normal(size=(9, 5)) * [1, 30, 1e8, 1, 10], rng.normal(size=9)
+        free = [True, *(rng.random(4) < 0.8)]
         found = np.array(scaling_model._non_negative(rows.tolist(), targets.tolist(), free))
         expected, residual = nnls(rows * np.array(free) / [1, 30, 1e8, 1, 10], targets)
         negative += bool((np.linalg.lstsq(rows, targets, rcond=None)[0] < 0).any())
@@ -142,13 +142,13 @@ def test_numbers_below_zero_are_never_taken_and_none_fits_better():
 
 def test_measurements_with_noise_are_predicted_within_a_tenth():
     """3 % of noise a size, 20 times: of the sizes left out, the errors are of the noise's kind."""
-    chance, errors = np.random.default_rng(1), []
+    rng, errors = np.random.default_rng(1), []
     truth = {"size": 20e6, "bandwidth": 3e8, "latency": 1e-3}
     for _ in range(20):
         points = []
         for hosts, batch in itertools.product((1, 2, 4), (4, 8, 16)):
             alone, step = planted(1, batch, **truth), planted(hosts, batch, **truth)
-            noisy = step * chance.normal(1, 0.03)
+            noisy = step * rng.normal(1, 0.03)
             points.append(Point(hosts=hosts, batch=batch, seconds=noisy, exposed=(step - alone) * noisy / step))
         errors += [abs(each.error) for each in held_out(points, truth["size"])]
     assert np.median(errors) < 0.04 and np.quantile(errors, 0.95) < 0.10

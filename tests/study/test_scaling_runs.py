@@ -11,7 +11,7 @@ import pytest
 
 import launcher
 from launcher.commands import main
-from launcher.planner.source_package import COMMIT_FILE, TravelFile
+from launcher.planner.source_package import COMMIT_FILE, SourceFile
 from launcher.prepare import prepare
 from launcher.study import scaling_study
 from launcher.study.trials import code_checksum
@@ -101,8 +101,8 @@ def test_a_study_that_was_killed_goes_on_where_it_was_and_tells_everything(place
 
 def test_a_commit_of_something_else_leaves_the_code_what_it_is(tmp_path):
     (tmp_path / "train.py").write_text("pass")
-    code = TravelFile("train.py", tmp_path / "train.py", 4)
-    noted = [TravelFile(COMMIT_FILE, None, 1, commit) for commit in (b"a", b"b")]
+    code = SourceFile("train.py", tmp_path / "train.py", 4)
+    noted = [SourceFile(COMMIT_FILE, None, 1, commit) for commit in (b"a", b"b")]
     assert code_checksum([code, noted[0]]) == code_checksum([code, noted[1]]) == code_checksum([code])
     before = code_checksum([code])
     (tmp_path / "train.py").write_text("fail")

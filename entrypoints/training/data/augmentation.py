@@ -69,31 +69,29 @@ class Augmentation:
     load: int = 0
     """Rounds of mirroring, turning upside down and rotating by up to 5 degrees, before anything else."""
 
-    def draw(self, image_size: tuple[int, int], size: int, chance: random.Random) -> Variation:
+    def draw(self, image_size: tuple[int, int], size: int, rng: random.Random) -> Variation:
         """The variation of an image of that width and height for a view of `size` × `size` pixels."""
-        turns = tuple(
-            Turn(chance.random() < 0.5, chance.random() < 0.5, chance.uniform(-5, 5)) for _ in range(self.load)
-        )
+        turns = tuple(Turn(rng.random() < 0.5, rng.random() < 0.5, rng.uniform(-5, 5)) for _ in range(self.load))
         box, part = None, 1
         if self.min_crop_area < 1:
-            box = random_box(image_size, self.min_crop_area, chance)
+            box = random_box(image_size, self.min_crop_area, rng)
             part = decoded_part(box, size)
             box = _at_multiples(box, image_size, part)
         shift, degrees = (0, 0), 0.0
         if self.max_shift_pixels or self.max_rotation_degrees:
-            right, down = (chance.randint(-self.max_shift_pixels, self.max_shift_pixels) for _ in range(2))
+            right, down = (rng.randint(-self.max_shift_pixels, self.max_shift_pixels) for _ in range(2))
             shift = (right, down)
-            degrees = chance.uniform(-self.max_rotation_degrees, self.max_rotation_degrees)
-        return Variation(turns, box, degrees, shift, self.horizontal_flip and chance.random() < 0.5, part)
+            degrees = rng.uniform(-self.max_rotation_degrees, self.max_rotation_degrees)
+        return Variation(turns, box, degrees, shift, self.horizontal_flip and rng.random() < 0.5, part)
 
-    def draw_erasing(self, shape: tuple[int, int, int], chance: random.Random) -> Erasing | None:
-        """What of some images is erased, of that (channels, height, width); `chance` drew the image's variation before."""
-        erased = self.random_erasing and chance.random() < self.random_erasing
-        return draw_erasing(shape, chance) if erased else None
+    def draw_erasing(self, shape: tuple[int, int, int], rng: random.Random) -> Erasing | None:
+        """What of some images is erased, of that (channels, height, width); `rng` drew the image's variation before."""
+        erased = self.random_erasing and rng.random() < self.random_erasing
+        return draw_erasing(shape, rng) if erased else None
 
-    def erase(self, pixels: np.ndarray, chance: random.Random) -> None:
+    def erase(self, pixels: np.ndarray, rng: random.Random) -> None:
         """Erase what `draw_erasing` draws of uint8 (channels, height, width), in place."""
-        erasing = self.draw_erasing(pixels.shape, chance)
+        erasing = self.draw_erasing(pixels.shape, rng)
         if erasing is not None:
             pixels[erasing.place] = erasing.noise
 
@@ -116,7 +114,7 @@ def _at_multiples(box: tuple[int, int, int, int], image_size: tuple[int, int], p
     return left, top, min(right, width), min(bottom, height)
 
 
-def random_box(image_size: tuple[int, int], min_area: float, chance: random.Random) -> tuple[int, int, int, int]:
+def random_box(image_size: tuple[int, int], min_area: float, rng: random.Random) -> tuple[int, int, int, int]:
     """A random part of an image: its area from `min_area` to 1, its aspect 3:4 to 4:3 (https://arxiv.org/abs/1409.4842, section 6).
 
     Returns:
@@ -124,17 +122,17 @@ def random_box(image_size: tuple[int, int], min_area: float, chance: random.Rand
     """
     width, height = image_size
     for _ in range(10):
-        area = width * height * chance.uniform(min_area, 1)
-        wide, high = _sides(area, chance.uniform(math.log(3 / 4), math.log(4 / 3)))
+        area = width * height * rng.uniform(min_area, 1)
+        wide, high = _sides(area, rng.uniform(math.log(3 / 4), math.log(4 / 3)))
         if 0 < wide <= width and 0 < high <= height:
-            left, top = chance.randint(0, width - wide), chance.randint(0, height - high)
+            left, top = rng.randint(0, width - wide), rng.randint(0, height - high)
             return left, top, left + wide, top + high
     wide, high = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
     left, top = (width - wide) // 2, (height - high) // 2
     return left, top, left + wide, top + high
 
 
-def draw_erasing(shape: tuple[int, int, int], chance: random.Random) -> Erasing | None:
+def draw_erasing(shape: tuple[int, int, int], rng: random.Random) -> Erasing | None:
     """Random erasing (https://arxiv.org/abs/1708.04896, algorithm 1): noise in a box of 2 % to a third of the area.
 
     The aspect is 0.3 to 1 / 0.3 and every pixel's noise its own, as in timm; where ten draws do not fit nothing is erased.
@@ -144,11 +142,11 @@ def draw_erasing(shape: tuple[int, int, int], chance: random.Random) -> Erasing 
     """
     channels, height, width = shape
     for _ in range(10):
-        area = width * height * chance.uniform(0.02, 1 / 3)
-        wide, high = _sides(area, chance.uniform(math.log(0.3), math.log(1 / 0.3)))
+        area = width * height * rng.uniform(0.02, 1 / 3)
+        wide, high = _sides(area, rng.uniform(math.log(0.3), math.log(1 / 0.3)))
         if 0 < wide < width and 0 < high < height:
-            left, top = chance.randint(0, width - wide), chance.randint(0, height - high)
-            noise = np.frombuffer(chance.randbytes(channels * high * wide), np.uint8)
+            left, top = rng.randint(0, width - wide), rng.randint(0, height - high)
+            noise = np.frombuffer(rng.randbytes(channels * high * wide), np.uint8)
             return Erasing(top, left, noise.reshape(channels, high, wide))
     return None
 

@@ -12,16 +12,16 @@ from torch.utils.data import Sampler
 from training.data.orders import FreeOrder, Order
 from training.distributed.world import World
 
-Draw = tuple[int, int]
+SampleKey = tuple[int, int]
 """(view, image number): what a sampler yields, so that a worker process knows the view too."""
 
 
 class Images(Protocol):
-    """Images of a run, indexed by a Draw. DataLoader takes them as it takes torch's Dataset, which has no length."""
+    """Images of a run, indexed by a SampleKey. DataLoader takes them as it takes torch's Dataset, which has no length."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, draw: Draw, /) -> Any:
+    def __getitem__(self, draw: SampleKey, /) -> Any:
         """One item of a batch, a tuple that begins with the image. None: it is left out."""
 
 
@@ -36,9 +36,9 @@ class LabelledBatch(NamedTuple):
     """uint8 (batch, channels, height, width)."""
     labels: torch.Tensor
     """int64 (batch,), class numbers."""
-    other_labels: torch.Tensor
+    labels_b: torch.Tensor
     """int64 (batch,), class numbers of the images mixed in; `labels` where nothing is mixed in."""
-    own_share: torch.Tensor
+    lam: torch.Tensor
     """float32 (batch,), how much of an image is its own, in 0…1; 1 where nothing is mixed in."""
     numbers: torch.Tensor
     """int64 (batch,), which training images."""
@@ -73,7 +73,7 @@ def share_of_batch(global_batch_size: int, world: World) -> int:
     return share
 
 
-class TrainingBatches(Sampler[list[Draw]]):
+class TrainingBatches(Sampler[list[SampleKey]]):
     """This rank's micro-batches of every optimizer step: shuffled by seed and epoch, the last incomplete batch left out.
 
     The global batches are the same at any world size; rank r of n takes the r-th n-th of each, in `accumulation` parts.
@@ -110,8 +110,8 @@ class TrainingBatches(Sampler[list[Draw]]):
             raise ValueError(f"{share} images of each process do not divide into {accumulation} parts: {valid}")
         if images < global_batch_size:
             most = images // world.size * world.size
-            cure = f"lower it to {most} or less" if most else f"give at least {world.size} images, one a process"
-            raise ValueError(f"{images} training images make no batch of global_batch_size {global_batch_size}: {cure}")
+            fix = f"lower it to {most} or less" if most else f"give at least {world.size} images, one a process"
+            raise ValueError(f"{images} training images make no batch of global_batch_size {global_batch_size}: {fix}")
         self.images, self.global_batch_size, self.world, self.seed = images, global_batch_size, world, seed
         self.accumulation, self.views = accumulation, views
         self._order, self._announce = order or FreeOrder(images), announce
@@ -131,7 +131,7 @@ class TrainingBatches(Sampler[list[Draw]]):
         view = view_of(epoch, self.views)
         return self._order.of_epoch(self.seed, view, epoch, len(self), self.global_batch_size).ravel()
 
-    def __iter__(self) -> Iterator[list[Draw]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         view = view_of(self.epoch, self.views)
         steps = self.numbers(self.epoch).reshape(len(self), self.world.size, self.accumulation, -1)
         batches = steps[self._first_step :, self.world.rank].reshape(-1, steps.shape[-1])
@@ -139,7 +139,7 @@ class TrainingBatches(Sampler[list[Draw]]):
         return _draws(view, batches, asked_for)
 
 
-def _draws(view: int, batches: np.ndarray, asked_for: Callable[[int], None] | None) -> Iterator[list[Draw]]:
+def _draws(view: int, batches: np.ndarray, asked_for: Callable[[int], None] | None) -> Iterator[list[SampleKey]]:
     """A view of the images of each batch, int64 (batches, images)."""
     for count, batch in enumerate(batches, start=1):
         if asked_for is not None:
@@ -147,7 +147,7 @@ def _draws(view: int, batches: np.ndarray, asked_for: Callable[[int], None] | No
         yield [(view, number) for number in batch.tolist()]
 
 
-class EvaluationBatches(Sampler[list[Draw]]):
+class EvaluationBatches(Sampler[list[SampleKey]]):
     """This rank's share of all images, each exactly once over all ranks."""
 
     def __init__(self, images: int, batch_size: int, world: World):
@@ -157,7 +157,7 @@ class EvaluationBatches(Sampler[list[Draw]]):
     def __len__(self) -> int:
         return -(-len(self.numbers) // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[Draw]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         for first in range(0, len(self.numbers), self.batch_size):
             yield [(0, number) for number in self.numbers[first : first + self.batch_size]]
 

@@ -48,7 +48,7 @@ def collate_items(items: Sequence[tuple[Any, ...]], images: torch.Tensor | None 
 
 @dataclass(frozen=True)
 class Data(Generic[Training, HeldOut]):
-    """What a run learns from and is measured on: two datasets, each indexed by a Draw."""
+    """What a run learns from and is measured on: two datasets, each indexed by a SampleKey."""
 
     classes: list[str]
     training: Training

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from training.data.batches import Draw, MaskedBatch
+from training.data.batches import MaskedBatch, SampleKey
 from training.data.broken import BrokenImages, StandIns
 from training.data.dali.pairs import PairsByDali
 from training.data.decode.decoding import BrokenImage
@@ -62,24 +62,24 @@ class Variation:
     max_scale: float
     horizontal_flip: bool
 
-    def draw(self, image_size: tuple[int, int], size: tuple[int, int], chance: random.Random) -> Cut:
+    def draw(self, image_size: tuple[int, int], size: tuple[int, int], rng: random.Random) -> Cut:
         """An image scaled to `size` (height, width) times a random factor, cut at a random place, mirrored or not.
 
         Args:
             image_size: its height and width; the box is of whole pixels, so that the image and its mask are cut alike.
         """
-        scale = chance.uniform(self.min_scale, self.max_scale)
+        scale = rng.uniform(self.min_scale, self.max_scale)
         sides, begins, places = [], [], []
         for whole, target, canvas in zip(image_size, size, self.crop_size):
             length = max(1, round(target * scale))
-            first = chance.randint(min(0, length - canvas), max(0, length - canvas))
+            first = rng.randint(min(0, length - canvas), max(0, length - canvas))
             seen = max(first, 0), min(first + canvas, length)  # of the scaled image
             begin = min(round(seen[0] * whole / length), whole - 1)
             begins.append((begin, max(round(seen[1] * whole / length), begin + 1)))
             sides.append(seen[1] - seen[0])
             places.append(seen[0] - first)
         (top, bottom), (left, right) = begins
-        mirrored = self.horizontal_flip and chance.random() < 0.5
+        mirrored = self.horizontal_flip and rng.random() < 0.5
         return Cut((left, top, right, bottom), (sides[0], sides[1]), (places[0], places[1]), mirrored)
 
 
@@ -108,7 +108,7 @@ class MaskedImages:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def __getitem__(self, draw: SampleKey) -> tuple[torch.Tensor, torch.Tensor] | None:
         view, number = draw
         if self.variation is not None:
             return self.readable(view, number, self._varied)
@@ -127,8 +127,8 @@ class MaskedImages:
         """What a view shows of an image whose whole mask is given, and the mask of that, uint8 (*crop_size)."""
         settings, variation = self.settings, self.variation
         assert variation is not None, "only training images are cut"
-        chance = random.Random(f"{settings.seed}/{view}/{number}")
-        cut = variation.draw(mask.shape, settings.image_size, chance)
+        rng = random.Random(f"{settings.seed}/{view}/{number}")
+        cut = variation.draw(mask.shape, settings.image_size, rng)
         left, top, right, bottom = cut.box
         labels = Image.fromarray(mask[top:bottom, left:right]).resize(cut.size[::-1], Image.Resampling.NEAREST)
         return cut, cut.on_canvas(np.array(labels), variation.crop_size, settings.ignore_index)

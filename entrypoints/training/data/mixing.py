@@ -20,7 +20,7 @@ class Mix(NamedTuple):
     rows: slice
     columns: slice
     """The box that the other image fills."""
-    own_share: float
+    lam: float
     """In 0…1."""
 
 
@@ -35,27 +35,27 @@ class Mixing:
     probability: float = 1.0
     """Share of the images that are mixed; with both, half of these by each."""
 
-    def happens(self, chance: random.Random) -> bool:
+    def happens(self, rng: random.Random) -> bool:
         """Whether an image is mixed."""
-        return (self.mixup > 0 or self.cutmix > 0) and chance.random() < self.probability
+        return (self.mixup > 0 or self.cutmix > 0) and rng.random() < self.probability
 
-    def draw(self, size: tuple[int, int], chance: random.Random) -> Mix:
+    def draw(self, size: tuple[int, int], rng: random.Random) -> Mix:
         """How an image of that height and width is mixed."""
-        if self.mixup > 0 and (self.cutmix == 0 or chance.random() < 0.5):
-            weight = round(chance.betavariate(self.mixup, self.mixup) * 256)
+        if self.mixup > 0 and (self.cutmix == 0 or rng.random() < 0.5):
+            weight = round(rng.betavariate(self.mixup, self.mixup) * 256)
             return Mix(weight, slice(0), slice(0), weight / 256)
-        return draw_paste(size, chance.betavariate(self.cutmix, self.cutmix), chance)
+        return draw_paste(size, rng.betavariate(self.cutmix, self.cutmix), rng)
 
-    def __call__(self, own: np.ndarray, other: np.ndarray, chance: random.Random) -> tuple[np.ndarray, float]:
+    def __call__(self, own: np.ndarray, other: np.ndarray, rng: random.Random) -> tuple[np.ndarray, float]:
         """Mix two images, uint8 (channels, height, width).
 
         Returns:
             The mixed pixels, a new array, and the own image's share of them in 0…1.
         """
-        mix = self.draw(own.shape[1:], chance)
-        mixed = blend(own, other, mix.own_share)[0] if mix.weight < 256 else own.copy()
+        mix = self.draw(own.shape[1:], rng)
+        mixed = blend(own, other, mix.lam)[0] if mix.weight < 256 else own.copy()
         mixed[:, mix.rows, mix.columns] = other[:, mix.rows, mix.columns]
-        return mixed, mix.own_share
+        return mixed, mix.lam
 
 
 def blend(own: np.ndarray, other: np.ndarray, share: float) -> tuple[np.ndarray, float]:
@@ -71,7 +71,7 @@ def blend(own: np.ndarray, other: np.ndarray, share: float) -> tuple[np.ndarray,
     return mixed.astype(np.uint8), weight / 256
 
 
-def draw_paste(size: tuple[int, int], share: float, chance: random.Random) -> Mix:
+def draw_paste(size: tuple[int, int], share: float, rng: random.Random) -> Mix:
     """Cutmix: a box of 1 - `share` of the area around a random pixel, cut off at the image's edges.
 
     Args:
@@ -79,7 +79,7 @@ def draw_paste(size: tuple[int, int], share: float, chance: random.Random) -> Mi
     """
     height, width = size
     high, wide = (int(side * (1 - share) ** 0.5) for side in size)
-    top, left = chance.randrange(height) - high // 2, chance.randrange(width) - wide // 2
+    top, left = rng.randrange(height) - high // 2, rng.randrange(width) - wide // 2
     rows, columns = slice(max(top, 0), min(top + high, height)), slice(max(left, 0), min(left + wide, width))
     pasted = (rows.stop - rows.start) * (columns.stop - columns.start)  # what is cut off at the edges does not count
     return Mix(256, rows, columns, 1 - pasted / (height * width))

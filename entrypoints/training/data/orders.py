@@ -72,18 +72,18 @@ class ShardOrder:
         order, windows, lanes = self._arranged(seed, view)
         size = steps * batch_size
         pairs = np.arange(-(-size // 2))
-        chance, window_of_pair = np.random.RandomState([seed, view, epoch]), windows[:size:2]
+        rng, window_of_pair = np.random.RandomState([seed, view, epoch]), windows[:size:2]
         by_window = np.argsort(window_of_pair, kind="stable")
         for places in np.split(by_window, np.flatnonzero(np.diff(window_of_pair[by_window])) + 1):
-            pairs[places] = chance.permutation(places)
+            pairs[places] = rng.permutation(places)
         drawn = np.stack([order[:size], lanes[:size]])
         order, lanes = (_in_pairs(row, pairs).reshape(steps, batch_size) for row in drawn)
         return np.take_along_axis(order, np.argsort(lanes, axis=1, kind="stable"), axis=1)
 
     def _arranged(self, seed: int, view: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The view's order; and for every place in it the window, numbered over all lanes, and the lane: int64 (images,) each."""
-        chance = np.random.RandomState([seed, view])
-        shards = chance.permutation(len(self._counts))
+        rng = np.random.RandomState([seed, view])
+        shards = rng.permutation(len(self._counts))
         parts: list[np.ndarray] = []
         turns: list[np.ndarray] = []
         windows: list[np.ndarray] = []
@@ -94,7 +94,7 @@ class ShardOrder:
             for first in range(0, len(own), self.window_of_lane):
                 inside = own[first : first + self.window_of_lane]
                 numbers = np.concatenate([np.arange(self._starts[shard], self._starts[shard + 1]) for shard in inside])
-                parts.append(chance.permutation(numbers))
+                parts.append(rng.permutation(numbers))
                 turns.append((done + np.arange(len(numbers))) // 2)  # pairs of this lane that come before
                 windows.append(np.full(len(numbers), window))
                 done, window = done + len(numbers), window + 1

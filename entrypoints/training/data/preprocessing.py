@@ -23,9 +23,9 @@ class Preprocessor(Protocol):
         """What does the work, for people."""
 
     def varied(
-        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, chance: random.Random
+        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `chance` for its size.
+        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `rng` for its size.
 
         Raises:
             BrokenImage: it cannot be decoded; the message names the file.

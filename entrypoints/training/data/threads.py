@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from training.data.batches import Draw, EvaluationBatches, Images, TrainingBatches
+from training.data.batches import EvaluationBatches, Images, SampleKey, TrainingBatches
 from training.runtime import accelerator
 
 Made = TypeVar("Made")
@@ -31,9 +31,9 @@ class ThreadedLoader:
     """The batches of a sampler, in its order, made by threads that live as long as an iteration.
 
     Args:
-        dataset: indexed by a Draw, gives a tuple that begins with a uint8 image (channels, height, width) of one shape for all; or
+        dataset: indexed by a SampleKey, gives a tuple that begins with a uint8 image (channels, height, width) of one shape for all; or
             None for one that is left out. Where it has `begin_batch`, that gives what is asked instead for one batch, a
-            function from a Draw to such a tuple, by several threads at once.
+            function from a SampleKey to such a tuple, by several threads at once.
         collate: makes a batch of such tuples and of their images together, uint8 (batch, channels, height, width).
         pin_for: the device that gets the batches. Where it is a GPU all their tensors are pinned, so that it fetches them by itself.
     """
@@ -56,7 +56,7 @@ class ThreadedLoader:
     def __iter__(self) -> Iterator[Any]:
         return self._batches(iter(self.batch_sampler))  # which epoch it is, is settled here, as in a DataLoader
 
-    def _batches(self, batches: Iterator[list[Draw]]) -> Iterator[Any]:
+    def _batches(self, batches: Iterator[list[SampleKey]]) -> Iterator[Any]:
         Image.init()  # all of Pillow's formats, which it would else look for at the first that it meets, in several threads
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="data worker")
         waiting: deque[_Batch] = deque()
@@ -75,10 +75,10 @@ class ThreadedLoader:
 class _Batch:
     """One batch in the making."""
 
-    def __init__(self, loader: ThreadedLoader, draws: list[Draw], pool: ThreadPoolExecutor):
+    def __init__(self, loader: ThreadedLoader, draws: list[SampleKey], pool: ThreadPoolExecutor):
         self._loader, self._draws = loader, draws
         begin = getattr(loader.dataset, "begin_batch", None)
-        self._item: Callable[[Draw], Any] = begin() if begin is not None else loader.dataset.__getitem__
+        self._item: Callable[[SampleKey], Any] = begin() if begin is not None else loader.dataset.__getitem__
         self._lock = threading.Lock()
         self._images: torch.Tensor | None = None
         self._items: list[Any] = [None] * len(draws)
@@ -142,7 +142,7 @@ def pinned_batch(batch: Any, device: torch.device) -> Any:
     return batch._make(values) if hasattr(batch, "_make") else values
 
 
-class Once(Generic[Made]):
+class PerBatchMemo(Generic[Made]):
     """A function that is called once for each of its arguments, whichever thread asks first; the others wait for what it gives."""
 
     def __init__(self, function: Callable[..., Made]):

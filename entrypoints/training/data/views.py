@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from training.data.augmentation import VIEWS_VERSION, Augmentation
-from training.data.batches import Draw, LabelledBatch
+from training.data.batches import LabelledBatch, SampleKey
 from training.data.broken import BrokenImages, StandIns
 from training.data.dali.views import ViewsByDali
 from training.data.decode.decoding import BrokenImage
@@ -21,7 +21,7 @@ from training.data.loaders import Data, collate_items
 from training.data.mixing import Mixing, partners
 from training.data.preprocessing import Preprocessor, open_preprocessor
 from training.data.sources.channels import Source, open_source
-from training.data.threads import Once
+from training.data.threads import PerBatchMemo
 from training.settings.scripts import LabelledImageSettings
 
 Made = TypeVar("Made")
@@ -41,7 +41,7 @@ class HeldOutImages:
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, int] | None:
+    def __getitem__(self, draw: SampleKey) -> tuple[torch.Tensor, int] | None:
         _, number = draw
         source = self.source
         try:
@@ -61,8 +61,8 @@ class LabelledView(NamedTuple):
 
     image: torch.Tensor
     label: int
-    other_label: int
-    own_share: float
+    label_b: int
+    lam: float
     number: int
     view: int
 
@@ -95,16 +95,16 @@ class TrainingViews:
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, draw: Draw) -> LabelledView:
+    def __getitem__(self, draw: SampleKey) -> LabelledView:
         return self.begin_batch()(draw)
 
-    def __getitems__(self, draws: list[Draw]) -> list[LabelledView]:
+    def __getitems__(self, draws: list[SampleKey]) -> list[LabelledView]:
         """The items of a batch, for which DataLoader asks at once."""
         return [*map(self.begin_batch(), draws)]
 
-    def begin_batch(self) -> Callable[[Draw], LabelledView]:
+    def begin_batch(self) -> Callable[[SampleKey], LabelledView]:
         """Gives the items of one batch, to several threads too: an image and its partner there are decoded once, not twice."""
-        varied = Once(self._varied)
+        varied = PerBatchMemo(self._varied)
         return lambda draw: self._view(*draw, varied)
 
     def view_description(self) -> dict[str, Any]:
@@ -122,16 +122,14 @@ class TrainingViews:
             "mixing": asdict(self.mixing),
         }
 
-    def chance(self, view: int, number: int) -> random.Random:
+    def rng(self, view: int, number: int) -> random.Random:
         """What decides how an image is varied, first, and erased, then."""
         return random.Random(f"{self.seed}/{view}/{number}")
 
     def partner(self, view: int, number: int) -> tuple[int, random.Random] | None:
         """With which image one is mixed, and what decides how. None: it is not."""
-        chance = random.Random(f"{self.seed}/{view}/{number}/mixing")
-        return (
-            (int(partners(self.source.order, self.seed, view)[number]), chance) if self.mixing.happens(chance) else None
-        )
+        rng = random.Random(f"{self.seed}/{view}/{number}/mixing")
+        return (int(partners(self.source.order, self.seed, view)[number]), rng) if self.mixing.happens(rng) else None
 
     def stand_in(self, number: int) -> int:
         """The image that comes where this one is asked for: itself, or where it is broken the next readable one."""
@@ -142,29 +140,29 @@ class TrainingViews:
         return self._stand_ins.first(number, lambda candidate: make(view, candidate))
 
     def _varied(self, view: int, number: int) -> np.ndarray:
-        chance = self.chance(view, number)
+        rng = self.rng(view, number)
         encoded, file = self.source.encoded(number), self.source.name(number)
-        pixels = self.preprocessor.varied(encoded, file, self.size, self.channels, self.augmentation, chance)
-        self.augmentation.erase(pixels, chance)
+        pixels = self.preprocessor.varied(encoded, file, self.size, self.channels, self.augmentation, rng)
+        self.augmentation.erase(pixels, rng)
         return pixels
 
     def _view(self, view: int, number: int, varied: Callable[[int, int], np.ndarray]) -> LabelledView:
         number, pixels = self.readable(view, number, varied)
         label = int(self.source.labels[number])
-        other_label, share = label, 1.0
+        label_b, share = label, 1.0
         mixed = self.partner(view, number)
         if mixed is not None:
-            partner, chance = mixed
+            partner, rng = mixed
             partner, other = self.readable(view, partner, varied)
-            pixels, share = self.mixing(pixels, other, chance)
-            other_label = int(self.source.labels[partner])
-        return LabelledView(torch.from_numpy(pixels), label, other_label, share, number, view)
+            pixels, share = self.mixing(pixels, other, rng)
+            label_b = int(self.source.labels[partner])
+        return LabelledView(torch.from_numpy(pixels), label, label_b, share, number, view)
 
 
 def collate_views(views: list[LabelledView], images: torch.Tensor | None = None) -> LabelledBatch:
     """One batch of several items, whose images may lie together already."""
     batch = LabelledBatch(*collate_items(views, images))
-    return batch._replace(own_share=batch.own_share.float())
+    return batch._replace(lam=batch.lam.float())
 
 
 def open_data(

@@ -45,7 +45,7 @@ def choose(
     """As many workers as the settings say; with auto as many as there are cores for, where an image is worth one.
 
     Args:
-        images: the training images, indexed by a Draw.
+        images: the training images, indexed by a SampleKey.
     """
     kind, asked = worker_kind(settings, world.device), settings.num_workers
     share, where = cores_a_process(environ)

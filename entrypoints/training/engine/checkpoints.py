@@ -125,8 +125,8 @@ class Checkpoints:
 
     def _tell(self, trouble: str) -> None:
         if trouble:
-            cure = f"make room for {self._keep + 1} checkpoints (compute.volume_gb), or keep fewer"
-            self._say(f"WARNING: {trouble}. The ones before stay and training goes on; {cure}")
+            fix = f"make room for {self._keep + 1} checkpoints (compute.volume_gb), or keep fewer"
+            self._say(f"WARNING: {trouble}. The ones before stay and training goes on; {fix}")
 
     def _settled(self) -> str:
         """What went wrong with the one that is still being written, once it is."""
@@ -361,5 +361,5 @@ def _refuse_what_cannot_be_read_again(value: Any, where: str) -> None:
         for number, item in enumerate(value):
             _refuse_what_cannot_be_read_again(item, f"{where}[{number}]")
     elif type(value) not in PLAIN:
-        cure = "make it a tensor, a number or a text"
-        raise TypeError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: {cure}")
+        fix = "make it a tensor, a number or a text"
+        raise TypeError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold: {fix}")

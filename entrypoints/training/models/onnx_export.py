@@ -71,8 +71,8 @@ def save_onnx(model: Normalized, folder: Path, image_size: int | Sequence[int], 
         raise ValueError(
             f"{size / 2**30:.1f} GiB of weights do not fit into one ONNX file of 2 GiB: set export_onnx: false"
         )
-    chance = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (3, channels, height, width), dtype=torch.uint8, generator=chance)
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (3, channels, height, width), dtype=torch.uint8, generator=rng)
     with whole_file(folder / FILE) as place:
         _write(model, images[:2], place)
         onnx.checker.check_model(str(place))

@@ -75,7 +75,7 @@ def choose(setting: Name | Literal["auto"], device: torch.device) -> Precision:
 
 
 def unsupported(name: str, device: torch.device) -> str | None:
-    """Why a device cannot compute in a precision, with the cure; None: it can."""
+    """Why a device cannot compute in a precision, with the fix; None: it can."""
     if accelerator.is_gpu(device):
         capability = accelerator.capability(device)
         if name in ("bf16", "tf32") and capability < AMPERE:

@@ -156,7 +156,7 @@ def _is_foretold(path: Path) -> bool:
 def describe(error: Exception, rank: str) -> str:
     """A failure in at most LIMIT characters.
 
-    Its type and message; the known cause with its cure, or the other rank that failed before; host, step and memory; as much of
+    Its type and message; the known cause with its fix, or the other rank that failed before; host, step and memory; as much of
     the traceback's end as fits.
     """
     head = f"rank {rank}: {type(error).__name__}: {_message(error)}"

@@ -31,6 +31,6 @@ class Classification:
         with self.timeline.phase("loss"):
             return {
                 "loss": label_cross_entropy(
-                    logits, batch.labels, batch.other_labels, batch.own_share, smoothing=self.label_smoothing
+                    logits, batch.labels, batch.labels_b, batch.lam, smoothing=self.label_smoothing
                 )
             }

@@ -62,7 +62,7 @@ class Distillation:
             logits = self.student(batch.images)
         with phase("loss"):
             labels = label_cross_entropy(
-                logits, batch.labels, batch.other_labels, batch.own_share, smoothing=settings.label_smoothing
+                logits, batch.labels, batch.labels_b, batch.lam, smoothing=settings.label_smoothing
             )
             if self.teacher is None:
                 return {"loss": labels}

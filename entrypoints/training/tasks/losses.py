@@ -36,9 +36,7 @@ def distillation_loss(
     if settings.method == "hard":
         return {"hard_loss": hard_distillation(student, teacher)}
     if settings.method == "dkd":
-        target, nontarget = decoupled_kl(
-            student, teacher, temperature, batch.labels, batch.other_labels, batch.own_share
-        )
+        target, nontarget = decoupled_kl(student, teacher, temperature, batch.labels, batch.labels_b, batch.lam)
         return {"dkd_target": settings.dkd_alpha * target, "dkd_nontarget": settings.dkd_beta * nontarget}
     if settings.method == "dist":
         inter, intra = relation_distances(student, teacher, temperature)
@@ -91,8 +89,8 @@ def decoupled_kl(
     teacher_logits: torch.Tensor,
     temperature: float,
     labels: torch.Tensor,
-    other_labels: torch.Tensor,
-    own_share: torch.Tensor,
+    labels_b: torch.Tensor,
+    lam: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The two parts of decoupled knowledge distillation: how likely the label is, and how the rest is spread over the others.
 
@@ -106,7 +104,7 @@ def decoupled_kl(
     Args:
         student_logits, teacher_logits: (batch, classes), at least 2 classes.
         temperature: T, above 0.
-        labels, other_labels, own_share: (batch,), as LabelledBatch has them.
+        labels, labels_b, lam: (batch,), as LabelledBatch has them.
 
     Returns:
         TCKD and NCKD, scalars in nats.
@@ -116,7 +114,7 @@ def decoupled_kl(
     def parts(classes: torch.Tensor) -> torch.Tensor:
         return torch.stack([_kl(*pair) for pair in zip(_decoupled(student, classes), _decoupled(teacher, classes))])
 
-    target, nontarget = (own_share * parts(labels) + (1 - own_share) * parts(other_labels)).mean(1) * temperature**2
+    target, nontarget = (lam * parts(labels) + (1 - lam) * parts(labels_b)).mean(1) * temperature**2
     return target, nontarget
 
 
@@ -167,8 +165,8 @@ def standardized(logits: torch.Tensor) -> torch.Tensor:
 def label_cross_entropy(
     logits: torch.Tensor,
     labels: torch.Tensor,
-    other_labels: torch.Tensor | None = None,
-    own_share: torch.Tensor | None = None,
+    labels_b: torch.Tensor | None = None,
+    lam: torch.Tensor | None = None,
     *,
     smoothing: float = 0.0,
 ) -> torch.Tensor:
@@ -177,7 +175,7 @@ def label_cross_entropy(
     Args:
         logits: (batch, classes).
         labels: (batch,), class numbers.
-        other_labels, own_share: (batch,); an image counts as its label by own_share, 0…1, and as the other one by the rest,
+        labels_b, lam: (batch,); an image counts as its label by lam, 0…1, and as the other one by the rest,
             as mixup and CutMix have it (https://arxiv.org/abs/1710.09412, https://arxiv.org/abs/1905.04899). None: not mixed.
         smoothing: weight of the uniform distribution, https://arxiv.org/abs/1512.00567 section 7.
 
@@ -189,10 +187,10 @@ def label_cross_entropy(
     def each(classes: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits, classes, label_smoothing=smoothing, reduction="none")
 
-    if other_labels is None:
+    if labels_b is None:
         return each(labels).mean()
-    assert own_share is not None, "mixed labels come with the images' own shares"
-    return (own_share * each(labels) + (1 - own_share) * each(other_labels)).mean()
+    assert lam is not None, "mixed labels come with the images' own shares"
+    return (lam * each(labels) + (1 - lam) * each(labels_b)).mean()
 
 
 def pixel_cross_entropy(

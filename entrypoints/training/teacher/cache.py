@@ -100,7 +100,7 @@ class TeacherCache:
 
         Raises:
             ValueError: the folder holds the logits of something else, lies on too small a disk, or is read-only and incomplete;
-                the message names the part that differs, or what is missing, and the cure.
+                the message names the part that differs, or what is missing, and the fix.
         """
         layout = record_layout(classes, top_k, precision)
         identity = {

@@ -73,8 +73,8 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     try:
         state = read(file)
     except pickle.UnpicklingError as error:
-        cure = "save the state dict alone: torch.save(model.state_dict(), FILE)"
-        raise ValueError(f"{file.name} is no file of weights alone, and nothing else is run: {cure}") from error
+        fix = "save the state dict alone: torch.save(model.state_dict(), FILE)"
+        raise ValueError(f"{file.name} is no file of weights alone, and nothing else is run: {fix}") from error
     except (SafetensorError, RuntimeError, EOFError, OSError) as error:
         raise ValueError(f"{file.name} is damaged: copy it again ({_first_line(error)})") from error
     for key in ("state_dict_ema", "state_dict", "model_ema", "model"):

@@ -145,7 +145,7 @@ class Seal:
 
     Multilinear hashing (Lemire and Kaser 2014, https://arxiv.org/abs/1202.4961, section 3): over 32-bit words, with 64-bit
     weights drawn from the cache's key, h = ⌊(m₀ + Σ mᵢ wᵢ mod 2⁶⁴) / 2³²⌋. Any other record, one of another cache or of another
-    place passes with a chance of 2⁻³²; a record of zeros, as an unwritten one is, never does.
+    place passes with a rng of 2⁻³²; a record of zeros, as an unwritten one is, never does.
     """
 
     def __init__(self, key: bytes, record_size: int):
@@ -207,8 +207,8 @@ class ViewFile:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            cure = "free some space, or set another teacher_cache.where, and resume"
-            raise OSError(error.errno, f"no room for the teacher cache: {cure}", str(self.path)) from error
+            fix = "free some space, or set another teacher_cache.where, and resume"
+            raise OSError(error.errno, f"no room for the teacher cache: {fix}", str(self.path)) from error
         self._written = True
 
     def sync(self) -> None:

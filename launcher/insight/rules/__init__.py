@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Answer, DoesNotApply, NotMeasured, Verdict
+from launcher.insight.findings import Answer, DoesNotApply, Finding, NotMeasured
 from launcher.insight.rules import compute, data, feeding, pauses, processes, system
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ RULES = (
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Report:
     """What all rules say of one run."""
 
-    verdicts: tuple[Verdict, ...]
+    findings: tuple[Finding, ...]
     """The one that takes most of the time first, then risks."""
     not_found: tuple[str, ...]
     """What was looked for and is not there."""
@@ -60,16 +60,16 @@ class Judgement:
     """What a probe says; None: there was none."""
 
 
-def judge(evidence: Evidence) -> Judgement:
+def judge(evidence: Evidence) -> Report:
     """Ask every rule."""
-    verdicts, not_found, not_measured, not_applicable = [], [], [], []
+    findings, not_found, not_measured, not_applicable = [], [], [], []
     for rule in RULES:
         if rule.of_usual_steps and evidence.only_first_steps:
             not_measured.append(NotMeasured(what=rule.looks_for, reason="the run had first steps alone"))
             continue
         answer = rule.ask(evidence)
-        if isinstance(answer, Verdict):
-            verdicts.append(answer)
+        if isinstance(answer, Finding):
+            findings.append(answer)
         elif isinstance(answer, NotMeasured):
             not_measured.append(answer)
         elif isinstance(answer, DoesNotApply):
@@ -78,5 +78,5 @@ def judge(evidence: Evidence) -> Judgement:
             not_found.append(rule.looks_for)
     if "operators" not in evidence.facts:
         not_measured.append(NotMeasured(what="operators and kernels", reason=evidence.why_not("operators")))
-    verdicts.sort(key=lambda verdict: (verdict.level == "risk", -(verdict.share or 0.0)))
-    return Judgement(tuple(verdicts), tuple(not_found), tuple(not_measured), tuple(not_applicable))
+    findings.sort(key=lambda finding: (finding.level == "risk", -(finding.share or 0.0)))
+    return Report(tuple(findings), tuple(not_found), tuple(not_measured), tuple(not_applicable))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.aws import catalog
 from launcher.insight.evidence import COMPUTE_PHASES, IDLE_GPU, Evidence
-from launcher.insight.findings import NOTICEABLE, Answer, Cure, DoesNotApply, NotMeasured, Verdict, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Answer, DoesNotApply, Finding, Fix, NotMeasured, bounded, percent
 
 TEACHER = 0.25
 """Share of a step from which a teacher is worth keeping out of it; a KD step without a cache always holds some of it."""
@@ -22,15 +22,15 @@ def transfer(evidence: Evidence) -> Answer:
     if share < NOTICEABLE:
         return None
     settings = evidence.settings
-    cures = [
-        Cure(
+    fixes = [
+        Fix(
             setting=None, value="smaller image_size or view_size, where accuracy allows", why="bytes go with its square"
         )
     ]
     if evidence.on_gpu and settings.get("preprocessing", "dali") != "dali":
-        cures.insert(
+        fixes.insert(
             0,
-            Cure(
+            Fix(
                 setting="hyperparameters.preprocessing",
                 value="dali",
                 now=settings["preprocessing"],
@@ -38,13 +38,13 @@ def transfer(evidence: Evidence) -> Answer:
             ),
         )
     share_of_run = share * evidence.steps_part
-    return Verdict(
+    return Finding(
         kind="host_to_device_bound",
         title="Copying batches to the device takes long",
         share=share_of_run,
         evidence=(f"host to device: {percent(share)} of a step of {evidence.step_seconds:.3g} s",),
         cause="the batches are large for the link, or come from memory that is not pinned",
-        cures=tuple(cures),
+        fixes=tuple(fixes),
         gain=bounded(share_of_run),
     )
 
@@ -62,21 +62,21 @@ def teacher(evidence: Evidence) -> Answer:
     epochs, cached = int(settings.get("epochs") or 1), settings.get("teacher_cache")
     precision = settings.get("teacher_precision") or settings.get("precision")
     halved = evidence.on_gpu and precision in (None, "fp32")
-    half = Cure(
+    half = Fix(
         setting="hyperparameters.teacher_precision",
         value=_sixteen_bits(evidence),
         now=precision or "fp32",
         why="half the bytes, and tensor cores",
     )
     share_of_run = share * evidence.steps_part
-    cures, expected, formula = [], None, ""
+    fixes, expected, formula = [], None, ""
     if not cached and epochs > 1:
         views = max(1, epochs // 10)
         saved = 1 - views / epochs
         expected = 1 / (1 - share_of_run * saved)
         formula = f"the teacher runs in {views} of {epochs} epochs: 1 / (1 - {share_of_run:.2f} · {saved:.2f})"
-        cures.append(
-            Cure(
+        fixes.append(
+            Fix(
                 setting="hyperparameters.teacher_cache",
                 value={"views": views},
                 now=None,
@@ -87,15 +87,15 @@ def teacher(evidence: Evidence) -> Answer:
         if expected is None:
             expected = 1 / (1 - share_of_run / 2)
             formula = f"a teacher twice as fast: 1 / (1 - {share_of_run:.2f} / 2)"
-        cures.append(half)
+        fixes.append(half)
     if not settings.get("compile_teacher"):
-        cures.append(
-            Cure(setting="hyperparameters.compile_teacher", value=True, now=False, why="fewer and larger kernels")
+        fixes.append(
+            Fix(setting="hyperparameters.compile_teacher", value=True, now=False, why="fewer and larger kernels")
         )
-    if not cures:
-        cures.append(Cure(setting=None, value="a smaller teacher"))
+    if not fixes:
+        fixes.append(Fix(setting=None, value="a smaller teacher"))
     note = "; its cache is being filled" if cached else ""
-    return Verdict(
+    return Finding(
         kind="teacher_bound",
         title=f"The teacher takes {percent(share)} of each step{note}",
         share=share_of_run,
@@ -105,7 +105,7 @@ def teacher(evidence: Evidence) -> Answer:
             f"teacher in {precision or 'fp32'}, {'with' if cached else 'without'} a cache, {epochs} epochs",
         ),
         cause="it answers the same for the same pixels, and is asked again on every step",
-        cures=tuple(cures),
+        fixes=tuple(fixes),
         gain=bounded(share_of_run, expected, formula),
     )
 
@@ -124,7 +124,7 @@ def fp32(evidence: Evidence) -> Answer:
         return None
     bits = _sixteen_bits(evidence)
     share_of_run = share * evidence.steps_part
-    return Verdict(
+    return Finding(
         kind="fp32_compute",
         title="The GPU computes in fp32",
         share=share_of_run,
@@ -133,11 +133,11 @@ def fp32(evidence: Evidence) -> Answer:
             *((f"GPUs busy {percent(1 - evidence.gpu_idle)} of the time",) if evidence.gpu_idle is not None else ()),
         ),
         cause="tensor cores stand idle: fp32 products do not use them",
-        cures=(
-            Cure(setting="hyperparameters.precision", value=bits, now="fp32", why="autocast; weights stay in fp32"),
+        fixes=(
+            Fix(setting="hyperparameters.precision", value=bits, now="fp32", why="autocast; weights stay in fp32"),
             *(
                 (
-                    Cure(
+                    Fix(
                         setting="hyperparameters.precision",
                         value="tf32",
                         now="fp32",

@@ -11,7 +11,7 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import IDLE_GPU, Evidence
-from launcher.insight.findings import EXPLAINED, NOTICEABLE, Answer, Cure, Gain, NotMeasured, Verdict, bounded, percent
+from launcher.insight.findings import EXPLAINED, NOTICEABLE, Answer, Finding, Fix, Gain, NotMeasured, bounded, percent
 from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
 from launcher.insight.rules.workers import FULL, crowded, sensible_workers, taken_by_workers
 
@@ -75,7 +75,7 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
 
 
 def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
-    """What every verdict of this file rests on."""
+    """What every finding of this file rests on."""
     told = []
     if wait is not None:
         told.append(f"waiting for data: {percent(wait)} of a step of {evidence.step_seconds:.3g} s")
@@ -104,7 +104,7 @@ def _cores(evidence: Evidence) -> str:
     return f"{usable:.3g} usable cores" if known else f"{usable:.3g} cores (a quota was not recorded)"
 
 
-def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
+def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
     workers, cores, busy = evidence.workers, evidence.cores_each, evidence.busy
     assert workers and cores and busy is not None, "taken_by_workers found them"
     sensible, starts = sensible_workers(evidence), epoch_start_share(evidence)
@@ -122,36 +122,36 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Verdict:
             left = busy
             formula = f"the cores are in use {percent(left)} of the time, and the work stays the same; what taking turns costs comes on top"
         expected = 1 / left
-    fewer = Cure(
+    fewer = Fix(
         setting="hyperparameters.num_workers",
         value=sensible,
         now=workers,
         why="as many as make the images of a step while it is computed; more would take turns",
     )
     cheaper, gain = _cheaper_images(evidence), bounded(share, expected, formula)
-    settings = tuple(cure for cure in cheaper if (cure.setting or "").startswith("hyperparameters."))
-    cures = (fewer, *cheaper)
+    settings = tuple(fix for fix in cheaper if (fix.setting or "").startswith("hyperparameters."))
+    fixes = (fewer, *cheaper)
     if settings and not evidence.on_gpu and busy >= FULL:
         # where the model computes on the same full cores, less work helps more than fewer workers
-        cures = (*settings, fewer, *(cure for cure in cheaper if cure not in settings))
+        fixes = (*settings, fewer, *(fix for fix in cheaper if fix not in settings))
         gain = _of_cheaper_images(evidence, share)
     told = _numbers(evidence, evidence.share("data_wait"))
     if starts >= NOTICEABLE:
         told.append(
             f"{percent(starts)} of the training time passes where epochs begin, while all workers make their first batches"
         )
-    return Verdict(
+    return Finding(
         kind="too_many_workers",
         title=f"Too many workers: {workers} a process on {cores:.3g} cores",
         share=share,
         evidence=tuple(told),
         cause="the workers take turns on full cores, and take them from the training process too; more workers would only add to it",
-        cures=cures,
+        fixes=fixes,
         gain=gain,
     )
 
 
-def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int, cores: float) -> Verdict:
+def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int, cores: float) -> Finding:
     workers, busy, expected, formula = evidence.workers, 1 - wait, None, ""
     if workers:
         wanted = min(sensible, max(workers + 1, math.ceil(workers / busy * 1.1)))
@@ -169,14 +169,14 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
         formula = (
             f"1 / max(rest of the step {busy:.2f}, loader with {wanted} workers {loader:.2f}, cores in use {cores:.2f})"
         )
-    return Verdict(
+    return Finding(
         kind="too_few_workers",
         title="Too few workers: training waits for data while cores are idle",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
         cause=cause,
-        cures=(
-            Cure(
+        fixes=(
+            Fix(
                 setting="hyperparameters.num_workers",
                 value=wanted,
                 now=workers if workers is not None else evidence.settings.get("num_workers"),
@@ -188,14 +188,14 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
     )
 
 
-def _costly_images(evidence: Evidence, wait: float) -> Verdict:
-    return Verdict(
+def _costly_images(evidence: Evidence, wait: float) -> Finding:
+    return Finding(
         kind="data_bound",
         title="Preparing the images takes more than the cores can give",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
         cause="the cores are full with decoding and augmentation, and more workers would only take turns on them",
-        cures=_cheaper_images(evidence),
+        fixes=_cheaper_images(evidence),
         gain=_of_cheaper_images(evidence, wait * evidence.steps_part),
     )
 
@@ -215,7 +215,7 @@ def _of_cheaper_images(evidence: Evidence, touched: float) -> Gain:
     )
 
 
-def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Verdict:
+def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Finding:
     read = [
         float(np.mean(evidence.during(host.disk["read"]))) / 1e6
         for host in evidence.hosts
@@ -229,27 +229,27 @@ def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Verdict:
     told = _numbers(evidence, wait)
     told += [f"read from disks {np.mean(read):.1f} MB/s a host"] if read else []
     told += [f"received {np.mean(received):.1f} MB/s a host"] if received else []
-    return Verdict(
+    return Finding(
         kind="storage_bound",
         title="The images come too slowly from where they lie",
         share=lost * evidence.steps_part,
         evidence=tuple(told),
         cause="whoever fetches images waits for a disk or the network, while cores are idle: many small files, a cold disk, or a "
         "far one",
-        cures=(
-            Cure(
+        fixes=(
+            Fix(
                 setting=None,
                 value="launcher prepare SOURCE TARGET --shards 100MB",
                 why="few large reads instead of a file an image",
             ),
-            Cure(
+            Fix(
                 setting=None,
                 value="mode: File or FSx for Lustre for the input",
                 why="the images then lie near the hosts",
             ),
             *(
                 (
-                    Cure(
+                    Fix(
                         setting="hyperparameters.num_workers",
                         value=2 * evidence.workers,
                         now=evidence.workers,
@@ -264,17 +264,17 @@ def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Verdict:
     )
 
 
-def _without_cores(evidence: Evidence, wait: float) -> Verdict:
+def _without_cores(evidence: Evidence, wait: float) -> Finding:
     """The wait is known, its cause is not."""
-    return Verdict(
+    return Finding(
         kind="too_few_workers" if evidence.workers == 0 else "data_bound",
         title="Training waits for its data"
         + ("; the training process decodes the images itself" if evidence.workers == 0 else ""),
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
         cause=f"whether workers, cores or storage are short was not measured: {evidence.why_no_hosts}",
-        cures=(
-            Cure(
+        fixes=(
+            Fix(
                 setting="hyperparameters.num_workers", value="auto", now=evidence.workers, why="by the cores there are"
             ),
         ),
@@ -291,52 +291,52 @@ def _from_system_metrics(evidence: Evidence) -> Answer:
         return _storage(evidence, None, lost=idle)
     if evidence.busy < 0.85:
         return None
-    return Verdict(
+    return Finding(
         kind="data_bound",
         title="All cores are full while the GPUs wait",
         share=idle,
         evidence=tuple(_numbers(evidence, None)),
         cause=f"most likely decoding and augmentation; that it is them was not measured ({evidence.why_no_steps})",
-        cures=_cheaper_images(evidence),
+        fixes=_cheaper_images(evidence),
         gain=bounded(idle),
     )
 
 
-def _cheaper_images(evidence: Evidence) -> tuple[Cure, ...]:
+def _cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
     """What lets an image cost less CPU time, as far as the run does not do it already."""
-    settings, cures = evidence.settings, []
+    settings, fixes = evidence.settings, []
     if settings.get("preprocessing") == "cpu_reference":
-        cures.append(
-            Cure(
+        fixes.append(
+            Fix(
                 setting="hyperparameters.preprocessing", value="cpu", now="cpu_reference", why="the fast way on the CPU"
             )
         )
     if settings.get("augmentation_load") and not settings.get("compose_augmentation"):
-        cures.append(
-            Cure(
+        fixes.append(
+            Fix(
                 setting="hyperparameters.compose_augmentation",
                 value=True,
                 now=False,
                 why="all rounds of the augmentation as one warp",
             )
         )
-    cures.append(
-        Cure(
+    fixes.append(
+        Fix(
             setting=None,
             value="launcher prepare SOURCE TARGET --size PIXELS",
             why="images scaled down once, instead of in every epoch",
         )
     )
     if evidence.on_gpu and settings.get("preprocessing") != "dali":
-        cures.append(
-            Cure(
+        fixes.append(
+            Fix(
                 setting="hyperparameters.preprocessing",
                 value="dali",
                 now=settings.get("preprocessing"),
                 why="decoding and augmentation move to the GPU",
             )
         )
-    cures.append(
-        Cure(setting=None, value=f"an instance type with more cores{' for each GPU' if evidence.on_gpu else ''}")
+    fixes.append(
+        Fix(setting=None, value=f"an instance type with more cores{' for each GPU' if evidence.on_gpu else ''}")
     )
-    return tuple(cures)
+    return tuple(fixes)

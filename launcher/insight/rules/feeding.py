@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.insight.evidence import IDLE_GPU, Evidence
-from launcher.insight.findings import EXPLAINED, NOTICEABLE, Answer, Cure, NotMeasured, Verdict, bounded, percent
+from launcher.insight.findings import EXPLAINED, NOTICEABLE, Answer, Finding, Fix, NotMeasured, bounded, percent
 
 SHORT_STEP = 0.06
 """Seconds of a micro-batch below which starting kernels is what a GPU waits for: some thousand kernels at about 10 µs each."""
@@ -38,7 +38,7 @@ def starved(evidence: Evidence) -> Answer:
         return _small_batch(evidence, lost)
     if _one_core(evidence):
         return _main_thread(evidence, lost)
-    return Verdict(
+    return Finding(
         kind="gpu_starved",
         title="The GPUs idle, and not for want of data" if wait is not None else "The GPUs idle",
         share=lost * evidence.steps_part,
@@ -49,10 +49,10 @@ def starved(evidence: Evidence) -> Answer:
             if not evidence.ranks
             else "neither small steps, nor a full core, nor synchronising calls show"
         ),
-        cures=(Cure(setting=None, value="a run of this kit's scripts, whose step timeline tells more"),)
+        fixes=(Fix(setting=None, value="a run of this kit's scripts, whose step timeline tells more"),)
         if not evidence.ranks
         else (
-            Cure(
+            Fix(
                 setting="hyperparameters.compile",
                 value=True,
                 now=evidence.settings.get("compile"),
@@ -75,7 +75,7 @@ def fixed_cost(evidence: Evidence) -> Answer:
     # the first steps and the slow ones too: all become fewer
     steps = evidence.steps_seconds / (evidence.training_seconds or 1)
     batch = evidence.settings.get("global_batch_size")
-    return Verdict(
+    return Finding(
         kind="small_batch",
         title="The batch is small: each step pays the optimizer for few images",
         share=share,
@@ -84,8 +84,8 @@ def fixed_cost(evidence: Evidence) -> Answer:
             f"{small} images a process and step" if small else "images a step: not known",
         ),
         cause="the optimizer costs the same for any number of images",
-        cures=(
-            Cure(
+        fixes=(
+            Fix(
                 setting="hyperparameters.global_batch_size",
                 value=4 * batch if isinstance(batch, int) else "four times as many",
                 now=batch,
@@ -149,13 +149,13 @@ def _numbers(evidence: Evidence, lost: float) -> list[str]:
     return told
 
 
-def _synchronising(evidence: Evidence, lost: float) -> Verdict:
+def _synchronising(evidence: Evidence, lost: float) -> Finding:
     share = lost * evidence.steps_part
     every = evidence.settings.get("log_every")
-    cures = [Cure(setting=None, value="no .item(), .cpu(), print of a tensor or torch.cuda.synchronize() in the step")]
+    fixes = [Fix(setting=None, value="no .item(), .cpu(), print of a tensor or torch.cuda.synchronize() in the step")]
     if every == 1:
-        cures.insert(
-            0, Cure(setting="hyperparameters.log_every", value=20, now=1, why="a metric line reads the loss, and waits")
+        fixes.insert(
+            0, Fix(setting="hyperparameters.log_every", value=20, now=1, why="a metric line reads the loss, and waits")
         )
     synchronise = evidence.share("synchronise")
     told = _numbers(evidence, lost)
@@ -163,24 +163,24 @@ def _synchronising(evidence: Evidence, lost: float) -> Verdict:
         told.append(f"waiting for the device to read a number: {percent(synchronise)} of a step")
     if every is not None:
         told.append(f"log_every is {every}")
-    return Verdict(
+    return Finding(
         kind="synchronising_calls",
         title="The training process waits for the GPU in every step, and the GPU for it afterwards",
         share=share,
         evidence=tuple(told),
         cause="a number is read from the device while the queue of kernels runs empty",
-        cures=tuple(cures),
+        fixes=tuple(fixes),
         gain=bounded(share),
     )
 
 
-def _small_batch(evidence: Evidence, lost: float) -> Verdict:
+def _small_batch(evidence: Evidence, lost: float) -> Finding:
     share = lost * evidence.steps_part
     settings = evidence.settings
-    cures = []
+    fixes = []
     if evidence.accumulation > 1:
-        cures.append(
-            Cure(
+        fixes.append(
+            Fix(
                 setting="hyperparameters.batch_size_per_device",
                 value="auto",
                 now=settings.get("batch_size_per_device"),
@@ -189,48 +189,48 @@ def _small_batch(evidence: Evidence, lost: float) -> Verdict:
         )
     else:
         batch = settings.get("global_batch_size")
-        cures.append(
-            Cure(
+        fixes.append(
+            Fix(
                 setting="hyperparameters.global_batch_size",
                 value=4 * batch if isinstance(batch, int) else "a larger one",
                 now=batch,
                 why="scale learning_rate and the warm-up with it",
             )
         )
-    cures.append(
-        Cure(setting="hyperparameters.compile", value=True, now=settings.get("compile"), why="fewer launches a step")
+    fixes.append(
+        Fix(setting="hyperparameters.compile", value=True, now=settings.get("compile"), why="fewer launches a step")
     )
-    cures.append(Cure(setting="compute.instance_type", value="a smaller one", why="where the batch must stay"))
+    fixes.append(Fix(setting="compute.instance_type", value="a smaller one", why="where the batch must stay"))
     told = _numbers(evidence, lost)
     if evidence.images_per_micro_batch:
         told.append(f"{evidence.images_per_micro_batch} images at a time")
-    return Verdict(
+    return Finding(
         kind="small_batch",
         title="The batch is too small to keep the GPU busy",
         share=share,
         evidence=tuple(told),
         cause="starting the kernels takes longer than running them",
-        cures=tuple(cures),
+        fixes=tuple(fixes),
         gain=bounded(share),
     )
 
 
-def _main_thread(evidence: Evidence, lost: float) -> Verdict:
+def _main_thread(evidence: Evidence, lost: float) -> Finding:
     share = lost * evidence.steps_part
-    return Verdict(
+    return Finding(
         kind="main_thread_bound",
         title="The training process's own Python holds the step up",
         share=share,
         evidence=tuple(_numbers(evidence, lost)),
         cause="one thread prepares what the device waits for: work in the loop outside the model, or very many small operations",
-        cures=(
-            Cure(
+        fixes=(
+            Fix(
                 setting="hyperparameters.compile",
                 value=True,
                 now=evidence.settings.get("compile"),
                 why="fewer operations to start",
             ),
-            Cure(setting=None, value="move own code out of the step: metrics, drawing, conversions"),
+            Fix(setting=None, value="move own code out of the step: metrics, drawing, conversions"),
         ),
         gain=bounded(share),
     )

@@ -12,10 +12,10 @@ from launcher.insight.findings import (
     EXPLAINED,
     NOTICEABLE,
     Answer,
-    Cure,
     DoesNotApply,
+    Finding,
+    Fix,
     NotMeasured,
-    Verdict,
     bounded,
     percent,
 )
@@ -39,13 +39,13 @@ def checkpoints(evidence: Evidence) -> Answer:
         "Writing checkpoints holds training up",
         "checkpoints are frequent for what one of them takes, or go to a slow disk",
         lambda count, factor: (
-            Cure(
+            Fix(
                 setting="hyperparameters.checkpoint_every",
                 value=max(1, round(_steps(evidence) / max(count, 1)) * factor),
                 now=every,
                 why=f"{factor} times as rare; a run that is stopped by force loses as many more steps",
             ),
-            Cure(setting="checkpoints", value="a faster disk, as FSx for Lustre or the host's own"),
+            Fix(setting="checkpoints", value="a faster disk, as FSx for Lustre or the host's own"),
         ),
     )
 
@@ -64,7 +64,7 @@ def evaluations(evidence: Evidence) -> Answer:
         "Evaluations take much of the time",
         "the held-out images are many for the training images between two evaluations",
         lambda count, factor: (
-            Cure(
+            Fix(
                 setting="hyperparameters.evaluate_every",
                 value=(every if isinstance(every, int) else 1) * factor,
                 now=every,
@@ -83,7 +83,7 @@ def epoch_starts(evidence: Evidence) -> Answer:
         return None
     if taken_by_workers(evidence) is not None:
         return EXPLAINED  # all of them make their first batches at once, on too few cores
-    return Verdict(
+    return Finding(
         kind="slow_epoch_starts",
         title="Each epoch begins with a wait for the first batches",
         share=share,
@@ -92,10 +92,8 @@ def epoch_starts(evidence: Evidence) -> Answer:
             f"in all other steps waiting for data takes {percent(evidence.share('data_wait') or 0)}",
         ),
         cause="the loader starts again with every epoch: workers come up, or the list of images is made anew, while nothing is ready",
-        cures=(
-            Cure(
-                setting=None, value="launcher prepare --shards", why="a list of few shards instead of a file an image"
-            ),
+        fixes=(
+            Fix(setting=None, value="launcher prepare --shards", why="a list of few shards instead of a file an image"),
             *_half_the_workers(evidence),
         ),
         gain=bounded(share, 1 / (1 - share), f"all of the wait at epochs' starts: 1 / (1 - {share:.2f})"),
@@ -136,21 +134,21 @@ def start(evidence: Evidence) -> Answer:
     share = (seconds + compiling) / whole if whole else 0.0
     if seconds + compiling < ENDLESS_START and (seconds + compiling < SLOW_START or share < NOTICEABLE):
         return None
-    cures = []
+    fixes = []
     if evidence.settings.get("compile") or evidence.settings.get("compile_teacher"):
         name = "compile" if evidence.settings.get("compile") else "compile_teacher"
-        cures.append(
-            Cure(setting=f"hyperparameters.{name}", value=False, now=True, why="for runs too short to earn it back")
+        fixes.append(
+            Fix(setting=f"hyperparameters.{name}", value=False, now=True, why="for runs too short to earn it back")
         )
     if evidence.settings.get("pretrained") or evidence.settings.get("teacher_pretrained"):
-        cures.append(Cure(setting=None, value="weights as an input channel instead of a download at the start"))
-    cures.append(
-        Cure(
+        fixes.append(Fix(setting=None, value="weights as an input channel instead of a download at the start"))
+    fixes.append(
+        Fix(
             setting=None, value="mode: FastFile for S3 inputs, or FSx", why="training begins before all data are copied"
         )
     )
-    cures.append(Cure(setting=None, value="launcher prepare --shards", why="few files to copy and to list"))
-    return Verdict(
+    fixes.append(Fix(setting=None, value="launcher prepare --shards", why="few files to copy and to list"))
+    return Finding(
         kind="slow_start",
         title=f"The first step came after {seconds:.0f} s",
         share=share,
@@ -159,7 +157,7 @@ def start(evidence: Evidence) -> Answer:
             f"the first logged steps took {compiling:.0f} s longer than later ones",
         ),
         cause="data are copied or listed, weights downloaded, or models compiled, before anything is learnt",
-        cures=tuple(cures),
+        fixes=tuple(fixes),
         gain=bounded(share),
     )
 
@@ -199,7 +197,7 @@ def outliers(evidence: Evidence) -> Answer:
     elif phase == "backward" and (evidence.world_size or 1) > 1:
         cause = "another rank comes late now and then, or the network does"
     numbers = ", ".join(str(number) for number in steps.step[mask][far][:5])
-    return Verdict(
+    return Finding(
         kind="step_outliers",
         title="A few steps take far longer than the others",
         share=share,
@@ -211,11 +209,11 @@ def outliers(evidence: Evidence) -> Answer:
             *((f"most of it in {phase}: {where[phase]:.3g} s more than usual",) if where else ()),
         ),
         cause=cause,
-        cures=(
-            Cure(setting=None, value="compare the page's step chart with its heat map at these times"),
+        fixes=(
+            Fix(setting=None, value="compare the page's step chart with its heat map at these times"),
             *(
                 (
-                    Cure(
+                    Fix(
                         setting="hyperparameters.compile",
                         value=False,
                         now=True,
@@ -236,7 +234,7 @@ def _stalls(
     name: str,
     title: str,
     cause: str,
-    cures: Callable[[int, int], tuple[Cure, ...]],
+    fixes: Callable[[int, int], tuple[Fix, ...]],
 ) -> Answer:
     what = {"checkpoint": "checkpoints", "evaluate": "evaluations"}[kind]
     if not evidence.ranks:
@@ -251,7 +249,7 @@ def _stalls(
     lengths = [stall.seconds for stall in stalls if stall.rank == first]
     factor = int(np.ceil(share / (1 - share) / 0.05)) if share < 0.9 else 100
     left = share / factor
-    return Verdict(
+    return Finding(
         kind=name,
         title=title,
         share=share,
@@ -260,7 +258,7 @@ def _stalls(
             f"{evidence.training_seconds:.3g} s",
         ),
         cause=cause,
-        cures=cures(len(lengths), factor),
+        fixes=fixes(len(lengths), factor),
         gain=bounded(
             share, 1 / (1 - share + left), f"{factor} times as rare: 1 / (1 - {share:.2f} + {share:.2f} / {factor})"
         ),
@@ -287,9 +285,9 @@ def _at_epoch_starts(epochs: np.ndarray, far: np.ndarray) -> bool:
     return bool(first.any() and first.mean() < 0.5 and (far & first).sum() > 0.7 * far.sum())
 
 
-def _half_the_workers(evidence: Evidence) -> tuple[Cure, ...]:
+def _half_the_workers(evidence: Evidence) -> tuple[Fix, ...]:
     workers = evidence.workers
     if not workers or workers < 2:
         return ()
     why = "fewer are sooner ready"
-    return (Cure(setting="hyperparameters.num_workers", value=workers // 2, now=workers, why=why),)
+    return (Fix(setting="hyperparameters.num_workers", value=workers // 2, now=workers, why=why),)

@@ -6,7 +6,7 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import NOTICEABLE, Answer, Cure, DoesNotApply, NotMeasured, Verdict, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Answer, DoesNotApply, Finding, Fix, NotMeasured, bounded, percent
 from launcher.insight.measurements import Steps
 
 SHARED_PHASES = ("grad_sync", "backward")
@@ -30,23 +30,23 @@ def communication(evidence: Evidence) -> Answer:
     if least < NOTICEABLE:
         return None
     share, settings = least * evidence.steps_part, evidence.settings
-    cures, expected, formula = [], None, ""
+    fixes, expected, formula = [], None, ""
     if settings.get("gradient_compression") == "none" and evidence.facts.get("backend") != "smddp":
-        cures.append(
-            Cure(setting="hyperparameters.gradient_compression", value="bf16", now="none", why="half the bytes")
+        fixes.append(
+            Fix(setting="hyperparameters.gradient_compression", value="bf16", now="none", why="half the bytes")
         )
         expected, formula = 1 / (1 - share / 2), f"half the bytes: 1 / (1 - {share:.2f} / 2)"
     batch = settings.get("global_batch_size")
-    cures.append(
-        Cure(
+    fixes.append(
+        Fix(
             setting="hyperparameters.global_batch_size",
             value=2 * batch if isinstance(batch, int) else "twice as many",
             now=batch,
             why="half as many exchanges an epoch; scale the learning rate with it",
         )
     )
-    cures.append(
-        Cure(
+    fixes.append(
+        Fix(
             setting="distribution",
             value="smddp",
             why="with instance types that have EFA, as ml.p4d.24xlarge; or fewer, larger hosts",
@@ -57,7 +57,7 @@ def communication(evidence: Evidence) -> Answer:
         for host in evidence.hosts
         if "transmit" in host.network and len(host.network["transmit"].values)
     ]
-    return Verdict(
+    return Finding(
         kind="communication_bound",
         title="Steps wait for the exchange of gradients",
         share=share,
@@ -67,7 +67,7 @@ def communication(evidence: Evidence) -> Answer:
             *((f"sent {np.mean(sent):.1f} MB/s a host",) if sent else ()),
         ),
         cause="gradients take longer to travel than backward takes to hide it",
-        cures=tuple(cures),
+        fixes=tuple(fixes),
         gain=bounded(share, expected, formula),
     )
 
@@ -106,16 +106,16 @@ def slow_rank(evidence: Evidence) -> Answer:
         "data_wait": "its data come later than the others': its host's cores or storage are slower or busier",
         "host_to_device": "its copies to the device are slower: another link, or memory that is not pinned",
     }
-    return Verdict(
+    return Finding(
         kind="slow_rank",
         title=f"Rank {rank.rank} is slow, and all others wait for it",
         share=share,
         evidence=tuple(told[:6]),
         cause=causes.get(phase, "its device is slower or used by something else, or its process does not get its core"),
-        cures=(
-            Cure(setting=None, value=f"look at {rank.host}: other processes, clock, temperature, links; replace it"),
+        fixes=(
+            Fix(setting=None, value=f"look at {rank.host}: other processes, clock, temperature, links; replace it"),
             *(
-                (Cure(setting=None, value="input shards near every host (FSx, or File mode)"),)
+                (Fix(setting=None, value="input shards near every host (FSx, or File mode)"),)
                 if phase == "data_wait"
                 else ()
             ),
@@ -135,7 +135,7 @@ def uneven_gpus(evidence: Evidence) -> Answer:
         return None
     most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     lost = (means[most] - float(np.mean(list(means.values())))) / 100
-    return Verdict(
+    return Finding(
         kind="uneven_gpus",
         title=f"The GPUs are used unevenly: {most} {means[most]:.0f} %, {least} {means[least]:.0f} %",
         share=min(max(lost, 0.0), 1.0),
@@ -143,8 +143,8 @@ def uneven_gpus(evidence: Evidence) -> Answer:
         cause="the work is not shared evenly: DataParallel on one process, a GPU without a process, or a slow rank"
         if means[least] >= 5
         else f"{least} has nothing to do: fewer processes than GPUs",
-        cures=(
-            Cure(setting="distribution", value="torchrun", why="one process a GPU, each with its share of the batch"),
+        fixes=(
+            Fix(setting="distribution", value="torchrun", why="one process a GPU, each with its share of the batch"),
         ),
         gain=bounded(min(max(lost, 0.0), 1.0)),
     )

@@ -9,10 +9,10 @@ from launcher.insight.findings import (
     EXPLAINED,
     NOTICEABLE,
     Answer,
-    Cure,
     DoesNotApply,
+    Finding,
+    Fix,
     NotMeasured,
-    Verdict,
     bounded,
     percent,
 )
@@ -42,7 +42,7 @@ def throttled(evidence: Evidence) -> Answer:
         return None  # the GPUs do not feel it
     lost = max(share, evidence.share("data_wait") or 0.0, (evidence.gpu_idle or 0.0) if evidence.on_gpu else 0.0)
     cores = ", ".join(f"{host.name} {evidence.usable_cores(host):.3g}" for host in evidence.hosts if host.cores)
-    return Verdict(
+    return Finding(
         kind="cpu_throttled",
         title="The container's CPU quota holds the processes back",
         share=lost * evidence.steps_part,
@@ -52,9 +52,9 @@ def throttled(evidence: Evidence) -> Answer:
             *((f"GPUs idle {percent(evidence.gpu_idle)} of the time",) if evidence.gpu_idle is not None else ()),
         ),
         cause="the quota (cgroup cpu.max) is used up before the end of each period, and every thread then stands still",
-        cures=(
-            Cure(setting=None, value="a larger quota (docker --cpus), or an instance type with more cores"),
-            Cure(
+        fixes=(
+            Fix(setting=None, value="a larger quota (docker --cpus), or an instance type with more cores"),
+            Fix(
                 setting="hyperparameters.num_workers",
                 value="auto",
                 now=evidence.settings.get("num_workers"),
@@ -76,11 +76,11 @@ def host_memory(evidence: Evidence) -> Answer:
         "the memory of {}",
         "something is kept that should not be: results with their graph, images in lists, caches without a limit, worker processes' copies",
         (
-            Cure(
+            Fix(
                 setting=None,
                 value="keep numbers (loss.item()) instead of tensors from step to step; give caches a limit",
             ),
-            Cure(
+            Fix(
                 setting="hyperparameters.worker_type",
                 value="threads",
                 why="worker processes each come to hold a copy of the lists",
@@ -102,14 +102,14 @@ def gpu_memory(evidence: Evidence) -> Answer:
         "the memory of {}",
         "tensors are kept from step to step, or shapes vary and the allocator breaks its memory up",
         (
-            Cure(setting=None, value="detach what is kept: total += loss.item() instead of total += loss"),
-            Cure(setting=None, value="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where shapes vary"),
+            Fix(setting=None, value="detach what is kept: total += loss.item() instead of total += loss"),
+            Fix(setting=None, value="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where shapes vary"),
         ),
     )
 
 
 def _growth(
-    evidence: Evidence, series: dict[str, Series], what: str, kind: str, thing: str, cause: str, cures: tuple[Cure, ...]
+    evidence: Evidence, series: dict[str, Series], what: str, kind: str, thing: str, cause: str, fixes: tuple[Fix, ...]
 ) -> Answer:
     """The steepest growth of several records, if it goes on in every part of the later run."""
     judged = {name: found for name, one in series.items() if (found := _steady_growth(one)) is not None}
@@ -122,7 +122,7 @@ def _growth(
         return None
     rate = points / hours
     left = (100 - now) / rate
-    return Verdict(
+    return Finding(
         kind=kind,
         title=f"Memory grows: {thing.format(name)} is full in about {_hours(left)}",
         share=None,
@@ -130,7 +130,7 @@ def _growth(
             f"{name}: {points:.0f} percentage points in the last {_hours(hours)}, {now:.0f} % at the end, still rising",
         ),
         cause=cause,
-        cures=cures,
+        fixes=fixes,
         level="risk",
     )
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from training.data.batches import Draw, MaskedBatch
+from training.data.batches import MaskedBatch, SampleKey
 from training.data.dali import graph
 from training.data.dali.graph import Operations, Prepared
-from training.data.dali.pipeline import Read
+from training.data.dali.pipeline import ReadBatch
 from training.runtime import accelerator
 
 if TYPE_CHECKING:
@@ -42,20 +42,23 @@ class PairsByDali:
         assert images.variation is not None, "DALI makes training images"
         self.operations = Operations(images.variation.crop_size, images.channels, pasted=True)
 
-    def begin_batch(self, by_reference: Collection[int]) -> Callable[[Draw], DrawnPair]:
-        item = partial(self._item, by_reference)
+    def begin_batch(self, fallback_indices: Collection[int]) -> Callable[[SampleKey], DrawnPair]:
+        item = partial(self._item, fallback_indices)
         return lambda draw: self.images.readable(*draw, item)
 
-    def _item(self, by_reference: Collection[int], view: int, number: int) -> DrawnPair:
+    def _item(self, fallback_indices: Collection[int], view: int, number: int) -> DrawnPair:
         images = self.images
         encoded, (width, height) = graph.readable_file(
-            images.pairs.image(number), images.pairs.name(number), images.channels, by_reference=number in by_reference
+            images.pairs.image(number),
+            images.pairs.name(number),
+            images.channels,
+            fallback_indices=number in fallback_indices,
         )
         cut, mask = images.cut(view, number, images.mask(number, (height, width)))
         begin = cut.begin(self.operations.size)
         prepared = graph.prepare_part(encoded, cut.box, cut.size, begin, mirrored=cut.mirrored)
         return DrawnPair(number, prepared, mask)
 
-    def finish(self, batch: Read[DrawnPair, DrawnPair], pixels: torch.Tensor) -> MaskedBatch:
+    def finish(self, batch: ReadBatch[DrawnPair, DrawnPair], pixels: torch.Tensor) -> MaskedBatch:
         masks = torch.from_numpy(np.stack([one.mask for one in batch.drawn]))
         return MaskedBatch(pixels, accelerator.pinned(masks, pixels.device))

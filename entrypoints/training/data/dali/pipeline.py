@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from training.data.batches import Draw, TrainingBatches
+from training.data.batches import SampleKey, TrainingBatches
 from training.data.dali import graph
 from training.data.dali.graph import QUEUED, Operations, Prepared
 from training.data.decode.reference import ReferencePreprocessor
@@ -62,7 +62,7 @@ class Item(Protocol):
         """What DALI is told of it."""
 
 
-class Drawn(Protocol):
+class DrawnSample(Protocol):
     """One draw of a batch, read: what DALI shall make for it, and what is done with that."""
 
     @property
@@ -71,24 +71,24 @@ class Drawn(Protocol):
 
 
 OneItem = TypeVar("OneItem", bound=Item)
-OneDraw = TypeVar("OneDraw", bound=Drawn)
+OneDrawn = TypeVar("OneDrawn", bound=DrawnSample)
 
 
-class Recipe(Protocol[OneItem, OneDraw]):
+class Recipe(Protocol[OneItem, OneDrawn]):
     """One kind of batches."""
 
     operations: Operations
     items_a_draw: int
     """At most."""
 
-    def begin_batch(self, by_reference: Collection[int]) -> Callable[[Draw], OneDraw]:
+    def begin_batch(self, fallback_indices: Collection[int]) -> Callable[[SampleKey], OneDrawn]:
         """What reads the draws of one batch, in several threads; an Item that two of them need is one object.
 
         Args:
-            by_reference: numbers of images that DALI does not decode, and the reference decoder shall.
+            fallback_indices: numbers of images that DALI does not decode, and the reference decoder shall.
         """
 
-    def finish(self, batch: Read[OneItem, OneDraw], pixels: torch.Tensor) -> Any:
+    def finish(self, batch: ReadBatch[OneItem, OneDrawn], pixels: torch.Tensor) -> Any:
         """A batch, a NamedTuple of tensors.
 
         Args:
@@ -100,11 +100,11 @@ class Recipe(Protocol[OneItem, OneDraw]):
 
 
 @dataclass(frozen=True)
-class Read(Generic[OneItem, OneDraw]):
+class ReadBatch(Generic[OneItem, OneDrawn]):
     """A batch that is read, for DALI to make."""
 
-    draws: list[Draw]
-    drawn: list[OneDraw]
+    draws: list[SampleKey]
+    drawn: list[OneDrawn]
     items: list[OneItem]
     """Of all that is drawn, each once."""
 
@@ -117,13 +117,13 @@ class Read(Generic[OneItem, OneDraw]):
 class Batch(NamedTuple):
     """A batch that is being read."""
 
-    draws: list[Draw]
-    parts: list[Future[list[Drawn]]]
+    draws: list[SampleKey]
+    parts: list[Future[list[DrawnSample]]]
 
-    def read(self) -> Read[Item, Drawn]:
+    def read(self) -> ReadBatch[Item, DrawnSample]:
         """The batch when all of it is read; what failed is raised here."""
         drawn = [one for part in self.parts for one in part.result()]
-        return Read(self.draws, drawn, [*{id(item): item for one in drawn for item in one.items}.values()])
+        return ReadBatch(self.draws, drawn, [*{id(item): item for one in drawn for item in one.items}.values()])
 
 
 class DaliBatches:
@@ -163,9 +163,9 @@ class DaliBatches:
         self._running = weakref.ref(epoch)
         return epoch
 
-    def _epoch(self, draws: Iterator[list[Draw]]) -> Generator[Any, None, None]:
+    def _epoch(self, draws: Iterator[list[SampleKey]]) -> Generator[Any, None, None]:
         planned: deque[Batch] = deque()
-        queued: deque[Read[Item, Drawn]] = deque()
+        queued: deque[ReadBatch[Item, DrawnSample]] = deque()
 
         def top_up() -> None:
             while len(planned) < AHEAD and (batch := next(draws, None)) is not None:
@@ -193,7 +193,7 @@ class DaliBatches:
                 with suppress(RuntimeError):
                     self._pixels()
 
-    def _plan(self, draws: list[Draw]) -> Batch:
+    def _plan(self, draws: list[SampleKey]) -> Batch:
         """A batch whose files are being read."""
         one = self.recipe.begin_batch(frozenset(self._by_reference))
         tasks = [draws[first : first + DRAWS_A_TASK] for first in range(0, len(draws), DRAWS_A_TASK)]
@@ -245,7 +245,7 @@ class DaliBatches:
         finally:
             self._graph.release_outputs()
 
-    def _again(self, queued: deque[Read[Item, Drawn]]) -> torch.Tensor:
+    def _again(self, queued: deque[ReadBatch[Item, DrawnSample]]) -> torch.Tensor:
         """The oldest batch once more, alone, then with what DALI stopped on decoded by the reference decoder; the others after it.
 
         Raises:

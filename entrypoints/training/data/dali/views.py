@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from training.data.augmentation import Erasing
-from training.data.batches import Draw, LabelledBatch
+from training.data.batches import LabelledBatch, SampleKey
 from training.data.dali import graph
 from training.data.dali.graph import Operations
-from training.data.dali.pipeline import Read
+from training.data.dali.pipeline import ReadBatch
 from training.data.mixing import Mix
-from training.data.threads import Once
+from training.data.threads import PerBatchMemo
 from training.runtime import accelerator
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class ViewsByDali:
         self.operations = Operations((views.size, views.size), views.channels, augmentation.load, warped)
         self.items_a_draw = 2 if views.mixing.mixup > 0 or views.mixing.cutmix > 0 else 1
 
-    def begin_batch(self, by_reference: Collection[int]) -> Callable[[Draw], DrawnView]:
-        item = Once(partial(self._item, by_reference))
+    def begin_batch(self, fallback_indices: Collection[int]) -> Callable[[SampleKey], DrawnView]:
+        item = PerBatchMemo(partial(self._item, fallback_indices))
         return lambda draw: self._drawn(*draw, item)
 
     def _drawn(self, view: int, number: int, item: Callable[[int, int], ViewItem]) -> DrawnView:
@@ -59,42 +59,42 @@ class ViewsByDali:
         mixed = views.partner(view, number)
         if mixed is None:
             return DrawnView(view, (own,), None)
-        partner, chance = mixed
+        partner, rng = mixed
         return DrawnView(
             view,
             (own, views.readable(view, partner, item)[1]),
-            views.mixing.draw((views.size, views.size), chance),
+            views.mixing.draw((views.size, views.size), rng),
         )
 
-    def _item(self, by_reference: Collection[int], view: int, number: int) -> ViewItem:
+    def _item(self, fallback_indices: Collection[int], view: int, number: int) -> ViewItem:
         """Draws in the order of TrainingViews: first the variation, then what is erased."""
-        views, chance = self.views, self.views.chance(view, number)
+        views, rng = self.views, self.views.rng(view, number)
         encoded, size = graph.readable_file(
             views.source.encoded(number),
             views.source.name(number),
             views.channels,
-            by_reference=number in by_reference,
+            fallback_indices=number in fallback_indices,
         )
-        variation = views.augmentation.draw(size, views.size, chance)
+        variation = views.augmentation.draw(size, views.size, rng)
         prepared = graph.prepare(encoded, size, variation, self.operations)
         shape = (views.channels, views.size, views.size)
-        return ViewItem(number, prepared, views.augmentation.draw_erasing(shape, chance))
+        return ViewItem(number, prepared, views.augmentation.draw_erasing(shape, rng))
 
-    def finish(self, batch: Read[ViewItem, DrawnView], pixels: torch.Tensor) -> LabelledBatch:
+    def finish(self, batch: ReadBatch[ViewItem, DrawnView], pixels: torch.Tensor) -> LabelledBatch:
         erase(pixels, [item.erasing for item in batch.items])
         labels = torch.from_numpy(self.views.source.labels)
         own, others = ([one.items[which] for one in batch.drawn] for which in (0, -1))
         numbers, partners = (torch.tensor([item.number for item in items]) for items in (own, others))
         mixes = [one.mix for one in batch.drawn]
-        shares = torch.tensor([1.0 if mix is None else mix.own_share for mix in mixes], dtype=torch.float32)
-        own_labels, other_labels, own_share = (
+        shares = torch.tensor([1.0 if mix is None else mix.lam for mix in mixes], dtype=torch.float32)
+        own_labels, labels_b, lam = (
             accelerator.pinned(values, pixels.device) for values in (labels[numbers], labels[partners], shares)
         )
         return LabelledBatch(
             mixed(pixels, batch.places(own), batch.places(others), mixes),
             own_labels,
-            other_labels,
-            own_share,
+            labels_b,
+            lam,
             numbers,
             torch.tensor([one.view for one in batch.drawn]),
         )

@@ -40,16 +40,16 @@ class FastPreprocessor:
         return f"preprocessing {self.name}: JPEGs decoded by {find_decoder()[1]}, rotated by {warps}"
 
     def varied(
-        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, chance: random.Random
+        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `chance` for its size.
+        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `rng` for its size.
 
         Raises:
             BrokenImage: it cannot be decoded; the message names the file.
         """
         header = read_header(encoded)
         if header is not None:
-            variation = augmentation.draw(header.upright_size, size, chance)
+            variation = augmentation.draw(header.upright_size, size, rng)
             grey = channels == 1 or header.channels == 1
             part = self._part(header, size, variation)
             pixels = find_decoder()[0](encoded, header, part, grey)
@@ -58,7 +58,7 @@ class FastPreprocessor:
                 return made if len(made) == channels else np.repeat(made, channels, axis=0)
         image = decode(encoded, file, channels)
         if header is None:
-            variation = augmentation.draw(image.size, size, chance)
+            variation = augmentation.draw(image.size, size, rng)
         return self._vary(np.array(image), JpegHeader(*image.size, channels, 1), 1, size, variation)
 
     def whole(self, encoded: bytes, file: str, channels: int) -> np.ndarray:

@@ -30,15 +30,15 @@ class ReferencePreprocessor:
         return as_pixels(fit(decode(encoded, file, channels), size))
 
     def varied(
-        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, chance: random.Random
+        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `chance` for its size.
+        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `rng` for its size.
 
         Raises:
             BrokenImage: it cannot be decoded; the message names the file.
         """
         image = decode(encoded, file, channels)
-        return as_pixels(vary(image, size, augmentation.draw(image.size, size, chance)))
+        return as_pixels(vary(image, size, augmentation.draw(image.size, size, rng)))
 
     def whole(self, encoded: bytes, file: str, channels: int) -> np.ndarray:
         """Uint8 (height, width) for one channel, (height, width, 3) for three, of an image file, upright.

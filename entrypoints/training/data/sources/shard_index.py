@@ -102,7 +102,7 @@ def read_index(file: Path) -> ShardIndex:
     """An index that `write_index` wrote.
 
     Raises:
-        ValueError: the file is none, or of another format; the message names it and the cure.
+        ValueError: the file is none, or of another format; the message names it and the fix.
     """
     try:
         with np.load(file, allow_pickle=False) as opened:

@@ -8,8 +8,8 @@ from launcher.commands.tables import table
 from launcher.config.issues import counted
 from launcher.insight import summary, windows
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Verdict, percent
-from launcher.insight.rules import Judgement
+from launcher.insight.findings import Finding, percent
+from launcher.insight.rules import Report
 
 WIDTH = 110
 """Columns of running text."""
@@ -19,13 +19,13 @@ ESSENTIAL = ("CPU", "CPU of the quota", "busiest core", "memory", "GPU", "GPU me
 """What is shown of each host where there are several; the page and --json have the rest."""
 
 
-def headline(evidence: Evidence, judgement: Judgement) -> str:
-    """The run's verdict in one sentence."""
-    left = [one for one in judgement.verdicts if one.level == "bottleneck" and not one.refuted]
-    if judgement.probe is not None and judgement.probe.speaks and not left:
-        return judgement.probe.title
-    if judgement.verdicts:
-        top = judgement.verdicts[0]
+def headline(evidence: Evidence, report: Report) -> str:
+    """The run's finding in one sentence."""
+    left = [one for one in report.findings if one.level == "bottleneck" and not one.refuted]
+    if report.probe is not None and report.probe.speaks and not left:
+        return report.probe.title
+    if report.findings:
+        top = report.findings[0]
         return top.title if top.share is None else f"{top.title} ({taken(top)})"
     if not evidence.ranks and not evidence.hosts:
         return "not measured: neither steps nor hosts were recorded"
@@ -62,20 +62,18 @@ def about(evidence: Evidence) -> str:
     return ", ".join(parts)
 
 
-def text(evidence: Evidence, judgement: Judgement) -> str:
+def text(evidence: Evidence, report: Report) -> str:
     """The whole report."""
-    lines = [f"{evidence.measurements.source}: {headline(evidence, judgement)}"]
+    lines = [f"{evidence.measurements.source}: {headline(evidence, report)}"]
     lines += [f"  {about(evidence)}"] if about(evidence) else []
     lines += [f"  {evidence.measurements.sampled}"] if evidence.measurements.sampled else []
-    if judgement.probe is not None:
-        lines += ["", *_wrapped("probe: ", judgement.probe.title)]
-        lines += (
-            [table(judgement.probe.HEAD, [list(row) for row in judgement.probe.rows])] if judgement.probe.rows else []
-        )
-        for sentence in judgement.probe.sentences:
+    if report.probe is not None:
+        lines += ["", *_wrapped("probe: ", report.probe.title)]
+        lines += [table(report.probe.HEAD, [list(row) for row in report.probe.rows])] if report.probe.rows else []
+        for sentence in report.probe.sentences:
             lines += _wrapped("  ", sentence)
-    for number, verdict in enumerate(judgement.verdicts, 1):
-        lines += ["", *_verdict(number, verdict)]
+    for number, finding in enumerate(report.findings, 1):
+        lines += ["", *_finding(number, finding)]
     phases = summary.phase_rows(evidence)
     if phases:
         rows = [
@@ -101,37 +99,37 @@ def text(evidence: Evidence, judgement: Judgement) -> str:
         ]
         lines += ["", table([*(["host"] if several else []), "use", *summary.QUANTILES, "unit"], rows)]
     lines.append("")
-    if judgement.not_found:
-        lines += _wrapped("looked for, not found: ", "; ".join(judgement.not_found))
-    if judgement.not_applicable:
-        lines += _wrapped("does not apply: ", "; ".join(f"{what} ({why})" for what, why in judgement.not_applicable))
-    for reason, missing in not_measured(judgement).items():
+    if report.not_found:
+        lines += _wrapped("looked for, not found: ", "; ".join(report.not_found))
+    if report.not_applicable:
+        lines += _wrapped("does not apply: ", "; ".join(f"{what} ({why})" for what, why in report.not_applicable))
+    for reason, missing in not_measured(report).items():
         lines += _wrapped("not measured: ", f"{'; '.join(missing)} ({reason})")
     return "\n".join(lines)
 
 
-def not_measured(judgement: Judgement) -> dict[str, list[str]]:
+def not_measured(report: Report) -> dict[str, list[str]]:
     """What could not be looked for, by the reason."""
     reasons: dict[str, list[str]] = {}
-    for missing in judgement.not_measured:
+    for missing in report.not_measured:
         reasons.setdefault(missing.reason, []).append(missing.what)
     return reasons
 
 
-def taken(verdict: Verdict) -> str:
+def taken(finding: Finding) -> str:
     """How much time a finding takes, in words."""
-    share = "a risk" if verdict.share is None else f"{percent(verdict.share)} of the time"
-    return f"{share}; refuted" if verdict.refuted else share
+    share = "a risk" if finding.share is None else f"{percent(finding.share)} of the time"
+    return f"{share}; refuted" if finding.refuted else share
 
 
-def _verdict(number: int, verdict: Verdict) -> list[str]:
-    lines = _wrapped(f"{number}. ", f"{verdict.title} ({taken(verdict)})")
+def _finding(number: int, finding: Finding) -> list[str]:
+    lines = _wrapped(f"{number}. ", f"{finding.title} ({taken(finding)})")
     for name, values in (
-        ("evidence", verdict.evidence),
-        ("cause", (verdict.cause,)),
-        ("cure", tuple(str(cure) for cure in verdict.cures)),
-        ("gain", (str(verdict.gain),) if verdict.gain else ()),
-        ("probe", (verdict.probe,) if verdict.probe else ()),
+        ("evidence", finding.evidence),
+        ("cause", (finding.cause,)),
+        ("fix", tuple(str(fix) for fix in finding.fixes)),
+        ("gain", (str(finding.gain),) if finding.gain else ()),
+        ("probe", (finding.probe,) if finding.probe else ()),
     ):
         for place, value in enumerate(values):
             lines += _wrapped(f"   {name if place == 0 else '':<8}  ", value)
