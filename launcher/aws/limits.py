@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sized
 
 from launcher.aws import request
 from launcher.config import hyperparameters
-from launcher.config.issues import Issue, counted
+from launcher.config.issues import Issue
 from launcher.config.job import Job
+from launcher.show.text import counted
 
 
 def check(job: Job) -> Iterator[Issue]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from launcher.backends.base import Price, dollars
+from launcher.backends.base import Price
 from launcher.config.job import Job
 from launcher.record.records import write_json
+from launcher.show.text import dollars
 
 PRICE_LIST_REGION = "us-east-1"
 """Where the Price List Query API answers for all regions.

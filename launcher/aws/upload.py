@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.aws import request
 from launcher.backends.base import Upload
-from launcher.config.issues import counted, mistake
+from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.planner.source_package import archive, secrets_in_text
 from launcher.record.records import RunFolder
+from launcher.show.text import counted
 
 if TYPE_CHECKING:
     from launcher.planner.plan import Plan

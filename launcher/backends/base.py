@@ -61,11 +61,6 @@ class Price:
         return {"usd_per_hour": self.per_hour, "ceiling_usd": self.ceiling, "text": self.text}
 
 
-def dollars(usd: float) -> str:
-    """$1,234.50; below ten cents with two more digits."""
-    return f"${usd:,.2f}" if usd >= 0.1 or usd == 0 else f"${usd:.4f}"
-
-
 class Unreachable(Exception):
     """The far side of a run cannot be asked just now: no network, no valid credentials, too many requests. The run goes on."""
 

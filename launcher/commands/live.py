@@ -6,11 +6,11 @@ import shutil
 import sys
 import time
 
-from launcher.backends.base import dollars
 from launcher.config.issues import UserError
 from launcher.record.metric_lines import parse_line
 from launcher.record.progress import Progress
 from launcher.runner.run import Run
+from launcher.show.text import dollars
 
 
 def follow(run: Run, *, every_line: bool = False) -> bool:

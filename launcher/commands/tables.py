@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.backends.base import dollars
-from launcher.config.issues import indent
 from launcher.record import records
 from launcher.record.progress import percent, quality
 from launcher.runner.replay import diff
 from launcher.runner.run import Run
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Columns as wide as their widest cell; numbers to the right."""
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(head))]
-
-    def line(row: list[str]) -> str:
-        return "  ".join(
-            cell.rjust(width) if number else cell.ljust(width) for cell, width, number in zip(row, widths, numeric)
-        ).rstrip()
-
-    return "\n".join([line(head), "  ".join("-" * width for width in widths), *(line(row) for row in rows)])
+from launcher.show.table import Table
+from launcher.show.text import dollars, indent
 
 
 def print_runs(runs: list[Run]) -> None:
@@ -41,7 +28,7 @@ def print_runs(runs: list[Run]) -> None:
                 _cost(run, outcome),
             ]
         )
-    print(table(["run", "state", "on", "hosts", "seconds", "accuracy", "cost"], rows))
+    print(Table(["run", "state", "on", "hosts", "seconds", "accuracy", "cost"], rows))
     for run in runs:
         for line in _as_last_heard(run):
             print(f"{run.name}: {line.strip()}")
@@ -125,7 +112,7 @@ def print_comparison(runs: list[Run]) -> None:
                 _seconds(run.outcome().get("seconds")),
             ]
         )
-    print(table(["job", "model", "learnt from", "parameters", "steps", "accuracy", "images/s", "seconds"], rows))
+    print(Table(["job", "model", "learnt from", "parameters", "steps", "accuracy", "images/s", "seconds"], rows))
     print()
     for run in runs:
         print(f"{run.state:<10} {run.folder.path}")
@@ -171,7 +158,7 @@ def print_differences(first: Run, second: Run) -> None:
         print(f"{first.name} and {second.name} were started with the same")
         return
     rows = [[item.about, item.key, _short(item.first), _short(item.second)] for item in found]
-    print(table(["about", "what", first.name, second.name], rows))
+    print(Table(["about", "what", first.name, second.name], rows))
 
 
 def _short(text: str) -> str:
@@ -199,7 +186,3 @@ def _cost(run: Run, outcome: dict[str, Any]) -> str:
 
 def _seconds(seconds: Any) -> str:
     return _number(seconds, ".1f")
-
-
-def _is_number(text: str) -> bool:
-    return text == "-" or text.removesuffix(" mIoU").rstrip(" %").replace(",", "").replace(".", "", 1).isdigit()

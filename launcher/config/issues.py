@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from launcher.show.text import indent
+
 Level = Literal["error", "warning", "not checked"]
 
 
@@ -80,12 +82,3 @@ def did_you_mean(word: str, words: Iterable[str], otherwise: str = "remove it") 
     """The fix for an unknown word: the nearest known one, or `otherwise` where none is near."""
     near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else otherwise
-
-
-def counted(number: int, thing: str) -> str:
-    """`1 file`, `2 files`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def indent(text: str, prefix: str = "  ") -> str:
-    return "\n".join(prefix + line for line in text.splitlines())

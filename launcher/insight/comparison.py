@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from launcher.aws import catalog
-from launcher.commands.tables import table
 from launcher.config.issues import mistake
 from launcher.insight import page, pictures, summary, windows
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import written
 from launcher.record.records import write_atomically
+from launcher.show.table import Table
 
 PAUSES = "beside the steps: epochs' first batches, checkpoints, evaluations"
 """What passes of the training time beside its usual steps."""
@@ -229,7 +229,7 @@ class Comparison:
             for name, run in (("before", self.before), ("after", self.after))
         ]
         for head, rows in self.tables():
-            lines += ["", table(head, rows)]
+            lines += ["", str(Table(head, rows))]
         return "\n".join([*lines, *([""] if self.sentences() else []), *self.sentences()])
 
     def __repr__(self) -> str:

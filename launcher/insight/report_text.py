@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 
-from launcher.commands.tables import table
-from launcher.config.issues import counted
 from launcher.insight import summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, percent
 from launcher.insight.rules import Report
+from launcher.show.table import Table
+from launcher.show.text import counted
 
 WIDTH = 110
 """Columns of running text."""
@@ -69,7 +69,7 @@ def text(evidence: Evidence, report: Report) -> str:
     lines += [f"  {evidence.measurements.sampled}"] if evidence.measurements.sampled else []
     if report.probe is not None:
         lines += ["", *_wrapped("probe: ", report.probe.title)]
-        lines += [table(report.probe.HEAD, [list(row) for row in report.probe.rows])] if report.probe.rows else []
+        lines += [str(Table(report.probe.HEAD, report.probe.rows))] if report.probe.rows else []
         for sentence in report.probe.sentences:
             lines += _wrapped("  ", sentence)
     for number, finding in enumerate(report.findings, 1):
@@ -79,12 +79,12 @@ def text(evidence: Evidence, report: Report) -> str:
         rows = [
             [name, f"{seconds * 1000:.2f}", percent(share), "#" * round(share * 40)] for name, seconds, share in phases
         ]
-        lines += ["", table(["phase", "ms a step", "share", ""], rows)]
+        lines += ["", str(Table(["phase", "ms a step", "share", ""], rows))]
     operators = [
         [name[:80], f"{seconds * 1000:.2f}", percent(share)] for name, seconds, share in summary.operators(evidence, 5)
     ]
     if operators:
-        lines += ["", table(["operators that take longest", "ms a step", "share"], operators)]
+        lines += ["", str(Table(["operators that take longest", "ms a step", "share"], operators))]
     several = len(evidence.measurements.hosts) > 1
     used = [use for use in summary.uses(evidence) if not several or use.resource in ESSENTIAL]
     if used:
@@ -97,7 +97,7 @@ def text(evidence: Evidence, report: Report) -> str:
             ]
             for use in used
         ]
-        lines += ["", table([*(["host"] if several else []), "use", *summary.QUANTILES, "unit"], rows)]
+        lines += ["", str(Table([*(["host"] if several else []), "use", *summary.QUANTILES, "unit"], rows))]
     lines.append("")
     if report.not_found:
         lines += _wrapped("looked for, not found: ", "; ".join(report.not_found))

@@ -16,13 +16,14 @@ from launcher import backends
 from launcher.backends.base import HostPlan, Price, Upload
 from launcher.config import hyperparameters
 from launcher.config.entrypoints import entrypoints_folder
-from launcher.config.issues import Issue, UserError, counted, indent, mistake
+from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.config.loading import load
 from launcher.config.redaction import redact
 from launcher.planner import validation
 from launcher.planner.source_package import SourceFile, source_files
 from launcher.runner import display
+from launcher.show.text import counted, indent
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.backends.base import dollars
 from launcher.record.metric_lines import Metric
+from launcher.show.text import dollars
 
 HISTORY_SECONDS = 1.0
 """Lines that come within so many seconds of the first were there before anybody looked: they tell nothing of the speed."""

@@ -11,12 +11,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.backends.base import dollars
-from launcher.config.issues import Issue, counted
+from launcher.config.issues import Issue
 from launcher.config.redaction import redact
 from launcher.record.metric_lines import parse_line
 from launcher.record.progress import Progress, percent, quality
 from launcher.record.records import COMPLETED, FAILED, OVER
+from launcher.show.text import counted, dollars
 
 if TYPE_CHECKING:
     from launcher.config.job import Job

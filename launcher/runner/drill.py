@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 
 from launcher.backends import toolkit
-from launcher.commands import tables
 from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.planner.plan import Plan, plan, refuse_errors
 from launcher.record import records
 from launcher.runner.run import Run, start
+from launcher.show.table import Table
 
 WORKERS, STOP, HOST, MACHINE = "SIGKILL to the script", "SIGTERM", "SIGKILL to a host", "SIGKILL to all of the run"
 ORDER = (WORKERS, STOP, HOST, MACHINE)
@@ -89,7 +89,7 @@ class Drill:
             + [str(kill.at_step - kill.resumed_from), f"{kill.seconds:.1f}"]
             for number, kill in enumerate(self.kills, 1)
         ]
-        return "\n".join([*([tables.table(head, rows)] if rows else []), self.verdict()])
+        return "\n".join([*([str(Table(head, rows))] if rows else []), self.verdict()])
 
     def verdict(self) -> str:
         """One line."""

@@ -7,8 +7,8 @@ from html import escape
 from math import inf
 from statistics import median
 
-from launcher.backends.base import dollars
 from launcher.config.job import Job
+from launcher.show.text import dollars
 from launcher.study import sizing
 from launcher.study.cells import HIGHLY, INPUT_BOUND, MODERATELY, NOT_MEASURED, Cell, improvement
 from launcher.study.charts import Chart, number, svg

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.backends.base import dollars
+from launcher.show.text import dollars
 from launcher.study.scaling_model import ScalingModel
 from launcher.study.scaling_sizes import Line
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from launcher import backends
-from launcher.backends.base import dollars
+from launcher.show.text import dollars
 from launcher.study import line_charts
 from launcher.study.cells import NOT_MEASURED
 from launcher.study.charts import number

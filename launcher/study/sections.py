@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from launcher.commands import tables
+from launcher.show.table import Table
 
 Section = tuple[str, list[str], list[list[str]], list[str]]
 """A title, a table's head and rows, and what is to be said below it."""
@@ -13,7 +13,7 @@ Section = tuple[str, list[str], list[list[str]], list[str]]
 
 def as_text(sections: Iterable[Section]) -> list[str]:
     """Each for a terminal."""
-    return ["\n".join([title, "", tables.table(head, rows), *below]) for title, head, rows, below in sections]
+    return ["\n".join([title, "", str(Table(head, rows)), *below]) for title, head, rows, below in sections]
 
 
 def as_html(sections: Iterable[Section]) -> list[str]:

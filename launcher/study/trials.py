@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher import backends
-from launcher.backends.base import dollars
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.planner.plan import Plan, check, plan
 from launcher.planner.source_package import COMMIT_FILE, SourceFile
 from launcher.record import records
 from launcher.runner.run import Run, refuse_cost, start
+from launcher.show.text import dollars
 
 ALIKE = ("code", "settings", "machine")
 """What must be the same in all lines of a table: a checksum of the code that travels, the job's settings but those that the study

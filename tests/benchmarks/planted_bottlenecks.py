@@ -25,11 +25,11 @@ import numpy as np
 import other_diagnosers
 from PIL import Image
 
-from launcher.commands.tables import table
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.findings import Finding
 from launcher.insight.measurements import read
+from launcher.show.table import Table
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 
@@ -433,7 +433,7 @@ def main() -> None:
     gained = ["gain expected", "obtained", "within 25 %"]
     told = [cell for tool in other_diagnosers.ACCEPTED for cell in (tool, "right")] if options.others else gained
     print()
-    print(table(["planted", "form", "finding", "right", *told], rows))
+    print(Table(["planted", "form", "finding", "right", *told], rows))
     print(f"\nright: this kit {_share(rows, 3)}")
     if options.others:
         for number, tool in enumerate(other_diagnosers.ACCEPTED):

@@ -52,7 +52,7 @@ def test_collectives_of_three_ranks(tmp_path):
     done = run_ranks(
         tmp_path,
         """
-        from training import distributed
+        from training.distributed import world as distributed
         distributed._PIECE_BYTES = 5
         with process_group() as world:
             own = torch.arange(4).reshape(2, 2) + 10 * world.rank

@@ -1,0 +1,54 @@
+"""Table: rows under a head, as aligned text and as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts under a head.
+
+    >>> print(Table(("run", "seconds"), [("a", "1.5"), ("bcd", "12.0")]))
+    run  seconds
+    ---  -------
+    a        1.5
+    bcd     12.0
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    notes: Sequence[str] = ()
+    """Sentences below it."""
+
+    def __str__(self) -> str:
+        """Columns as wide as their widest cell, numbers to the right; title above, notes below."""
+        widths = [max(len(row[column]) for row in [self.head, *self.rows]) for column in range(len(self.head))]
+        numeric = [all(_is_number(row[column]) for row in self.rows) for column in range(len(self.head))]
+
+        def line(row: Sequence[str]) -> str:
+            cells = zip(row, widths, numeric)
+            return "  ".join(
+                cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells
+            ).rstrip()
+
+        above = [self.title, ""] if self.title else []
+        return "\n".join(
+            [*above, line(self.head), "  ".join("-" * width for width in widths), *map(line, self.rows), *self.notes]
+        )
+
+    def html(self) -> str:
+        """A heading where there is a title, a table element, and a paragraph a note."""
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.head)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        title = f"<h4>{escape(self.title)}</h4>" if self.title else ""
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+
+
+def _is_number(text: str) -> bool:
+    """Whether a cell is aligned to the right: a number, with a % or a unit of quality behind it, or - for none."""
+    return text == "-" or text.removesuffix(" mIoU").rstrip(" %").replace(",", "").replace(".", "", 1).isdigit()

@@ -1,0 +1,18 @@
+"""Numbers, amounts and paragraphs as text."""
+
+from __future__ import annotations
+
+
+def dollars(usd: float) -> str:
+    """$1,234.50; below ten cents with two more digits."""
+    return f"${usd:,.2f}" if usd >= 0.1 or usd == 0 else f"${usd:.4f}"
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def indent(text: str, prefix: str = "  ") -> str:
+    """Every line with the prefix before it."""
+    return "\n".join(prefix + line for line in text.splitlines())
