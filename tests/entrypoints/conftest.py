@@ -1,13 +1,17 @@
-"""What tests of preprocessing share: each of the decoders in turn, as where the faster ones are not installed."""
+"""What these tests share: each of the decoders in turn, as where the faster ones are not installed; and hosts of any size."""
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.entrypoints.control_groups import groups
 from tests.entrypoints.ranks import from_clean_forks
 
 # data workers are forks: of a process with threads they may hang
@@ -35,3 +39,17 @@ def decoder(request, monkeypatch) -> Iterator[str]:
     yield request.param
     for cached in (jpeg.opencv, jpeg.find_decoder):
         cached.cache_clear()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch) -> Callable[..., None]:
+    """Makes this host one that gives the process N cores: bound to it, and of a container's quota."""
+    from training.runtime import host
+
+    def make(bound: int, quota: float | None = None) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)), raising=False)
+        files = {} if quota is None else {"box/cpu.max": f"{int(quota * 100_000)} 100000"}
+        found = groups(tmp_path, "0::/box\n", **files)
+        monkeypatch.setattr(host, "cgroup_quotas", functools.partial(host.cgroup_quotas, **found))
+
+    return make

@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from training.data.broken import BrokenImages
+from training.data.crops import RandomCrop
 from training.data.decode.decoding import BrokenImage
 from training.data.decode.reference import ReferencePreprocessor
 from training.data.loaders import open_loaders
-from training.data.masks import MaskedImages, Variation, open_data, read_mask
+from training.data.masks import MaskedImages, open_data, read_mask
 from training.data.pairs import pair_up
 from training.distributed.world import World
 from training.runtime.failure import describe
@@ -33,7 +34,7 @@ def masked(root: Path, chosen: SegmentationSettings, **options) -> MaskedImages:
     return MaskedImages(root, chosen, broken=BrokenImages(fail=True), **options)
 
 
-def varied(variation: Variation, image: Image.Image, mask: Image.Image, size: tuple[int, int], rng: random.Random):
+def varied(variation: RandomCrop, image: Image.Image, mask: Image.Image, size: tuple[int, int], rng: random.Random):
     """A colour image (height, width, 3) and its mask (height, width) as a variation cuts them."""
     cut = variation.draw(image.size[::-1], size, rng)
     part = ReferencePreprocessor().scaled(np.array(image.crop(cut.box)), cut.size)
@@ -173,7 +174,7 @@ def test_a_bad_mask_is_the_first_thing_that_the_failure_file_says(root, workers)
 
 
 def test_training_masks_go_with_their_images_and_held_out_masks_stay_as_they_are(root):
-    folder = masked(root, settings(), variation=Variation((32, 48), 0.7, 2.0, True))
+    folder = masked(root, settings(), variation=RandomCrop((32, 48), 0.7, 2.0, True))
     seen = set()
     for epoch in range(20):
         for number in range(6):
@@ -198,7 +199,7 @@ def test_scaling_makes_up_no_class_between_two_others():
     mask.paste(3, (11, 7, 31, 22))
     seen = set()
     for number in range(20):
-        vary = Variation((32, 48), 0.5, 2.0, False)
+        vary = RandomCrop((32, 48), 0.5, 2.0, False)
         seen |= set(np.unique(varied(vary, image, mask, (50, 60), random.Random(number))[1]).tolist())
     assert seen == {0, 3, 255}
 
@@ -209,7 +210,7 @@ def test_a_crop_is_a_part_pixel_by_pixel_and_a_flip_mirrors_both(root):
     mask = Image.fromarray((labels % 256).astype(np.uint8))
     places, mirrored = set(), set()
     for number in range(50):
-        cut, cut_mask = varied(Variation((32, 48), 1, 1, True), image, mask, (64, 96), random.Random(number))
+        cut, cut_mask = varied(RandomCrop((32, 48), 1, 1, True), image, mask, (64, 96), random.Random(number))
         values = cut.astype(int)
         values = values[..., 0] * 256 + values[..., 1]
         step = values[0, 1] - values[0, 0]
@@ -225,14 +226,14 @@ def test_a_crop_is_a_part_pixel_by_pixel_and_a_flip_mirrors_both(root):
 def test_a_crop_beyond_the_image_sees_all_of_it():
     image, mask = Image.new("RGB", (20, 10), (9, 9, 9)), Image.new("L", (20, 10), 1)
     for number in range(20):
-        cut, cut_mask = varied(Variation((64, 64), 0.5, 0.5, False), image, mask, (40, 80), random.Random(number))
+        cut, cut_mask = varied(RandomCrop((64, 64), 0.5, 0.5, False), image, mask, (40, 80), random.Random(number))
         assert np.count_nonzero(cut_mask == 1) == 20 * 40
         assert np.array_equal(cut[..., 0] == 9, cut_mask == 1)
 
 
 def test_what_is_drawn_depends_on_seed_epoch_and_image_alone(root):
     def folder(seed: int) -> MaskedImages:
-        return masked(root, settings(seed=seed), variation=Variation((32, 32), 0.5, 2.0, True))
+        return masked(root, settings(seed=seed), variation=RandomCrop((32, 32), 0.5, 2.0, True))
 
     image, mask = folder(1)[(1, 4)]
     random.random(), torch.rand(3)
@@ -286,7 +287,7 @@ def test_a_photograph_and_its_mask_are_cut_alike_by_both_ways_of_preprocessing(t
     photograph.save(tmp_path / "images/a.jpg", quality=95)
     brightness = np.array(Image.open(tmp_path / "images/a.jpg").convert("L"))
     Image.fromarray((brightness > 128).astype(np.uint8)).save(tmp_path / "masks/a.png")
-    vary = Variation((192, 256), 0.8, 1.2, True)
+    vary = RandomCrop((192, 256), 0.8, 1.2, True)
     size = {"image_size": (320, 480)}
     fast, reference = (
         masked(tmp_path, settings(preprocessing=name, **size), variation=vary) for name in ("cpu", "cpu_reference")

@@ -1,18 +1,15 @@
-"""How many workers decode: as many as this process has cores for, wherever that is written, and the reason said."""
+"""How many workers decode: as many as this process has cores for, and the log says why."""
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
-from training.data import workers
 from training.data.augmentation import Augmentation
 from training.data.broken import BrokenImages
 from training.data.decode.fast import FastPreprocessor
@@ -21,7 +18,7 @@ from training.data.mixing import Mixing
 from training.data.sources.folders import LabelledFolder
 from training.data.views import TrainingViews, open_data
 from training.data.worker_processes import in_own_group
-from training.data.workers import Workers, cgroup_quotas, choose, usable_cores
+from training.data.workers import Workers, choose
 from training.distributed.world import World
 from training.settings.scripts import LabelledImageSettings
 
@@ -31,72 +28,6 @@ from .photographs import FOLDER
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 ON_A_GPU = World(0, 1, 0, torch.device("cuda"), "none", "test")
-
-
-def groups(root: Path, own: str, **files: str) -> dict[str, Path]:
-    """A tree of control groups, and the file that says in which of them this process is."""
-    for name, text in files.items():
-        file = root / "groups" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
-    (root / "own").write_text(own)
-    return {"root": root / "groups", "own": root / "own"}
-
-
-V1, QUOTA, PERIOD = "11:memory:/a\n4:cpu,cpuacct:{}\n1:name=systemd:/a\n", "cpu.cfs_quota_us", "cpu.cfs_period_us"
-
-
-@pytest.mark.parametrize(
-    ("own", "files", "quotas"),
-    [
-        ("0::/kubepods/pod1\n", {"kubepods/pod1/cpu.max": "150000 100000"}, [1.5]),
-        ("0::/\n", {"cpu.max": "50000 100000"}, [0.5]),
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "400000 100000", "cpu.max": "90000 10000"}, [4, 9]),
-        ("0::/../../of/the/host\n", {"cpu.max": "300000 100000"}, [3]),
-        ("0::/a\n", {"a/cpu.max": "max 100000"}, []),
-        ("0::/a\n", {"a/cpu.max": ""}, []),
-        ("0::/a\n", {}, []),
-        (V1.format("/docker/1"), {f"cpu,cpuacct/docker/1/{QUOTA}": "250000", f"cpu,cpuacct/docker/1/{PERIOD}": "100000"}, [2.5]),
-        (V1.format("/docker/1"), {f"cpu,cpuacct/{QUOTA}": "200000", f"cpu,cpuacct/{PERIOD}": "50000"}, [4]),
-        (V1.format("/docker/1"), {f"cpu,cpuacct/{QUOTA}": "-1", f"cpu,cpuacct/{PERIOD}": "100000"}, []),
-        ("1:cpuset:/a\n0::/a\n", {"cpuset/a/cpu.cfs_quota_us": "1", "cpuset/a/cpu.cfs_period_us": "1", "a/cpu.max": "200000 100000"}, [2]),
-    ],
-)  # fmt: skip
-def test_quotas_of_containers_of_either_version_are_found_also_above_the_own_group(tmp_path, own, files, quotas):
-    assert list(cgroup_quotas(**groups(tmp_path, own, **files))) == quotas
-
-
-def test_where_there_are_no_control_groups_there_is_no_quota(tmp_path):
-    assert list(cgroup_quotas(tmp_path / "none", tmp_path / "neither")) == []
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Makes this machine one that lets the process have so many cores: bound to it, and of a container's quota."""
-
-    def make(bound: int, quota: float | None = None) -> None:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)), raising=False)
-        files = {} if quota is None else {"box/cpu.max": f"{int(quota * 100_000)} 100000"}
-        found = groups(tmp_path, "0::/box\n", **files)
-        monkeypatch.setattr(workers, "cgroup_quotas", functools.partial(cgroup_quotas, **found))
-
-    return make
-
-
-@pytest.mark.parametrize(("bound", "quota", "cores"), [(8, None, 8), (8, 2.5, 2.5), (2, 16, 2), (1, 0.5, 0.5)])
-def test_usable_cores_are_those_that_the_process_is_bound_to_or_fewer_by_its_quota(machine, bound, quota, cores):
-    machine(bound, quota)
-    assert usable_cores() == cores
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process is bound to cores on Linux")
-def test_a_process_that_is_really_bound_to_a_core_has_one():
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert usable_cores() <= 1
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 class Tiny:

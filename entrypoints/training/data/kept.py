@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from training.runtime import host_memory
 from training.runtime.environment import processes_on_host
+from training.runtime.host import available_memory
 
 SHARE = 0.05
 """Of a process's share of the memory that its host has left; beside a GPU it is pinned memory, which is handed out in powers of two.
@@ -47,7 +47,7 @@ class KeptBatches:
 
 def budget() -> int:
     """Bytes that a process may keep."""
-    return int(SHARE * host_memory.available() / processes_on_host())
+    return int(SHARE * available_memory() / processes_on_host())
 
 
 def _own(batch: Any) -> Any:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from PIL import Image
 
 from training.data.batches import MaskedBatch, SampleKey
 from training.data.broken import BrokenImages, StandIns
+from training.data.crops import Cut, RandomCrop
 from training.data.dali.pairs import PairsByDali
 from training.data.decode.decoding import BrokenImage
 from training.data.decode.masks import decode_mask
@@ -23,64 +23,6 @@ from training.data.preprocessing import open_preprocessor
 from training.settings.segmentation import SegmentationSettings
 
 Made = TypeVar("Made")
-
-
-class Cut(NamedTuple):
-    """Which part of an image a training step sees, and where on its canvas."""
-
-    box: tuple[int, int, int, int]
-    """left, top, right, bottom in pixels of the image, upright."""
-    size: tuple[int, int]
-    """Height and width to which that part is scaled."""
-    place: tuple[int, int]
-    """Row and column of the canvas at which it begins; what is around it is black, and ignored in the mask."""
-    mirrored: bool
-
-    def begin(self, canvas: tuple[int, int]) -> tuple[int, int]:
-        """Row and column at which the scaled part, mirrored or not, begins on a canvas of that height and width."""
-        top, left = self.place
-        return (top, canvas[1] - left - self.size[1]) if self.mirrored else (top, left)
-
-    def on_canvas(self, part: np.ndarray, canvas: tuple[int, int], beyond: int) -> np.ndarray:
-        """The scaled part (…, *size) on a canvas of that height and width (…, *canvas) filled with `beyond`, mirrored or not."""
-        part = part[..., ::-1] if self.mirrored else part
-        (high, wide), (top, left) = self.size, self.begin(canvas)
-        if self.size == canvas:
-            return np.ascontiguousarray(part)
-        whole = np.full((*part.shape[:-2], *canvas), beyond, np.uint8)
-        whole[..., top : top + high, left : left + wide] = part
-        return whole
-
-
-@dataclass(frozen=True)
-class Variation:
-    """How a training image and its mask are varied together."""
-
-    crop_size: tuple[int, int]
-    """Height and width of what comes out."""
-    min_scale: float
-    max_scale: float
-    horizontal_flip: bool
-
-    def draw(self, image_size: tuple[int, int], size: tuple[int, int], rng: random.Random) -> Cut:
-        """An image scaled to `size` (height, width) times a random factor, cut at a random place, mirrored or not.
-
-        Args:
-            image_size: its height and width; the box is of whole pixels, so that the image and its mask are cut alike.
-        """
-        scale = rng.uniform(self.min_scale, self.max_scale)
-        sides, begins, places = [], [], []
-        for whole, target, canvas in zip(image_size, size, self.crop_size):
-            length = max(1, round(target * scale))
-            first = rng.randint(min(0, length - canvas), max(0, length - canvas))
-            seen = max(first, 0), min(first + canvas, length)  # of the scaled image
-            begin = min(round(seen[0] * whole / length), whole - 1)
-            begins.append((begin, max(round(seen[1] * whole / length), begin + 1)))
-            sides.append(seen[1] - seen[0])
-            places.append(seen[0] - first)
-        (top, bottom), (left, right) = begins
-        mirrored = self.horizontal_flip and rng.random() < 0.5
-        return Cut((left, top, right, bottom), (sides[0], sides[1]), (places[0], places[1]), mirrored)
 
 
 class MaskedImages:
@@ -96,7 +38,7 @@ class MaskedImages:
         root: Path,
         settings: SegmentationSettings,
         channels: int = 3,
-        variation: Variation | None = None,
+        variation: RandomCrop | None = None,
         *,
         broken: BrokenImages,
     ):
@@ -177,7 +119,7 @@ def open_data(
         ValueError: there are no images, or one lacks its mask.
     """
     crop_size = settings.crop_size or settings.image_size
-    variation = Variation(crop_size, settings.min_scale, settings.max_scale, settings.horizontal_flip)
+    variation = RandomCrop(crop_size, settings.min_scale, settings.max_scale, settings.horizontal_flip)
     broken = BrokenImages(settings.on_broken_image == "fail", output)
     training = MaskedImages(train, settings, channels, variation, broken=broken)
     held_out = MaskedImages(validation, settings, channels, broken=broken)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -15,6 +13,7 @@ from training.data.batches import Images
 from training.distributed.world import World
 from training.runtime import accelerator
 from training.runtime.environment import processes_on_host
+from training.runtime.host import usable_cores
 from training.settings.scripts import TrainingSettings, WorkerKind
 
 TINY = 0.3
@@ -109,39 +108,6 @@ def milliseconds_an_image(images: Images) -> float:
         images[1, number]
         times.append((time.perf_counter() - started) * 1000)
     return min(times[1:] or times)
-
-
-def usable_cores() -> float:
-    """Cores that this process may use: those it is bound to, or fewer where a container's quota gives it less time than that."""
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min([bound, *cgroup_quotas()])
-
-
-def cgroup_quotas(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[float]:
-    """The cores that each control group above this process lets it have, where one limits them.
-
-    Version 2: cpu.max (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1: cpu.cfs_quota_us and cpu.cfs_period_us
-    (https://docs.kernel.org/scheduler/sched-bwc.html). In a container the own path may not be there: its mount begins with the own.
-    """
-    with contextlib.suppress(OSError):
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            base = root / controllers if controllers else root
-            folder = base / path.lstrip("/")
-            for group in (folder, *folder.parents):
-                with contextlib.suppress(OSError, ValueError):
-                    if controllers:
-                        quota, period = (
-                            int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
-                        )
-                    else:
-                        quota, period = (int(number) for number in (group / "cpu.max").read_text().split())
-                    if quota > 0:
-                        yield quota / period
-                if group == base:
-                    break
 
 
 def _counted(kind: WorkerKind, count: int) -> str:

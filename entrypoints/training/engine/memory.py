@@ -17,7 +17,8 @@ from training.engine.memory_trial import StepTrial, largest_that_fits
 from training.engine.optimizers import STATE_PER_PARAMETER
 from training.engine.state import TrainingState
 from training.models.precision import Precision
-from training.runtime import accelerator, failure, host_memory
+from training.runtime import accelerator, failure
+from training.runtime.host import available_memory
 from training.runtime.reporting import Reporter
 from training.settings.scripts import TrainingSettings
 
@@ -148,7 +149,7 @@ def capacity(world: World) -> int:
     # proc(5): one value for each start of a machine's kernel; several hosts may be containers or processes of one machine
     machine = torch.tensor([*BOOT_ID.read_bytes()])[None]
     neighbours = int((world.gather_rows(machine) == machine).all(1).sum())
-    return host_memory.available() // neighbours
+    return available_memory() // neighbours
 
 
 def batch_size_per_device(settings: TrainingSettings, world: World, fits: int) -> int:

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from training.data.batches import MaskedBatch, SampleKey
+from training.data.crops import Cut, RandomCrop
 from training.data.dali import graph
 from training.data.dali.graph import Operations, Prepared
 from training.data.dali.pipeline import ReadBatch
+from training.data.pairs import Pairs
 from training.runtime import accelerator
 
-if TYPE_CHECKING:
-    from training.data.masks import MaskedImages
+Made = TypeVar("Made")
+
+
+class MaskedViews(Protocol):
+    """What is drawn for images with masks, as MaskedImages says."""
+
+    pairs: Pairs
+    channels: int
+    variation: RandomCrop | None
+
+    def readable(self, view: int, number: int, make: Callable[[int, int], Made]) -> Made:
+        """What `make` makes of the first readable image from this one on."""
+
+    def cut(self, view: int, number: int, mask: np.ndarray) -> tuple[Cut, np.ndarray]:
+        """What a view shows of an image whose whole mask is given, and the mask of that, uint8 (*crop_size)."""
+
+    def mask(self, number: int, image_size: tuple[int, int]) -> np.ndarray:
+        """The mask of an image of that height and width, uint8 (height, width)."""
 
 
 class DrawnPair(NamedTuple):
@@ -37,7 +55,7 @@ class PairsByDali:
 
     items_a_draw = 1
 
-    def __init__(self, images: MaskedImages):
+    def __init__(self, images: MaskedViews):
         self.images = images
         assert images.variation is not None, "DALI makes training images"
         self.operations = Operations(images.variation.crop_size, images.channels, pasted=True)

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from training.data.augmentation import Erasing
+from training.data.augmentation import Augmentation, Erasing
 from training.data.batches import LabelledBatch, SampleKey
 from training.data.dali import graph
 from training.data.dali.graph import Operations
 from training.data.dali.pipeline import ReadBatch
-from training.data.mixing import Mix
+from training.data.mixing import Mix, Mixing
+from training.data.sources.channels import Source
 from training.data.threads import PerBatchMemo
 from training.runtime import accelerator
 
-if TYPE_CHECKING:
-    from training.data.views import TrainingViews
+Made = TypeVar("Made")
+
+
+class Views(Protocol):
+    """What is drawn for labelled images, as TrainingViews says."""
+
+    source: Source
+    size: int
+    channels: int
+    augmentation: Augmentation
+    mixing: Mixing
+
+    def rng(self, view: int, number: int) -> random.Random:
+        """What decides how an image is varied, first, and erased, then."""
+
+    def partner(self, view: int, number: int) -> tuple[int, random.Random] | None:
+        """The image that one is mixed with, and what decides how. None: it is not mixed."""
+
+    def readable(self, view: int, number: int, make: Callable[[int, int], Made]) -> tuple[int, Made]:
+        """The first readable image from this one on, and what `make` makes of it."""
 
 
 class ViewItem(NamedTuple):
@@ -42,7 +62,7 @@ class DrawnView(NamedTuple):
 class ViewsByDali:
     """What DaliBatches needs to make a LabelledBatch of `views`."""
 
-    def __init__(self, views: TrainingViews):
+    def __init__(self, views: Views):
         self.views = views
         augmentation = views.augmentation
         warped = bool(augmentation.max_shift_pixels or augmentation.max_rotation_degrees)

@@ -1,0 +1,53 @@
+"""What this host, or its container, lets a process have: cores and memory. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+MEMORY, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping: the machine's, or fewer where a container is limited."""
+    lines = dict(line.split(":") for line in MEMORY.read_text(encoding="ascii").splitlines())
+    left = int(lines["MemAvailable"].split()[0]) * 1024  # proc(5): kB
+    limit, used = CGROUP / "memory.max", CGROUP / "memory.current"
+    if limit.is_file() and limit.read_text().strip() != "max":
+        left = min(left, int(limit.read_text()) - int(used.read_text()))
+    return left
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: those it is bound to, or fewer where a container's quota gives it less time than that."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([bound, *cgroup_quotas()])
+
+
+def cgroup_quotas(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[float]:
+    """The cores that each control group above this process lets it have, where one limits them.
+
+    Version 2: cpu.max (https://docs.kernel.org/admin-guide/cgroup-v2.html), version 1: cpu.cfs_quota_us and cpu.cfs_period_us
+    (https://docs.kernel.org/scheduler/sched-bwc.html). In a container the own path may not be there: its mount begins with the own.
+    """
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            base = root / controllers if controllers else root
+            folder = base / path.lstrip("/")
+            for group in (folder, *folder.parents):
+                with contextlib.suppress(OSError, ValueError):
+                    if controllers:
+                        quota, period = (
+                            int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
+                        )
+                    else:
+                        quota, period = (int(number) for number in (group / "cpu.max").read_text().split())
+                    if quota > 0:
+                        yield quota / period
+                if group == base:
+                    break
