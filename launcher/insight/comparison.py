@@ -240,7 +240,7 @@ class Comparison:
             f"<p><b>{name}</b> {escape(run.measurements.source)}: {escape(run.headline)}</p>"
             for name, run in (("Before:", self.before), ("After:", self.after))
         )
-        tables = "".join(f"<div class='scroll'>{page.table(head, rows)}</div>" for head, rows in self.tables())
+        tables = "".join(f"<div class='scroll'>{Table(head, rows).html()}</div>" for head, rows in self.tables())
         return f"<div class='diagnosis'>{heads}{self._svg()}{tables}{''.join(f'<p>{escape(told)}</p>' for told in self.sentences())}</div>"
 
     def _svg(self) -> str:

@@ -1,169 +1,8 @@
 "use strict";
-// Draws a page's charts: steps over time, use over time and heat maps, with one time axis that all of a run's charts share.
+// The charts of runs: phases of the steps, and how much each host's resources were used.
 (() => {
-  const runs = JSON.parse(document.getElementById("measurements").textContent);
-  const LEFT = 62, RIGHT = 10, TOP = 8, BOTTOM = 22, NONE = 255;
-  const tip = document.body.appendChild(element("div", "tip"));
-  const redraws = [];
-
-  function element(name, className, text) {
-    const made = document.createElement(name);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  }
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-
-  function elapsed(seconds) {
-    const whole = Math.max(0, Math.round(seconds)), pad = (number) => String(number).padStart(2, "0");
-    const days = Math.floor(whole / 86400), text = `${pad(Math.floor(whole / 3600) % 24)}:${pad(Math.floor(whole / 60) % 60)}:${pad(whole % 60)}`;
-    return days ? `${days} d ${text}` : text;
-  }
-  function clock(unix, step) {
-    const text = new Date(unix * 1000).toISOString();
-    return step >= 86400 ? text.slice(5, 10) : step >= 60 ? text.slice(11, 16) : step >= 1 ? text.slice(11, 19) : text.slice(14, 21);
-  }
-  const TIME_STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000];
-  function niceStep(span, most) {
-    const raw = span / most, power = 10 ** Math.floor(Math.log10(raw));
-    return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= raw) || raw;
-  }
-  function shown(value) {
-    return value === 0 ? "0" : Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 1 ? value.toFixed(1) : value.toPrecision(2);
-  }
-
-  // One run's visible part of time; every chart of the run follows it.
-  function view(run) {
-    const state = { from: 0, to: run.seconds, charts: [] };
-    state.show = (from, to) => {
-      const least = run.seconds / 5000;
-      if (to - from < least) { const middle = (from + to) / 2; from = middle - least / 2; to = middle + least / 2; }
-      state.from = Math.max(0, from); state.to = Math.min(run.seconds, to);
-      state.charts.forEach((chart) => chart.draw());
-      state.changed();
-    };
-    state.all = () => state.show(0, run.seconds);
-    state.changed = () => {};
-    return state;
-  }
-
-  // A canvas with time to the right. `paint(context, area, x)` draws inside; `told(time, y, area)` is what hovering says.
-  function chart(holder, run, time, height, label, paint, told) {
-    const box = holder.appendChild(element("div", "chart")), canvas = box.appendChild(element("canvas"));
-    const cross = box.appendChild(element("div", "cross")), range = box.appendChild(element("div", "range"));
-    canvas.style.height = `${height}px`;
-    canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", label);
-    const self = { canvas };
-    self.area = () => ({ left: LEFT, top: TOP, width: Math.max(10, box.clientWidth - LEFT - RIGHT), height: height - TOP - BOTTOM });
-    self.draw = () => {
-      const width = box.clientWidth, dense = window.devicePixelRatio || 1;
-      if (!width) return; // inside a closed <details>
-      canvas.width = Math.round(width * dense);
-      canvas.height = Math.round(height * dense);
-      const context = canvas.getContext("2d"), area = self.area();
-      context.setTransform(dense, 0, 0, dense, 0, 0);
-      context.clearRect(0, 0, width, height);
-      context.font = "11px system-ui, sans-serif";
-      const x = (at) => area.left + ((at - time.from) / (time.to - time.from)) * area.width;
-      timeAxis(context, area, run, time, x);
-      context.save();
-      canvas.dataset.marks = String(paint(context, area, x));
-      context.restore();
-    };
-    const at = (event) => {
-      const rect = canvas.getBoundingClientRect(), area = self.area();
-      const part = Math.min(1, Math.max(0, (event.clientX - rect.left - area.left) / area.width));
-      return { time: time.from + part * (time.to - time.from), x: area.left + part * area.width, y: event.clientY - rect.top, area };
-    };
-    let start = null;
-    canvas.addEventListener("pointerdown", (event) => { start = at(event); canvas.setPointerCapture(event.pointerId); });
-    canvas.addEventListener("pointermove", (event) => {
-      const now = at(event);
-      if (start && Math.abs(now.x - start.x) > 3) {
-        Object.assign(range.style, { display: "block", left: `${Math.min(now.x, start.x)}px`, width: `${Math.abs(now.x - start.x)}px` });
-      }
-      time.charts.forEach((other) => other.cross(now.x));
-      const date = new Date((run.began + now.time) * 1000).toISOString();
-      const lines = told(now.time, now.y, now.area);
-      tip.textContent = `${date.slice(0, 10)} ${date.slice(11, 19)} UTC, ${elapsed(now.time)} after the beginning\n${lines}`;
-      Object.assign(tip.style, { display: "block" });
-      const right = event.clientX + 14 + tip.offsetWidth > window.innerWidth;
-      tip.style.left = `${Math.max(4, right ? event.clientX - tip.offsetWidth - 14 : event.clientX + 14)}px`;
-      tip.style.top = `${Math.max(4, Math.min(event.clientY + 12, window.innerHeight - tip.offsetHeight - 4))}px`;
-    });
-    const leave = () => { tip.style.display = "none"; time.charts.forEach((other) => other.cross(null)); };
-    canvas.addEventListener("pointerleave", leave);
-    canvas.addEventListener("pointerup", (event) => {
-      const end = at(event);
-      range.style.display = "none";
-      if (start && Math.abs(end.x - start.x) > 3) time.show(Math.min(start.time, end.time), Math.max(start.time, end.time));
-      start = null;
-    });
-    canvas.addEventListener("pointercancel", () => { start = null; range.style.display = "none"; leave(); });
-    canvas.addEventListener("dblclick", time.all);
-    canvas.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
-      event.preventDefault();
-      const now = at(event).time, factor = event.deltaY > 0 ? 1.25 : 0.8;
-      time.show(now - (now - time.from) * factor, now + (time.to - now) * factor);
-    }, { passive: false });
-    self.cross = (x) => { cross.style.display = x === null ? "none" : "block"; cross.style.left = `${x}px`; };
-    time.charts.push(self);
-    redraws.push(self.draw);
-    return self;
-  }
-
-  function timeAxis(context, area, run, time, x) {
-    const span = time.to - time.from, most = Math.max(2, area.width / 90);
-    const step = TIME_STEPS.find((candidate) => span / candidate <= most) || span;
-    context.fillStyle = colour("--dim");
-    context.strokeStyle = colour("--line");
-    context.textAlign = "center";
-    context.textBaseline = "top";
-    for (let unix = Math.ceil((run.began + time.from) / step) * step; unix <= run.began + time.to; unix += step) {
-      const at = Math.round(x(unix - run.began)) + 0.5;
-      line(context, at, area.top, at, area.top + area.height + 4);
-      if (at > area.left + 12 && at < area.left + area.width - 12) context.fillText(clock(unix, step), at, area.top + area.height + 6);
-    }
-    line(context, area.left, area.top + area.height + 0.5, area.left + area.width, area.top + area.height + 0.5);
-  }
-  function line(context, fromX, fromY, toX, toY) {
-    context.beginPath(); context.moveTo(fromX, fromY); context.lineTo(toX, toY); context.stroke();
-  }
-  // Grid and numbers of a chart's height; what is painted after it stays inside.
-  function valueAxis(context, area, top, unit) {
-    const step = niceStep(top, 5);
-    context.fillStyle = colour("--dim");
-    context.strokeStyle = colour("--line");
-    context.textAlign = "right";
-    context.textBaseline = "middle";
-    for (let value = 0; value <= top * 1.0001; value += step) {
-      const y = Math.round(area.top + area.height * (1 - value / top)) + 0.5;
-      line(context, area.left - 3, y, area.left + area.width, y);
-      context.fillText(`${shown(value)}${unit}`, area.left - 6, Math.max(y, 7));
-    }
-    context.beginPath();
-    context.rect(area.left, area.top - 2, area.width, area.height + 3);
-    context.clip();
-  }
-  const nextNice = (value) => { const step = niceStep(value || 1, 5); return Math.ceil((value || 1) / step) * step; };
-
-  function legend(holder, names, colours, hidden, changed) {
-    const box = holder.appendChild(element("div", "legend"));
-    names.forEach((name, place) => {
-      const button = box.appendChild(element("button", hidden.has(name) ? "off" : ""));
-      const mark = button.appendChild(element("i"));
-      mark.style.background = `var(${colours[place]})`;
-      button.append(name);
-      button.addEventListener("click", () => {
-        hidden.has(name) ? hidden.delete(name) : hidden.add(name);
-        button.className = hidden.has(name) ? "off" : "";
-        changed();
-      });
-    });
-  }
+  const { element, colour, shown, view, chart, valueAxis, nextNice, legend, lines, heatMap } = charts;
+  const runs = JSON.parse(document.getElementById("data").textContent);
 
   // Steps: a bar a logged window, as high as its phases took, where it ran; pauses are hatched over the whole height.
   function stepsChart(holder, run, time) {
@@ -216,7 +55,7 @@
       }
       return marks;
     };
-    const told = (at) => {
+    const hint = (at) => {
       const stall = run.stalls.find(([began, seconds]) => at >= began && at <= began + seconds);
       const place = chosen.to.findIndex((to) => to >= at);
       const lines = stall ? [`${stall[2]} after step ${stall[3]}: ${shown(stall[1])} s`] : [];
@@ -228,130 +67,20 @@
       }
       return lines.join("\n");
     };
-    drawn = chart(holder, run, time, 250, "phases of the steps over time, stacked", paint, told);
+    drawn = chart(holder, time, 250, "phases of the steps over time, stacked", paint, hint);
     legend(holder, names, colours, hidden, () => drawn.draw());
     if (run.stalls.length) holder.append(element("p", "note", "Grey bands: checkpoints and evaluations."));
   }
 
-  function linesChart(holder, run, time, host, lines, unit, title, most, quiet) {
-    if (!lines.length) return;
-    holder.append(element("h3", "", title));
-    const names = lines.map((series) => series.name), colours = names.map((_, place) => `--c${[4, 0, 3, 2, 1, 8, 9][place % 7]}`);
-    const hidden = new Set(quiet.filter((name) => names.includes(name)));
-    let drawn;
-    const bin = (at) => Math.min(host.bins - 1, Math.max(0, Math.floor((at / run.seconds) * host.bins)));
-    const paint = (context, area, x) => {
-      const from = Math.max(0, bin(time.from) - 1), to = Math.min(host.bins - 1, bin(time.to) + 1);
-      let top = most, marks = 0;
-      if (!most) {
-        for (const series of lines) if (!hidden.has(series.name)) for (let i = from; i <= to; i++) top = Math.max(top, (series.high || series.mean)[i] || 0);
-        top = nextNice(top);
-      }
-      valueAxis(context, area, top, unit);
-      const y = (value) => area.top + area.height * (1 - value / top), centre = (i) => x(((i + 0.5) / host.bins) * run.seconds);
-      lines.forEach((series, place) => {
-        if (hidden.has(series.name)) return;
-        const stroke = colour(colours[place]);
-        if (series.high) {
-          context.fillStyle = stroke;
-          context.globalAlpha = 0.18;
-          for (let i = from; i <= to; i++) {
-            if (series.mean[i] === null) continue;
-            const width = Math.max(1, centre(i + 1) - centre(i));
-            context.fillRect(centre(i) - width / 2, y(series.high[i]), width, Math.max(0, y(series.mean[i]) - y(series.high[i])));
-          }
-          context.globalAlpha = 1;
-        }
-        context.strokeStyle = stroke;
-        context.lineWidth = 1.5;
-        context.lineJoin = "round";
-        context.beginPath();
-        let pen = false, gap = 0;
-        for (let i = from; i <= to; i++) {
-          const value = series.mean[i];
-          if (value === null) { gap += 1; if (gap > 3) pen = false; continue; }
-          gap = 0;
-          pen ? context.lineTo(centre(i), y(value)) : context.moveTo(centre(i), y(value));
-          if (!pen) context.lineTo(centre(i) + 0.5, y(value));
-          pen = true;
-          marks += 1;
-        }
-        context.stroke();
-        context.lineWidth = 1;
-      });
-      return marks;
-    };
-    const told = (at) => {
-      const place = bin(at);
-      return lines.filter((series) => !hidden.has(series.name) && series.mean[place] !== null)
-        .map((series) => `${series.name} ${series.mean[place]}${unit}${series.high && series.high[place] > series.mean[place] ? `, peak ${series.high[place]}${unit}` : ""}`).join("\n");
-    };
-    drawn = chart(holder, run, time, 190, `${title} of ${host.name}`, paint, told);
-    legend(holder, names, colours, hidden, () => drawn.draw());
-  }
-
-  function heatMap(holder, run, time, host) {
-    const rows = host.rows.length;
-    if (!rows) return;
-    const title = holder.appendChild(element("h3", "", "Every core and GPU "));
-    title.append(element("span", "dim", "0 % "), element("span", "ramp"), element("span", "dim", " 100 %"));
-    const cells = Uint8Array.from(atob(host.heat), (letter) => letter.charCodeAt(0));
-    const gpus = host.rows.filter((name) => name.startsWith("gpu")).length, cores = rows - gpus;
-    const each = Math.max(3, Math.min(18, Math.floor(420 / rows))), gpuEach = Math.max(each, 10), gap = gpus && cores ? 6 : 0;
-    const height = cores * each + gpus * gpuEach + gap + TOP + BOTTOM;
-    const top = (row) => (row < cores ? row * each : cores * each + gap + (row - cores) * gpuEach);
-    const deep = (row) => (row < cores ? each : gpuEach);
-    const bin = (at) => Math.min(host.bins - 1, Math.max(0, Math.floor((at / run.seconds) * host.bins)));
-    const paint = (context, area, x) => {
-      const dense = window.devicePixelRatio || 1, columns = Math.max(1, Math.round(area.width * dense));
-      const low = rgb(colour("--heat-low")), high = rgb(colour("--heat-high")), none = rgb(colour("--none"));
-      const image = new ImageData(columns, rows);
-      let marks = 0;
-      for (let column = 0; column < columns; column++) {
-        const from = bin(time.from + (column / columns) * (time.to - time.from));
-        const to = Math.max(from, bin(time.from + ((column + 1) / columns) * (time.to - time.from) - 1e-9));
-        for (let row = 0; row < rows; row++) {
-          let sum = 0, count = 0;
-          for (let i = from; i <= to; i++) { const cell = cells[row * host.bins + i]; if (cell !== NONE) { sum += cell; count += 1; } }
-          const pixel = (row * columns + column) * 4, part = count ? sum / count / 200 : 0;
-          for (let i = 0; i < 3; i++) image.data[pixel + i] = count ? low[i] + (high[i] - low[i]) * part : none[i];
-          image.data[pixel + 3] = 255;
-          if (count) marks += 1;
-        }
-      }
-      const layer = document.createElement("canvas");
-      layer.width = columns; layer.height = rows;
-      layer.getContext("2d").putImageData(image, 0, 0);
-      context.imageSmoothingEnabled = false;
-      if (cores) context.drawImage(layer, 0, 0, columns, cores, area.left, area.top, area.width, cores * each);
-      if (gpus) context.drawImage(layer, 0, cores, columns, gpus, area.left, area.top + top(cores), area.width, gpus * gpuEach);
-      context.fillStyle = colour("--dim");
-      context.textAlign = "right";
-      context.textBaseline = "middle";
-      let last = -99;
-      host.rows.forEach((name, row) => {
-        const y = area.top + top(row) + deep(row) / 2;
-        if (y - last >= 11) { context.fillText(name, area.left - 6, y); last = y; }
-      });
-      return marks;
-    };
-    const told = (at, y, area) => {
-      const row = host.rows.findIndex((_, index) => y - area.top >= top(index) && y - area.top < top(index) + deep(index));
-      const cell = row < 0 ? NONE : cells[row * host.bins + bin(at)];
-      return row < 0 ? "" : `${host.rows[row]} ${cell === NONE ? "not sampled" : `${cell / 2} %`}`;
-    };
-    chart(holder, run, time, height, `heat map of ${rows} cores and GPUs of ${host.name} over time`, paint, told);
-  }
-
   runs.forEach((run, place) => {
-    const holder = document.getElementById(`charts-${place}`), time = view(run);
+    const holder = document.getElementById(`charts-${place}`), time = view(run.began, run.seconds);
     if (!run.ranks.length && !run.hosts.length) return;
     const tools = holder.appendChild(element("div", "tools"));
-    const all = tools.appendChild(element("button", "", "whole run")), told = tools.appendChild(element("span", "dim"));
+    const all = tools.appendChild(element("button", "", "whole run")), visible = tools.appendChild(element("span", "dim"));
     all.addEventListener("click", time.all);
     time.changed = () => {
       const date = (at) => new Date((run.began + at) * 1000).toISOString().slice(0, 19).replace("T", " ");
-      told.textContent = `${date(time.from)} to ${date(time.to)} UTC. Drag over a chart to zoom, double-click for all; click names to hide them.`;
+      visible.textContent = `${date(time.from)} to ${date(time.to)} UTC. Drag over a chart to zoom in, double-click to zoom out; click a name to hide it.`;
     };
     time.changed();
     stepsChart(holder, run, time);
@@ -360,27 +89,21 @@
       const part = holder.appendChild(element("details"));
       part.open = number < 2;
       part.append(element("summary", "", host.name));
-      linesChart(part, run, time, host, host.percent, " %", "Use", 100, ["held back by the quota", "I/O wait"].filter((name) => {
+      const quiet = ["held back by the quota", "I/O wait"].filter((name) => {
         const series = host.percent.find((line) => line.name === name);
         return series && !series.mean.some((value) => value >= 1);
-      }));
-      heatMap(part, run, time, host);
-      linesChart(part, run, time, host, host.bytes, " MB/s", "Disks and network", 0, []);
+      });
+      lines(part, time, host.bins, host.percent, { title: "Use", label: `Use of ${host.name}`, unit: " %", most: 100, hidden: quiet });
+      heatMap(part, time, host.bins, host.rows, host.heat, {
+        title: "Every core and GPU", label: `heat map of ${host.rows.length} cores and GPUs of ${host.name} over time`,
+        large: host.rows.filter((name) => name.startsWith("gpu")).length,
+      });
+      lines(part, time, host.bins, host.bytes, {
+        title: "Disks and network", label: `Disks and network of ${host.name}`, unit: " MB/s", most: 0, hidden: [],
+      });
       part.addEventListener("toggle", () => time.charts.forEach((one) => part.contains(one.canvas) && one.draw()));
     });
     run.notes.forEach((note) => holder.append(element("p", "note", note)));
   });
-
-  const redraw = () => redraws.forEach((draw) => draw());
-  let waiting = 0;
-  window.addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(redraw); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  window.addEventListener("beforeprint", () => {
-    document.documentElement.classList.add("print");
-    document.querySelectorAll("details").forEach((part) => { part.open = true; });
-    redraw();
-  });
-  window.addEventListener("afterprint", () => { document.documentElement.classList.remove("print"); redraw(); });
-  redraw();
-  document.documentElement.dataset.drawn = "yes";
+  charts.ready();
 })();

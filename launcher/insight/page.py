@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -12,6 +11,8 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, percent, written
 from launcher.insight.probe import ProbeAnswer
 from launcher.insight.rules import Report
+from launcher.show.page import document
+from launcher.show.table import Table
 
 RANKS = 48
 """Of the comparison, as many rows as fit on a screen."""
@@ -40,15 +41,7 @@ def page(title: str, top: str, runs: Sequence[tuple[Evidence, Report]]) -> str:
     here = Path(__file__)
     style, script = (here.with_suffix(ending).read_text(encoding="utf-8") for ending in (".css", ".js"))
     bodies = "".join(_run(evidence, report, place) for place, (evidence, report) in enumerate(runs))
-    data = json.dumps([charts.payload(evidence) for evidence, _ in runs], separators=(",", ":"), allow_nan=False)
-    data = data.replace("<", "\\u003c")  # nothing in it ends the script
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{style}</style></head><body>{top}{bodies}"
-        f"<script type='application/json' id='measurements'>{data}</script><script>{script}</script></body></html>\n"
-    )
+    return document(title, top + bodies, [charts.payload(evidence) for evidence, _ in runs], style, script)
 
 
 def _run(evidence: Evidence, report: Report, place: int) -> str:
@@ -99,7 +92,7 @@ def rank_bars(evidence: Evidence) -> str:
 def settings_table(evidence: Evidence) -> str:
     rows = [[name, written(value)] for name, value in evidence.settings.items()]
     return (
-        f"<details><summary>{len(rows)} settings</summary>{table(['setting', 'value'], rows, 'words')}</details>"
+        f"<details><summary>{len(rows)} settings</summary>{_table(['setting', 'value'], rows)}</details>"
         if rows
         else ""
     )
@@ -123,32 +116,32 @@ def findings(report: Report) -> str:
 
 
 def _probe(answer: ProbeAnswer) -> str:
-    body = table(answer.HEAD, [list(row) for row in answer.rows])
+    body = _table(answer.HEAD, answer.rows)
     told = "".join(f"<p>{escape(sentence)}</p>" for sentence in answer.sentences)
     return f"<div class='probe'><h3>Probe: {escape(answer.title)}</h3><div class='scroll'>{body}</div>{told}</div>"
 
 
 def phase_table(evidence: Evidence) -> str:
     rows = [[name, f"{seconds * 1000:.2f}", percent(share)] for name, seconds, share in summary.phase_rows(evidence)]
-    return table(["phase", "ms a step", "share"], rows)
+    return _table(["phase", "ms a step", "share"], rows)
 
 
 def operator_table(evidence: Evidence) -> str:
     rows = [[name, f"{seconds * 1000:.3f}", percent(share)] for name, seconds, share in summary.operators(evidence, 15)]
-    return table(["operator or kernel", "ms a step", "share"], rows)
+    return _table(["operator or kernel", "ms a step", "share"], rows)
 
 
 def use_table(evidence: Evidence) -> str:
     rows = [
         [
-            escape(use.host),
-            escape(use.resource),
+            use.host,
+            use.resource,
             *(f"{value:.1f}" for value in use.quantiles.values()),
-            escape(use.unit),
+            use.unit,
         ]
         for use in summary.uses(evidence)
     ]
-    return table(["host", "use", *summary.QUANTILES, "unit"], rows, "use")
+    return _table(["host", "use", *summary.QUANTILES, "unit"], rows)
 
 
 def _finding(finding: Finding) -> str:
@@ -167,14 +160,6 @@ def _finding(finding: Finding) -> str:
     return "".join(parts) + "</dl></li>"
 
 
-def table(head: list[str], rows: list[list[str]], kind: str = "numbers") -> str:
-    """An HTML table of plain text; "" where it has no rows.
-
-    Args:
-        kind: which columns are words: the first alone (numbers), the second and the last too (use), or all (words).
-    """
-    if not rows:
-        return ""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table class='{kind}'><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """ "" where there are no rows."""
+    return Table(head, rows).html() if rows else ""

@@ -19,9 +19,8 @@ ORDER = (
 )
 """Phases as they follow each other in a step."""
 
-
 COLOURS = 10
-"""Of phases, --c0 to --c9 in page.css."""
+"""Of phases, --c0 to --c9 in show/page.css."""
 
 
 @dataclass(frozen=True)

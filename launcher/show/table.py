@@ -27,7 +27,7 @@ class Table:
     def __str__(self) -> str:
         """Columns as wide as their widest cell, numbers to the right; title above, notes below."""
         widths = [max(len(row[column]) for row in [self.head, *self.rows]) for column in range(len(self.head))]
-        numeric = [all(_is_number(row[column]) for row in self.rows) for column in range(len(self.head))]
+        numeric = self._numeric()
 
         def line(row: Sequence[str]) -> str:
             cells = zip(row, widths, numeric)
@@ -41,12 +41,22 @@ class Table:
         )
 
     def html(self) -> str:
-        """A heading where there is a title, a table element, and a paragraph a note."""
-        head = "".join(f"<th>{escape(name)}</th>" for name in self.head)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows)
+        """A heading where there is a title, a table element, and a paragraph a note. Cells of a column that is no number have the
+        class `text`."""
+        kinds = ["" if number else " class='text'" for number in self._numeric()]
+
+        def line(row: Sequence[str], tag: str) -> str:
+            cells = "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(row, kinds))
+            return f"<tr>{cells}</tr>"
+
+        body = "".join(line(row, "td") for row in self.rows)
         title = f"<h4>{escape(self.title)}</h4>" if self.title else ""
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+        return f"{title}<table><thead>{line(self.head, 'th')}</thead><tbody>{body}</tbody></table>{notes}"
+
+    def _numeric(self) -> list[bool]:
+        """Of each column, whether all of its cells are numbers."""
+        return [all(_is_number(row[column]) for row in self.rows) for column in range(len(self.head))]
 
 
 def _is_number(text: str) -> bool:

@@ -16,3 +16,8 @@ def counted(number: int, thing: str) -> str:
 def indent(text: str, prefix: str = "  ") -> str:
     """Every line with the prefix before it."""
     return "\n".join(prefix + line for line in text.splitlines())
+
+
+def three_digits(number: float) -> str:
+    """Three significant digits, more before the decimal point: `0.25`, `12.3`, `1234`."""
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"

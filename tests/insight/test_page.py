@@ -93,7 +93,7 @@ def test_hovering_tells_time_and_values_and_dragging_zooms(browser, tmp_path):
     browser.mouse("mouseMoved", left + width / 2, middle)
     told = browser.value("document.querySelector('.tip').textContent")
     assert re.match(
-        r"2027-01-15 08:0\d:\d\d UTC, 00:0\d:\d\d after the beginning\n.*epoch \d, step \d+: ", told, re.DOTALL
+        r"2027-01-15 08:0\d:\d\d UTC, 00:0\d:\d\d after the start\n.*epoch \d, step \d+: ", told, re.DOTALL
     )
     assert "data_wait" in told and "of backward, waiting for gradients" in told
     assert (

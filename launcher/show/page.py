@@ -1,0 +1,37 @@
+"""One HTML page that needs no other file and no network."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""The page's Content-Security-Policy: a browser loads nothing for it."""
+
+
+def document(title: str, body: str, data: Any, style: str, script: str) -> str:
+    """A whole page, in the reader's light or dark scheme, with the charts of page.js.
+
+    Args:
+        body: HTML.
+        data: JSON-ready; the script finds it in the element #data.
+        style: CSS, after that of page.css.
+        script: JavaScript, after that of page.js, whose `charts` it draws with. It ends with `charts.ready()`.
+
+    Raises:
+        ValueError: a number in the data is not finite.
+    """
+    here = Path(__file__)
+    base, kit = (here.with_suffix(ending).read_text(encoding="utf-8") for ending in (".css", ".js"))
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )  # nothing in it ends the script
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<meta http-equiv='Content-Security-Policy' content=\"{POLICY}\">"
+        f"<title>{escape(title)}</title><style>{base}{style}</style></head><body>{body}"
+        f"<script type='application/json' id='data'>{text}</script><script>{kit}{script}</script></body></html>\n"
+    )
