@@ -15,13 +15,14 @@ plan quickstart-teacher-...
 from typing import TYPE_CHECKING
 
 from launcher import study
+from launcher.backends.plans import check, plan, upload
 from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job
 from launcher.config.loading import from_values, load
-from launcher.planner.plan import Plan, check, plan
+from launcher.planner.plan import Plan
 from launcher.runner.diagnose import diagnose
 from launcher.runner.replay import diff, replay, resume
-from launcher.runner.run import Run, attach, runs, upload
+from launcher.runner.run import Run, attach, runs
 from launcher.runner.run import start as run
 
 if TYPE_CHECKING:

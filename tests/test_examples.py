@@ -16,7 +16,7 @@ import pytest
 import launcher
 from launcher import emulator, study
 from launcher.commands.arguments import read
-from launcher.planner.plan import plan_config
+from launcher.backends.plans import plan_config
 from launcher.prepare import prepare
 from tests.conftest import ROOT, thin_out
 from tests.test_repository import DOCUMENTS

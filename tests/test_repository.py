@@ -175,28 +175,3 @@ def test_a_wheel_brings_the_entry_scripts(tmp_path):
     code = "from launcher.config import entrypoints; print(entrypoints.entrypoints_folder())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path / "installed")
     assert Path(done.stdout.strip()) == tmp_path / "installed/launcher/entrypoints"
-
-
-def test_arrows_run_one_way():
-    """Entry scripts never import the launcher; in the launcher nothing imports the commands, and no two files each other."""
-    imports: dict[str, set[str]] = {}
-    for path in TRACKED:
-        if not path.endswith(".py") or path.startswith("tests/"):
-            continue
-        text = (ROOT / path).read_text()
-        if path.startswith("entrypoints/"):
-            assert not re.search(r"^\s*(from|import) launcher", text, re.MULTILINE), path
-        names = re.findall(
-            r"^(?:from|import) (launcher(?:\.\w+)*|training(?:\.\w+)*)(?: import ([\w, ]+))?", text, re.MULTILINE
-        )
-        module = path.removeprefix("entrypoints/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        imports[module] = {base for base, _ in names} | {
-            f"{base}.{name.strip()}" for base, listed in names for name in listed.split(",")
-        }
-    packages = {path.removesuffix("/__init__.py") for path in TRACKED if path.endswith("/__init__.py")}
-    modules = set(imports) - {path.removeprefix("entrypoints/").replace("/", ".") for path in packages}
-    assert len(modules) > 25
-    for module in modules:
-        for target in imports[module] & modules:
-            assert module not in imports[target], f"{module} and {target} import each other"
-            assert target != "launcher.commands.main" or module == "launcher.__main__", f"{module} imports the commands"

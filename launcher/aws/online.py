@@ -6,14 +6,12 @@ import json
 import urllib.parse
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.aws import catalog, prices, request, session
 from launcher.aws.upload import split
 from launcher.config.issues import Issue, UserError, did_you_mean
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import Plan
+from launcher.planner.plan import Plan
 
 warning = partial(Issue, level="warning")
 not_checked = partial(Issue, level="not checked")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from launcher.backends.base import Price
 from launcher.config.job import Job
+from launcher.planner.plan import Price
 from launcher.record.records import write_json
 from launcher.show.text import dollars
 

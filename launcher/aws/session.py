@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.backends.base import Unreachable
-from launcher.config.issues import UserError, mistake
+from launcher.config.issues import Unreachable, UserError, mistake
 from launcher.record import failure_causes
 
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.aws import estimator, session
 from launcher.config.issues import mistake
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import Plan
+from launcher.planner.plan import Plan
 
 
 def create(plan: Plan) -> str:

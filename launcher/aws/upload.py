@@ -9,18 +9,15 @@ import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.aws import request
-from launcher.backends.base import Upload
 from launcher.config.issues import mistake
 from launcher.config.job import Job
+from launcher.planner.plan import Plan, Upload
 from launcher.planner.source_package import archive, secrets_in_text
 from launcher.record.records import RunFolder
 from launcher.show.text import counted
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import Plan
 
 THREADS = 8
 MAX_FILES = 1_000_000

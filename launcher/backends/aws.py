@@ -6,27 +6,27 @@ import importlib.util
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.aws import catalog, follow, online, prices, requirements, session, submit, upload, validation
 from launcher.aws import request as requests
-from launcher.backends.base import Backend, HostPlan, Price, Upload
+from launcher.aws.plan import SageMakerPlan, summary
+from launcher.backends.base import Backend
 from launcher.config.hyperparameters import argument
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, secrets_in
 from launcher.planner import source_package
+from launcher.planner.plan import HostPlan, Plan, Price, Upload
 from launcher.planner.source_package import SourceFile
 from launcher.record import records
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import Plan
 
 
 class Aws(Backend):
     """SageMaker itself."""
 
     name = "aws"
+    plan_class = SageMakerPlan
     on_this_machine = False
 
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
@@ -69,6 +69,9 @@ class Aws(Backend):
     def request(self, job: Job, run_name: str, channels: dict[str, str]) -> dict[str, Any]:
         """The CreateTrainingJob request."""
         return requests.training_job(job, run_name, channels)
+
+    def about(self, job: Job, request: dict[str, Any] | None) -> dict[str, str]:
+        return {} if request is None else summary(request)
 
     def toolkit_hyperparameters(self, job: Job, run_name: str) -> dict[str, Any]:
         return requests.toolkit_hyperparameters(job, run_name)

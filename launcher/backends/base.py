@@ -1,71 +1,23 @@
-"""Backend, the interface of the places where plans run, and the values that it returns."""
+"""Backend, the interface of the places where plans run."""
 
 from __future__ import annotations
 
+import secrets
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from launcher.config.issues import Issue, mistake
+from launcher.config import hyperparameters
+from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
-from launcher.planner.source_package import SourceFile
+from launcher.planner import validation
+from launcher.planner.plan import HostPlan, Plan, Price, Upload
+from launcher.planner.source_package import SourceFile, source_files, source_folder
 from launcher.record.records import RunFolder
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import Plan
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """One host of a run."""
-
-    name: str
-    """algo-1, algo-2 …, as SageMaker calls them; the run folder's names too."""
-    address: str
-    """What SM_CURRENT_HOST says."""
-    command: tuple[str, ...]
-    """What the container toolkit will start there; `<free port>` stands for the one that the run picks."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """What the backend sets for the toolkit, beside the SM_* that the toolkit makes of the job."""
-    group: str = ""
-    """The instance group, where there are several."""
-
-
-@dataclass(frozen=True)
-class Upload:
-    """Data of this machine that a run uploads before it starts."""
-
-    source: Path
-    """A file or a folder."""
-    target: str
-    """The s3:// address: of the object for a file, of the prefix (it ends with /) for a folder."""
-    files: int
-    size: int
-    """Bytes."""
-
-
-@dataclass(frozen=True)
-class Price:
-    """What all hosts of a job cost together."""
-
-    per_hour: float | None
-    """US dollars an hour of the whole cluster, on demand; None: not known."""
-    ceiling: float | None
-    """US dollars at most: max_hours of the cluster, and the warm pool's time after it; None: not known."""
-    text: str
-    """The same for people, with where the price comes from; or what to do to know it."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"usd_per_hour": self.per_hour, "ceiling_usd": self.ceiling, "text": self.text}
-
-
-class Unreachable(Exception):
-    """The far side of a run cannot be asked just now: no network, no valid credentials, too many requests. The run goes on."""
-
-    def __init__(self, found: str, fix: str):
-        super().__init__(f"{found}; {fix}")
 
 
 class Backend(ABC):
@@ -80,6 +32,61 @@ class Backend(ABC):
     """Whether hosts are on this machine: they share its cores and GPUs, and end with the terminal that started them."""
     DIFFERENCES: ClassVar[Mapping[str, str]] = {}
     """What differs from SageMaker, by the variable of the script's environment or the subject, and why. All else is the same."""
+    plan_class: ClassVar[type[Plan]] = Plan
+
+    def plan(self, job: Job) -> Plan:
+        """Work a job out in full. Nothing is written, started, imported or asked over a network.
+
+        Returns:
+            A Plan; its `issues` hold everything that validation found, errors too.
+        """
+        now = datetime.now(timezone.utc)
+        letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))  # random's seed is the user's
+        name = f"{job.name}-{now:%Y%m%d-%H%M%S}-{letters}"
+        source = source_folder(job)
+        places, issues = validation.places(job)
+        files, file_issues = source_files(source) if source.is_dir() else ([], [])
+        files = self.source_files(job, files)
+        issues += file_issues
+        issues += validation.check(job, source, files, self.world_size(job))
+        issues += self.check(job, source, files)
+        try:
+            channels, uploads = self.channels(job, places)
+        except UserError as error:
+            channels, uploads = {}, ()
+            issues += error.issues
+        possible = not any(issue.level == "error" for issue in issues)
+        request = self.request(job, name, channels) if possible else None
+        encoded = {**job.hyperparameters, **self.toolkit_hyperparameters(job, name)} if possible else {}
+        return self.plan_class(
+            name=name,
+            planned=now.isoformat(timespec="microseconds"),
+            backend=self.name,
+            job=job,
+            source=source,
+            hosts=self.hosts(job) if possible else (),
+            hyperparameters=hyperparameters.encode(encoded),
+            channels=channels,
+            files=tuple(files),
+            issues=tuple(issues),
+            uploads=uploads,
+            request=request,
+            price=self.price(job),
+            about=self.about(job, request),
+            differences=self.DIFFERENCES,
+            pinned={
+                name: Path(places[name]).parent.name
+                for name, given in job.inputs.items()
+                if given.run and name in places
+            },
+        )
+
+    def checked(self, planned: Plan) -> Plan:
+        """A plan with what a look online shows; as it is where it has errors."""
+        if planned.errors:
+            return planned
+        issues = self.check_online(planned)
+        return replace(planned, issues=(*planned.issues, *issues), price=self.price(planned.job), checked=True)
 
     @abstractmethod
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
@@ -137,7 +144,7 @@ class Backend(ABC):
         """The CreateTrainingJob request; None where SageMaker is not asked."""
         return None
 
-    def about(self, job: Job) -> dict[str, str]:
+    def about(self, job: Job, request: dict[str, Any] | None) -> dict[str, str]:
         """What else the plan shows, by name."""
         return {}
 

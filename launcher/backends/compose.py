@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.backends.docker_containers import FOLDER_LABEL, RUN_LABEL
 from launcher.config.redaction import secrets_in
+from launcher.planner.plan import Plan
 from launcher.record import records
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import Plan
 
 FILE = "compose.yaml"
 """Its name in the run's folder."""

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.aws import estimator, requirements
 from launcher.aws import request as requests
@@ -20,14 +20,12 @@ from launcher.backends import (
     local_jobs,
     supervision,
 )
-from launcher.backends.base import Backend, HostPlan
+from launcher.backends.base import Backend
 from launcher.config.issues import Issue, UserError
 from launcher.config.job import Image, Input, Job, Network
+from launcher.planner.plan import HostPlan, Plan
 from launcher.planner.source_package import SourceFile
 from launcher.record import records
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import Plan
 
 IMAGE = "vision-launcher-local"
 """The image for local mode, which `make image` builds (docker/README.md)."""
@@ -133,7 +131,7 @@ class Docker(Backend):
             )
         return issues + docker_engine.check_disk(engine, records.store())
 
-    def about(self, job: Job) -> dict[str, str]:
+    def about(self, job: Job, request: dict[str, Any] | None) -> dict[str, str]:
         """What the plan shows beside the hosts."""
         why = "compute.shm_gb" if job.compute.shm_gb else "half of this machine's memory, shared among the hosts"
         return {

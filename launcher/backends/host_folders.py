@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.aws.request import profiler_config
-from launcher.backends.base import HostPlan
+from launcher.planner.plan import HostPlan, Plan
 from launcher.planner.source_package import copy_files
 from launcher.record import records
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import Plan
 
 
 def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface: str) -> None:

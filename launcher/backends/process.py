@@ -6,17 +6,15 @@ import importlib.util
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.backends import host_folders, local_hosts, local_jobs, supervision
-from launcher.backends.base import Backend, HostPlan
+from launcher.backends.base import Backend
 from launcher.config.issues import Issue
 from launcher.config.job import Job
+from launcher.planner.plan import HostPlan, Plan
 from launcher.planner.source_package import SourceFile
 from launcher.record.records import RunFolder
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import Plan
 
 REQUIREMENTS = "requirements.txt"
 """Does not travel: the toolkit would install these packages into the user's own environment."""

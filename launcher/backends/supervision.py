@@ -10,16 +10,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.backends import local_hosts
-from launcher.backends.base import HostPlan
 from launcher.config.issues import mistake
 from launcher.config.redaction import secrets_in
+from launcher.planner.plan import HostPlan, Plan
 from launcher.record import records
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import Plan
 
 SECRETS = "LAUNCHER_SECRETS"
 """The variable that takes the job's secrets to the supervisor."""

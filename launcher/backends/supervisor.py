@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.backends import local_hosts, supervision, toolkit
-from launcher.backends.base import HostPlan
 from launcher.config.job import Job
-from launcher.planner.plan import Plan
+from launcher.planner.plan import HostPlan, Plan
 from launcher.record import records
 
 GRACE_SECONDS = 120

@@ -14,16 +14,15 @@ from pathlib import Path
 
 import launcher
 from launcher import backends
-from launcher.backends.base import Unreachable
+from launcher.backends.plans import plan_config
 from launcher.commands import study as study_command
 from launcher.commands import tables
 from launcher.commands.arguments import read
 from launcher.commands.live import follow
-from launcher.config.issues import UserError, mistake
-from launcher.planner.plan import plan_config
+from launcher.config.issues import Unreachable, UserError, mistake
 from launcher.record import records
 from launcher.record.records import OVER
-from launcher.runner.diagnose import INTERRUPTED as INTERRUPTED_PROBE
+from launcher.runner.probe import INTERRUPTED as INTERRUPTED_PROBE
 
 DONE, RUN_FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""

@@ -73,6 +73,13 @@ class UserError(ValueError):
         return str(self).splitlines()
 
 
+class Unreachable(Exception):
+    """SageMaker cannot be asked about a run just now: no network, no valid credentials, too many requests. The run goes on."""
+
+    def __init__(self, found: str, fix: str):
+        super().__init__(f"{found}; {fix}")
+
+
 def mistake(key: str, found: str, fix: str, valid: str = "") -> UserError:
     """A UserError with a single issue."""
     return UserError([Issue(key=key, found=found, valid=valid, fix=fix)])

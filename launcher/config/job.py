@@ -6,6 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from launcher.config.redaction import redact
+from launcher.show import html
+
 Distribution = Literal["smddp", "torchrun", "none"]
 Way = Literal["cpu_reference", "cpu", "cpu_composed", "dali"]
 """A way of preprocessing: the setting of that name, and cpu_composed is cpu with compose_augmentation."""
@@ -382,6 +385,9 @@ class Job(Part):
         return f"<job {self.name}: {self.script}>"
 
     def _repr_html_(self) -> str:
-        from launcher.runner import display  # here, so that a Job stays apart from all that shows it
-
-        return display.job(self)
+        kept = self.model_dump(exclude_defaults=True, exclude_none=True)
+        if "environment" in kept:
+            kept["environment"] = redact(kept["environment"])
+        about = {name: value for name, value in kept.items() if name not in ("name", "hyperparameters")}
+        settings = html.more("hyperparameters", html.rows(kept.get("hyperparameters", {})))
+        return html.box(f"job {self.name}", "", html.pairs(html.rows(about)) + settings)

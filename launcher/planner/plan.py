@@ -1,29 +1,69 @@
-"""Job -> Plan: everything that a run will do, worked out in full and without effect."""
+"""Plan: everything that a run will do, worked out in full and without effect; and the values that it is made of."""
 
 from __future__ import annotations
 
 import json
-import secrets
+import os
 import shlex
-import string
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import backends
-from launcher.backends.base import HostPlan, Price, Upload
-from launcher.config import hyperparameters
-from launcher.config.entrypoints import entrypoints_folder
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
-from launcher.config.loading import load
 from launcher.config.redaction import redact
-from launcher.planner import validation
-from launcher.planner.source_package import SourceFile, source_files
-from launcher.runner import display
+from launcher.planner.source_package import SourceFile
+from launcher.show import html
 from launcher.show.text import counted, indent
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """One host of a run."""
+
+    name: str
+    """algo-1, algo-2 …, as SageMaker calls them; the run folder's names too."""
+    address: str
+    """What SM_CURRENT_HOST says."""
+    command: tuple[str, ...]
+    """What the container toolkit will start there; `<free port>` stands for the one that the run picks."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """What the backend sets for the toolkit, beside the SM_* that the toolkit makes of the job."""
+    group: str = ""
+    """The instance group, where there are several."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Data of this machine that a run uploads before it starts."""
+
+    source: Path
+    """A file or a folder."""
+    target: str
+    """The s3:// address: of the object for a file, of the prefix (it ends with /) for a folder."""
+    files: int
+    size: int
+    """Bytes."""
+
+    def text(self, source: str) -> str:
+        """For people, with the source written so."""
+        return f"{source}: {counted(self.files, 'file')}, {self.size / 2**20:.1f} MiB, to {self.target}"
+
+
+@dataclass(frozen=True)
+class Price:
+    """What all hosts of a job cost together."""
+
+    per_hour: float | None
+    """US dollars an hour of the whole cluster, on demand; None: not known."""
+    ceiling: float | None
+    """US dollars at most: max_hours of the cluster, and the warm pool's time after it; None: not known."""
+    text: str
+    """The same for people, with where the price comes from; or what to do to know it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"usd_per_hour": self.per_hour, "ceiling_usd": self.ceiling, "text": self.text}
 
 
 @dataclass(frozen=True)
@@ -60,6 +100,10 @@ class Plan:
     """The exact CreateTrainingJob request, secrets included; None where SageMaker is not asked, or the plan has errors."""
     price: Price | None = None
     """On SageMaker: what it costs at most."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """What else the backend shows, by name."""
+    differences: Mapping[str, str] = field(default_factory=dict)
+    """What differs from SageMaker, by the variable of the script's environment or the subject, and why."""
     pinned: dict[str, str] = field(default_factory=dict)
     """Channel -> the run whose model it shows, by its full name."""
     replay_of: str | None = None
@@ -97,14 +141,7 @@ class Plan:
             UserError: the plan has errors, is not for SageMaker, or the SDK is not installed.
         """
         refuse_errors(self)
-        if self.request is None:
-            raise mistake("--on", f"a plan for {self.backend} has no estimator", "plan(job, on='aws')")
-        from launcher.aws import estimator, session
-
-        estimator.require_sdk()
-        boto_session = boto_session or session.boto_session(str(self.job.region))
-        made = estimator.estimator(self.job, self.name, estimator.session(self.job, boto_session))
-        return made, estimator.inputs(self.job, self.channels)
+        raise mistake("--on", f"a plan for {self.backend} has no estimator", "plan(job, on='aws')")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, complete."""
@@ -122,7 +159,7 @@ class Plan:
             "uploads": [{**asdict(upload), "source": str(upload.source)} for upload in self.uploads],
             "request": self.kept_request(),
             "price": self.price.to_dict() if self.price else None,
-            "differences": dict(backends.get(self.backend).DIFFERENCES),
+            "differences": dict(self.differences),
             "replay_of": self.replay_of,
             "resumes": self.resumes,
         }
@@ -134,7 +171,17 @@ class Plan:
         return f"<plan {self.name}: {self.backend}, {counted(len(self.errors), 'error')}>"
 
     def _repr_html_(self) -> str:
-        return display.plan(self)
+        about = [self.backend, counted(len(self.hosts), "host"), f"at most {self.job.compute.max_hours:g} h"]
+        size = sum(file.size for file in self.files) / 1024
+        rows = [("script", self.job.script), ("code", f"{counted(len(self.files), 'file')}, {size:.0f} KiB")]
+        rows += [("price", self.price.text)] if self.price is not None else []
+        rows += [("resumes", self.resumes)] if self.resumes is not None else []
+        rows += [(f"channel {name}", _near(place)) for name, place in self.channels.items()]
+        rows += [("upload", upload.text(_near(str(upload.source)))) for upload in self.uploads]
+        found = "".join(html.note(issue.level, str(issue)) for issue in self.issues)
+        end = "" if self.errors else "nothing was started; launcher.run(plan) does it"
+        settings = html.more("hyperparameters", html.rows(self.job.hyperparameters))
+        return html.box(f"plan {self.name}", " · ".join(about), html.pairs(rows) + settings + found, end)
 
     def __str__(self) -> str:
         total = sum(file.size for file in self.files)
@@ -160,14 +207,8 @@ class Plan:
                 )
             ]
         lines += [f"  channel     {name}: {place}" for name, place in self.channels.items()]
-        lines += [
-            f"  upload      {upload.source}: {counted(upload.files, 'file')}, "
-            f"{upload.size / 2**20:.1f} MiB, to {upload.target}"
-            for upload in self.uploads
-        ]
-        lines += _about_the_request(self.kept_request())
-        backend = backends.get(self.backend)
-        lines += [f"  {name:<11} {text}" for name, text in backend.about(self.job).items()]
+        lines += [f"  upload      {upload.text(str(upload.source))}" for upload in self.uploads]
+        lines += [f"  {name:<11} {text}" for name, text in self.about.items()]
         lines += [f"  code        {len(self.files)} files, {total / 1024:.1f} KiB, from {self.source}"]
         lines += [f"              {file.path:<{widest}} {file.size:>8} B" for file in self.files]
         for level in ("error", "warning", "not checked"):
@@ -177,118 +218,25 @@ class Plan:
                     f"  {level}{'s' if level != 'not checked' and len(of_level) > 1 else ''}",
                     *(indent(str(issue), "    ") for issue in of_level),
                 ]
-        if self.hosts and backend.DIFFERENCES:
+        if self.hosts and self.differences:
             lines += [
                 "  differs from SageMaker in",
-                *(f"    {name}: {why}" for name, why in backend.DIFFERENCES.items()),
+                *(f"    {name}: {why}" for name, why in self.differences.items()),
             ]
         if not self.errors:
             lines += ["  nothing was started; `launcher run` with the same arguments does it"]
         return "\n".join(lines)
 
 
-def plan(job: Job, *, on: str = "process") -> Plan:
-    """Work a job out in full. Nothing is written, started, imported or asked over a network.
-
-    >>> plan = launcher.plan(launcher.load("configs/kt_food_tag.yaml"), on="aws")
-    >>> plan.errors, plan.request["ResourceConfig"]["InstanceCount"]
-    ((), 4)
-
-    Args:
-        job: what to run.
-        on: the backend's name.
-
-    Returns:
-        A Plan; its `issues` hold everything that preflight found, errors too.
-
-    Raises:
-        UserError: no such backend.
-    """
-    backend = backends.get(on)
-    now = datetime.now(timezone.utc)
-    letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))  # random's seed is the user's
-    name = f"{job.name}-{now:%Y%m%d-%H%M%S}-{letters}"
-    source = _source(job)
-    places, issues = validation.places(job)
-    files, file_issues = source_files(source) if source.is_dir() else ([], [])
-    issues += file_issues
-    files = backend.source_files(job, files)
-    issues += validation.check(job, source, files, backend.world_size(job))
-    issues += backend.check(job, source, files)
-    try:
-        channels, uploads = backend.channels(job, places)
-    except UserError as error:
-        channels, uploads = {}, ()
-        issues += error.issues
-    possible = not any(issue.level == "error" for issue in issues)
-    request = backend.request(job, name, channels) if possible else None
-    encoded = {**job.hyperparameters, **backend.toolkit_hyperparameters(job, name)} if possible else {}
-    return Plan(
-        name=name,
-        planned=now.isoformat(timespec="microseconds"),
-        backend=on,
-        job=job,
-        source=source,
-        hosts=backend.hosts(job) if possible else (),
-        hyperparameters=hyperparameters.encode(encoded),
-        channels=channels,
-        files=tuple(files),
-        issues=tuple(issues),
-        uploads=uploads,
-        request=request,
-        price=backend.price(job),
-        pinned={
-            name: Path(places[name]).parent.name for name, given in job.inputs.items() if given.run and name in places
-        },
-    )
-
-
-def _source(job: Job) -> Path:
-    """The folder that holds the script. Raises UserError where it is no path at all."""
-    if job.source is None:
-        return entrypoints_folder()
-    try:
-        path = Path(job.source).expanduser().absolute()
-        path.exists()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise mistake("source", f"{job.source[:80]}: {error}", "check the path") from None
-    return path
-
-
-def check(planned: Plan) -> Plan:
-    """The plan with what a look online shows: read-only requests to AWS about data, role, network, quota and price.
-
-    Where something could not be looked at, the issue says "not checked". A plan for this machine comes back as it is.
-
-    >>> plan = launcher.check(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws"))
-    >>> plan.checked, plan.errors
-    (True, ())
-    """
-    if planned.errors:
-        return planned
-    issues = backends.get(planned.backend).check_online(planned)
-    price = backends.get(planned.backend).price(planned.job)
-    return replace(planned, issues=(*planned.issues, *issues), price=price, checked=True)
-
-
-def plan_config(path: str | Path, overrides: Sequence[str] = (), *, on: str = "process", smoke: bool = False) -> Plan:
-    """`load` and `plan` in one, so that the mistakes of both come at once.
-
-    Raises:
-        UserError: the file is no job; what is wrong with the rest of it is told too.
-    """
-    try:
-        return plan(load(path, overrides, smoke=smoke), on=on)
-    except UserError as error:
-        if error.rest is None:
-            raise
-        known = [issue.key.split(" (line")[0] for issue in error.issues]
-        rest = [
-            issue
-            for issue in plan(error.rest, on=on).errors
-            if not any(issue.key == key or key.startswith(f"{issue.key}.") for key in known)
-        ]
-        raise UserError([*error.issues, *rest], error.title) from None
+def refuse_cost(plan: Plan, max_cost: float) -> None:
+    """Raise a UserError where a plan could cost more US dollars than `max_cost`, or nobody knows what it costs."""
+    if plan.price is None:
+        return
+    if plan.price.ceiling is None:
+        raise mistake("--max-cost", plan.price.text.partition(":")[0], "give compute.price_per_hour, in US dollars")
+    if not plan.price.ceiling <= max_cost:  # nan allows nothing
+        fix = "lower compute.max_hours or compute.instance_count, or allow more"
+        raise mistake("--max-cost", plan.price.text, fix, valid=f"at most ${max_cost:,.2f}")
 
 
 def refuse_errors(planned: Plan) -> None:
@@ -297,28 +245,7 @@ def refuse_errors(planned: Plan) -> None:
         raise UserError(planned.errors, f"the plan for {planned.job.name}")
 
 
-def _about_the_request(request: dict[str, Any] | None) -> list[str]:
-    """What the request says and nothing else of the plan shows, for people."""
-    if request is None:
-        return []
-    about = {
-        "image": request["AlgorithmSpecification"]["TrainingImage"],
-        "role": request["RoleArn"],
-        "output": request["OutputDataConfig"]["S3OutputPath"],
-    }
-    if "CheckpointConfig" in request:
-        about["checkpoints"] = request["CheckpointConfig"]["S3Uri"]
-    if "VpcConfig" in request:
-        about["network"] = ", ".join([*request["VpcConfig"]["Subnets"], *request["VpcConfig"]["SecurityGroupIds"]])
-    if request.get("EnableManagedSpotTraining"):
-        about["spot"] = f"waits and trains at most {request['StoppingCondition']['MaxWaitTimeInSeconds'] / 3600:g} h"
-    profiler = request["ProfilerConfig"]
-    interval = profiler.get("ProfilingIntervalInMilliseconds")
-    rules = [rule["RuleConfigurationName"] for rule in request.get("ProfilerRuleConfigurations", [])]
-    about["profiling"] = (
-        "off (profiling: {system_interval_ms: 500} samples CPU, GPU, memory and I/O)"
-        if profiler["DisableProfiler"]
-        else ", ".join([f"system metrics every {interval or 500} ms", *rules])
-    )
-    about["request"] = "launcher plan … --json shows CreateTrainingJob in full"
-    return [f"  {name:<11} {text}" for name, text in about.items()]
+def _near(place: str) -> str:
+    """A path below the current folder as it is written from there."""
+    here = os.getcwd()
+    return os.path.relpath(place, here) if Path(place).is_absolute() and Path(place).is_relative_to(here) else place

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.entrypoints import entrypoints_folder
-from launcher.config.issues import Issue
+from launcher.config.issues import Issue, mistake
+from launcher.config.job import Job
 
 IGNORE_FILE = ".launcherignore"
 """Shell patterns of files that stay, one a line, beside the script; for a folder that git does not track."""
@@ -64,6 +65,18 @@ class SourceFile:
     def mode(self) -> int:
         """Permissions: executable or not, as in git; nothing else of this machine."""
         return 0o755 if self.source is not None and self.source.stat().st_mode & 0o100 else 0o644
+
+
+def source_folder(job: Job) -> Path:
+    """The folder that holds the script. Raises UserError where it is no path at all."""
+    if job.source is None:
+        return entrypoints_folder()
+    try:
+        path = Path(job.source).expanduser().absolute()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise mistake("source", f"{job.source[:80]}: {error}", "check the path") from None
+    return path
 
 
 def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:

@@ -1,4 +1,4 @@
-"""`launcher.diagnose`: why a run is slow. Numpy is imported when it is called, not with the launcher."""
+"""Why a run is slow: the diagnosis of one run, with a probe where asked for, or of two side by side."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from launcher import backends
 from launcher.config.issues import mistake
+from launcher.insight import diagnose as insight
+from launcher.runner.run import probed
 
 if TYPE_CHECKING:
     from launcher.insight.comparison import Comparison
     from launcher.insight.diagnosis import Diagnosis
-
-INTERRUPTED = "it was interrupted"
-"""Why there is no probe after Ctrl-C."""
 
 Say = Callable[[str], None]
 
 
 @overload
 def diagnose(
-    source: str | Path, *, probe: bool = False, overrides: Sequence[str] = (), on: str = "process", say: Say = ...
+    source: str | Path,
+    *,
+    probe: bool = False,
+    overrides: Sequence[str] = (),
+    on: str = backends.DEFAULT,
+    say: Say = ...,
 ) -> Diagnosis: ...
 @overload
 def diagnose(source: str | Path, after: str | Path) -> Comparison: ...
@@ -31,7 +36,7 @@ def diagnose(
     *,
     probe: bool = False,
     overrides: Sequence[str] = (),
-    on: str = "process",
+    on: str = backends.DEFAULT,
     say: Say = ...,
 ) -> Diagnosis | Comparison: ...
 def diagnose(
@@ -40,7 +45,7 @@ def diagnose(
     *,
     probe: bool = False,
     overrides: Sequence[str] = (),
-    on: str = "process",
+    on: str = backends.DEFAULT,
     say: Say = lambda text: None,
 ) -> Diagnosis | Comparison:
     """Explain where a run's time went.
@@ -65,25 +70,8 @@ def diagnose(
     Raises:
         UserError: nothing was measured there, or numpy is not installed, or a probe cannot be started.
     """
-    try:
-        from launcher.insight.comparison import Comparison
-        from launcher.insight.diagnosis import Diagnosis
-        from launcher.insight.measurements import read
-    except ModuleNotFoundError as error:
-        if error.name != "numpy":
-            raise
-        raise mistake("diagnose", "not installed: numpy", "pip install numpy; the extra `local` brings it") from None
-    if after is not None and probe:
+    if after is None:
+        return probed(str(source), overrides, on=on, say=say) if probe else insight.diagnose(str(source))
+    if probe:
         raise mistake("--probe", f"two runs: {source} and {after}", "probe one of them")
-    if after is not None:
-        return Comparison(Diagnosis(read(str(source))), Diagnosis(read(str(after))))
-    if not probe:
-        return Diagnosis(read(str(source)))
-    from launcher.runner import probe as probing
-
-    planned = probing.planned(str(source), overrides, on=on)
-    observed = read(str(source))
-    try:
-        return Diagnosis(observed, probing.probe(planned, say))
-    except KeyboardInterrupt:
-        return Diagnosis(observed, INTERRUPTED)
+    return insight.compare(str(source), str(after))

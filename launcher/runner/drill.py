@@ -19,9 +19,10 @@ from typing import Any
 import psutil
 
 from launcher.backends import toolkit
+from launcher.backends.plans import plan
 from launcher.config.issues import mistake
 from launcher.config.job import Job
-from launcher.planner.plan import Plan, plan, refuse_errors
+from launcher.planner.plan import Plan, refuse_errors
 from launcher.record import records
 from launcher.runner.run import Run, start
 from launcher.show.table import Table

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +12,7 @@ from launcher import backends
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.planner.plan import Plan
 from launcher.record import records
-from launcher.runner import replay
-from launcher.runner.run import Run
-from launcher.study.trials import to_its_end
+from launcher.runner.again import again
 
 if TYPE_CHECKING:
     from launcher.insight.probe import Probe
@@ -28,7 +25,8 @@ SECONDS = 90.0
 LONGEST = 118.0
 """After which it is stopped."""
 
-Say = Callable[[str], None]
+INTERRUPTED = "it was interrupted"
+"""Why there is no probe after Ctrl-C."""
 
 
 def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") -> Plan:
@@ -51,49 +49,29 @@ def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") 
             fix = "give a run's name (launcher runs lists them): its record says what to start again"
             raise mistake("--probe", f"{source} holds measurements, and not what they are of", fix)
         folder = records.find(source)
-    run = Run(folder)
-    if run.on_this_machine and run.state not in records.OVER:
-        fix = f"wait for its end, or launcher stop {run.name}"
-        raise mistake("--probe", f"{run.name} is {run.state} on this machine: each would slow the other down", fix)
-    name = folder.read(folder.plan)["job"]["name"][: 42 - len("-probe")].rstrip("-")
+    recorded = folder.read(folder.plan)
+    if backends.get(recorded["backend"]).on_this_machine and (state := folder.state()) not in records.OVER:
+        fix = f"wait for its end, or launcher stop {folder.name}"
+        raise mistake("--probe", f"{folder.name} is {state} on this machine: each would slow the other down", fix)
+    name = recorded["job"]["name"][: 42 - len("-probe")].rstrip("-")
     own = [f"name={name}-probe", f"hyperparameters.{SETTING}={SECONDS:g}"]
-    made = replay.again(folder, [*own, *overrides], on)
-    _refuse(run.name, made)
+    made = again(folder, [*own, *overrides], on)
+    _refuse(folder.name, made)
     return made
 
 
-def probe(plan: Plan, say: Say = lambda text: None) -> Probe | str:
-    """Carry it out.
-
-    Args:
-        say: takes lines for people.
-
-    Returns:
-        What was measured; or why nothing was, where the run failed.
-
-    Raises:
-        KeyboardInterrupt: it was interrupted, and has been stopped.
-    """
+def read(folder: records.RunFolder) -> Probe | str:
+    """What a probe's run measured; or why nothing was, where it failed."""
     from launcher.insight.probe import Probe
 
-    began = time.monotonic()
-
-    def started(run: Run) -> None:
-        say(f"probing for at most two minutes: run {run.name}")
-
-    def interrupted() -> None:
-        say("stopping the probe")
-
-    run = to_its_end(plan, say=say, interrupted=interrupted, started=started, seconds=LONGEST)
-    say(f"probed in {time.monotonic() - began:.0f} s")
     values = {}
-    for file in sorted(run.folder.path.glob("hosts/*/opt/ml/output/data/*/probe.json")):
+    for file in sorted(folder.path.glob("hosts/*/opt/ml/output/data/*/probe.json")):
         values = json.loads(file.read_text(encoding="utf-8"))
-    trouble = ""
-    if run.state != records.COMPLETED or not values.get("finished"):
-        why = " ".join(run.outcome().get("failure", "").split())[:300]
-        trouble = f"{run.name} {run.state}{': ' if why else ''}{why}; launcher logs {run.name}"
-    return Probe.from_file(run.name, values, trouble) or trouble
+    trouble, state = "", folder.state()
+    if state != records.COMPLETED or not values.get("finished"):
+        why = " ".join(folder.read(folder.outcome).get("failure", "").split())[:300]
+        trouble = f"{folder.name} {state}{': ' if why else ''}{why}; launcher logs {folder.name}"
+    return Probe.from_file(folder.name, values, trouble) or trouble
 
 
 def _refuse(run: str, made: Plan) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 import yaml
 
 from launcher import backends
-from launcher.config import yaml_file
 from launcher.config.issues import UserError, mistake
-from launcher.config.loading import from_values
-from launcher.planner.plan import Plan, plan
+from launcher.planner.plan import Plan
 from launcher.record import records
+from launcher.runner.again import again
 from launcher.runner.run import Run
 
 ABSENT = "-"
@@ -95,26 +94,6 @@ def resume(name: str, overrides: Sequence[str] = ()) -> Plan:
     if why_not is not None:
         raise UserError([why_not])
     return replace(made, resumes=folder.name)
-
-
-def again(folder: records.RunFolder, overrides: Sequence[str], on: str | None) -> Plan:
-    """The plan of a recorded run's job, with overrides and on another backend where asked for.
-
-    Raises:
-        UserError: its record is not whole, or an override is wrong.
-    """
-    if not folder.job.is_file() or not folder.code.is_dir():
-        missing = folder.job if not folder.job.is_file() else folder.code
-        raise mistake(
-            "run", f"{folder.name} left no {missing.name}", "only a run with its whole record can be repeated"
-        )
-    values = yaml.safe_load(folder.job.read_text(encoding="utf-8"))
-    values["source"] = str(folder.code)
-    changed, problems = yaml_file.override(yaml_file.Config(str(folder.job), values), overrides)
-    if problems:
-        raise UserError(problems, str(folder.job))
-    made = plan(from_values(changed.values, str(folder.job)), on=on or folder.read(folder.plan)["backend"])
-    return replace(made, replay_of=folder.name)
 
 
 def _job(folder: records.RunFolder) -> dict[str, str]:

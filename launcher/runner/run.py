@@ -6,24 +6,26 @@ import contextlib
 import fcntl
 import functools
 import json
+import math
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from launcher import backends
-from launcher.backends.base import Unreachable
-from launcher.config.issues import UserError, mistake
-from launcher.planner.plan import Plan, check, refuse_errors
-from launcher.planner.source_package import copy_files
+from launcher.backends.plans import check
+from launcher.config.issues import Unreachable, UserError, mistake
+from launcher.insight import diagnose
+from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.record import records
+from launcher.record.log_lines import complete_lines
 from launcher.record.metric_lines import Metric, parse_line
 from launcher.record.records import OVER, RunFolder
-from launcher.runner import diagnose, display
+from launcher.runner import notebook, probe, start_record
 
 if TYPE_CHECKING:
     from launcher.insight.diagnosis import Diagnosis
@@ -111,7 +113,7 @@ class Run:
         return f"<run {self.name}: {self.folder.state()}>"
 
     def _repr_html_(self) -> str:
-        return display.run(self)
+        return notebook.fragment(self)
 
     def wait(self, timeout: float | None = None, *, progress: bool = True) -> str:
         """Wait until the run is over, at most `timeout` seconds. In a notebook its progress is shown meanwhile.
@@ -126,7 +128,7 @@ class Run:
             The state then; it is the unfinished one where the time was too short.
         """
         end = time.monotonic() + (timeout if timeout is not None else float("inf"))
-        shown = display.watch(self) if progress else None
+        shown = notebook.watch(self) if progress else None
         try:
             while (state := self.state) not in OVER and time.monotonic() < end:
                 if shown is not None:
@@ -155,7 +157,7 @@ class Run:
         while True:
             over = self.state in OVER  # asked before reading, so that nothing written before the end is missed
             for host in self.hosts:
-                for line, after in _complete_lines(
+                for line, after in complete_lines(
                     self.folder.log(host), positions.get(host, 0), last=over or not follow
                 ):
                     positions[host] = after
@@ -205,7 +207,9 @@ class Run:
         Raises:
             UserError: nothing was measured, numpy is not installed, or a probe cannot be started.
         """
-        return diagnose.diagnose(self.folder.path, probe=probe, overrides=overrides)
+        if probe:
+            return probed(str(self.folder.path), overrides)
+        return diagnose.diagnose(str(self.folder.path))
 
     def detach(self) -> None:
         """Let the run outlive this process."""
@@ -279,7 +283,7 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
         ) from None
     with open(folder.lock, "wb") as lock:  # the supervisor inherits it and holds it after us
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _write_records(plan, folder)
+        start_record.write(plan, folder)
         reading, writing = (None, None) if detach else os.pipe()
         try:
             backends.get(plan.backend).start(plan, folder, lock.fileno(), reading)
@@ -287,33 +291,6 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
             if reading is not None:
                 os.close(reading)
     return Run(folder, writing)
-
-
-def refuse_cost(plan: Plan, max_cost: float) -> None:
-    """Raise a UserError where a plan could cost more US dollars than `max_cost`, or nobody knows what it costs."""
-    if plan.price is None:
-        return
-    if plan.price.ceiling is None:
-        raise mistake("--max-cost", plan.price.text.partition(":")[0], "give compute.price_per_hour, in US dollars")
-    if not plan.price.ceiling <= max_cost:  # nan allows nothing
-        fix = "lower compute.max_hours or compute.instance_count, or allow more"
-        raise mistake("--max-cost", plan.price.text, fix, valid=f"at most ${max_cost:,.2f}")
-
-
-def upload(plan: Plan) -> None:
-    """Bring a plan's data and code to S3, so that its estimator can be fitted: `estimator, inputs = plan.estimator()`.
-
-    >>> plan = launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws")
-    >>> launcher.upload(plan)
-    >>> estimator, inputs = plan.estimator()           # then estimator.fit(inputs, job_name=plan.name)
-    >>> estimator.instance_type, sorted(inputs)
-    ('ml.m5.xlarge', ['teacher', 'train', 'validation'])
-
-    Raises:
-        UserError: the plan has errors, is not for SageMaker, or AWS refuses.
-    """
-    refuse_errors(plan)
-    backends.get(plan.backend).upload(plan)
 
 
 def attach(name: str, *, region: str | None = None) -> Run:
@@ -348,35 +325,94 @@ def runs() -> list[Run]:
     return [Run(folder) for folder in records.all_runs()]
 
 
-def _write_records(plan: Plan, folder: RunFolder) -> None:
-    """What the run is started with, before anything starts."""
-    replayed = records.RunFolder(records.store() / plan.replay_of) if plan.replay_of else None
-    if replayed is not None and replayed.git.exists():
-        state = replayed.read(replayed.git)
-        patch = replayed.git_patch.read_bytes() if replayed.git_patch.exists() else b""
-    else:
-        state, patch = records.git_state(plan.source)
-    records.write_json(folder.git, state)
-    if patch:
-        records.write_atomically(folder.git_patch, patch)
-    records.write_json(folder.versions, records.installed_versions())
-    records.write_atomically(folder.files, "".join(f"{file.size:>10} {file.path}\n" for file in plan.files))
-    copy_files(list(plan.files), folder.code)
-    if plan.request is not None:
-        records.write_json(folder.request, plan.kept_request())
-    records.write_atomically(folder.job, yaml.safe_dump(plan.kept_job(), sort_keys=False, allow_unicode=True))
-    records.write_atomically(folder.plan, plan.to_json() + "\n")  # last: with it the run can be found
+def to_its_end(
+    planned: Plan,
+    *,
+    max_cost: float | None = None,
+    say: Callable[[str], None],
+    interrupted: Callable[[], None],
+    started: Callable[[Run], None] = lambda run: None,
+    seconds: float = math.inf,
+) -> Run:
+    """Carry out a plan and wait until it is over. Where this process is interrupted the run is stopped first.
 
-
-def _complete_lines(file: Path, position: int, *, last: bool) -> Iterator[tuple[str, int]]:
-    """Each complete line after a byte position, with the position after it; with `last`, an unfinished one too."""
+    Args:
+        say: takes a line while the run's far side cannot be asked.
+        interrupted: called before the run is stopped for that.
+        started: called with the run when it is under way.
+        seconds: after which it is stopped.
+    """
+    trouble, ends = "", time.monotonic() + seconds
+    with _later() as came:
+        run = start(planned, max_cost=max_cost)
+    started(run)
     try:
-        with open(file, "rb") as log:
-            log.seek(position)
-            for line in log:
-                if not line.endswith(b"\n") and not last:
-                    return
-                position += len(line)
-                yield line.decode("utf-8", "replace").rstrip("\r\n"), position
-    except FileNotFoundError:
-        return
+        if came:
+            raise KeyboardInterrupt
+        while run.wait(1, progress=False) not in records.OVER and time.monotonic() < ends:
+            if run.trouble != trouble:
+                trouble = run.trouble
+                say(trouble or "AWS answers again")
+        if run.state not in records.OVER:
+            run.stop(f"not over after {seconds:g} s")
+            run.wait(150, progress=False)
+    except KeyboardInterrupt:
+        interrupted()
+        run.stop("Ctrl-C")
+        run.wait(150, progress=False)
+        raise
+    return run
+
+
+@contextlib.contextmanager
+def _later() -> Iterator[list[int]]:
+    """Notes what would interrupt this process, and lets it go on: half a start would leave a run that nobody stops."""
+    came: list[int] = []
+    ours = threading.current_thread() is threading.main_thread()  # no other thread is interrupted
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if ours}
+    noted = {number: given for number, given in before.items() if given is signal.default_int_handler}
+    for number in noted:
+        signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield came
+    finally:
+        for number, given in noted.items():
+            signal.signal(number, given)
+
+
+def probed(
+    source: str,
+    overrides: Sequence[str] = (),
+    *,
+    on: str = backends.DEFAULT,
+    say: Callable[[str], None] = lambda text: None,
+) -> Diagnosis:
+    """The diagnosis of a run, with what a probe of it measures: its job once more on this machine, for two minutes at most.
+
+    Where the probe fails or is interrupted, the diagnosis says why.
+
+    Args:
+        source: a run's name, a job's name for the latest, or a run's folder.
+        overrides: `key=value` texts for the probe's job.
+        on: process or docker.
+        say: takes lines for people.
+
+    Raises:
+        UserError: nothing was measured there, or a probe cannot be started.
+    """
+    planned = probe.planned(source, overrides, on=on)
+    observed = diagnose.diagnose(source).measurements
+
+    def started(run: Run) -> None:
+        say(f"probing for at most two minutes: run {run.name}")
+
+    def interrupted() -> None:
+        say("stopping the probe")
+
+    began = time.monotonic()
+    try:
+        run = to_its_end(planned, say=say, interrupted=interrupted, started=started, seconds=probe.LONGEST)
+    except KeyboardInterrupt:
+        return diagnose.with_probe(observed, probe.INTERRUPTED)
+    say(f"probed in {time.monotonic() - began:.0f} s")
+    return diagnose.with_probe(observed, probe.read(run.folder))

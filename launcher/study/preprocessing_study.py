@@ -10,11 +10,11 @@ from typing import Any
 
 from launcher import backends
 from launcher.backends.local_hosts import gpu_count
+from launcher.backends.plans import plan
 from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.config.job import Job, StudySection, Way
 from launcher.config.loading import load
-from launcher.planner.plan import plan
 from launcher.planner.source_package import source_files
 from launcher.record import records
 from launcher.study import measures, report

@@ -13,10 +13,10 @@ from typing import Any
 from launcher import backends
 from launcher.aws import prices
 from launcher.backends.local_hosts import core_count, gpu_count
+from launcher.backends.plans import plan
 from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job, StudySection
 from launcher.config.loading import load
-from launcher.planner.plan import plan
 from launcher.planner.source_package import source_files
 from launcher.record import records
 from launcher.study import scaling_advice, scaling_measures, scaling_model, scaling_report, scaling_sizes

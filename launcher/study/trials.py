@@ -7,22 +7,19 @@ import fcntl
 import hashlib
 import io
 import json
-import math
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from launcher import backends
+from launcher.backends.plans import check, plan
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
-from launcher.planner.plan import Plan, check, plan
+from launcher.planner.plan import Plan, refuse_cost
 from launcher.planner.source_package import COMMIT_FILE, SourceFile
 from launcher.record import records
-from launcher.runner.run import Run, refuse_cost, start
+from launcher.runner.run import Run, to_its_end
 from launcher.show.text import dollars
 
 ALIKE = ("code", "settings", "machine")
@@ -150,61 +147,6 @@ def try_once(job: Job, on: str, max_cost: float | None = None, say: Callable[[st
         say("stopping the trial that runs: it stays out of the table, and the same command goes on with it")
 
     return to_its_end(plan(job, on=on), max_cost=max_cost, say=say, interrupted=stopping)
-
-
-def to_its_end(
-    planned: Plan,
-    *,
-    max_cost: float | None = None,
-    say: Callable[[str], None],
-    interrupted: Callable[[], None],
-    started: Callable[[Run], None] = lambda run: None,
-    seconds: float = math.inf,
-) -> Run:
-    """Carry out a plan and wait until it is over. Where this process is interrupted the run is stopped first.
-
-    Args:
-        say: takes a line while the run's far side cannot be asked.
-        interrupted: called before the run is stopped for that.
-        started: called with the run when it is under way.
-        seconds: after which it is stopped.
-    """
-    trouble, ends = "", time.monotonic() + seconds
-    with _later() as came:
-        run = start(planned, max_cost=max_cost)
-    started(run)
-    try:
-        if came:
-            raise KeyboardInterrupt
-        while run.wait(1, progress=False) not in records.OVER and time.monotonic() < ends:
-            if run.trouble != trouble:
-                trouble = run.trouble
-                say(trouble or "AWS answers again")
-        if run.state not in records.OVER:
-            run.stop(f"not over after {seconds:g} s")
-            run.wait(150, progress=False)
-    except KeyboardInterrupt:
-        interrupted()
-        run.stop("Ctrl-C")
-        run.wait(150, progress=False)
-        raise
-    return run
-
-
-@contextmanager
-def _later() -> Iterator[list[int]]:
-    """Notes what would interrupt this process, and lets it go on: half a start would leave a run that nobody stops."""
-    came: list[int] = []
-    ours = threading.current_thread() is threading.main_thread()  # no other thread is interrupted
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if ours}
-    noted = {number: given for number, given in before.items() if given is signal.default_int_handler}
-    for number in noted:
-        signal.signal(number, lambda number, _frame: came.append(number))
-    try:
-        yield came
-    finally:
-        for number, given in noted.items():
-            signal.signal(number, given)
 
 
 def code_checksum(files: Sequence[SourceFile]) -> str:

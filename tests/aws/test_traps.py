@@ -14,9 +14,9 @@ import pytest
 
 import launcher
 from launcher.aws import catalog, cluster, limits, validation
+from launcher.backends.plans import plan_config
 from launcher.config.issues import Issue
 from launcher.config.loading import SDK_NAMES, _field_at
-from launcher.planner.plan import plan_config
 from tests.conftest import ROOT
 
 US_WEST_2 = "763104351884.dkr.ecr.us-west-2.amazonaws.com"

@@ -35,8 +35,8 @@ from launcher.insight.probe import INPUT_KINDS, STEP_KINDS, Probe
 from launcher.prepare import prepare
 from launcher.record import records
 from launcher.runner import probe as probing
-from launcher.runner import run as running
-from launcher.runner.diagnose import INTERRUPTED
+from launcher.runner import start_record
+from launcher.runner.probe import INTERRUPTED
 from tests.conftest import assert_nothing_left
 from tests.insight.planted import plant, write
 from tests.insight.test_rules import CPU, GPU, PLANTED
@@ -359,7 +359,7 @@ def recorded(job: dict, on: str = "process", measured: Measurements | None = Non
     plan = launcher.plan(launcher.from_values(job), on=on)
     folder = records.RunFolder(records.store() / plan.name)
     folder.path.mkdir(parents=True)
-    running._write_records(plan, folder)
+    start_record.write(plan, folder)
     records.write_json(folder.outcome, {"state": "Completed"})
     write(measured or plant(phases=CPU), folder.host("algo-1") / "output/data")
     return launcher.Run(folder)

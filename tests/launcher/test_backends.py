@@ -9,7 +9,8 @@ import pytest
 
 import launcher
 from launcher import backends
-from launcher.backends.base import Backend, HostPlan
+from launcher.backends.base import Backend
+from launcher.planner.plan import HostPlan
 from launcher.record.records import RunFolder
 from tests.conftest import ROOT
 
@@ -56,7 +57,7 @@ def test_a_backend_that_can_do_no_more_than_run_says_so(script_job):
     job, elsewhere = script_job("print(1)"), Elsewhere()
     assert elsewhere.channels(job, {"train": "/data"}) == ({"train": "/data"}, ())
     assert elsewhere.request(job, "run", {}) is None and elsewhere.price(job) is None
-    assert elsewhere.about(job) == {} and not elsewhere.DIFFERENCES and not elsewhere.lacks("nvidia.dali")
+    assert elsewhere.about(job, None) == {} and not elsewhere.DIFFERENCES and not elsewhere.lacks("nvidia.dali")
     with pytest.raises(launcher.UserError, match="a plan for elsewhere uploads nothing"):
         elsewhere.upload(launcher.plan(job))
 

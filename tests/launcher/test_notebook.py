@@ -12,7 +12,8 @@ import pytest
 import launcher
 from launcher.record.metric_lines import parse_line
 from launcher.record.progress import Progress
-from launcher.runner import display
+from launcher.runner import notebook as shown
+from launcher.show import html as fragments
 from tests.conftest import SLEEPER, wait_for_ready
 
 NASTY = "<script>alert('x')</script> & \"more\""
@@ -100,7 +101,7 @@ def test_a_curve_of_many_points_stays_small_and_keeps_its_ends():
     for step in range(1, 5001):
         loss = "nan" if step == 7 else f"{5000 - step}.0"
         progress.add(parse_line(f"epoch 1/1 step {step}/5000 loss {loss}"), float(step))
-    html = display._curve("loss", progress.curves["loss"])
+    html = fragments.curve("loss", progress.curves["loss"])
     assert len(html) < 4000 and "nan" not in html and html.endswith("4999 at step 1, 0 at step 5000</div></div>")
 
 
@@ -175,9 +176,9 @@ def test_an_interrupted_display_says_how_to_come_back_and_the_run_goes_on(script
 
 
 def test_outside_a_notebook_nothing_is_shown_and_ipython_is_not_imported(script_job):
-    assert not display.in_notebook()
+    assert not shown.in_notebook()
     run = launcher.run(launcher.plan(script_job(TRAINS)))
-    assert display.watch(run) is None and run.wait(60) == "Completed"
+    assert shown.watch(run) is None and run.wait(60) == "Completed"
 
 
 def test_a_users_mistake_has_no_traceback_in_a_notebook():

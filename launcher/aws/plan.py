@@ -1,0 +1,47 @@
+"""A plan for SageMaker: what its request says, and its estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.aws import estimator, session
+from launcher.planner.plan import Plan, refuse_errors
+
+
+@dataclass(frozen=True, repr=False)
+class SageMakerPlan(Plan):
+    """A Plan that SageMaker's SDK can carry out too."""
+
+    def estimator(self, boto_session: Any = None) -> tuple[Any, dict[str, Any]]:
+        refuse_errors(self)
+        estimator.require_sdk()
+        boto_session = boto_session or session.boto_session(str(self.job.region))
+        made = estimator.estimator(self.job, self.name, estimator.session(self.job, boto_session))
+        return made, estimator.inputs(self.job, self.channels)
+
+
+def summary(request: Mapping[str, Any]) -> dict[str, str]:
+    """What a CreateTrainingJob request says and nothing else of a plan shows, for people."""
+    about = {
+        "image": request["AlgorithmSpecification"]["TrainingImage"],
+        "role": request["RoleArn"],
+        "output": request["OutputDataConfig"]["S3OutputPath"],
+    }
+    if "CheckpointConfig" in request:
+        about["checkpoints"] = request["CheckpointConfig"]["S3Uri"]
+    if "VpcConfig" in request:
+        about["network"] = ", ".join([*request["VpcConfig"]["Subnets"], *request["VpcConfig"]["SecurityGroupIds"]])
+    if request.get("EnableManagedSpotTraining"):
+        about["spot"] = f"waits and trains at most {request['StoppingCondition']['MaxWaitTimeInSeconds'] / 3600:g} h"
+    profiler = request["ProfilerConfig"]
+    interval = profiler.get("ProfilingIntervalInMilliseconds")
+    rules = [rule["RuleConfigurationName"] for rule in request.get("ProfilerRuleConfigurations", [])]
+    about["profiling"] = (
+        "off (profiling: {system_interval_ms: 500} samples CPU, GPU, memory and I/O)"
+        if profiler["DisableProfiler"]
+        else ", ".join([f"system metrics every {interval or 500} ms", *rules])
+    )
+    about["request"] = "launcher plan … --json shows CreateTrainingJob in full"
+    return about

@@ -1,0 +1,35 @@
+"""The plan of a recorded run's job again: what a replay, a resumed run and a probe begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import yaml
+
+from launcher.backends.plans import plan
+from launcher.config import yaml_file
+from launcher.config.issues import UserError, mistake
+from launcher.config.loading import from_values
+from launcher.planner.plan import Plan
+from launcher.record import records
+
+
+def again(folder: records.RunFolder, overrides: Sequence[str], on: str | None) -> Plan:
+    """The plan of a recorded run's job, with overrides and on another backend where asked for.
+
+    Raises:
+        UserError: its record is not whole, or an override is wrong.
+    """
+    if not folder.job.is_file() or not folder.code.is_dir():
+        missing = folder.job if not folder.job.is_file() else folder.code
+        raise mistake(
+            "run", f"{folder.name} left no {missing.name}", "only a run with its whole record can be repeated"
+        )
+    values = yaml.safe_load(folder.job.read_text(encoding="utf-8"))
+    values["source"] = str(folder.code)
+    changed, problems = yaml_file.override(yaml_file.Config(str(folder.job), values), overrides)
+    if problems:
+        raise UserError(problems, str(folder.job))
+    made = plan(from_values(changed.values, str(folder.job)), on=on or folder.read(folder.plan)["backend"])
+    return replace(made, replay_of=folder.name)

@@ -1,0 +1,133 @@
+"""How a run shows itself in a notebook, once and while it goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any, Protocol
+
+from launcher.record.metric_lines import parse_line
+from launcher.record.progress import Progress, percent, quality
+from launcher.record.records import COMPLETED, FAILED, OVER, RunFolder
+from launcher.show import html
+from launcher.show.text import counted, dollars
+
+REDRAW_SECONDS = 0.5
+"""At least, between two drawings of a run that goes on."""
+
+
+class Shown(Protocol):
+    """What is asked of a Run."""
+
+    folder: RunFolder
+    trouble: str
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def hosts(self) -> list[str]: ...
+    @property
+    def spend(self) -> float | None: ...
+    def logs(self, *, positions: dict[str, int] | None = None) -> Iterator[tuple[str, str]]: ...
+    def outcome(self) -> dict[str, Any]: ...
+    def result(self) -> dict[str, Any]: ...
+
+
+def fragment(shown: Shown) -> str:
+    """How far a run is or how it ended, its cost, and what it measured, as HTML."""
+    watched = _Watched(shown)
+    watched.read()
+    return watched.html()
+
+
+def watch(shown: Shown) -> Watch | None:
+    """A display of a run that goes on, in the notebook whose kernel this is; None outside a notebook."""
+    return Watch(shown) if in_notebook() else None
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel. IPython is not imported: a kernel has it there already."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class Watch:
+    """One output that is written over and over: whoever comes back to the notebook sees the latest, and no more than that."""
+
+    def __init__(self, shown: Shown):
+        from IPython.display import HTML, display  # a kernel has it
+
+        self._watched = _Watched(shown)
+        self._watched.read()
+        self._drawn, self._at = self._watched.html(), time.monotonic()
+        self._handle = display(HTML(self._drawn), display_id=True)
+
+    def update(self, *, last: bool = False) -> None:
+        """Draw what is new, unless it was drawn a moment ago; the last time always."""
+        if not last and time.monotonic() - self._at < REDRAW_SECONDS:
+            return
+        from IPython.display import HTML
+
+        self._watched.read()
+        drawn, self._at = self._watched.html(), time.monotonic()
+        if drawn != self._drawn:
+            self._handle.update(HTML(drawn))
+            self._drawn = drawn
+
+
+class _Watched:
+    """A run, and what was read of its log so far."""
+
+    def __init__(self, shown: Shown):
+        self.run, self.progress = shown, Progress()
+        self._positions: dict[str, int] = {}
+
+    def read(self) -> None:
+        """Take in the log lines that are new."""
+        first, now = self.run.hosts[0], time.monotonic()
+        for host, line in self.run.logs(positions=self._positions):
+            metric = parse_line(line) if host == first else None
+            if metric is not None:
+                self.progress.add(metric, now)
+
+    def html(self) -> str:
+        run, state, outcome, result = self.run, self.run.state, self.run.outcome(), self.run.result()
+        over = state in OVER
+        about = [state, run.backend, counted(len(run.hosts), "host")]
+        if outcome.get("seconds") is not None:
+            about.append(f"{outcome['seconds']:.0f} s")
+        usd = outcome.get("cost_usd") if over else run.spend
+        about += [] if usd is None else [dollars(usd) + ("" if over else " so far")]
+        rows = _results(result) if over else []
+        if outcome.get("saving") is not None:
+            rows.append(("spot", f"saved {percent(outcome['saving'])}"))
+        if state == FAILED:
+            rows += [(name, outcome[name]) for name in ("failed_host", "failure", "cause", "fix") if outcome.get(name)]
+        stages = run.folder.read(run.folder.remote).get("SecondaryStatusTransitions", [])
+        if stages and not over:
+            rows.append(("stage", f"{stages[-1]['Status']}: {stages[-1].get('StatusMessage', '')}".rstrip(": ")))
+        rows += [("not checked", run.trouble)] if run.trouble else []
+        left = None if over else self.progress.seconds_left(time.monotonic())
+        bar = "" if state == COMPLETED else html.bar(self.progress.share)
+        line = f"<div>{escape(self.progress.line(left))}</div>" if self.progress.last else ""
+        curves = "".join(html.curve(name, points) for name, points in self.progress.curves.items())
+        end = "" if over else f'launcher.attach("{run.name}").wait() follows it from any notebook'
+        return html.box(f"run {run.name}", " · ".join(about), bar + line + curves + html.pairs(rows), end)
+
+
+def _results(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What of a script's result people ask for first."""
+    found = [("on held-out images", quality(dict(result)))] if quality(dict(result)) != "-" else []
+    forms = {"model": "", "parameters": ",", "steps": ",", "images_per_second": ",.0f"}
+    for name, form in forms.items():
+        value = result.get(name)
+        if isinstance(value, (int, float) if form else str):
+            found.append((name.replace("_per_second", " a second"), format(value, form)))
+    return found

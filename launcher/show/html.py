@@ -1,0 +1,95 @@
+"""Small HTML for a notebook's output, in the page's own colours, light or dark, that loads nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+DIM, LINE, FILLED = "opacity:.7", "border-bottom:1px solid rgba(127,127,127,.3)", "#3a8fd0"
+"""Of whatever text and background the notebook has: an output cannot know its theme."""
+
+CURVE_POINTS, CURVE_WIDTH, CURVE_HEIGHT = 120, 260, 56
+"""Of a drawn curve: points at most, and pixels."""
+
+Rows = Sequence[tuple[str, str]]
+
+
+def box(title: str, about: str, body: str, end: str = "") -> str:
+    """A title with what it is about, a body, and a line below it."""
+    head = f"<b>{escape(title)}</b>" + (f" <span style='{DIM}'>{escape(about)}</span>" if about else "")
+    tail = f"<div style='{DIM};margin-top:4px'>{escape(end)}</div>" if end else ""
+    return f"<div style='max-width:56em;font-size:13px;line-height:1.5'><div>{head}</div>{body}{tail}</div>"
+
+
+def pairs(rows: Rows) -> str:
+    """A table of names and values; "" of none."""
+    if not rows:
+        return ""
+    lines = "".join(
+        f"<tr><td style='text-align:left;vertical-align:top;white-space:nowrap;padding:1px 12px 1px 0;{DIM};{LINE}'>{escape(name)}</td>"
+        f"<td style='text-align:left;overflow-wrap:anywhere;white-space:pre-wrap;padding:1px 0;{LINE}'>{escape(value)}</td></tr>"
+        for name, value in rows
+    )
+    return f"<table style='border-collapse:collapse;margin:4px 0;color:inherit;font-size:inherit'><tbody>{lines}</tbody></table>"
+
+
+def more(title: str, rows: Rows) -> str:
+    """What is shown when it is asked for."""
+    return f"<details><summary>{len(rows)} {escape(title)}</summary>{pairs(rows)}</details>" if rows else ""
+
+
+def note(level: str, text: str) -> str:
+    """A paragraph behind an edge in the colour of its level: error, warning, or anything else."""
+    colour = {"error": "#d1495b", "warning": "#e9a23b"}.get(level, "rgba(127,127,127,.6)")
+    return (
+        f"<div style='border-left:4px solid {colour};padding:2px 8px;margin:6px 0;white-space:pre-wrap'>"
+        f"<b>{escape(level)}</b> {escape(text)}</div>"
+    )
+
+
+def bar(share: float) -> str:
+    """How much is done, 0 to 1."""
+    return (
+        "<div style='height:6px;margin:4px 0;background:rgba(127,127,127,.25);border-radius:3px' role='progressbar' "
+        f"aria-valuemin='0' aria-valuemax='100' aria-valuenow='{share * 100:.0f}'>"
+        f"<div style='height:6px;border-radius:3px;width:{share * 100:.1f}%;background:{FILLED}'></div></div>"
+    )
+
+
+def curve(name: str, points: Sequence[tuple[int, float]]) -> str:
+    """A small line of one number over the steps, "" of fewer than two."""
+    points = [point for point in points if abs(point[1]) < float("inf")]  # nan and inf are nowhere on it
+    if len(points) < 2:
+        return ""
+    every = -(-len(points) // CURVE_POINTS)
+    points = [*points[:-1:every], points[-1]]
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    first, last = points[0][0], points[-1][0]
+    drawn = " ".join(
+        f"{(step - first) / max(last - first, 1) * CURVE_WIDTH:.1f},{(high - value) / ((high - low) or 1) * CURVE_HEIGHT + 2:.1f}"
+        for step, value in points
+    )
+    ends = f"{name.replace('_', ' ')}: {points[0][1]:.4g} at step {first}, {points[-1][1]:.4g} at step {last}"
+    return (
+        f"<div style='display:inline-block;margin:4px 24px 4px 0'><svg width='{CURVE_WIDTH}' height='{CURVE_HEIGHT + 4}' role='img' "
+        f"aria-label='{escape(ends)}'><polyline points='{drawn}' fill='none' stroke='{FILLED}' stroke-width='1.5'/></svg>"
+        f"<div style='{DIM};font-size:11px'>{escape(ends)}</div></div>"
+    )
+
+
+def rows(values: Mapping[str, Any]) -> Rows:
+    """Nested values, a row a name."""
+    return [(name, written(value)) for name, value in values.items()]
+
+
+def written(value: Any) -> str:
+    """A value in a line, as YAML would take it but for the outer brackets."""
+    if isinstance(value, Mapping):
+        parts = (
+            (name, f"{{{written(item)}}}" if isinstance(item, Mapping) else written(item))
+            for name, item in value.items()
+        )
+        return ", ".join(f"{name}: {text}" for name, text in parts)
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
