@@ -12,7 +12,8 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
 from launcher.insight.measurements import Measurements
 from launcher.insight.probe import Probe, tested
-from launcher.insight.rules import Report, judge
+from launcher.insight.report import Report
+from launcher.insight.rules.table import judge
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a rule may answer: a finding with its evidence, cause, fixes and gain, or that something was not measured."""
+"""A finding: what holds a run up, with its evidence, cause, fixes and gain."""
 
 from __future__ import annotations
 
@@ -96,29 +96,6 @@ class Finding:
         """JSON-ready."""
         gain = None if self.gain is None else {**asdict(self.gain), "at_most": self.gain.at_most}
         return {**asdict(self), "gain": gain}
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotMeasured:
-    """A rule could not look."""
-
-    what: str
-    """What it looks for."""
-    reason: str
-    """What is missing, and why where that is known."""
-
-
-@dataclass(frozen=True)
-class DoesNotApply:
-    """A rule has nothing to look at in this run, or another rule's finding explains what it saw."""
-
-    why: str
-
-
-EXPLAINED = DoesNotApply("another finding explains it")
-
-Answer = Finding | NotMeasured | DoesNotApply | None
-"""None: the rule looked, and found nothing."""
 
 
 def written(value: Any) -> str:

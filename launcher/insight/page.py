@@ -9,8 +9,7 @@ from pathlib import Path
 from launcher.insight import charts, report_text, summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, percent, written
-from launcher.insight.probe import ProbeAnswer
-from launcher.insight.rules import Report
+from launcher.insight.report import ProbeAnswer, Report
 from launcher.show.page import document
 from launcher.show.table import Table
 

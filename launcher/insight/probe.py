@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, bounded, percent
-from launcher.insight.rules import Report
+from launcher.insight.report import ProbeAnswer, Report
 
 Bound = Literal["input", "shared_cores", "teacher", "model"]
 """What holds a step up: its input side; the cores that both halves want; the teacher; the trained model itself."""
@@ -182,18 +182,6 @@ class Probe:
             "left_out": dict(self.left_out),
             "trouble": self.trouble,
         }
-
-
-@dataclass(frozen=True)
-class ProbeAnswer:
-    """A probe for people, in every form of the report."""
-
-    HEAD: ClassVar[list[str]] = ["measured", "images/s", "x as it is"]
-    title: str
-    speaks: bool = False
-    """Whether it speaks of the run as it was measured."""
-    rows: tuple[tuple[str, str, str], ...] = ()
-    sentences: tuple[str, ...] = ()
 
 
 def tested(report: Report, evidence: Evidence, probe: Probe | str) -> Report:

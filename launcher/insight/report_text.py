@@ -7,7 +7,7 @@ import textwrap
 from launcher.insight import summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, percent
-from launcher.insight.rules import Report
+from launcher.insight.report import Report
 from launcher.show.table import Table
 from launcher.show.text import counted
 

@@ -14,7 +14,7 @@ from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Measurements
-from launcher.insight.rules import RULES, judge
+from launcher.insight.rules.table import RULES, judge
 from tests.insight.planted import plant
 from tests.insight.test_rules import CPU, GPU, HEALTHY, PLANTED
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from launcher.insight.answers import EXPLAINED
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import EXPLAINED
-from launcher.insight.rules import judge
+from launcher.insight.rules.table import judge
 from tests.insight.planted import plant
 
 GPU = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from launcher.aws import catalog
+from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import COMPUTE_PHASES, IDLE_GPU, Evidence
-from launcher.insight.findings import NOTICEABLE, Answer, DoesNotApply, Finding, Fix, NotMeasured, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 
 TEACHER = 0.25
 """Share of a step from which a teacher is worth keeping out of it; a KD step without a cache always holds some of it."""

@@ -10,8 +10,9 @@ import math
 import numpy as np
 
 from launcher.insight import windows
+from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
 from launcher.insight.evidence import IDLE_GPU, Evidence
-from launcher.insight.findings import EXPLAINED, NOTICEABLE, Answer, Finding, Fix, Gain, NotMeasured, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, bounded, percent
 from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
 from launcher.insight.rules.workers import FULL, crowded, sensible_workers, taken_by_workers
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
 from launcher.insight.evidence import IDLE_GPU, Evidence
-from launcher.insight.findings import EXPLAINED, NOTICEABLE, Answer, Finding, Fix, NotMeasured, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 
 SHORT_STEP = 0.06
 """Seconds of a micro-batch below which starting kernels is what a GPU waits for: some thousand kernels at about 10 µs each."""

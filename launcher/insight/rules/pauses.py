@@ -7,18 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from launcher.insight import windows
+from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import (
-    EXPLAINED,
-    NOTICEABLE,
-    Answer,
-    DoesNotApply,
-    Finding,
-    Fix,
-    NotMeasured,
-    bounded,
-    percent,
-)
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 from launcher.insight.measurements import Steps
 from launcher.insight.rules.workers import taken_by_workers
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from launcher.insight import windows
+from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import NOTICEABLE, Answer, DoesNotApply, Finding, Fix, NotMeasured, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 from launcher.insight.measurements import Steps
 
 SHARED_PHASES = ("grad_sync", "backward")

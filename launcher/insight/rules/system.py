@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import (
-    EXPLAINED,
-    NOTICEABLE,
-    Answer,
-    DoesNotApply,
-    Finding,
-    Fix,
-    NotMeasured,
-    bounded,
-    percent,
-)
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 from launcher.insight.measurements import Series
 from launcher.insight.rules.workers import taken_by_workers
 

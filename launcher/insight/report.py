@@ -1,0 +1,36 @@
+"""A report: what all rules say of one run, and what a probe says of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from launcher.insight.answers import NotMeasured
+from launcher.insight.findings import Finding
+
+
+@dataclass(frozen=True)
+class ProbeAnswer:
+    """A probe for people, in every form of the report."""
+
+    HEAD: ClassVar[list[str]] = ["measured", "images/s", "x as it is"]
+    title: str
+    speaks: bool = False
+    """Whether it speaks of the run as it was measured."""
+    rows: tuple[tuple[str, str, str], ...] = ()
+    sentences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What all rules say of one run."""
+
+    findings: tuple[Finding, ...]
+    """The one that takes most of the time first, then risks."""
+    not_found: tuple[str, ...]
+    """What was looked for and is not there."""
+    not_measured: tuple[NotMeasured, ...]
+    not_applicable: tuple[tuple[str, str], ...] = ()
+    """(what was not looked for, why)."""
+    probe: ProbeAnswer | None = None
+    """What a probe says; None: there was none."""
