@@ -17,8 +17,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
+import importlib.util
 import io
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -61,10 +63,23 @@ def main() -> None:
     sagemaker_pytorch_container.training.MASTER_PORT = torch_distributed.MASTER_PORT = str(options.port)
     # torchrun's default of --master_port, which the toolkit leaves out for one host
     os.environ["PET_MASTER_PORT"] = str(options.port)
+    name_the_torch_version(sagemaker_pytorch_container.training)
     try:
         trainer.train()  # ends in sys.exit
     finally:
         kill_everything_below()
+
+
+def name_the_torch_version(training: Any) -> None:
+    """Set the toolkit's SM_DLC_TORCH_VERSION from the file that torch itself reads it from.
+
+    The toolkit imports torch for it, which takes two seconds and some hundred megabytes on every host.
+    """
+    found = importlib.util.find_spec("torch")
+    file = os.path.join(os.path.dirname(found.origin), "version.py") if found is not None and found.origin else ""
+    if os.path.isfile(file):
+        os.environ["SM_DLC_TORCH_VERSION"] = str(runpy.run_path(file)["__version__"])
+        training._set_torch_version_environment = lambda: None
 
 
 stopping = threading.Event()

@@ -8,6 +8,7 @@ import sys
 
 import psutil
 import pytest
+import torch
 
 from launcher.backends import toolkit
 from tests.conftest import wait_until
@@ -70,3 +71,14 @@ def test_a_fork_that_is_not_the_script_yet_is_not_told_before_it_is():
         os.waitpid(pid, 0)
         os.close(reading)
         os.close(writing)
+
+
+def test_the_toolkit_is_given_torchs_version_and_need_not_import_it():
+    """Its import takes every host of a run two seconds."""
+    code = (
+        "import os, sys; from launcher.backends import toolkit; import sagemaker_pytorch_container.training as training;"
+        "toolkit.name_the_torch_version(training); training._set_torch_version_environment();"
+        "print(os.environ['SM_DLC_TORCH_VERSION'], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"{torch.__version__} False\n", done.stderr
