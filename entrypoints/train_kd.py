@@ -11,42 +11,29 @@ normalisation and resolution. With `teacher_cache` the teacher runs once for eac
 """
 
 from functools import partial
-from typing import Any
 
 import torch
-from training.data.loaders import held_out_loader, open_loaders
+from training.data.loaders import held_out_loader
 from training.data.views import open_data
-from training.distributed.rendezvous import read_place
-from training.distributed.world import process_group
-from training.engine import memory, probe_run
+from training.engine import memory, probe
 from training.engine.delivery import deliver, require_packages
-from training.engine.loop import open_run, total_steps, train
-from training.engine.memory_trial import StepTrial
+from training.engine.fitting import fitting_loaders
+from training.engine.loop import train
+from training.engine.run import started, total_steps
 from training.engine.state import prepare
-from training.measure.monitor import system_monitor
 from training.measure.timeline import Timeline
 from training.models import timm_models
-from training.runtime import reporting
-from training.runtime.environment import read_environment
-from training.runtime.failure import failure_file
 from training.settings import read_settings
 from training.settings.scripts import DistillationSettings
 from training.tasks.distillation import Distillation, open_cache, with_teacher
 from training.tasks.evaluation import evaluate
-from training.teacher import frozen as teachers
-from training.teacher.cache import TeacherCache
+from training.teacher import acceptance, frozen
 
 
 def main(settings: DistillationSettings) -> None:
-    environment = read_environment()
-    with (
-        failure_file(environment.failure_file),
-        system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
-        process_group(settings.process_group_minutes) as world,
-    ):
-        settings, run = open_run(settings, environment, world)
+    with started(settings) as (settings, run):
         require_packages(settings)
-        say = run.report.say
+        environment, world, say = run.environment, run.world, run.report.say
         torch.manual_seed(settings.seed)
         channels = settings.student_options.get("in_chans", 3)
         data = open_data(
@@ -65,15 +52,15 @@ def main(settings: DistillationSettings) -> None:
             pretrained=settings.pretrained,
             image_size=settings.image_size,
         )
-        parameters = timm_models.parameter_count(student)
-        say(f"student {settings.student}: {parameters:,} parameters, {len(data.classes)} classes")
-
+        say(
+            f"student {settings.student}: {timm_models.parameter_count(student):,} parameters, {len(data.classes)} classes"
+        )
         steps = total_steps(settings, len(data.training))
         state = prepare(student, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         teacher = None
         if settings.teacher_weight > 0:
-            teacher = teachers.load(
+            teacher = frozen.load(
                 None if settings.teacher_pretrained else environment.channel("teacher"),
                 data.classes,
                 channels=channels,
@@ -85,37 +72,26 @@ def main(settings: DistillationSettings) -> None:
             ).to(world.device)
             cached, image = settings.teacher_cache is not None, memory.example(data, world.device)
             now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
-        trial = StepTrial(
-            Distillation(state.model, teacher and teacher.eager(), None, settings, Timeline(world.device)),
-            state,
-            data,
-            now.optimizer,
-        )
-        size = memory.choose_batch_size(now, without, settings, world, run.report, trial)
+        bare = Distillation(state.model, teacher and teacher.eager(), None, settings, Timeline(world.device))
         views = settings.teacher_cache.views if settings.teacher_cache else None
-        reopened = partial(open_loaders, data, world=world, batch_size_per_device=size, views=views)
-        loaders = reopened(settings, say=say)
+        opened = fitting_loaders(bare, state, data, now, without, run, views=views)
+        loaders = opened(settings, say=say)
         if settings.probe_seconds:  # without a cache: measured is the pass that fills it
             task, alone = (Distillation(state.trained, one, None, settings, run.timeline) for one in (teacher, None))
-            bare = None if teacher is None else alone
-            return probe_run.measure(task, state, loaders, reopened, run, environment, without_teacher=bare)
+            return probe.measure(task, state, loaders, opened, run, without_teacher=alone if teacher else None)
 
-        cache: TeacherCache | None = None
+        cache = taught = None
         teacher_logits: list[torch.Tensor] | None = None
-        taught: dict[str, Any] | None = None
         if teacher is not None:
             held_out = loaders.validation
             if settings.view_size not in (None, settings.image_size):
-                held_out = held_out_loader(data.held_out.resized(settings.view_size), size, loaders.workers, world)
+                resized, size = data.held_out.resized(settings.view_size), loaders.train_batches.batch_size_per_device
+                held_out = held_out_loader(resized, size, loaders.workers, world)
             teacher_logits = []
             metrics = evaluate(teacher, held_out, world, keep=teacher_logits)
-            accuracy = metrics["validation_accuracy"]
-            say(
-                f"teacher {teacher.name}: {teacher.parameters:,} parameters in {settings.teacher_number_format}, frozen, "
-                f"validation_accuracy {accuracy:.4f}"
+            taught = acceptance.accept(
+                teacher, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say
             )
-            teachers.require_accuracy(accuracy, settings.min_teacher_accuracy, teacher.name)
-            taught = {"model": teacher.name, "parameters": teacher.parameters, **metrics}
             cache = open_cache(settings, teacher, data, environment, world)
             if cache is not None:
                 say(cache.say())
@@ -127,25 +103,20 @@ def main(settings: DistillationSettings) -> None:
             autocast=state.precision.autocast,
             teacher_logits=teacher_logits,
         )
-
         torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
         outcome = train(task, measure, state, loaders, steps, run)
         if cache is not None:
             cache.close()
-        summary = reporting.summary(settings.student, parameters, outcome, settings, world)
-        if world.is_first:
-            deliver(
-                state.evaluated,
-                environment.model_dir,
-                settings,
-                data,
-                outcome,
-                name=settings.student,
-                options=settings.student_options,
-                image_size=settings.image_size,
-                teacher=taught,
-            )
-        run.report.result({**summary, "training_images": len(data.training), "teacher": taught})
+        deliver(
+            outcome,
+            state,
+            data,
+            run,
+            name=settings.student,
+            options=settings.student_options,
+            image_size=settings.image_size,
+            measured={"teacher": taught},
+        )
 
 
 if __name__ == "__main__":

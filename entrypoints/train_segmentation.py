@@ -15,38 +15,27 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from training.data.loaders import open_loaders
 from training.data.masks import open_data
-from training.distributed.rendezvous import read_place
-from training.distributed.world import process_group
-from training.engine import memory, probe_run
+from training.engine import memory, probe
 from training.engine.delivery import deliver
-from training.engine.loop import open_run, total_steps, train
-from training.engine.memory_trial import StepTrial
+from training.engine.fitting import fitting_loaders
+from training.engine.loop import train
+from training.engine.run import started, total_steps
 from training.engine.state import prepare
-from training.measure.monitor import system_monitor
 from training.measure.timeline import Timeline
 from training.models import segmenter, timm_models
-from training.runtime import reporting
-from training.runtime.environment import read_environment
-from training.runtime.failure import failure_file
 from training.settings import read_settings
 from training.settings.segmentation import SegmentationSettings
 from training.tasks import overlays
 from training.tasks.distillation import with_teacher
 from training.tasks.evaluation import evaluate_pixels, told_by_class
 from training.tasks.segmentation import Segmentation
-from training.teacher import frozen as teachers
+from training.teacher import acceptance, frozen
 
 
 def main(settings: SegmentationSettings) -> None:
-    environment = read_environment()
-    with (
-        failure_file(environment.failure_file),
-        system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
-        process_group(settings.process_group_minutes) as world,
-    ):
-        settings, run = open_run(settings, environment, world)
+    with started(settings) as (settings, run):
+        environment, world, say = run.environment, run.world, run.report.say
         torch.manual_seed(settings.seed)
         channels = settings.model_options.get("in_chans", 3)
         data = open_data(
@@ -64,15 +53,13 @@ def main(settings: SegmentationSettings) -> None:
             decoder_channels=settings.decoder_channels,
             pretrained=settings.pretrained,
         )
-        parameters = timm_models.parameter_count(model)
-        run.report.say(f"{settings.model}: {parameters:,} parameters, {settings.classes} classes")
-
+        say(f"{settings.model}: {timm_models.parameter_count(model):,} parameters, {settings.classes} classes")
         steps = total_steps(settings, len(data.training))
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         teacher = None
         if settings.teacher_weight > 0:
-            teacher = teachers.load(
+            teacher = frozen.load(
                 environment.channel("teacher"),
                 data.classes,
                 channels=channels,
@@ -83,19 +70,13 @@ def main(settings: SegmentationSettings) -> None:
             ).to(world.device)
             now, without = with_teacher(now, without, teacher, settings, memory.example(data, world.device))
         alone = replace(world, rank=0, size=1)
-        trial = StepTrial(
-            Segmentation(state.model, teacher and teacher.eager(), settings, alone, Timeline(world.device)),
-            state,
-            data,
-            now.optimizer,
-        )
-        size = memory.choose_batch_size(now, without, settings, world, run.report, trial)
-        reopened = partial(open_loaders, data, world=world, batch_size_per_device=size)
-        loaders = reopened(settings, say=run.report.say)
+        bare = Segmentation(state.model, teacher and teacher.eager(), settings, alone, Timeline(world.device))
+        opened = fitting_loaders(bare, state, data, now, without, run)
+        loaders = opened(settings, say=say)
         task, untaught = (Segmentation(state.trained, one, settings, world, run.timeline) for one in (teacher, None))
         if settings.probe_seconds:
-            bare = None if teacher is None else untaught
-            return probe_run.measure(task, state, loaders, reopened, run, environment, without_teacher=bare)
+            return probe.measure(task, state, loaders, opened, run, without_teacher=untaught if teacher else None)
+
         measure = partial(
             evaluate_pixels,
             loader=loaders.validation,
@@ -106,38 +87,29 @@ def main(settings: SegmentationSettings) -> None:
         )
         taught = None
         if teacher is not None:
-            taught = {"model": teacher.name, "parameters": teacher.parameters, **measure(teacher)}
-            run.report.say(
-                f"teacher {teacher.name}: {teacher.parameters:,} parameters in {settings.teacher_number_format}, frozen, "
-                f"validation_miou {taught['validation_miou']:.4f}"
-            )
-            teachers.require_miou(taught["validation_miou"], settings.min_teacher_miou, teacher.name)
-
+            minimum, number_format = settings.min_teacher_miou, settings.teacher_number_format
+            taught = acceptance.accept(teacher, measure(teacher), minimum, number_format, say)
         torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
         outcome = train(task, measure, state, loaders, steps, run)
         if outcome.validation:
-            run.report.say(told_by_class(outcome.validation))
-        summary = reporting.summary(settings.model, parameters, outcome, settings, world)
-        if world.is_first:
-            deliver(
-                state.evaluated,
-                environment.model_dir,
-                settings,
-                data,
-                outcome,
-                name=settings.model,
-                options=settings.model_options,
-                image_size=settings.image_size,
-                decoder={
-                    "channels": settings.decoder_channels,
-                    "ignore_index": settings.ignore_index,
-                    "class_colours": overlays.colours(settings),
-                },
-                teacher=taught,
-            )
-        run.report.result({**summary, "training_images": len(data.training), "teacher": taught})
+            say(told_by_class(outcome.validation))
+        deliver(
+            outcome,
+            state,
+            data,
+            run,
+            name=settings.model,
+            options=settings.model_options,
+            image_size=settings.image_size,
+            decoder={
+                "channels": settings.decoder_channels,
+                "ignore_index": settings.ignore_index,
+                "class_colours": overlays.colours(settings),
+            },
+            measured={"teacher": taught},
+        )
         if world.is_first and not outcome.stopped:
-            overlays.save(state, environment.output_data_dir, data, settings, run.report.say)
+            overlays.save(state, environment.output_data_dir, data, settings, say)
 
 
 if __name__ == "__main__":

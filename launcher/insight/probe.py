@@ -1,6 +1,6 @@
 """What a probe measured of a run, and what follows: what bounds the step, which findings hold, and how much there is to gain.
 
-A probe takes one half of a step away at a time (entrypoints/training/engine/probe_run.py), as DS-Analyzer does
+A probe takes one half of a step away at a time (entrypoints/training/engine/probe.py), as DS-Analyzer does
 (https://arxiv.org/abs/2007.06775): speeds that differ tell a cause where shares of one timeline tell what happened together.
 """
 

@@ -82,7 +82,7 @@ def _refuse(run: str, made: Plan) -> None:
         raise mistake(
             "--probe",
             f"{script} of {run} has no setting {SETTING}: it is a script of your own, or of an older version of this kit",
-            f"give its settings class {SETTING}: float = 0.0, and where it is above 0 have main call training.engine.probe_run.measure "
+            f"give its settings class {SETTING}: float = 0.0, and where it is above 0 have main call training.engine.probe.measure "
             "in the place of the loop's train, as this kit's train_classifier.py does; then run it once more and probe that run",
         )
     if not made.errors:

@@ -24,7 +24,8 @@ from torch.utils.data import Dataset, default_collate  # noqa: E402
 from training.data.batches import LabelledBatch, TrainingBatches  # noqa: E402
 from training.data.loaders import Data, Loaders, open_loaders  # noqa: E402
 from training.distributed.world import World  # noqa: E402
-from training.engine.loop import Run, Task, open_run, train  # noqa: E402
+from training.engine.loop import Task, train  # noqa: E402
+from training.engine.run import Run, open_run  # noqa: E402
 from training.engine.state import TrainingState, prepare  # noqa: E402
 from training.models import timm_models  # noqa: E402
 from training.runtime.environment import Environment  # noqa: E402

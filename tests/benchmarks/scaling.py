@@ -40,7 +40,7 @@ from torch.utils.data import Dataset
 from training.data.loaders import Data, open_loaders
 from training.data.masks import collate_masked
 from training.distributed.world import World, process_group
-from training.engine.loop import open_run
+from training.engine.run import open_run
 from training.engine.state import prepare
 from training.models import segmenter
 from training.runtime.environment import Environment

@@ -149,7 +149,7 @@ def test_a_hidden_wait_is_named_by_the_products_line(gpu, monkeypatch):
     logits, labels = torch.randn(2, 3, device=gpu), torch.zeros(2, dtype=torch.long, device=gpu)
     monkeypatch.setattr(F, "cross_entropy", lambda logits, *_, **__: torch.tensor(logits.sum().item()))
     with (
-        pytest.raises(HiddenSynchronisation, match=r"training/losses\.py:\d+: .*waits for the device"),
+        pytest.raises(HiddenSynchronisation, match=r"training/tasks/losses\.py:\d+: .*waits for the device"),
         no_synchronisation(),
     ):
         losses.label_cross_entropy(logits, labels)

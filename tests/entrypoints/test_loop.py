@@ -16,7 +16,8 @@ from torch.utils.data import Dataset, default_collate
 from training.data.batches import LabelledBatch
 from training.data.loaders import Data, open_loaders
 from training.distributed.world import World
-from training.engine.loop import open_run, total_steps, train
+from training.engine.loop import train
+from training.engine.run import open_run, total_steps
 from training.engine.state import prepare
 from training.measure.timeline import Timeline
 from training.models.compiled import StaticBatch

@@ -15,7 +15,8 @@ from training.models import export, segmenter, timm_models
 from training.settings.segmentation import SegmentationSettings
 from training.tasks.losses import temperature_kl
 from training.tasks.segmentation import Segmentation
-from training.teacher.frozen import Teacher, load, require_miou
+from training.teacher.acceptance import require
+from training.teacher.frozen import Teacher, load
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 TINY = {"embed_dims": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1], "mlp_ratios": [2, 2, 2, 2]}
@@ -134,6 +135,6 @@ def test_weights_of_another_decoder_are_refused(channel, tmp_path):
 
 
 def test_a_teacher_below_the_least_miou_is_refused():
-    require_miou(0.5, 0.5, "resnet50")
+    require("validation_miou", 0.5, 0.5, "resnet50")
     with pytest.raises(ValueError, match="resnet50 has a mean IoU of 0.4900 .* below min_teacher_miou 0.5"):
-        require_miou(0.49, 0.5, "resnet50")
+        require("validation_miou", 0.49, 0.5, "resnet50")

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from training.models import export, timm_models
 from training.teacher import frozen
+from training.teacher.acceptance import require
 
 from tests.entrypoints.torch_versions import compiling
 
@@ -437,11 +438,11 @@ def test_without_a_channel_and_a_name_there_is_no_teacher():
 
 
 def test_a_teacher_below_the_least_accuracy_is_refused():
-    frozen.require_accuracy(0.8, 0.8, NAME)
+    require("validation_accuracy", 0.8, 0.8, NAME)
     with pytest.raises(
         ValueError, match="vit_tiny_patch16_224 has an accuracy of 0.7999 .* below min_teacher_accuracy 0.8"
     ):
-        frozen.require_accuracy(0.79994, 0.8, NAME)
+        require("validation_accuracy", 0.79994, 0.8, NAME)
 
 
 # --- what cannot be a teacher

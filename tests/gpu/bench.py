@@ -19,7 +19,8 @@ from torch.utils.data import Dataset, default_collate
 from training.data.batches import LabelledBatch, MaskedBatch
 from training.data.loaders import Data, Loaders, open_loaders
 from training.distributed.world import World
-from training.engine.loop import Run, Task, open_run, step_by_step, train
+from training.engine.loop import Task, step_by_step, train
+from training.engine.run import Run, open_run
 from training.engine.state import TrainingState, prepare
 from training.models import segmenter, timm_models
 from training.runtime.environment import Environment

@@ -57,7 +57,7 @@ def segmentation(bench: Bench, result: Result) -> None:
 
 def automatic(bench: Bench, result: Result) -> None:
     """train_kd.py with more images than fit: it chooses how many pass at once, and does not run out of memory."""
-    import train_kd
+    from training.engine import fitting
 
     sizes, chosen = bench.sizes, []
 
@@ -65,7 +65,7 @@ def automatic(bench: Bench, result: Result) -> None:
         chosen.append(options["batch_size_per_device"])
         return loaders.open_loaders(*arguments, **options)
 
-    train_kd.open_loaders = open_loaders
+    fitting.open_loaders = open_loaders
     make_channels(bench, sizes.teacher, images=sizes.auto_batch)
     settings = settings_of(
         bench,

@@ -8,7 +8,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 from training.data.loaders import open_loaders
 from training.data.views import open_data
-from training.engine.probes import RepeatedBatch
+from training.engine.probe import RepeatedBatch
 from training.measure.operators import summarise
 
 from tests.gpu import pictures

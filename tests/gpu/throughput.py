@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from training.engine.probes import RepeatedBatch
+from training.engine.probe import RepeatedBatch
 from training.settings.scripts import TeacherCacheSettings
 from training.tasks.distillation import Distillation
 

@@ -18,7 +18,7 @@ import train_kd
 import train_segmentation
 import yaml
 from training.data.sources import folders
-from training.engine import probe_run
+from training.engine import probe as probe_module
 from training.models import export, timm_models
 from training.settings import check
 from training.settings.scripts import ClassifierSettings, DistillationSettings
@@ -247,8 +247,8 @@ def measured(data, tmp_path, monkeypatch):
     before, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
     torch.set_num_threads(1)  # several wait for each other where the machine is busy, longer than what is planted here
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(probe_run, "process_started", time.time)
-    monkeypatch.setattr(probe_run, "cores_a_process", lambda environ: (2.0, "two"))
+    monkeypatch.setattr(probe_module, "process_started", time.time)
+    monkeypatch.setattr(probe_module, "cores_a_process", lambda environ: (2.0, "two"))
     monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
@@ -340,13 +340,13 @@ def test_segmentation_is_probed_too_and_says_what_it_had_no_time_for(measured):
 
 
 def test_the_stop_that_ctrl_c_asks_for_ends_a_probe_with_what_it_has(measured, monkeypatch):
-    alone = probe_run._Bench.input_alone
+    alone = probe_module._Bench.input_alone
 
     def stop(self, *arguments):
         os.kill(os.getpid(), signal.SIGTERM)
         return alone(self, *arguments)
 
-    monkeypatch.setattr(probe_run._Bench, "input_alone", stop)
+    monkeypatch.setattr(probe_module._Bench, "input_alone", stop)
     probe = measured(*CLASSIFIER, finished=False)
     assert probe.one_batch > 0 and probe.input_alone == () and probe.at_most is None and probe.best_workers is None
 
@@ -405,7 +405,7 @@ def test_a_run_of_two_processes_is_probed_by_its_own_record(quick):
 
 def test_where_the_probe_fails_the_diagnosis_is_told_with_the_reason(quick):
     run = recorded(quick, measured=plant(**PLANTED["data_bound", "harsh"]))
-    (run.folder.code / "training/engine/probe_run.py").write_text("raise RuntimeError('no probe today')\n")
+    (run.folder.code / "training/engine/probe.py").write_text("raise RuntimeError('no probe today')\n")
     done = typed(run.name, "--probe")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "Preparing the images takes more than the cores can give" in done.stdout.splitlines()[0]

@@ -117,6 +117,11 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         self._order, self._announce = order or FreeOrder(images), announce
         self.epoch, self._first_step = 1, 0
 
+    @property
+    def batch_size_per_device(self) -> int:
+        """Images of a micro-batch."""
+        return self.global_batch_size // (self.world.size * self.accumulation)
+
     def __len__(self) -> int:
         """Optimizer steps an epoch; each has `accumulation` micro-batches."""
         return self.images // self.global_batch_size

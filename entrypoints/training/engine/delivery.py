@@ -1,22 +1,24 @@
-"""What a script leaves in the model folder, which becomes model.tar.gz: the weights, their description and their card."""
+"""What a run leaves at its end: the model folder, which becomes model.tar.gz, and result.json."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from training.data.batches import Images
 from training.data.loaders import Data
 from training.engine.loop import Outcome
+from training.engine.run import Run
+from training.engine.state import TrainingState
 from training.models import card, export, onnx_export
-from training.models.timm_models import Normalized
-from training.settings.scripts import LabelledImageSettings, TrainingSettings
+from training.models.timm_models import parameter_count
+from training.settings.scripts import LabelledImageSettings
 
 
 def require_packages(settings: LabelledImageSettings) -> None:
-    """Find out before training whether all can be left that is asked for.
+    """Check before training that the packages for the wanted exports are there.
 
     Raises:
         ValueError: a package is missing; the message says which.
@@ -26,25 +28,26 @@ def require_packages(settings: LabelledImageSettings) -> None:
 
 
 def deliver(
-    model: Normalized,
-    folder: Path,
-    settings: TrainingSettings,
-    data: Data[Images, Images],
     outcome: Outcome,
+    state: TrainingState,
+    data: Data[Images, Images],
+    run: Run,
     *,
     name: str,
     options: Mapping[str, Any],
     image_size: int | Sequence[int],
     decoder: Mapping[str, Any] | None = None,
-    teacher: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write all of it; rank 0 alone calls it.
+    """Write the model folder and result.json, on rank 0.
 
     Args:
-        folder: SM_MODEL_DIR.
         name, options, image_size, decoder: as `export.save` takes them.
-        teacher: what is known of it. None: there was none.
+        measured: what else result.json says; `teacher` there also goes onto the model's card.
     """
+    if not run.world.is_first:
+        return
+    settings, model, folder = run.settings, state.evaluated, run.environment.model_dir
     metrics = {"steps": outcome.steps, **outcome.validation}
     export.save(
         model,
@@ -62,10 +65,25 @@ def deliver(
             "validation images": len(data.held_out),
             "classes": data.classes,
         },
-        "teacher": teacher,
+        "teacher": measured.get("teacher"),
         "metrics": metrics,
         "settings": asdict(settings),
     }
     card.write(folder, facts)
     if isinstance(settings, LabelledImageSettings) and settings.export_onnx:
         onnx_export.save_onnx(model, folder, image_size, channels=model.mean.numel())
+    run.report.result(
+        {
+            "model": name,
+            "parameters": parameter_count(state.model),
+            "steps": outcome.steps,
+            "stopped": outcome.stopped,
+            "images_per_second": outcome.images_per_second,
+            **outcome.validation,
+            "world_size": run.world.size,
+            "device": run.world.device.type,
+            "settings": asdict(settings),
+            "training_images": len(data.training),
+            **measured,
+        }
+    )

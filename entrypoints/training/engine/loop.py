@@ -6,34 +6,25 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from training.data.batches import TrainingBatches
-from training.data.broken import LISTING
 from training.data.loaders import Loaders
 from training.distributed.data_parallel import synchronise
-from training.distributed.stop_flag import StopSignal
 from training.distributed.world import World
-from training.engine.checkpoints import Checkpoints
 from training.engine.memory import peak_memory
 from training.engine.random_state import reseed, restore_rng, rng_state
+from training.engine.run import Run
 from training.engine.state import TrainingState
 from training.measure.debugger import register_hook
-from training.measure.operators import OperatorWindow
-from training.measure.sagemaker_profiler import SageMakerProfiler
 from training.measure.timeline import Timeline
-from training.measure.timeline_record import TimelineRecord, grad_sync_seconds
-from training.models.precision import resolved
+from training.measure.timeline_record import grad_sync_seconds
 from training.runtime import failure
-from training.runtime.environment import Environment
-from training.runtime.reporting import Reporter
 from training.settings.scripts import TrainingSettings
-
-Settings = TypeVar("Settings", bound=TrainingSettings)
 
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is the one that is lowered."""
@@ -74,57 +65,6 @@ class Outcome:
     """Over all processes, without the first steps and without evaluation. None: there were no other steps."""
     validation: dict[str, Any]
     """Metrics of the last evaluation: a stopped run leaves at once, without one more. Empty: there was none."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the loop works with, beside the task and the state."""
-
-    settings: TrainingSettings
-    world: World
-    report: Reporter
-    stop: StopSignal
-    checkpoints: Checkpoints
-    timeline: Timeline
-    record: TimelineRecord
-    operators: OperatorWindow
-    profiler: SageMakerProfiler
-
-
-def open_run(settings: Settings, environment: Environment, world: World) -> tuple[Settings, Run]:
-    """What a script needs from its first line on; from here SIGTERM is heard.
-
-    Returns:
-        The settings, with the precision that `auto` stands for on this device; and the run, which has the same.
-    """
-    precision, why = resolved(settings.precision, world.device)
-    settings = replace(settings, precision=precision)
-    report = Reporter(environment.output_data_dir, active=world.is_first)
-    if world.is_first_on_host:
-        (environment.output_data_dir / LISTING).unlink(missing_ok=True)  # an earlier run's, in a plain shell
-    report.say(str(world))
-    report.say(f"precision {precision} ({why})")
-    checkpoints = Checkpoints(
-        environment.checkpoint_dir,
-        world,
-        fingerprint=settings.fingerprint(),
-        keep=settings.keep_checkpoints,
-        say=report.say,
-    )
-    if not checkpoints.enabled:
-        report.say("no checkpoints: the job has no folder for them (in a config: checkpoints)")
-    record = TimelineRecord(environment.output_data_dir, world, settings)
-    operators = OperatorWindow(settings, world, environment.output_data_dir, report.say)
-    profiler = SageMakerProfiler(settings, world.device, report.say)
-    timeline = Timeline(world.device)
-    run = Run(settings, world, report, StopSignal(world), checkpoints, timeline, record, operators, profiler)
-    return settings, run
-
-
-def total_steps(settings: TrainingSettings, images: int) -> int:
-    """Optimizer steps of a whole run over so many training images."""
-    steps = settings.epochs * (images // settings.global_batch_size)
-    return min(steps, settings.max_steps or steps)
 
 
 def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders, steps: int, run: Run) -> Outcome:

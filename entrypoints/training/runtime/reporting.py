@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -53,27 +52,6 @@ class Reporter:
             temporary = self._folder / ".result.json"
             temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
             os.replace(temporary, self._folder / "result.json")
-
-
-def summary(model: str, parameters: int, outcome: Any, settings: Any, world: Any) -> dict[str, Any]:
-    """What result.json says of every training run.
-
-    Args:
-        outcome: training.engine.loop.Outcome.
-        settings: a dataclass of training.settings.scripts.
-        world: training.distributed.World.
-    """
-    return {
-        "model": model,
-        "parameters": parameters,
-        "steps": outcome.steps,
-        "stopped": outcome.stopped,
-        "images_per_second": outcome.images_per_second,
-        **outcome.validation,
-        "world_size": world.size,
-        "device": world.device.type,
-        "settings": asdict(settings),
-    }
 
 
 def metric_line(epoch: int, epochs: int, step: int, steps: int, values: Mapping[str, float]) -> str:

@@ -145,33 +145,6 @@ class Teacher:
         return hashlib.sha256("".join(sorted(member.digest() for member in self.members)).encode()).hexdigest()
 
 
-def require_accuracy(accuracy: float, minimum: float, name: str) -> None:
-    """Refuse a teacher that is not worth learning from.
-
-    Args:
-        accuracy: top-1 on the validation images, 0…1.
-        minimum: the setting min_teacher_accuracy.
-
-    Raises:
-        ValueError: the accuracy is lower; the message says what may be wrong.
-    """
-    if accuracy < minimum:
-        raise ValueError(
-            f"the teacher {name} has an accuracy of {accuracy:.4f} on the validation images, below min_teacher_accuracy {minimum:g}: "
-            "see that its classes come in the order of the folders and that its image size and normalisation are its own, train it "
-            "further, or lower min_teacher_accuracy"
-        )
-
-
-def require_miou(miou: float, minimum: float, name: str) -> None:
-    """Refuse a teacher of pixels likewise: by its mean IoU on the validation images, 0…1, and the setting min_teacher_miou."""
-    if miou < minimum:
-        raise ValueError(
-            f"the teacher {name} has a mean IoU of {miou:.4f} on the validation images, below min_teacher_miou {minimum:g}: see that "
-            "the masks number the classes as those that it learned from did, train it further, or lower min_teacher_miou"
-        )
-
-
 def load(
     channel: Path | None,
     classes: Sequence[str],

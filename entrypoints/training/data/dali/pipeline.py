@@ -141,7 +141,7 @@ class DaliBatches:
         self._readers = ThreadPoolExecutor(READERS, "dali-reader")
         self._by_reference: set[int] = set()
         """Images that DALI has stopped on."""
-        self._most = batches.global_batch_size // (world.size * batches.accumulation) * recipe.items_a_draw
+        self._most = batches.batch_size_per_device * recipe.items_a_draw
         self._running: Callable[[], Generator[Any, None, None] | None] = lambda: None
         self._start()
 

@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from training.data.loaders import Data, open_loaders
 from training.distributed.world import World
-from training.engine import probes
-from training.engine.probes import RepeatedBatch, input_alone
+from training.engine.probe import RepeatedBatch, input_alone
 from training.measure import usage
 from training.measure.timeline import Timeline
 from training.settings.scripts import ClassifierSettings
@@ -64,10 +63,9 @@ def test_the_input_side_alone_is_told_with_the_work_of_its_workers(workers, kind
     assert len([*opened.train]) == 2, "training begins where it wants all the same"
 
 
-def test_a_slow_input_side_is_measured_for_a_while_and_not_by_all_images(monkeypatch):
-    monkeypatch.setattr(probes, "MOST_SECONDS", 0.0)
+def test_a_slow_input_side_is_measured_for_a_while_and_not_by_all_images():
     opened = loaders(0)
-    assert input_alone(opened, 10**9, ALONE)["input_images_per_second"] > 0
+    assert input_alone(opened, 10**9, ALONE, most_seconds=0.0)["input_images_per_second"] > 0
 
 
 def test_batches_that_come_all_at_once_count_as_many_as_are_made_side_by_side(monkeypatch):

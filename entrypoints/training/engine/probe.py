@@ -1,18 +1,20 @@
-"""A run that measures instead of training: what a step takes as it is, without its input side, without a teacher, and each half alone.
+"""Halves of a training step alone: the input side without the model, the model without its input side or its teacher.
 
 Which half a run waits for is a difference between speeds that no timeline shows: halves that run at the same time hide each other, and
-where both take the same cores each slows the other down. So each is taken away in turn. Speeds go to probe.json as they come.
+where both take the same cores each slows the other down. So a probe takes each away in turn: `measure` does so in a run of its own,
+which writes probe.json as it goes, and `input_alone` and `RepeatedBatch` measure one half in a run that trains.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,14 @@ import torch
 from training.data.dali.pipeline import DaliBatches
 from training.data.loaders import Loaders
 from training.data.workers import cores_a_process
-from training.engine import probes
-from training.engine.loop import Run, Task, step_by_step
+from training.distributed.world import World
+from training.engine.loop import Task, step_by_step
+from training.engine.run import Run
 from training.engine.state import TrainingState
+from training.measure.timeline import WARM_UP_STEPS
 from training.measure.timeline_record import process_started
+from training.measure.usage import worker_cpu_seconds
 from training.runtime import accelerator
-from training.runtime.environment import Environment
 from training.settings.scripts import TrainingSettings
 
 FILE = "probe.json"
@@ -48,6 +52,9 @@ LEAST, MOST = 4, 400
 AS_FAST = 0.95
 """Share of the fastest input side's speed from which fewer workers are as good: less would be lost in the noise."""
 
+LONGEST_INPUT = 8.0
+"""Seconds after which a slow input side is known well enough."""
+
 Open = Callable[[TrainingSettings], Loaders]
 """Opens the run's loaders with other settings, which differ in num_workers."""
 
@@ -62,7 +69,6 @@ def measure(
     loaders: Loaders,
     opened: Open,
     run: Run,
-    environment: Environment,
     *,
     without_teacher: Task | None = None,
 ) -> None:
@@ -73,7 +79,7 @@ def measure(
             they have begun would disturb the next one.
         without_teacher: the task without its teacher. None: it has none.
     """
-    bench = _Bench(state, run, opened, environment.output_data_dir / FILE, loaders)
+    bench = _Bench(state, run, opened, run.environment.output_data_dir / FILE, loaders)
     with contextlib.suppress(Stopped):
         bench.measure_all(task, without_teacher)
 
@@ -118,7 +124,7 @@ class _Bench:
         found["phases"] = self.phases
         self.tell("as it is", found["as_it_is"][0])
         alone = self._open(0)
-        alone = replace(alone, train=probes.RepeatedBatch(alone.train))
+        alone = replace(alone, train=RepeatedBatch(alone.train))
         found["one_batch"] = self.whole_steps(task, alone, "one_batch", 0)
         self.tell("on one batch over and over", found["one_batch"])
         if without_teacher is not None and self.there_is_time_for("one_batch_without_teacher"):
@@ -171,7 +177,7 @@ class _Bench:
             counted, elapsed = self._advance(steps, max(LEAST, crowd), seconds, 3 * seconds)
         finally:
             steps.close()  # its threads end with it
-        if not isinstance(loaders.train, probes.RepeatedBatch):
+        if not isinstance(loaders.train, RepeatedBatch):
             self.next_step += warm + counted  # so that no file is read twice while there are others
         means = self.run.timeline.window()
         whole = means.pop("step")
@@ -184,7 +190,7 @@ class _Bench:
         self._agreed(0.0)  # all at once: they share a host's cores
         crowd = workers if self.kind == "processes" else 0
         began, seconds = time.perf_counter(), TURNS["input_alone"] * self.turn
-        alone = probes.input_alone(
+        alone = input_alone(
             loaders, sys.maxsize, self.world, most_seconds=seconds, first_step=self.next_step, crowd=crowd
         )
         speed = self._agreed(alone["input_images_per_second"]) * self.world.size
@@ -222,7 +228,7 @@ class _Bench:
             for _ in range(chunk):
                 next(steps)
             count += chunk
-            probes.settle(self.world)
+            settle(self.world)
             elapsed = self._agreed(time.perf_counter() - began)
             fits = (max(seconds, longest / 3) - elapsed) * count / elapsed  # steps for which there is time
             chunk = int(min(2 * chunk, max(1, fits), max(1, max(least, MOST) - count)))
@@ -254,3 +260,70 @@ def _workers(loaders: Loaders) -> tuple[int, str]:
     if isinstance(loaders.train, DaliBatches):
         return loaders.train.threads.count, "dali"
     return loaders.workers.count, loaders.workers.kind
+
+
+class RepeatedBatch:
+    """In a loader's place: its first batch, over and over."""
+
+    def __init__(self, loader: Iterable[Any]):
+        self._loader, self._first = loader, None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._first = next(iter(self._loader)) if self._first is None else self._first
+        return itertools.repeat(self._first)
+
+
+def input_alone(
+    loaders: Loaders,
+    images: int,
+    world: World,
+    *,
+    most_seconds: float = LONGEST_INPUT,
+    first_step: int = 0,
+    crowd: int = 0,
+) -> dict[str, float]:
+    """Make micro-batches of N images, or for some seconds, and drop them; a few warm-up batches before them do not count.
+
+    Args:
+        most_seconds: after which no more batches are made.
+        first_step: the optimizer step, from 0 on, with whose images it begins.
+        crowd: micro-batches that worker processes make side by side and bring all at once. At least as many warm up, and at least
+            as many count, unless that takes three times `most_seconds`.
+
+    Returns:
+        input_images_per_second of this process, input_cpu_seconds_an_image (this process and its workers), and
+        input_start_seconds: from asking the loader to its first batch, the start of its workers included.
+    """
+    asked, counted, batches, made = time.perf_counter(), 0, 0, _epochs(loaders, first_step)
+    next(made)
+    settle(world)
+    first = time.perf_counter() - asked
+    for _ in range(max(crowd + 1, WARM_UP_STEPS) - 1):
+        next(made)
+    settle(world)
+    began, cpu = time.perf_counter(), time.process_time() + worker_cpu_seconds()
+    while not counted or (
+        counted < images and time.perf_counter() - began < most_seconds * (1 if batches >= crowd else 3)
+    ):
+        counted, batches = counted + len(next(made).images), batches + 1
+    settle(world)
+    seconds, cpu = time.perf_counter() - began, time.process_time() + worker_cpu_seconds() - cpu
+    return {
+        "input_images_per_second": counted / seconds,
+        "input_cpu_seconds_an_image": cpu / counted,
+        "input_start_seconds": first,
+    }
+
+
+def _epochs(loaders: Loaders, first_step: int) -> Iterator[Any]:
+    """The batches of one epoch after the other."""
+    epoch, step = divmod(first_step, len(loaders.train_batches))
+    for number in itertools.count(epoch + 1):
+        loaders.train_batches.start(number, step)
+        yield from loaders.train
+        step = 0
+
+
+def settle(world: World) -> None:
+    """Wait for what is under way on a GPU."""
+    accelerator.synchronize(world.device)

@@ -1,0 +1,50 @@
+"""How many images pass through the model at once: as many as a whole step has memory for, and the loaders that bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from training.data.batches import Images
+from training.data.loaders import Data, Loaders, open_loaders
+from training.engine.loop import Task
+from training.engine.memory import Footprint, choose_batch_size
+from training.engine.memory_trial import StepTrial
+from training.engine.run import Run
+from training.engine.state import TrainingState
+from training.settings.scripts import TrainingSettings
+
+
+def fitting_loaders(
+    task: Task,
+    state: TrainingState,
+    data: Data[Images, Images],
+    now: Footprint,
+    without: Mapping[str, Footprint],
+    run: Run,
+    *,
+    views: int | None = None,
+) -> Callable[..., Loaders]:
+    """What opens a run's loaders, with micro-batches that fit into every process's memory. A collective.
+
+    Args:
+        task: of the bare model, without a collective; StepTrial runs its steps.
+        now, without: a step's memory, as `memory.measure` gives it.
+        views: as `open_loaders` takes it.
+
+    Returns:
+        open(settings, images, say): as `open_loaders`; without `images` over the run's, without `say` it logs nothing.
+
+    Raises:
+        ValueError: not one image fits, or the processes cannot have equal shares.
+    """
+    trial = StepTrial(task, state, data, now.optimizer)
+    size = choose_batch_size(now, without, run.settings, run.world, run.report, trial)
+
+    def opened(
+        settings: TrainingSettings,
+        images: Data[Images, Images] = data,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Loaders:
+        return open_loaders(images, settings, run.world, batch_size_per_device=size, views=views, say=say)
+
+    return opened

@@ -1,0 +1,96 @@
+"""A script's run: what its first lines open, and what the loop works with beside the task and the state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from training.data.broken import LISTING
+from training.distributed.rendezvous import read_place
+from training.distributed.stop_flag import StopSignal
+from training.distributed.world import World, process_group
+from training.engine.checkpoints import Checkpoints
+from training.measure.monitor import system_monitor
+from training.measure.operators import OperatorWindow
+from training.measure.sagemaker_profiler import SageMakerProfiler
+from training.measure.timeline import Timeline
+from training.measure.timeline_record import TimelineRecord
+from training.models.precision import resolved
+from training.runtime.environment import Environment, read_environment
+from training.runtime.failure import failure_file
+from training.runtime.reporting import Reporter
+from training.settings.scripts import TrainingSettings
+
+Settings = TypeVar("Settings", bound=TrainingSettings)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with, beside the task and the state."""
+
+    settings: TrainingSettings
+    environment: Environment
+    world: World
+    report: Reporter
+    stop: StopSignal
+    checkpoints: Checkpoints
+    timeline: Timeline
+    record: TimelineRecord
+    operators: OperatorWindow
+    profiler: SageMakerProfiler
+
+
+@contextlib.contextmanager
+def started(settings: Settings) -> Iterator[tuple[Settings, Run]]:
+    """A script's run, from its first line to its last.
+
+    Inside, an exception goes to the failure file, each host's system is monitored, and the processes are one group.
+
+    Returns:
+        As `open_run`.
+    """
+    environment = read_environment()
+    with (
+        failure_file(environment.failure_file),
+        system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
+        process_group(settings.process_group_minutes) as world,
+    ):
+        yield open_run(settings, environment, world)
+
+
+def open_run(settings: Settings, environment: Environment, world: World) -> tuple[Settings, Run]:
+    """What a script needs from its first line on; from here on SIGTERM asks for a checkpoint and an early end.
+
+    Returns:
+        The settings, with the precision that `auto` stands for on this device; and the run, which has the same.
+    """
+    precision, why = resolved(settings.precision, world.device)
+    settings = replace(settings, precision=precision)
+    report = Reporter(environment.output_data_dir, active=world.is_first)
+    if world.is_first_on_host:
+        (environment.output_data_dir / LISTING).unlink(missing_ok=True)  # an earlier run's, in a plain shell
+    report.say(str(world))
+    report.say(f"precision {precision} ({why})")
+    checkpoints = Checkpoints(
+        environment.checkpoint_dir,
+        world,
+        fingerprint=settings.fingerprint(),
+        keep=settings.keep_checkpoints,
+        say=report.say,
+    )
+    if not checkpoints.enabled:
+        report.say("no checkpoints: the job has no folder for them (in a config: checkpoints)")
+    record = TimelineRecord(environment.output_data_dir, world, settings)
+    operators = OperatorWindow(settings, world, environment.output_data_dir, report.say)
+    profiler = SageMakerProfiler(settings, world.device, report.say)
+    timeline = Timeline(world.device)
+    stop = StopSignal(world)
+    return settings, Run(settings, environment, world, report, stop, checkpoints, timeline, record, operators, profiler)
+
+
+def total_steps(settings: TrainingSettings, images: int) -> int:
+    """Optimizer steps of a whole run over N training images."""
+    steps = settings.epochs * (images // settings.global_batch_size)
+    return min(steps, settings.max_steps or steps)

@@ -1,0 +1,60 @@
+"""Whether a teacher is good enough to learn from, by its metrics on the held-out images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from training.teacher.frozen import Teacher
+
+HINTS = {
+    "validation_accuracy": (
+        "an accuracy",
+        "min_teacher_accuracy",
+        "its classes come in the order of the folders and that its image size and normalisation are its own",
+    ),
+    "validation_miou": (
+        "a mean IoU",
+        "min_teacher_miou",
+        "the masks number the classes as those that it learned from did",
+    ),
+}
+"""By metric: its name in a sentence, the setting of its minimum, and what to check where it is lower."""
+
+
+def accept(
+    teacher: Teacher, metrics: Mapping[str, Any], minimum: float, number_format: str, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Log a teacher's quality, and refuse one that is not worth learning from.
+
+    Args:
+        metrics: of the held-out images, validation_accuracy or validation_miou among them.
+        minimum: the setting min_teacher_accuracy or min_teacher_miou.
+        number_format: of its weights.
+
+    Returns:
+        What result.json and the model's card say of it.
+
+    Raises:
+        ValueError: as `require`.
+    """
+    metric = next(name for name in HINTS if name in metrics)
+    say(
+        f"teacher {teacher.name}: {teacher.parameters:,} parameters in {number_format}, frozen, {metric} {metrics[metric]:.4f}"
+    )
+    require(metric, metrics[metric], minimum, teacher.name)
+    return {"model": teacher.name, "parameters": teacher.parameters, **metrics}
+
+
+def require(metric: str, value: float, minimum: float, name: str) -> None:
+    """Refuse a teacher whose metric, 0…1 on the held-out images, is below the minimum.
+
+    Raises:
+        ValueError: it is lower; the message says what may be wrong.
+    """
+    what, setting, hint = HINTS[metric]
+    if value < minimum:
+        raise ValueError(
+            f"the teacher {name} has {what} of {value:.4f} on the validation images, below {setting} {minimum:g}: see that {hint}, "
+            f"train it further, or lower {setting}"
+        )
