@@ -15,11 +15,11 @@ import pytest
 
 import launcher
 from launcher import emulator, study
-from launcher.commands.arguments import read
 from launcher.backends.plans import plan_config
+from launcher.commands.main import read
 from launcher.prepare import prepare
 from tests.conftest import ROOT, thin_out
-from tests.test_repository import DOCUMENTS
+from tests.docs.documents import YOURS, blocks, commands
 
 CONFIG = "configs/quickstart.yaml"
 
@@ -30,33 +30,8 @@ PRINTED = {
 }
 """What stands in a block of Python -> the last line that it prints. Of others only that they end well is known."""
 
-YOURS = ("job.yaml", "train.yaml", "broken.yaml")
-"""Configs that the documents take for the reader's own."""
-
 FAR_AWAY = ("check", "upload")
 """Examples that talk to AWS."""
-
-
-def blocks(kind: str) -> list[tuple[str, str]]:
-    """(document, text) of every fenced block of a kind."""
-    return [
-        (document, text)
-        for document in DOCUMENTS
-        for found, text in re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
-        if found == kind
-    ]
-
-
-def commands() -> list[tuple[str, str]]:
-    """(document, command) of every line in a block that is typed at a prompt, without the … that stands for more of the same."""
-    lines = []
-    for document, text in [block for kind in ("", "sh", "bash") for block in blocks(kind)]:
-        for line in text.splitlines():
-            is_row = re.search(r"  +\d", line.partition("#")[0])  # of a table whose first column says launcher
-            if re.match(r"(?:\$ )?(?:\.venv/bin/)?launcher ", line) and not is_row:
-                words = shlex.split(line.removeprefix("$ "), comments=True)
-                lines.append((document, shlex.join(word for word in words[1:] if word != "…")))
-    return list(dict.fromkeys(lines))
 
 
 @pytest.fixture(scope="module")
@@ -131,10 +106,10 @@ def test_the_python_of_a_document_runs(document, text, there):
         assert piece not in text or re.fullmatch(line, done.stdout.splitlines()[-1]), done.stdout
 
 
-def test_a_script_of_ones_own_as_in_the_readme_runs_and_is_checked(tmp_path):
+def test_a_script_of_ones_own_as_in_the_documents_runs_and_is_checked(tmp_path):
     for document, text in blocks("python"):
         if match := re.match(r"# (\w+\.py)\n", text):
-            assert document == "README.md"
+            assert document == "docs/your-own-script.md"
             (tmp_path / match[1]).write_text(text)
     job = {"name": "mine", "script": "train.py", "source": str(tmp_path), "hyperparameters": {"depth": 7}}
     run = launcher.run(launcher.plan(launcher.from_values(job)))

@@ -1,8 +1,10 @@
-"""What this machine is ready for: the needs of each backend, each with its fix. Only looks, and at nothing beyond this machine."""
+"""`launcher doctor`: what each backend needs, and what of it this machine has. It looks at nothing beyond this machine."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
+import json
 import os
 import platform
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ from typing import Any, Literal
 
 from launcher.aws import estimator
 from launcher.backends import docker, docker_engine, process
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE, RUN_FAILED
 from launcher.config.issues import Issue
 from launcher.record import records
 
@@ -19,6 +23,16 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 AWS_ROLE_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 """Where one of them is set, credentials are fetched over the network."""
+
+
+def add(to: arguments.Add) -> None:
+    arguments.json(to("doctor", "what this machine is ready for, backend by backend", carry_out))
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    needs = look()
+    print(json.dumps(to_dict(needs), indent=2) if options.json else text(needs))
+    return DONE if any(ready(needs).values()) else RUN_FAILED
 
 
 @dataclass(frozen=True)

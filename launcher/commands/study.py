@@ -1,4 +1,4 @@
-"""`launcher study …`: options that stand for overrides, the study, and where it is kept."""
+"""`launcher study …`: many runs, one question and its answer."""
 
 from __future__ import annotations
 
@@ -7,60 +7,96 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE, RUN_FAILED
 
-def overrides(options: argparse.Namespace) -> list[str]:
-    """The command's words and options as overrides."""
-    found = list(options.overrides)
-    found += [f"compute.instance_count={options.hosts}"] if options.hosts is not None else []
-    lists = {"models": options.models, "loads": options.loads, "ways": options.ways}
-    found += [f"study.{name}=[{', '.join(given.split(','))}]" for name, given in lists.items() if given is not None]
-    return found + ([f"study.repeats={options.repeats}"] if options.repeats is not None else [])
+
+def add(to: arguments.Add) -> None:
+    """The questions are commands of their own: `study preprocessing` and `study scaling`."""
+    question = arguments.adding_to(to("study", "many runs, one question and its answer", None), "QUESTION", "study ")
+    made = question(
+        "preprocessing",
+        "which preprocessing pipeline feeds a model: models x pipelines x augmentation loads, trained and compared",
+        preprocessing,
+    )
+    arguments.job(made)
+    arguments.hosts(made)
+    for option, what in (
+        ("--models", "timm models, for example resnet18,resnet50"),
+        ("--loads", "augmentation load factors, for example 1,12"),
+        ("--pipelines", "of cpu_reference, cpu, cpu_composed, dali; the others are compared with the first"),
+    ):
+        made.add_argument(option, metavar="A,B,…", help=f"short for study.{option[2:]}=[…]: {what}")
+    _trials(made)
+
+    made = question(
+        "scaling",
+        "how a job scales: weak and strong scaling over numbers of hosts, a model of it, and the number to take",
+        scaling,
+    )
+    arguments.job(made)
+    for option, metavar, what in (
+        ("--hosts", "1,2,…", "short for study.hosts=[…]: the numbers of hosts (default: 1,2,4,8)"),
+        ("--batches", "B,C,…", "short for study.batches=[…]: images a process, a line of weak scaling each"),
+        ("--mode", "strong|weak|both", "short for study.mode=…: one global batch, one batch a process, or both"),
+    ):
+        made.add_argument(option, metavar=metavar, help=what)
+    _trials(made)
+
+
+def _trials(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--repeats", metavar="N", help="short for study.repeats=N: how often each trial is run")
+    made.add_argument(
+        "--table", metavar="FILE.csv", help="where the trials are kept; a trial that it holds is not run again"
+    )
+    made.add_argument(
+        "--max-cost", type=float, metavar="USD", help="refuse trials that together could cost more on SageMaker"
+    )
 
 
 def preprocessing(options: argparse.Namespace) -> int:
     """Exit code 1 where a trial failed."""
     from launcher import study
 
-    return _study(study.preprocessing, overrides(options), options)
+    return _study(study.preprocessing, ("models", "loads", "pipelines"), ("repeats",), options)
 
 
 def scaling(options: argparse.Namespace) -> int:
     """Exit code 1 where a trial failed."""
     from launcher import study
 
-    given, found = {"hosts": options.hosts, "batches": options.batches}, list(options.overrides)
-    found += [f"study.{name}=[{', '.join(text.split(','))}]" for name, text in given.items() if text is not None]
-    given = {"mode": options.mode, "repeats": options.repeats}
-    found += [f"study.{name}={text}" for name, text in given.items() if text is not None]
-    return _study(study.scaling, found, options)
+    return _study(study.scaling, ("hosts", "batches"), ("mode", "repeats"), options)
 
 
-def story(options: argparse.Namespace) -> int:
-    from launcher import study
+def _study(
+    run: Callable[..., Any], lists: tuple[str, ...], values: tuple[str, ...], options: argparse.Namespace
+) -> int:
+    """Run a study and print its answer. What ends this process, or closes its terminal, stops the trial that runs, as Ctrl-C does.
 
-    print(study.story(options.story))
-    return 0
-
-
-def _study(run: Callable[..., Any], given: list[str], options: argparse.Namespace) -> int:
-    """Run a study and tell its answer. What ends this process, or closes its terminal, stops the trial that runs, as Ctrl-C does."""
+    Args:
+        lists: the options that stand for a list of the config's `study` section.
+        values: those that stand for a single value.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
+    given = options.overrides if "hosts" in lists else arguments.overrides_of(options)
+    named = {name: getattr(options, name) for name in (*lists, *values)}
+    short = [
+        f"study.{name}=" + (f"[{', '.join(text.split(','))}]" if name in lists else text)
+        for name, text in named.items()
+        if text is not None
+    ]
     found = run(
         options.config,
-        given,
+        [*given, *short],
         on=options.on,
         smoke=options.smoke,
         table=options.table,
         max_cost=options.max_cost,
-        say=_say,
+        say=arguments.say,
     )
     print(f"\n{found}\n\ntable   {found.file}")
     if found.table:
         print(f"charts  {found.plot(found.file.with_suffix('.svg'))}")
-    return 1 if found.failed else 0
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+    return RUN_FAILED if found.failed else DONE

@@ -1,0 +1,54 @@
+"""`launcher compare`: the results of several runs, side by side."""
+
+from __future__ import annotations
+
+import argparse
+
+import launcher
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE
+from launcher.commands.runs import number
+from launcher.record.progress import quality
+from launcher.runner.run import Run
+from launcher.show.table import Table
+
+
+def add(to: arguments.Add) -> None:
+    to("compare", "the results of several runs, side by side", carry_out).add_argument("runs", metavar="RUN", nargs="+")
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    print_comparison([launcher.attach(name) for name in options.runs])
+    return DONE
+
+
+def print_comparison(runs: list[Run]) -> None:
+    """The results of several runs, side by side."""
+    rows = []
+    for run in runs:
+        result = run.result()
+        settings = result.get("settings", {})
+        weight = settings.get("hard_label_weight")
+        learnt = (
+            "labels"
+            if weight in (None, 1)
+            else "teacher"
+            if weight == 0
+            else f"labels {weight:g} + teacher {1 - weight:g}"
+        )
+        rows.append(
+            [
+                run.folder.read(run.folder.plan)["job"]["name"],
+                str(result.get("model", "-")),
+                learnt if result else "-",
+                number(result.get("parameters"), ","),
+                str(result.get("steps", "-")),
+                quality(result),
+                number(result.get("images_per_second"), ".0f"),
+                number(run.outcome().get("seconds"), ".1f"),
+            ]
+        )
+    print(Table(["job", "model", "learnt from", "parameters", "steps", "accuracy", "images/s", "seconds"], rows))
+    print()
+    for run in runs:
+        print(f"{run.state:<10} {run.folder.path}")

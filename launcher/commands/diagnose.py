@@ -1,0 +1,54 @@
+"""`launcher diagnose`: why a run is slow, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import launcher
+from launcher import backends
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE, INTERRUPTED, RUN_FAILED
+from launcher.config.issues import mistake
+from launcher.runner import probe
+
+
+def add(to: arguments.Add) -> None:
+    made = to("diagnose", "why a run is slow, and what to change; two runs side by side", carry_out)
+    arguments.run(made, "source", "a run, its folder, or system metrics: a folder or s3:// prefix profiler-output")
+    made.add_argument(
+        "other", metavar="OTHER", nargs="?", help="the run after a change: before and after, side by side"
+    )
+    made.add_argument(
+        "--probe",
+        action="store_true",
+        help="also measure what observation cannot tell apart: up to two minutes, on this machine",
+    )
+    made.add_argument(
+        "--with",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an override for the probe alone, for example 'inputs.train={folder: data/train}'",
+    )
+    made.add_argument(
+        "--on", default=backends.DEFAULT, metavar="BACKEND", help="where the probe runs: process or docker"
+    )
+    made.add_argument("--html", metavar="FILE", help="also write one page with charts")
+    arguments.json(made)
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    if (options.changes or options.on != backends.DEFAULT) and not options.probe:
+        raise mistake("--with" if options.changes else "--on", "without --probe", "add --probe, whose run it is for")
+    found: launcher.Diagnosis | launcher.Comparison = launcher.diagnose(
+        options.source, options.other, probe=options.probe, overrides=options.changes, on=options.on, say=arguments.note
+    )
+    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    if options.html is not None:
+        print(f"page: {found.save_html(options.html)}", file=sys.stderr)
+    if not options.probe or isinstance(found, launcher.Comparison) or not isinstance(found.probe, str):
+        return DONE
+    return INTERRUPTED if found.probe == probe.INTERRUPTED else RUN_FAILED

@@ -1,0 +1,36 @@
+"""`launcher diff`: how two runs' settings differ."""
+
+from __future__ import annotations
+
+import argparse
+
+import launcher
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE
+from launcher.runner.run import Run
+from launcher.show.table import Table
+
+
+def add(to: arguments.Add) -> None:
+    made = to("diff", "how two runs differ: settings, code, commit, request, package versions", carry_out)
+    arguments.run(made, "first")
+    arguments.run(made, "second")
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    print_differences(*(launcher.attach(name) for name in (options.first, options.second)))
+    return DONE
+
+
+def print_differences(first: Run, second: Run) -> None:
+    """How two runs differ in what they were started with."""
+    found = launcher.diff(first, second)
+    if not found:
+        print(f"{first.name} and {second.name} were started with the same")
+        return
+    rows = [[item.about, item.key, _short(item.first), _short(item.second)] for item in found]
+    print(Table(["about", "what", first.name, second.name], rows))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,29 @@
+"""`launcher drill`: does a run survive being killed?"""
+
+from __future__ import annotations
+
+import argparse
+
+import launcher
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE, RUN_FAILED
+
+
+def add(to: arguments.Add) -> None:
+    made = to(
+        "drill", "kill a local run at random moments, resume it, and compare it with an undisturbed one", carry_out
+    )
+    arguments.config(made)
+    arguments.hosts(made)
+    made.add_argument("--kills", type=int, default=3, metavar="N", help="how many (default: 3)")
+    made.add_argument("--hosts-after", type=int, metavar="N", help="every other run has N hosts")
+    made.add_argument("--seed", type=int, default=0, metavar="S", help="of the moments and hosts (default: 0)")
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    from launcher.runner.drill import drill
+
+    job = launcher.load(options.config, arguments.overrides_of(options), smoke=options.smoke)
+    found = drill(job, kills=options.kills, hosts_after=options.hosts_after, seed=options.seed, say=arguments.say)
+    print(found)
+    return RUN_FAILED if found.difference else DONE

@@ -1,0 +1,54 @@
+"""`launcher emulate`: the SageMaker emulator."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.commands import options as arguments
+from launcher.config.issues import mistake
+
+
+def add(to: arguments.Add) -> None:
+    made = to("emulate", "SageMaker emulator on this machine, for tests and trials", carry_out)
+    made.add_argument("configs", metavar="CONFIG", nargs="*", help="what these files name is there")
+    made.add_argument("--port", type=int, default=0, metavar="N", help="on 127.0.0.1 (default: a free one)")
+    made.add_argument("--price", action="append", default=[], metavar="TYPE=USD", help="what an instance-hour costs")
+    made.add_argument(
+        "--file-system", action="append", default=[], metavar="ID=FOLDER", help="the folder that stands for its root"
+    )
+    made.add_argument("--folder", metavar="FOLDER", help="keep the hosts' /opt/ml there")
+    made.usage = "launcher emulate [CONFIG ...] [options] [-- COMMAND ...]"
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    try:
+        from launcher.emulator.serving import serve
+    except ModuleNotFoundError as error:
+        fix = "make, or pip install -e '.[emulator]', in this kit's folder"
+        raise mistake("emulate", f"not installed: {error.name}", fix) from None
+
+    return serve(
+        options.configs,
+        options.behind,
+        port=options.port,
+        prices={name: _dollars(name, usd) for name, usd in _pairs("--price", options.price)},
+        file_systems={name: Path(folder) for name, folder in _pairs("--file-system", options.file_system)},
+        folder=Path(options.folder) if options.folder else None,
+    )
+
+
+def _pairs(option: str, words: Sequence[str]) -> list[tuple[str, str]]:
+    """NAME=VALUE words, taken apart."""
+    for word in words:
+        if not all(word.partition("=")):
+            raise mistake(option, f"{word!r}", "write NAME=VALUE")
+    return [(word.partition("=")[0], word.partition("=")[2]) for word in words]
+
+
+def _dollars(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise mistake("--price", f"{name}={text}", f"write {name}=1.23", valid="US dollars an hour") from None

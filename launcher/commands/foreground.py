@@ -1,0 +1,98 @@
+"""Starting a run, following it in the terminal, and how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import launcher
+from launcher.commands.exit_codes import DONE, INTERRUPTED, RUN_FAILED
+from launcher.commands.live import follow
+from launcher.record import records
+from launcher.record.progress import quality
+from launcher.record.records import OVER
+from launcher.runner.run import Run
+from launcher.show.text import dollars, indent
+
+
+def start(planned: launcher.Plan, options: argparse.Namespace) -> int:
+    """Carry a plan out, and follow it to its end."""
+    planned = launcher.check(planned)
+    for issue in planned.issues:
+        if issue.level != "error":
+            print(f"{issue.level}: {issue}", file=sys.stderr)
+    if planned.price is not None:
+        print(planned.price.text, flush=True)
+    started = launcher.run(planned, detach=options.detach, max_cost=options.max_cost)
+    print(f"run {started.name} on {planned.backend}: {started.folder.path}", flush=True)
+    if options.detach:
+        print(
+            f"it goes on without this terminal; launcher attach {started.name} follows it, launcher stop {started.name} ends it"
+        )
+        return DONE
+    signal.signal(signal.SIGTERM, _stop_without_asking(started))
+    if started.on_this_machine:  # SageMaker's jobs outlive a terminal that is closed
+        signal.signal(signal.SIGHUP, _stop_without_asking(started))
+    return follow_to_the_end(started, options)
+
+
+def follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> int:
+    """Follow a run, then say how it ended."""
+    interrupted = follow(started, every_line=options.logs)
+    state = started.state
+    if state not in OVER:
+        print(
+            f"{started.name} goes on; launcher attach {started.name} follows it, launcher stop {started.name} ends it"
+        )
+        return INTERRUPTED
+    print_end(started)
+    if interrupted:
+        return INTERRUPTED
+    return DONE if state == records.COMPLETED else RUN_FAILED
+
+
+def print_end(run: Run) -> None:
+    """How a run ended, and what to do next."""
+    outcome, result = run.outcome(), run.result()
+    parts = [f"{run.name}: {run.state}"]
+    if outcome.get("seconds") is not None:
+        parts.append(f"after {outcome['seconds']:.0f} s")
+    if outcome.get("stop_reason"):
+        parts.append(f"({outcome['stop_reason']})")
+    if outcome.get("cost_usd") is not None:
+        parts.append(f"for {dollars(outcome['cost_usd'])}")
+    if quality(result) != "-":
+        parts.append(f"- {quality(result)} on held-out images")
+    print(" ".join(parts))
+    if run.state == records.FAILED:
+        print_failure(outcome)
+        print(f"  next: launcher logs {run.name}")
+    for problem in outcome.get("not_saved", []):
+        print(f"  not saved: {problem}")
+    if run.state != records.FAILED and run.folder.model.is_file():
+        print(f"  model: {run.folder.model}")
+
+
+def print_failure(outcome: dict[str, Any]) -> None:
+    """A failed run's host, exit code and reason; its traceback, cause and fix as far as they are known."""
+    if outcome.get("failure"):
+        where = f" on {outcome['failed_host']}" if outcome.get("failed_host") else ""
+        code = f", exit code {outcome['exit_code']}" if outcome.get("exit_code") is not None else ""
+        print(f"  failed{where}{code}:")
+        print(indent(outcome["failure"], "    "))
+        if outcome.get("traceback") and outcome["traceback"].strip() not in outcome["failure"]:
+            print(indent(outcome["traceback"], "    "))
+        if outcome.get("cause"):
+            print(f"  cause: {outcome['cause']}\n  fix:   {outcome['fix']}")
+
+
+def _stop_without_asking(started: launcher.Run) -> Callable[[int, object], None]:
+    """A signal handler for whoever started a run: the run ends in order, and is followed until it has."""
+
+    def handler(number: int, _frame: object) -> None:
+        started.stop(f"launcher run got {signal.Signals(number).name}")
+
+    return handler

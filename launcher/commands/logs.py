@@ -1,0 +1,23 @@
+"""`launcher logs`: a run's log lines."""
+
+from __future__ import annotations
+
+import argparse
+
+import launcher
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE
+
+
+def add(to: arguments.Add) -> None:
+    made = to("logs", "print a run's log lines", carry_out)
+    arguments.run(made)
+    made.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    chosen = launcher.attach(options.run)
+    several = len(chosen.hosts) > 1
+    for host, line in chosen.logs(follow=options.follow):
+        print(f"{host} | {line}" if several else line, flush=options.follow)
+    return DONE

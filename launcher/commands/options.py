@@ -1,0 +1,96 @@
+"""Arguments that several commands take, and what stands for them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from launcher import backends
+
+CarryOut = Callable[[argparse.Namespace], int]
+"""Options -> exit code."""
+
+Add = Callable[[str, str, CarryOut | None], argparse.ArgumentParser]
+"""Adds a command: (its last word, what it does, what carries it out) -> its parser."""
+
+
+def adding_to(parser: argparse.ArgumentParser, metavar: str, prefix: str = "") -> Add:
+    """What adds commands to a parser, each with --debug; `command` of their options is their name, as in `study scaling`."""
+    commands = parser.add_subparsers(required=True, metavar=metavar)
+
+    def add(name: str, help: str, carry_out: CarryOut | None) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=help, description=help)
+        made.set_defaults(command=prefix + name, carry_out=carry_out)
+        made.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
+        return made
+
+    return add
+
+
+def run(
+    made: argparse.ArgumentParser, name: str = "run", help: str = "a run's name, or a job's name for its latest run"
+) -> None:
+    made.add_argument(name, metavar="RUN", help=help)
+
+
+def json(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--json", action="store_true", help="print JSON")
+
+
+def overrides(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "overrides", metavar="KEY=VALUE", nargs="*", help="override a key, for example hyperparameters.epochs=1"
+    )
+
+
+def hosts(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--hosts", type=int, metavar="N", help="short for compute.instance_count=N")
+
+
+def config(made: argparse.ArgumentParser) -> None:
+    made.add_argument("config", metavar="CONFIG", help="a YAML file")
+    overrides(made)
+    made.add_argument(
+        "--smoke", action="store_true", help="apply the config's `smoke` section: a small version of the job"
+    )
+
+
+def job(made: argparse.ArgumentParser) -> None:
+    """A config and where it runs."""
+    config(made)
+    made.add_argument(
+        "--on",
+        default=backends.DEFAULT,
+        metavar="BACKEND",
+        help=f"where it runs: {', '.join(backends.BACKENDS)} (default: {backends.DEFAULT})",
+    )
+
+
+def every_line(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--logs", action="store_true", help="print every log line instead of the progress line")
+
+
+def start(made: argparse.ArgumentParser) -> None:
+    """How a run is started and followed."""
+    made.add_argument("--detach", action="store_true", help="return at once; the run goes on")
+    every_line(made)
+    made.add_argument("--max-cost", type=float, metavar="USD", help="refuse a job that could cost more on SageMaker")
+
+
+def overrides_of(options: argparse.Namespace) -> list[str]:
+    """The overrides of a command's words, with the one that --hosts stands for."""
+    given = [f"compute.instance_count={options.hosts}"] if options.hosts is not None else []
+    return [*options.overrides, *given]
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """Print a line beside what is printed for machines."""
+    print(text, file=sys.stderr, flush=True)

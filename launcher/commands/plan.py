@@ -1,0 +1,31 @@
+"""`launcher plan`: what a run would do."""
+
+from __future__ import annotations
+
+import argparse
+
+import launcher
+from launcher.backends.plans import plan_config
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE, USER_ERROR
+
+
+def add(to: arguments.Add) -> None:
+    made = to("plan", "show what a run would do; nothing happens", carry_out)
+    arguments.job(made)
+    arguments.hosts(made)
+    made.add_argument("--check", action="store_true", help="also look at AWS, by read-only requests")
+    arguments.json(made)
+
+
+def planned(options: argparse.Namespace) -> launcher.Plan:
+    """The plan of a command's config. Raises UserError with every mistake in it."""
+    return plan_config(options.config, arguments.overrides_of(options), on=options.on, smoke=options.smoke)
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    made = planned(options)
+    if options.check:
+        made = launcher.check(made)
+    print(made.to_json() if options.json else made)
+    return USER_ERROR if made.errors else DONE

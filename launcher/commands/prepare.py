@@ -1,0 +1,65 @@
+"""`launcher prepare`: images made ready for training."""
+
+from __future__ import annotations
+
+import argparse
+
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE
+from launcher.config.issues import mistake
+
+
+def add(to: arguments.Add) -> None:
+    made = to("prepare", "make images ready for training, TARGET/train and TARGET/validation", carry_out)
+    made.usage = (
+        "launcher prepare SOURCE TARGET [--size PIXELS] [--shards SIZE] [options]\n"
+        "       launcher prepare --verify TARGET [--jobs N]"
+    )
+    made.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="digits, fashion-mnist, photos, shapes or cutouts (with masks), a folder with idx files, one with one subfolder a class, "
+        "or one with images/ and masks/",
+    )
+    made.add_argument("target", nargs="?", metavar="TARGET", help="the folder to make; what is already in it is kept")
+    made.add_argument("--size", type=int, metavar="PIXELS", help="scale images down to this shorter side")
+    made.add_argument(
+        "--validation-fraction",
+        type=float,
+        default=0.25,
+        metavar="F",
+        help="share of each class held out where the source has no split (default: 0.25)",
+    )
+    made.add_argument(
+        "--shards", metavar="SIZE", help="write tar shards of about that size, as in 100MB (default: a file an image)"
+    )
+    made.add_argument(
+        "--jpeg-quality", type=int, default=95, metavar="Q", help="of images that are scaled, 1 to 100 (default: 95)"
+    )
+    made.add_argument("--jobs", type=int, metavar="N", help="processes (default: the cores that it may use)")
+    made.add_argument(
+        "--verify", action="store_true", help="make nothing: read again what was made, and compare checksums"
+    )
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    from launcher.prepare import prepare as make
+    from launcher.prepare import verify
+
+    if options.verify:
+        print(verify(options.source, jobs=options.jobs))
+        return DONE
+    if options.target is None:
+        raise mistake("TARGET", "missing", "launcher prepare SOURCE TARGET, or launcher prepare --verify TARGET")
+    print(
+        make(
+            options.source,
+            options.target,
+            size=options.size,
+            validation_fraction=options.validation_fraction,
+            shard_size=options.shards,
+            jpeg_quality=options.jpeg_quality,
+            jobs=options.jobs,
+        )
+    )
+    return DONE

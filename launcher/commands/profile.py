@@ -1,0 +1,29 @@
+"""`launcher profile`: switch the system metrics of a running SageMaker job."""
+
+from __future__ import annotations
+
+import argparse
+
+import launcher
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE
+
+INTERVALS = (100, 200, 500, 1000, 5000, 60000)
+"""Milliseconds that SageMaker takes for ProfilingIntervalInMilliseconds."""
+
+
+def add(to: arguments.Add) -> None:
+    made = to("profile", "switch the system metrics of a running SageMaker job", carry_out)
+    arguments.run(made)
+    switch = made.add_mutually_exclusive_group(required=True)
+    switch.add_argument(
+        "--interval", type=int, choices=INTERVALS, metavar="MS", help=f"milliseconds between two samples: {INTERVALS}"
+    )
+    switch.add_argument("--off", action="store_true", help="switch them off")
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    chosen = launcher.attach(options.run)
+    chosen.profile(None if options.off else options.interval)
+    print(f"{chosen.name}: system metrics " + ("off" if options.off else f"every {options.interval} ms"))
+    return DONE

@@ -1,0 +1,19 @@
+"""`launcher run`: plan, then run."""
+
+from __future__ import annotations
+
+import argparse
+
+from launcher.commands import foreground, plan
+from launcher.commands import options as arguments
+
+
+def add(to: arguments.Add) -> None:
+    made = to("run", "plan, then run, with a progress line", carry_out)
+    arguments.job(made)
+    arguments.hosts(made)
+    arguments.start(made)
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    return foreground.start(plan.planned(options), options)

@@ -1,0 +1,74 @@
+"""`launcher show`: everything about one run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import launcher
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE
+from launcher.commands.foreground import print_failure
+from launcher.commands.runs import as_last_heard
+from launcher.record.progress import percent
+from launcher.runner.run import Run
+from launcher.show.text import dollars
+
+
+def add(to: arguments.Add) -> None:
+    arguments.run(to("show", "everything about one run", carry_out))
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    print_run(launcher.attach(options.run))
+    return DONE
+
+
+def print_run(run: Run) -> None:
+    """Everything about one run."""
+    plan, git, outcome = run.folder.read(run.folder.plan), run.folder.read(run.folder.git), run.outcome()
+    commit = (
+        git["commit"][:12]
+        + ("" if git["clean"] else f", {len(git['changed'])} files changed, see {run.folder.git_patch.name}")
+        if git.get("commit")
+        else f"not in a git repository ({git.get('reason', 'unknown')})"
+    )
+    lines = [
+        f"run {run.name}",
+        f"  state       {run.state}",
+        *as_last_heard(run),
+        f"  planned     {plan['planned']}",
+        f"  runs on     {plan['backend']}, {len(run.hosts)} host(s)",
+        f"  script      {plan['job']['script']} from {plan['source']}",
+        f"  commit      {commit}",
+        f"  folder      {run.folder.path}",
+    ]
+    lines += [f"  channel     {name}: {place}" for name, place in plan["channels"].items()]
+    lines += [f"  setting     {name}: {value}" for name, value in plan["job"].get("hyperparameters", {}).items()]
+    if outcome.get("seconds") is not None:
+        lines.append(f"  took        {outcome['seconds']:.1f} s, {outcome['host_seconds']:.1f} host-seconds")
+    lines += _about_the_price(plan, outcome, run)
+    lines += [f"  result      {name}: {value}" for name, value in run.result().items() if name != "settings"]
+    lines += [f"  left        {name}: {path}" for name, path in run.artifacts().items()]
+    print("\n".join(lines))
+    print_failure(outcome)
+
+
+def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) -> list[str]:
+    """What a run on SageMaker may cost, has cost so far, or did cost: in all, by epoch, and what spot saved."""
+    if not plan.get("price"):
+        return []
+    lines = [f"  price       {plan['price']['text']}"]
+    if not outcome and run.spend is not None:
+        lines.append(f"  spent       {dollars(run.spend)} so far")
+    if outcome.get("billable_seconds") is not None:
+        lines.append(f"  billed      {outcome['billable_seconds']} s on each host")
+    if outcome.get("cost_usd") is not None:
+        epochs = max((metric["epoch"] for metric in run.metrics() if "epoch" in metric), default=0)
+        each = f", {dollars(outcome['cost_usd'] / epochs)} an epoch" if epochs else ""
+        lines.append(f"  cost        {dollars(outcome['cost_usd'])}{each}")
+    if outcome.get("saving") is not None:
+        lines.append(f"  spot        saved {percent(outcome['saving'])}")
+    if outcome.get("interruptions"):
+        lines.append(f"  spot        interrupted {outcome['interruptions']} times")
+    return lines
