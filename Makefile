@@ -1,5 +1,6 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
-# make test         set up .venv, then run the tests (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
+# make test         set up .venv, lint, then run the tests that are not slow (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
+# make test-slow    set up .venv, then run the slow tests: more whole runs, longer searches (no Docker)
 # make lint         ruff, and mypy over launcher/ and entrypoints/
 # make compat       the entry scripts' tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
 # make compat-smdebug   smdebug's own readers (.venv-smdebug, Python 3.10 or 3.11) open what our monitor wrote
@@ -33,7 +34,7 @@ SMDEBUG := .venv-smdebug
 OTHERS := .venv-others
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -50,7 +51,11 @@ quickstart: $(INSTALLED)
 test: $(INSTALLED) lint
 	.ci/browser
 	$(PYTEST) tests/device
-	$(PYTEST) --ignore=tests/device
+	$(PYTEST) --ignore=tests/device -m "not slow"
+
+test-slow: $(INSTALLED)
+	.ci/browser
+	$(PYTEST) --ignore=tests/device -m slow
 
 compat: $(OLDEST)/.installed $(INSTALLED)
 	$(OLDEST)/bin/python $(TESTS) tests/entrypoints

@@ -79,7 +79,7 @@ def test_the_workflow_runs_what_is_here():
     for step in ("docker-engine", "install"):
         assert os.access(ROOT / ".ci" / step, os.X_OK)
     called = re.findall(r"^make ([a-z-]+)$|&& make ([a-z-]+)", (ROOT / command).read_text(), re.MULTILINE)
-    assert {name for pair in called for name in pair if name} == {"lint", "test", "image", "test-docker"}
+    assert {name for pair in called for name in pair if name} == {"lint", "test", "test-slow", "image", "test-docker"}
 
 
 def test_the_workflow_for_users_in_the_readme_calls_what_is_here():
