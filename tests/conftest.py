@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import textwrap
 import time
@@ -59,6 +60,12 @@ def script_job(tmp_path):
         return launcher.from_values({"name": "test", "script": "script.py", "source": str(source), **values})
 
     return make
+
+
+def as_in_a_terminal() -> None:
+    """For a child that a test interrupts, as its `preexec_fn`: what `nohup` and a shell's `&` make this process ignore, it does not."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 SLEEPER = """

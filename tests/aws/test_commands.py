@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.prepare import prepare
-from tests.conftest import ROOT, SLEEPER, thin_out
+from tests.conftest import ROOT, SLEEPER, as_in_a_terminal, thin_out
 
 HERE = [sys.executable, "-m", "launcher"]
 STORIES = ("kt_food_tag", "hyundai_segmentation", "dali_imagenette")
@@ -130,7 +130,10 @@ def far_side(place, tmp_path, monkeypatch):
     """An emulator in another process, as a user starts it in another terminal; its printed variables are taken over."""
     prices = ["--price", "ml.m5.xlarge=0.23"]
     emulator = subprocess.Popen(
-        [*HERE, "emulate", "configs/quickstart.yaml", *prices], stdout=subprocess.PIPE, text=True
+        [*HERE, "emulate", "configs/quickstart.yaml", *prices],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_in_a_terminal,
     )
     exported = emulator.stdout.readline()
     assert exported.startswith("export AWS_ENDPOINT_URL=http://127.0.0.1:")
@@ -180,14 +183,13 @@ def test_a_detached_job_is_listed_shown_profiled_and_stopped(far_side, config):
 
 
 def test_a_job_goes_on_when_the_terminal_closes_and_ends_with_an_interrupt_in_ci(far_side, config):
-    following = subprocess.Popen(
-        [*HERE, "run", str(config), "--on", "aws"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    as_typed = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "preexec_fn": as_in_a_terminal}
+    following = subprocess.Popen([*HERE, "run", str(config), "--on", "aws"], **as_typed)
     name = next(line.split()[1] for line in following.stdout if line.startswith("run sleeper-"))
     lines_of(name)
     following.send_signal(signal.SIGHUP)
     following.wait(30)
-    again = subprocess.Popen([*HERE, "attach", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    again = subprocess.Popen([*HERE, "attach", name], **as_typed)
     assert next(line for line in again.stdout if " Training: " in line)
     again.send_signal(signal.SIGINT)
     rest = again.stdout.read()

@@ -37,7 +37,7 @@ from launcher.record import records
 from launcher.runner import probe as probing
 from launcher.runner import start_record
 from launcher.runner.probe import INTERRUPTED
-from tests.conftest import assert_nothing_left
+from tests.conftest import as_in_a_terminal, assert_nothing_left
 from tests.insight.planted import plant, write
 from tests.insight.test_rules import CPU, GPU, PLANTED
 
@@ -415,7 +415,9 @@ def test_where_the_probe_fails_the_diagnosis_is_told_with_the_reason(quick):
 def test_ctrl_c_stops_the_probe_and_the_diagnosis_is_told(quick):
     run = recorded(quick, measured=plant(**PLANTED["data_bound", "harsh"]))
     words = [sys.executable, "-m", "launcher", "diagnose", run.name, "--probe"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal
+    )
     assert "probing for at most two minutes" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     told, said = process.communicate(timeout=170)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from tests.conftest import ROOT, SLEEPER, assert_nothing_left, wait_for_ready, wait_until
+from tests.conftest import ROOT, SLEEPER, as_in_a_terminal, assert_nothing_left, wait_for_ready, wait_until
 
 LAUNCHER = [sys.executable, "-m", "launcher"]
 
@@ -127,7 +127,7 @@ def test_an_attached_terminal_that_closes_leaves_the_run_alone(config):
     assert typed("run", config(SLEEPER), "--detach").returncode == 0
     run = launcher.attach("test")
     wait_for_ready(run, 1)
-    process = subprocess.Popen([*LAUNCHER, "attach", "test"])
+    process = subprocess.Popen([*LAUNCHER, "attach", "test"], preexec_fn=as_in_a_terminal)
     time.sleep(1)
     process.send_signal(signal.SIGHUP)
     process.wait(30)
@@ -160,7 +160,11 @@ def test_detached_then_stopped(config):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_without_a_terminal_stops_the_run(config, number):
     process = subprocess.Popen(
-        [*LAUNCHER, "run", config(SLEEPER)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*LAUNCHER, "run", config(SLEEPER)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_in_a_terminal,
     )
     wait_until(lambda: launcher.runs(), 30, "a run")
     run = launcher.attach("test")
@@ -178,6 +182,7 @@ class Terminal:
     def __init__(self, *arguments: str):
         self.pid, self.screen = pty.fork()
         if self.pid == 0:
+            as_in_a_terminal()
             os.execv(sys.executable, [*LAUNCHER, *arguments])
         self.text = ""
 

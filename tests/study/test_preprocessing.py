@@ -17,7 +17,7 @@ from launcher.prepare import photos
 from launcher.study import preprocessing_study
 from launcher.study.model_names import timm_models, unknown
 from launcher.study.trials import Table, held
-from tests.conftest import wait_until
+from tests.conftest import as_in_a_terminal, wait_until
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
 MODEL = "vit_tiny_patch16_224"
@@ -112,7 +112,7 @@ def test_a_study_that_is_stopped_stops_its_trial_and_says_how_to_go_on(place, tm
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     command = [sys.executable, "-m", "launcher", "study", "preprocessing", str(place / "config.yaml"), "--ways", "cpu"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal) as stopped:
         wait_until(launcher.runs, 60, "a trial has begun")
         stopped.send_signal(number)
         told = stopped.stdout.read().splitlines()
