@@ -63,9 +63,7 @@ def test_repeating_changes_nothing_and_mends_what_is_missing(tmp_path):
 
 def test_an_interrupted_preparation_is_continued(tmp_path):
     command = [sys.executable, "-m", "launcher", "prepare", "digits", str(tmp_path / "data")]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=as_in_a_terminal
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=as_in_a_terminal)
     while not list((tmp_path / "data").glob("train/*/*.png")):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
