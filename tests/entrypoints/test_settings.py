@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 from dataclasses import dataclass, fields
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import pytest
 from training.distributed import smddp
 from training.runtime.environment import contract_value, is_streamed
-from training.settings import check, convert, read_settings
+from training.settings import check, convert, fixed_on_resume, limits, read_settings, require, setting
 from training.settings.scripts import (
     ClassifierSettings,
     DistillationSettings,
@@ -90,8 +91,10 @@ def test_names_that_sdks_add_are_not_the_scripts():
 def test_every_setting_has_a_docstring_and_a_default_that_holds(settings_class):
     for item in fields(settings_class):
         declaring = next(kind for kind in settings_class.__mro__ if item.name in kind.__annotations__)
-        after = inspect.getsource(declaring).split(f"    {item.name}: ", 1)[1].split("\n")
-        assert after[1].strip().startswith('"""'), f"{item.name} has no docstring"
+        [body] = ast.parse(inspect.getsource(declaring)).body
+        names = [getattr(getattr(node, "target", None), "id", "") for node in body.body]
+        after = body.body[names.index(item.name) + 1]
+        assert isinstance(after, ast.Expr), f"{item.name} has no docstring"
     made, problems = check(settings_class, REQUIRED[settings_class])
     assert made is not None and problems == []
 
@@ -130,6 +133,36 @@ def test_every_condition_has_a_case_above():
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION
     )
+
+
+@pytest.mark.parametrize(
+    ("annotation", "bounds", "good", "wrong", "valid"),
+    [
+        (int, {"at_least": 1}, [1, 7], [0, -1], "at least 1"),
+        (float | None, {"above": 0}, [0.1, None], [0], "above 0, or null"),
+        (int | Literal["auto"] | None, {"at_least": 0}, ["auto", None, 0], [-1], "0 or more, auto, or null"),
+        (float, {"at_least": 0, "below": 1}, [0, 0.9], [-0.1, 1], "from 0 to below 1"),
+        (float, {"above": 0, "at_most": 1}, [0.1, 1], [0, 1.1], "above 0 and at most 1"),
+        (int, {"at_most": 3, "why": "no more fit"}, [3], [4], "at most 3: no more fit"),
+        (int, {"multiple_of": 4}, [4, 8], [0, 6], "a multiple of 4"),
+        (tuple[int, int], {"at_least": 8, "each": "[height, width]"}, [(8, 9)], [(8, 7)], "[height, width], each at least 8"),
+    ],
+)  # fmt: skip
+def test_a_users_class_declares_ranges_and_what_may_change_on_resume_in_its_fields(annotation, bounds, good, wrong, valid):  # fmt: skip
+    @dataclass(frozen=True, kw_only=True)
+    class Mine:
+        value: annotation = setting(**bounds)
+        speed: int = setting(1, on_resume="may change")
+
+        def __post_init__(self) -> None:
+            require(*limits(self))
+
+    Mine.__annotations__ = {"value": annotation, "speed": int}
+    assert all(check(Mine, {"value": value})[0] is not None for value in good)
+    for value in wrong:
+        made, problems = check(Mine, {"value": value})
+        assert made is None and [(name, text) for name, _, text in problems] == [("value", valid)]
+    assert fixed_on_resume(Mine) == ["value"]
 
 
 def test_a_missing_setting_does_not_hide_the_other_mistakes():

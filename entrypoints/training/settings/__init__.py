@@ -1,4 +1,4 @@
-"""Typed hyperparameters: how a value becomes its field's type, and all mistakes told at once. Standard library only.
+"""Typed hyperparameters: each declared in one field, converted to its type, all mistakes reported at once. Standard library only.
 
 A script declares its settings by the annotation of its `main`:
 
@@ -12,19 +12,28 @@ A script declares its settings by the annotation of its `main`:
 
 The launcher finds that annotation without running the script, and checks a config against the class with `check`, the
 function that the script itself uses. A class of your own works in the same way: a frozen dataclass in a module beside
-your script that imports no more than the standard library and `training.settings`; training/settings/scripts.py shows how.
+your script that imports no more than the standard library and `training.settings`:
+
+    @dataclass(frozen=True, kw_only=True)
+    class MySettings:
+        rate: float = setting(0.1, above=0, at_most=1)
+        # a docstring here is its sentence for people
+
+        def __post_init__(self) -> None:
+            require(*limits(self))
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union
 
 from training.runtime.environment import contract_value
@@ -46,10 +55,109 @@ def require(*conditions: tuple[str, bool, str]) -> None:
         raise SettingsError("\n".join(wrong))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The range of a number, or of each number of a list; `None` and words such as `auto` have none."""
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    multiple_of: int | None = None
+    each: str = ""
+    """What a list's items are, for example "[height, width]"."""
+    why: str = ""
+    """The reason for the range, where it is not plain."""
+
+    def hold(self, value: Any) -> bool:
+        """Whether a value, or each item of a list, is in the range."""
+        if isinstance(value, (list, tuple)):
+            return all(map(self.hold, value))
+        if value is None or isinstance(value, str):
+            return True
+        return (
+            (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.below is None or value < self.below)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.multiple_of is None or (value > 0 and value % self.multiple_of == 0))
+        )
+
+    def describe(self, annotation: Any) -> str:
+        """The range in words, with what else the annotation allows: "at least 1, auto, or null"."""
+        if self.multiple_of is not None:
+            text = f"a multiple of {self.multiple_of}"
+        elif self.at_least is not None and self.at_most is not None:
+            text = f"from {self.at_least} to {self.at_most}"
+        elif self.at_least is not None and self.below is not None:
+            text = f"from {self.at_least} to below {self.below}"
+        elif self.at_least == 0:
+            text = "0 or more"
+        else:
+            bounds = {"above": self.above, "below": self.below, "at least": self.at_least, "at most": self.at_most}
+            text = " and ".join(f"{words} {bound}" for words, bound in bounds.items() if bound is not None)
+        if self.each:
+            text = f"{self.each}, each {text}"
+        others = [text, *_other_values(annotation)]
+        text = ", ".join(others[:-1]) + f", or {others[-1]}" if len(others) > 1 else text
+        return f"{text}: {self.why}" if self.why else text
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    default_factory: Callable[[], Any] | None = None,
+    on_resume: Literal["must stay", "may change"] = "must stay",
+    **limits: Any,
+) -> Any:
+    """A dataclass's field for one hyperparameter.
+
+    Args:
+        default, default_factory: as `dataclasses.field` takes them; with neither the setting must be given.
+        on_resume: whether a run that goes on from a checkpoint may have another value than the run that saved it.
+        limits: the range, as the fields of Limits.
+    """
+    metadata = {"limits": Limits(**limits) if limits else None, "on_resume": on_resume}
+    if default_factory is not None:
+        return field(default_factory=default_factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def limits(settings: Any) -> list[tuple[str, bool, str]]:
+    """The ranges of a class's fields as `require` takes them: (setting, holds, valid).
+
+    Args:
+        settings: an object of a dataclass whose fields are made by `setting`.
+    """
+    annotations = _annotations(type(settings))
+    return [
+        (item.name, bounds.hold(getattr(settings, item.name)), bounds.describe(annotations[item.name]))
+        for item in fields(settings)
+        if (bounds := item.metadata.get("limits")) is not None
+    ]
+
+
+def fixed_on_resume(settings_class: type) -> list[str]:
+    """Names of the settings that a checkpoint must have been saved with, so that a run may go on from it."""
+    return [item.name for item in fields(settings_class) if item.metadata.get("on_resume") != "may change"]
+
+
+@functools.cache
+def _annotations(settings_class: Any) -> dict[str, Any]:
+    return typing.get_type_hints(settings_class)
+
+
+def _other_values(annotation: Any) -> list[str]:
+    """What an annotation allows beside numbers: its words, then null."""
+    parts = typing.get_args(annotation) if typing.get_origin(annotation) in (Union, types.UnionType) else ()
+    words = [str(word) for part in parts if typing.get_origin(part) is Literal for word in typing.get_args(part)]
+    return [*words, *(["null"] if type(None) in parts else [])]
+
+
 def check(
     settings_class: type[Settings], values: Mapping[str, Any]
 ) -> tuple[Settings | None, list[tuple[str, str, str]]]:
-    """Make settings from values, or tell everything that is wrong with them.
+    """Make settings from values, or report everything that is wrong with them.
 
     Args:
         settings_class: a dataclass.

@@ -5,115 +5,94 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from training.settings import require
+from training.settings import fixed_on_resume, limits, require, setting
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 WorkerKind = Literal["threads", "processes"]
-
-FREE_ON_RESUME = {
-    *("epochs", "max_steps", "batch_size_per_device", "zero", "process_group_minutes"),
-    *("num_workers", "worker_type", "shard_cache_gb", "on_broken_image"),
-    *("compile", "compile_teacher", "channels_last", "static_graph", "gradient_compression"),
-    *(
-        "log_every",
-        "evaluate_every",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "system_monitor",
-        "profile_steps",
-        "profile_after",
-        "probe_seconds",
-        "export_onnx",
-        "min_teacher_accuracy",
-        "min_teacher_miou",
-        "overlays",
-        "class_names",
-        "class_colours",
-    ),
-}
-"""Settings that a run which goes on from a checkpoint may have changed: how long and how, not what it learns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
     """What every training script can be told."""
 
-    epochs: int = 10
+    epochs: int = setting(10, at_least=1, on_resume="may change")
     """Passes over the training images."""
-    max_steps: int | None = None
+    max_steps: int | None = setting(None, at_least=1, on_resume="may change")
     """Stop after this many optimizer steps; the learning-rate schedule ends there too. None: as `epochs` says."""
-    global_batch_size: int = 64
+    global_batch_size: int = setting(64, at_least=1)
     """Images an optimizer step, over all processes. It must divide by their number."""
-    batch_size_per_device: int | Literal["auto"] | None = None
+    batch_size_per_device: int | Literal["auto"] | None = setting(None, at_least=1, on_resume="may change")
     """Images that a process passes through the model at once; gradients of several such parts are accumulated to the global
     batch. auto: the largest that fits into the memory. None: the process's whole share of the global batch."""
     optimizer: Literal["adamw", "nadam", "radam", "sgd"] = "adamw"
     """torch.optim's; all with decoupled weight decay but sgd, which has Nesterov momentum 0.9."""
-    zero: bool = False
+    zero: bool = setting(False, on_resume="may change")
     """Share the optimizer's state among the processes: ZeroRedundancyOptimizer (ZeRO stage 1, https://arxiv.org/abs/1910.02054)."""
-    learning_rate: float = 1e-3
+    learning_rate: float = setting(1e-3, above=0)
     """Peak learning rate, after the warm-up."""
-    weight_decay: float = 0.05
+    weight_decay: float = setting(0.05, at_least=0)
     """Weight decay; biases and normalisation weights get none."""
-    warmup_fraction: float = 0.1
+    warmup_fraction: float = setting(0.1, at_least=0, at_most=1)
     """Share of the steps in which the learning rate rises linearly from 0."""
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: float | None = setting(1.0, above=0)
     """Gradients are scaled down to this L2 norm. None: never."""
-    ema_decay: float | None = None
+    ema_decay: float | None = setting(None, above=0, below=1)
     """Also keep an exponential moving average of the weights with this decay a step; it is then what is evaluated and exported."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Of matrix products and convolutions. auto: bf16 on a GPU that has it, else fp32. fp32; tf32 (CUDA, fp32 with 10 bits of
     mantissa); bf16 or fp16 by autocast, weights in fp32 and TF32 for what autocast leaves in fp32; fp16 with a gradient scaler."""
-    compile: bool = False
+    compile: bool = setting(False, on_resume="may change")
     """Pass the trained model through torch.compile."""
-    channels_last: bool | None = None
+    channels_last: bool | None = setting(None, on_resume="may change")
     """Memory order of images and weights. None: channels last for convolutional models."""
-    static_graph: bool = False
+    static_graph: bool = setting(False, on_resume="may change")
     """Tell DistributedDataParallel that every step uses the same parameters; it then orders its reductions once."""
-    gradient_compression: Literal["none", "bf16"] = "none"
+    gradient_compression: Literal["none", "bf16"] = setting("none", on_resume="may change")
     """What processes exchange as gradients: as they are, or as bf16, half the bytes. Not with smddp."""
     horizontal_flip: bool = False
     """Mirror half of the training images."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0, at_most=2**32 - 1)
     """Seed of the initial weights, the order of images and their augmentation."""
     preprocessing: Literal["cpu", "cpu_reference", "dali"] = "cpu"
     """How training images become pixels: cpu, the fast way; cpu_reference, Pillow alone; dali, NVIDIA DALI, on a GPU where there
     is one. Held-out images always go the reference's way."""
-    on_broken_image: Literal["skip", "fail"] = "skip"
+    on_broken_image: Literal["skip", "fail"] = setting("skip", on_resume="may change")
     """What happens where a file is no image, or a damaged one. skip: the next readable image is trained on in its place, an
     evaluation leaves it out, and broken_images.txt among the output names it. fail: the run ends, and names it."""
-    num_workers: int | Literal["auto"] = "auto"
+    num_workers: int | Literal["auto"] = setting("auto", at_least=0, on_resume="may change")
     """Workers that decode images, per training process. 0: the training process itself. auto: from the cores that it may use and
     from what an image costs. Which images make a batch, and their pixels, never depend on it."""
-    worker_type: Literal["auto", "threads", "processes"] = "auto"
+    worker_type: Literal["auto", "threads", "processes"] = setting("auto", on_resume="may change")
     """Threads share the training process; processes cost more for an image, and are there for what holds Python's lock.
     auto: threads with preprocessing cpu on the CPU, else processes: a thread that decodes holds the lock that launching a GPU's kernels
     needs."""
-    shuffle_window_shards: int = 32
+    shuffle_window_shards: int = setting(32, at_least=1)
     """Where the training images come in shards, those among which images are shuffled; more mix better, and take more disk."""
-    shard_cache_gb: float | None = None
+    shard_cache_gb: float | None = setting(None, above=0, on_resume="may change")
     """Where shards come by FastFile, disk for copies of them on each host, in 10^9 bytes. None: half of what is free."""
-    log_every: int = 10
+    log_every: int = setting(10, at_least=1, on_resume="may change")
     """Steps between two metric lines."""
-    evaluate_every: int = 1
+    evaluate_every: int = setting(1, at_least=1, on_resume="may change")
     """Epochs between two evaluations on the validation images; the last step is always followed by one."""
-    checkpoint_every: int | None = None
+    checkpoint_every: int | None = setting(None, at_least=1, on_resume="may change")
     """Optimizer steps between two checkpoints. None: one at the end of each epoch. A stop is always followed by one."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = setting(2, at_least=1, on_resume="may change")
     """The newest so many are kept."""
-    system_monitor: bool = True
+    system_monitor: bool = setting(True, on_resume="may change")
     """Sample each host's cores, memory, disks, network and GPUs while it trains, in SageMaker Debugger's format, every
     profiling.system_interval_ms of the job or 500 ms, into profiler-output of its output folder."""
-    profile_steps: int = 0
+    profile_steps: int = setting(
+        0, at_least=0, at_most=300, why="a trace grows by megabytes a step", on_resume="may change"
+    )
     """Steps of the first process that torch.profiler records: operators.json lists operators and kernels by their time, and
     trace.json.gz opens in Perfetto. They are slower than others. 0: none."""
-    profile_after: int = 10
+    profile_after: int = setting(10, at_least=0, on_resume="may change")
     """Steps that come before these, in which memory is allocated and libraries choose their kernels."""
-    probe_seconds: float = 0.0
+    probe_seconds: float = setting(0.0, at_least=0, on_resume="may change")
     """Measure instead of training, until about so many seconds after the process's start: whole steps, steps on one batch over and
     over, without a teacher, and the input side alone by its number of workers; probe.json in the output folder has the speeds.
     There is no checkpoint and no model. `launcher diagnose RUN --probe` sets it. 0: train."""
-    process_group_minutes: float = 10.0
+    process_group_minutes: float = setting(10.0, above=0, on_resume="may change")
     """How long processes wait for each other, at the start and in every collective."""
 
     def __post_init__(self) -> None:
@@ -125,91 +104,51 @@ class TrainingSettings:
 
     def fingerprint(self) -> dict[str, Any]:
         """The settings that a checkpoint must have been saved with, so that a run may go on from it; JSON-ready."""
-        return {name: value for name, value in asdict(self).items() if name not in FREE_ON_RESUME}
+        fixed = fixed_on_resume(type(self))
+        return {name: value for name, value in asdict(self).items() if name in fixed}
 
     def conditions(self) -> list[tuple[str, bool, str]]:
-        """What must hold, as (setting, holds, valid)."""
-        return [
-            ("epochs", self.epochs >= 1, "at least 1"),
-            ("max_steps", self.max_steps is None or self.max_steps >= 1, "at least 1, or null"),
-            ("global_batch_size", self.global_batch_size >= 1, "at least 1"),
-            (
-                "batch_size_per_device",
-                self.batch_size_per_device is None
-                or self.batch_size_per_device == "auto"
-                or self.batch_size_per_device >= 1,
-                "at least 1, auto, or null",
-            ),
-            ("learning_rate", self.learning_rate > 0, "above 0"),
-            ("weight_decay", self.weight_decay >= 0, "0 or more"),
-            ("warmup_fraction", 0 <= self.warmup_fraction <= 1, "from 0 to 1"),
-            ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, "above 0, or null"),
-            ("ema_decay", self.ema_decay is None or 0 < self.ema_decay < 1, "above 0 and below 1, or null"),
-            ("seed", 0 <= self.seed < 2**32, "from 0 to 4294967295"),
-            ("num_workers", self.num_workers == "auto" or self.num_workers >= 0, "0 or more, or auto"),
-            ("shuffle_window_shards", self.shuffle_window_shards >= 1, "at least 1"),
-            ("shard_cache_gb", self.shard_cache_gb is None or self.shard_cache_gb > 0, "above 0, or null"),
-            ("log_every", self.log_every >= 1, "at least 1"),
-            ("profile_steps", 0 <= self.profile_steps <= 300, "from 0 to 300: a trace grows by megabytes a step"),
-            ("profile_after", self.profile_after >= 0, "0 or more"),
-            ("probe_seconds", self.probe_seconds >= 0, "0 or more"),
-            ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
-            ("checkpoint_every", self.checkpoint_every is None or self.checkpoint_every >= 1, "at least 1, or null"),
-            ("keep_checkpoints", self.keep_checkpoints >= 1, "at least 1"),
-            ("process_group_minutes", self.process_group_minutes > 0, "above 0"),
-        ]
+        """What must hold, as (setting, holds, valid): the range of each field, and what fields must hold together."""
+        return limits(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledImageSettings(TrainingSettings):
     """What every script can be told that learns one class an image."""
 
-    label_smoothing: float = 0.0
+    label_smoothing: float = setting(0.0, at_least=0, below=1)
     """Weight of the uniform distribution in the label loss (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567)."""
-    images_per_class: int | None = None
+    images_per_class: int | None = setting(None, at_least=1)
     """Train on no more than the first so many images of each class, by file name. None: on all."""
-    image_size: int = 224
+    image_size: int = setting(224, at_least=8)
     """Height and width in pixels of what the models see."""
-    augmentation_load: int = 0
+    augmentation_load: int = setting(0, at_least=0)
     """Rounds of mirroring, turning upside down (half of the times each) and rotating by up to 5 degrees, before anything else."""
     compose_augmentation: bool = False
     """Turns, crop, scaling, rotation, shift and mirroring as one warp, with preprocessing cpu: many rounds then cost as much as
     one, and what a round turns out of the image is not lost when the next one turns it back."""
-    min_crop_area: float = 1.0
+    min_crop_area: float = setting(1.0, above=0, at_most=1)
     """Smallest share of the image that a random crop keeps; 1: no random crop."""
     max_shift_pixels: int = 0
     """Shift training images by up to this many pixels of `image_size` in each direction."""
-    max_rotation_degrees: float = 0.0
+    max_rotation_degrees: float = setting(0.0, at_least=0, at_most=180)
     """Rotate training images by up to this many degrees either way."""
-    mixup: float = 0.0
+    mixup: float = setting(0.0, at_least=0)
     """Alpha of the beta distribution by which two images are blended (https://arxiv.org/abs/1710.09412). 0: never."""
-    cutmix: float = 0.0
+    cutmix: float = setting(0.0, at_least=0)
     """Alpha of the beta distribution by which a part of another image is pasted in (https://arxiv.org/abs/1905.04899). 0: never."""
-    mix_probability: float = 1.0
+    mix_probability: float = setting(1.0, at_least=0, at_most=1)
     """Share of the images that are mixed; with both, half of these by each."""
-    random_erasing: float = 0.0
+    random_erasing: float = setting(0.0, at_least=0, at_most=1)
     """Share of the images of which a random box is replaced by noise (https://arxiv.org/abs/1708.04896)."""
-    export_onnx: bool = False
+    export_onnx: bool = setting(False, on_resume="may change")
     """Also write model.onnx, checked against PyTorch; needs the packages onnx and onnxruntime."""
 
     def conditions(self) -> list[tuple[str, bool, str]]:
+        composed = self.compose_augmentation and self.preprocessing != "cpu"
         return super().conditions() + [
-            ("label_smoothing", 0 <= self.label_smoothing < 1, "from 0 to below 1"),
-            ("images_per_class", self.images_per_class is None or self.images_per_class >= 1, "at least 1, or null"),
-            ("image_size", self.image_size >= 8, "at least 8"),
-            ("augmentation_load", self.augmentation_load >= 0, "0 or more"),
-            (
-                "compose_augmentation",
-                not self.compose_augmentation or self.preprocessing == "cpu",
-                "false, or with preprocessing cpu",
-            ),
-            ("min_crop_area", 0 < self.min_crop_area <= 1, "above 0 and at most 1"),
+            ("compose_augmentation", not composed, "false, or with preprocessing cpu"),
             ("max_shift_pixels", 0 <= self.max_shift_pixels < self.image_size, "from 0 to below image_size"),
-            ("max_rotation_degrees", 0 <= self.max_rotation_degrees <= 180, "from 0 to 180"),
-            ("mixup", self.mixup >= 0, "0 or more"),
-            ("cutmix", self.cutmix >= 0, "0 or more"),
-            ("mix_probability", 0 <= self.mix_probability <= 1, "from 0 to 1"),
-            ("random_erasing", 0 <= self.random_erasing <= 1, "from 0 to 1"),
         ]
 
 
@@ -223,18 +162,12 @@ class ClassifierSettings(LabelledImageSettings):
     """Keyword arguments for timm.create_model, for example {img_size: 32, patch_size: 4, depth: 6}."""
     pretrained: bool = False
     """Start from timm's published weights; the training machine must reach the Hugging Face hub."""
-    probe_input_images: int = 0
+    probe_input_images: int = setting(0, at_least=0)
     """Before training, make batches of so many images and drop them, to tell how fast the input side is alone. 0: no."""
-    probe_image_size: int | None = None
+    probe_image_size: int | None = setting(None, at_least=8)
     """Height and width in pixels of the images that are made for that. None: image_size."""
     repeat_batch: bool = False
     """Every step gets the first batch again: how fast the model is alone. It learns nothing of use."""
-
-    def conditions(self) -> list[tuple[str, bool, str]]:
-        return super().conditions() + [
-            ("probe_input_images", self.probe_input_images >= 0, "0 or more"),
-            ("probe_image_size", self.probe_image_size is None or self.probe_image_size >= 8, "at least 8, or null"),
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,13 +176,13 @@ class TeacherSettings(TrainingSettings):
 
     teacher_precision: Literal["fp32", "bf16", "fp16"] | None = None
     """Of the teacher's weights and arithmetic, whatever the student's. None: bf16 or fp16 where `precision` is, else fp32."""
-    compile_teacher: bool = False
+    compile_teacher: bool = setting(False, on_resume="may change")
     """Pass the teacher through torch.compile."""
-    temperature: float = 4.0
+    temperature: float = setting(4.0, above=0)
     """Both models' logits are divided by it before the softmax."""
     hard_label_weight: float = 0.5
     """Weight of the label loss. 1, with no teacher_loss_weight: labels alone, and the teacher is neither loaded nor run."""
-    teacher_loss_weight: float | None = None
+    teacher_loss_weight: float | None = setting(None, at_least=0)
     """Weight of the teacher's part. None: 1 - hard_label_weight."""
 
     @property
@@ -265,28 +198,18 @@ class TeacherSettings(TrainingSettings):
         return self.precision if self.precision in ("bf16", "fp16") else "fp32"
 
     def conditions(self) -> list[tuple[str, bool, str]]:
-        return super().conditions() + [
-            ("temperature", self.temperature > 0, "above 0"),
-            (
-                "hard_label_weight",
-                self.hard_label_weight >= 0 and (self.hard_label_weight <= 1 or self.teacher_loss_weight is not None),
-                "from 0 to 1; above 1 only beside teacher_loss_weight",
-            ),
-            (
-                "teacher_loss_weight",
-                self.teacher_loss_weight is None or self.teacher_loss_weight >= 0,
-                "0 or more, or null",
-            ),
-        ]
+        most = 1 if self.teacher_loss_weight is None else float("inf")
+        valid = "from 0 to 1; above 1 only beside teacher_loss_weight"
+        return [*super().conditions(), ("hard_label_weight", 0 <= self.hard_label_weight <= most, valid)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherCacheSettings:
     """Where the teacher's logits are kept, and how many."""
 
-    views: int
+    views: int = setting(at_least=1)
     """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1. As many as epochs: as if the teacher ran."""
-    top_k: int | None = 10
+    top_k: int | None = setting(10, at_least=1)
     """Largest logits kept of an image, with the log-sum-exp of the rest, which it is then spread over evenly: coarse at a high
     temperature and with many classes. None: all of them."""
     where: str | None = None
@@ -297,8 +220,7 @@ class TeacherCacheSettings:
 
     def __post_init__(self) -> None:
         require(
-            ("views", self.views >= 1, "at least 1"),
-            ("top_k", self.top_k is None or self.top_k >= 1, "at least 1, or null"),
+            *limits(self),
             ("where", self.where is None or self.where not in ("", "channel:"), "a folder, channel:NAME, or null"),
         )
 
@@ -325,10 +247,10 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """Keyword arguments for timm.create_model; only beside `teacher`."""
     teacher_pretrained: bool = False
     """Take timm's published weights for `teacher` instead of the channel's; the training machine must reach the Hugging Face hub."""
-    view_size: int | None = None
+    view_size: int | None = setting(None, at_least=8)
     """Height and width in pixels of the views that both models see, where the teacher wants more of them than the student; each
     model scales a view to its own size. None: image_size."""
-    min_teacher_accuracy: float = 0.0
+    min_teacher_accuracy: float = setting(0.0, at_least=0, at_most=1, on_resume="may change")
     """Refuse to start with a teacher whose accuracy on the validation images is lower, 0 to 1."""
     teacher_cache: TeacherCacheSettings | None = None
     """Keep the teacher's logits, so that later epochs and runs need no teacher. None: it runs on every step."""
@@ -337,13 +259,13 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     (https://arxiv.org/abs/2012.12877), decoupled KD (https://arxiv.org/abs/2203.08679), DIST (https://arxiv.org/abs/2205.10536)."""
     standardize_logits: bool = False
     """Both models' logits are z-scored image by image before the teacher's part (https://arxiv.org/abs/2403.01427)."""
-    dkd_alpha: float = 1.0
+    dkd_alpha: float = setting(1.0, at_least=0)
     """DKD's weight of the target class's part."""
-    dkd_beta: float = 8.0
+    dkd_beta: float = setting(8.0, at_least=0)
     """DKD's weight of the other classes' part."""
-    dist_beta: float = 1.0
+    dist_beta: float = setting(1.0, at_least=0)
     """DIST's weight of the relation between an image's classes."""
-    dist_gamma: float = 1.0
+    dist_gamma: float = setting(1.0, at_least=0)
     """DIST's weight of the relation between a class's images."""
 
     def channels(self) -> list[str]:
@@ -352,18 +274,13 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
         return super().channels() + teacher + cache
 
     def conditions(self) -> list[tuple[str, bool, str]]:
+        one_teacher = isinstance(self.teacher, str)
         return super().conditions() + [
             (
                 "teacher_options",
-                not self.teacher_options or isinstance(self.teacher, str),
+                not self.teacher_options or one_teacher,
                 "empty where `teacher` names no model, or several",
             ),
-            ("view_size", self.view_size is None or self.view_size >= 8, "at least 8, or null"),
             ("teacher_pretrained", not self.teacher_pretrained or self.teacher is not None, "false without `teacher`"),
-            ("min_teacher_accuracy", 0 <= self.min_teacher_accuracy <= 1, "from 0 to 1"),
             ("teacher_cache", self.teacher_cache is None or self.teacher_weight > 0, "null where there is no teacher"),
-            *(
-                (name, getattr(self, name) >= 0, "0 or more")
-                for name in ("dkd_alpha", "dkd_beta", "dist_beta", "dist_gamma")
-            ),
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from training.settings import setting
 from training.settings.scripts import TeacherSettings
 
 
@@ -18,35 +19,35 @@ class SegmentationSettings(TeacherSettings):
     """Keyword arguments for timm.create_model, for example {in_chans: 1, output_stride: 16}."""
     pretrained: bool = False
     """Start the encoder from timm's published weights; the training machine must reach the Hugging Face hub."""
-    decoder_channels: int = 128
+    decoder_channels: int = setting(128, multiple_of=4)
     """Channels of the decoder, as in Panoptic FPN (https://arxiv.org/abs/1901.02446, section 3.1)."""
-    classes: int
+    classes: int = setting(at_least=2, at_most=256)
     """How many classes there are; a mask's pixels are 0 to classes - 1, or `ignore_index`."""
-    class_names: list[str] | None = None
+    class_names: list[str] | None = setting(None, on_resume="may change")
     """Names of the classes, from 0 on, for results, the model's card and pictures. None: their numbers."""
-    class_colours: list[tuple[int, int, int]] | None = None
+    class_colours: list[tuple[int, int, int]] | None = setting(None, on_resume="may change")
     """Red, green and blue of each class in pictures, 0 to 255. None: PASCAL VOC's, which go by the class's number."""
-    ignore_index: int = 255
+    ignore_index: int = setting(255, at_least=0, at_most=255)
     """Mask pixels of this value count neither in the loss nor in a metric; it may be a class's number."""
-    image_size: tuple[int, int] = (512, 512)
+    image_size: tuple[int, int] = setting((512, 512), at_least=32, each="[height, width]")
     """Height and width in pixels to which whole images are scaled, whatever their aspect."""
-    crop_size: tuple[int, int] | None = None
+    crop_size: tuple[int, int] | None = setting(None, at_least=32, each="[height, width]")
     """Height and width in pixels of the part that a training step sees. None: `image_size`."""
     min_scale: float = 1.0
     """Training images are scaled to `image_size` times a random factor, from this one ..."""
-    max_scale: float = 1.0
+    max_scale: float = setting(1.0, at_most=10)
     """... to this one, before the crop; what the crop has beyond the image is ignored."""
-    dice_weight: float = 0.0
+    dice_weight: float = setting(0.0, at_least=0)
     """Weight of the soft Dice loss (https://arxiv.org/abs/1608.04117) beside the cross-entropy, whose weight is 1. It weighs classes
     alike, however few their pixels; use batches in which they occur."""
-    overlays: int = 8
+    overlays: int = setting(8, at_least=0, on_resume="may change")
     """Held-out images that the trained model is shown on in overlays.png, beside their masks, in class colours. 0: none."""
-    temperature: float = 1.0
+    temperature: float = setting(1.0, above=0)
     """Both models' logits are divided by it before the softmax."""
     hard_label_weight: float = 1.0
     """Weight of the loss of the masks. Below 1, or with a teacher_loss_weight, the model also learns the logits that a teacher of
     the same classes gives for each pixel (https://arxiv.org/abs/1903.04197, section 3.1): the model.tar.gz of such a run."""
-    min_teacher_miou: float = 0.0
+    min_teacher_miou: float = setting(0.0, at_least=0, at_most=1, on_resume="may change")
     """Refuse to start with a teacher whose mean IoU on the validation images is lower, 0 to 1."""
 
     @property
@@ -60,8 +61,6 @@ class SegmentationSettings(TeacherSettings):
     def conditions(self) -> list[tuple[str, bool, str]]:
         names, colours = self.class_names or (), self.class_colours or ()
         return super().conditions() + [
-            ("decoder_channels", self.decoder_channels >= 4 and self.decoder_channels % 4 == 0, "a multiple of 4"),
-            ("classes", self.classes in range(2, 257), "from 2 to 256"),
             (
                 "class_names",
                 self.class_names is None
@@ -74,16 +73,5 @@ class SegmentationSettings(TeacherSettings):
                 or (len(colours) == self.classes and all(0 <= part <= 255 for colour in colours for part in colour)),
                 f"[red, green, blue], each 0 to 255, for each of the {self.classes} classes, or null",
             ),
-            ("ignore_index", 0 <= self.ignore_index <= 255, "from 0 to 255"),
-            ("image_size", min(self.image_size) >= 32, "[height, width], each at least 32"),
-            (
-                "crop_size",
-                self.crop_size is None or min(self.crop_size) >= 32,
-                "[height, width], each at least 32, or null",
-            ),
             ("min_scale", 0 < self.min_scale <= self.max_scale, "above 0 and at most max_scale"),
-            ("max_scale", self.max_scale <= 10, "at most 10"),
-            ("dice_weight", self.dice_weight >= 0, "0 or more"),
-            ("overlays", self.overlays >= 0, "0 or more"),
-            ("min_teacher_miou", 0 <= self.min_teacher_miou <= 1, "from 0 to 1"),
         ]
