@@ -1,0 +1,51 @@
+"""`make test` and `make test-slow`: together they run every test that needs no Docker engine, and none twice."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+TARGETS = {
+    "test": [["tests/device"], ["--ignore=tests/device", "-m", "not slow"]],
+    "test-slow": [["--ignore=tests/device", "-m", "slow"]],
+}
+"""What each gives pytest: tests/device is a session of its own, which looks at its lines when all of it has run."""
+
+
+def given(target: str) -> list[list[str]]:
+    """The arguments of a target's calls of pytest."""
+    [recipe] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    calls = [shlex.split(line) for line in recipe.splitlines()]
+    return [words[1:] for words in calls if words[0] == "$(PYTEST)"]
+
+
+def collected(*arguments: str) -> list[str]:
+    """The tests that pytest would run."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_the_two_targets_differ_in_the_marker_alone():
+    assert {target: given(target) for target in TARGETS} == TARGETS
+
+
+def test_no_test_on_the_stand_in_gpu_is_slow():
+    """They run whole, in `make test`."""
+    assert not [file for file in (ROOT / "tests/device").rglob("*.py") if "mark.slow" in file.read_text()]
+
+
+@pytest.mark.slow
+def test_every_test_is_in_exactly_one_of_them():
+    others = [arguments for target in TARGETS for arguments in given(target) if arguments != ["tests/device"]]
+    run = [test for arguments in others for test in collected(*arguments)]
+    assert sorted(run) == sorted(test for test in collected() if not test.startswith("tests/device/"))
