@@ -1,4 +1,4 @@
-"""Where this kit's entry scripts lie: in a checkout beside the package, in an installed wheel inside it."""
+"""Where this kit's entry scripts are: beside the package in a checkout, inside it in an installed wheel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def entrypoints_folder() -> Path:
-    """The folder of this kit's own entry scripts and of `training`, which travels with them."""
+    """The folder of this kit's entry scripts and of `training`, the package that they share."""
     package = Path(__file__).parents[1]
     installed = package / "entrypoints"
     return installed if installed.is_dir() else package.parent / "entrypoints"

@@ -1,4 +1,4 @@
-"""A script's own settings class: found without running the script, and a job's hyperparameters checked against it."""
+"""Find a script's settings class without running the script, and check a job's hyperparameters against it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from launcher.config.issues import Issue, did_you_mean
 from launcher.config.redaction import names_a_secret
 
 MAX_COUNT, MAX_NAME, MAX_VALUE = 100, 256, 2500
-"""SageMaker's limits: hyperparameters a job, characters of a name, characters of an encoded value.
+"""SageMaker's limits: hyperparameters of a job, characters of a name, characters of an encoded value.
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_AlgorithmSpecification.html and API_CreateTrainingJob.html"""
 
 
 def encode(hyperparameters: Mapping[str, Any]) -> dict[str, str]:
-    """The texts that travel: each value as JSON, as SageMaker's SDK sends them and its toolkit reads them back."""
+    """Name -> value as JSON: what SageMaker's SDK sends and its toolkit reads."""
     return {name: json.dumps(value) for name, value in hyperparameters.items()}
 
 
 def argument(name: str, value: Any) -> tuple[str, str]:
-    """A hyperparameter as the toolkit writes it on the command line (mapping.py of sagemaker-training 5.1.4)."""
+    """(option, value) as the toolkit writes them on the command line (mapping.py of sagemaker-training 5.1.4)."""
     if isinstance(value, Mapping):
         text = ",".join(f"{key}={item}" for key, item in sorted(value.items()))
     else:
@@ -37,13 +37,13 @@ def argument(name: str, value: Any) -> tuple[str, str]:
 
 
 def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channels: Collection[str]) -> list[Issue]:
-    """Everything wrong with a job's hyperparameters, by SageMaker's limits and by the script's own settings class.
+    """Check a job's hyperparameters against SageMaker's limits and the script's settings class.
 
     Args:
         source: the folder that holds the script; it must exist.
         script: the script's path inside it; it must exist.
-        hyperparameters: as the config says them.
-        channels: the names of the job's inputs; a settings class with a method `channels` tells which it needs.
+        hyperparameters: name -> value, as in the config.
+        channels: names of the job's inputs. A settings class with a `channels` method names those that it needs.
     """
     issues = list(_check_transport(hyperparameters))
     unusable = {issue.key.partition(".")[2] for issue in issues}
@@ -68,7 +68,7 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
             Issue(
                 key="hyperparameters",
                 level="not checked",
-                found=f"{class_name} of {script}: {heavy}",
+                found=f"{class_name} of {script} cannot be read here: {heavy}",
                 fix="keep the settings class in a module that imports only the standard library and training.settings",
             )
         ]
@@ -77,7 +77,7 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
         with imported([module_name, "training.settings"], folders) as (module, settings_module):
             settings_class = getattr(module, class_name, None)
             if not dataclasses.is_dataclass(settings_class):
-                found = f"{script} takes {class_name} from {module_name}, which is no dataclass there"
+                found = f"{script} imports {class_name} from {module_name}, where it is not a dataclass"
                 fix = f"define a dataclass {class_name} in {module_name}.py"
                 return [*issues, Issue(key="script", found=found, fix=fix)]
             settings, problems = settings_module.check(settings_class, usable)
@@ -85,19 +85,17 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
     except (
         Exception,
         SystemExit,
-    ) as error:  # the user's module is the user's code: whatever it raises is a mistake to tell
-        found = f"importing or making {class_name} of {module_name}: {type(error).__name__}: {error}"
-        return [
-            *issues,
-            Issue(key="script", found=found, fix=f"python -c 'import {module_name}' beside the script shows it"),
-        ]
+    ) as error:  # the module is the user's code, which may raise anything
+        found = f"cannot import or create {class_name} from {module_name}: {type(error).__name__}: {error}"
+        fix = f"run python -c 'import {module_name}' in the script's folder to see where"
+        return [*issues, Issue(key="script", found=found, fix=fix)]
     for name, found, valid in problems:
         if name in unusable:
             continue
         key = f"hyperparameters.{name}" if name else "hyperparameters"
         if found == "unknown hyperparameter":
             fix = did_you_mean(name.rpartition(".")[2], valid.split(", "))
-            issues.append(Issue(key=key, found=f"{script} knows no such hyperparameter", valid=valid, fix=fix))
+            issues.append(Issue(key=key, found=f"{script} has no such hyperparameter", valid=valid, fix=fix))
         else:
             fix = f"add {name}" if found == "missing" else f"correct {name}"
             issues.append(Issue(key=key, found=found, valid=valid, fix=fix))
@@ -106,7 +104,7 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
             key=f"inputs.{name}",
             found=f"missing; {script} reads it",
             valid="; ".join(needed),
-            fix=f"add under inputs: {name}: {{folder: ...}}",
+            fix=f"add {name}: {{folder: ...}} under inputs",
         )
         for name in needed
         if name not in channels
@@ -115,10 +113,10 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
 
 
 def declared_settings(script: Path) -> tuple[str, str] | None:
-    """The settings class that a script declares by `def main(settings: X)` with `from module import X`.
+    """The settings class that a script declares with `from module import X` and `def main(settings: X)`.
 
     Returns:
-        The module's name and the class's, or None where the script declares none.
+        (module, class), by name; None where the script declares none.
 
     Raises:
         SyntaxError: the script is not Python.
@@ -139,13 +137,13 @@ def declared_settings(script: Path) -> tuple[str, str] | None:
 
 
 def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Issue]:
-    """What SageMaker's request, or the command line that the toolkit builds, cannot carry."""
+    """Hyperparameters that cannot pass through SageMaker's request or the toolkit's command line."""
     if len(hyperparameters) > MAX_COUNT:
         yield Issue(
             key="hyperparameters",
-            found=f"{len(hyperparameters)} of them",
+            found=f"{len(hyperparameters)} hyperparameters",
             valid=f"at most {MAX_COUNT}",
-            fix="put some into a file in an input channel",
+            fix="move some to a file in an input channel",
         )
     for name, value in hyperparameters.items():
         key = f"hyperparameters.{name}"
@@ -153,22 +151,22 @@ def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Issue]:
             yield Issue(
                 key=key[:80],
                 found=f"a name of {len(name)} characters",
-                valid=f"1 to {MAX_NAME}",
-                fix="shorten the name",
+                valid=f"1 to {MAX_NAME} characters",
+                fix="rename it",
             )
         if "=" in name or "\0" in name:
-            yield Issue(key=key, found="a name with = or NUL, which no environment variable can carry", fix="rename it")
+            yield Issue(key=key, found="a name with = or NUL, which no environment variable can hold", fix="rename it")
         if isinstance(value, str) and names_a_secret(name):
             yield Issue(
                 key=key,
-                found="a secret: the container toolkit writes hyperparameters into its log",
-                fix=f"pass it under environment: {name.upper()}: ...",
+                found="looks like a secret; the container toolkit writes hyperparameters to its log",
+                fix=f"pass it as an environment variable: add {name.upper()}: ... under environment",
             )
         if name.startswith("sagemaker_"):
             yield Issue(
                 key=key,
                 found="a name that begins with sagemaker_",
-                fix="rename it: the toolkit keeps such names from the script",
+                fix="rename it: the toolkit does not pass such names to the script",
             )
         try:
             text = json.dumps(value, allow_nan=False)
@@ -185,12 +183,12 @@ def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Issue]:
                 key=key,
                 found=f"{len(text)} characters as JSON",
                 valid=f"at most {MAX_VALUE}",
-                fix="put it into a file in an input channel",
+                fix="move it to a file in an input channel",
             )
         if "\\u0000" in text or "\\u0000" in json.dumps(name):
-            yield Issue(key=key, found="a NUL character", fix="remove it: no command line can carry one")
+            yield Issue(key=key, found="a NUL character", fix="remove it: a command line cannot hold one")
         if any(0xD800 <= ord(character) <= 0xDFFF for character in name + json.dumps(value, ensure_ascii=False)):
-            yield Issue(key=key, found="half of a surrogate pair", fix="remove it: UTF-8 cannot carry one")
+            yield Issue(key=key, found="half of a surrogate pair", fix="remove it: UTF-8 cannot encode one")
 
 
 def _module_file(module_name: str, folders: Sequence[Path]) -> Path | None:
@@ -203,7 +201,7 @@ def _module_file(module_name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _heavy_import(module_name: str, folders: Sequence[Path], seen: frozenset[str] = frozenset()) -> str:
-    """Why a settings module may not be imported here, in words; empty where it may."""
+    """Why a settings module cannot be imported here, in words; empty where it can."""
     file = _module_file(module_name, folders)
     if file is None:
         return f"its module {module_name} is not beside the script"
@@ -239,7 +237,7 @@ def _heavy_import(module_name: str, folders: Sequence[Path], seen: frozenset[str
 
 @contextlib.contextmanager
 def imported(module_names: Sequence[str], folders: Sequence[Path]) -> Iterator[list[ModuleType]]:
-    """Modules of a script, imported as it would from its folders, and forgotten again; no bytecode is written."""
+    """Import modules of a script from its folders, as it would, and forget them afterwards. Writes no bytecode."""
     path, modules, bytecode = list(sys.path), dict(sys.modules), sys.dont_write_bytecode
     roots = {name.split(".")[0] for name in module_names} | {"training"}
     for name in [name for name in sys.modules if name.split(".")[0] in roots]:

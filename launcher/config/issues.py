@@ -1,4 +1,4 @@
-"""What was found wrong with a job, and the one exception that carries it to the user."""
+"""What is wrong with a job, and the exceptions that report it to the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Level = Literal["error", "warning", "not checked"]
 
 @dataclass(frozen=True, kw_only=True)
 class Issue:
-    """One thing that is wrong, doubtful or unknown about a job.
+    """One thing about a job that is wrong, doubtful or not checked.
 
     >>> [warning] = launcher.plan(launcher.load("configs/kt_food_tag.yaml"), on="aws").issues[:1]
     >>> warning.level, warning.key
@@ -22,13 +22,13 @@ class Issue:
     """
 
     key: str
-    """Where: the config key with dots (`compute.instance_count`), or a file."""
+    """Where: a dotted config key (`compute.instance_count`), an option, or a file."""
     found: str
-    """What stands there."""
+    """What is there, or what is wrong with it."""
     valid: str = ""
-    """What could stand there."""
+    """What would be valid; empty where `fix` says it."""
     fix: str
-    """What to do, as an instruction or a command."""
+    """What to do: an instruction or a command."""
     level: Level = "error"
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Issue:
 
 
 class UserError(ValueError):
-    """The user's mistakes, all at once. The command line prints it without a traceback and exits with 2, a notebook too.
+    """The user's mistakes, all at once. The command line prints them without a traceback and exits with 2.
 
     >>> try:
     ...     launcher.load("configs/quickstart.yaml", ["compute.max_hour=2", "compute.instance_count=0"])
@@ -57,8 +57,8 @@ class UserError(ValueError):
     def __init__(self, issues: Iterable[Issue], title: str = "", rest: Any = None):
         self.issues = tuple(issues)
         self.rest = rest
-        """What can still be made of the input without its wrong parts, so that the rest can be checked too; None: nothing."""
-        assert self.issues, "a UserError without a finding tells nobody anything"
+        """What the input gives without its wrong parts, so that the rest can be checked too; None: nothing."""
+        assert self.issues, "a UserError needs at least one issue"
         self.title = title
         super().__init__(str(self))
 
@@ -69,12 +69,12 @@ class UserError(ValueError):
         return f"{head}:\n{body}"
 
     def _render_traceback_(self) -> list[str]:
-        """In a notebook, as on the command line: the mistakes without a traceback."""
+        """What a notebook shows: the mistakes without a traceback."""
         return str(self).splitlines()
 
 
 class Unreachable(Exception):
-    """SageMaker cannot be asked about a run just now: no network, no valid credentials, too many requests. The run goes on."""
+    """AWS does not answer: no network, no valid credentials, or too many requests. Runs there go on."""
 
     def __init__(self, found: str, fix: str):
         super().__init__(f"{found}; {fix}")

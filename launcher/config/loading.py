@@ -1,4 +1,4 @@
-"""A config file, overrides or a mapping -> Job, with every mistake told at once."""
+"""A config file, overrides or a mapping -> Job, with every mistake reported at once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SDK_NAMES = {
     "debugger_hook_config": "debugger",
     "base_job_name": "name",
 }
-"""What the PyTorch estimator of SageMaker's SDK v2 calls its arguments, and a config file."""
+"""Argument of the PyTorch estimator in SageMaker's SDK v2 -> config key."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> Job:
@@ -58,7 +58,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False
     Args:
         path: a YAML file.
         overrides: `dotted.key=value` texts, applied last; values are YAML.
-        smoke: lay the file's own `smoke:` section over it first.
+        smoke: apply the file's `smoke` section first.
 
     Raises:
         UserError: every mistake in the file and the overrides, at once.
@@ -70,23 +70,21 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False
         raise mistake(
             config.where("smoke"),
             _shown(changes),
-            "write under smoke: the keys that --smoke changes",
+            "list the keys that --smoke changes under smoke",
             valid="a mapping",
         )
     if smoke and changes is None:
         raise mistake(
             f"{path}: smoke",
-            "--smoke was asked for and the config has no smoke section",
+            "--smoke was given, but the config has no smoke section",
             "add `smoke:` with the keys to change, for example `smoke: {hyperparameters: {max_steps: 3}}`",
         )
     smoked = yaml_file.merge(base, changes or {})
-    for name, given in _inputs(
-        changes
-    ).items():  # a channel has one source: the smoke section's takes the other's place
+    for name, given in _inputs(changes).items():  # a channel has one source: the smoke section replaces it
         smoked["inputs"][name] = given
     chosen, found = yaml_file.override(replace(config, values=smoked if smoke else base), overrides)
     found += _problems(chosen)
-    if not smoke:  # a mistake in the smoke section is one too, whoever meets it first
+    if not smoke:  # mistakes in the smoke section are reported before anyone asks for it
         usual = list(_problems(replace(config, values=base, lines={})))
         found += [
             replace(issue, key=config.where(f"smoke.{issue.key}"))
@@ -119,7 +117,7 @@ def from_values(values: Mapping[str, Any], source: str = "the job") -> Job:
 
 
 def _problems(config: yaml_file.Config) -> Iterator[Issue]:
-    """Every way in which the values are not a Job."""
+    """Every mistake that keeps the values from being a Job."""
     try:
         Job.model_validate(config.values)
     except ValidationError as error:
@@ -128,7 +126,7 @@ def _problems(config: yaml_file.Config) -> Iterator[Issue]:
 
 
 def _without_mistakes(values: Mapping[str, Any]) -> Job | None:
-    """The job that is left when every wrong key is taken out; None where too little is left."""
+    """The job without its wrong keys; None where too little is left."""
     try:
         return Job.model_validate(values)
     except ValidationError as error:
@@ -153,7 +151,7 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
     """One pydantic error, with what would have been valid and a fix."""
     path = [str(part) for part in item["loc"] if part != "[key]"]
     key = ".".join(path) or config.source
-    while len(path) > 1 and path[-1].isdigit():  # what holds for an item of a list is told of the list
+    while len(path) > 1 and path[-1].isdigit():  # an item is described by its list
         path.pop()
     parent, field = _field_at(path)
     example = field.examples[0] if field is not None and field.examples else None
@@ -193,7 +191,7 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
 
 
 def _fix_for_key(word: str, fields: Sequence[str]) -> str:
-    """The fix for a key that is none where it stands: another place, a nearby name, or what SageMaker's SDK calls it."""
+    """The fix for an unknown key: its right place, a similar name, or the key for what SageMaker's SDK calls so."""
     places = {field: f"{name}.{field}" for name in Job.model_fields for field in _fields_below(name)}
     places |= {name: name for name in Job.model_fields}
     if word in places:
@@ -209,7 +207,7 @@ def _fields_below(name: str) -> list[str]:
 
 
 def _field_at(path: Sequence[str]) -> tuple[type[Part], FieldInfo | None]:
-    """The model that owns the last part of a path, and the field there if it knows one."""
+    """The model that the last part of a path belongs to, and its field there, if it has one."""
     model: type[Part] = Job
     field = None
     for depth, name in enumerate(path):
@@ -221,7 +219,7 @@ def _field_at(path: Sequence[str]) -> tuple[type[Part], FieldInfo | None]:
 
 
 def _model_at(path: Sequence[str]) -> type[Part] | None:
-    """The model whose keys stand below a path; None where free values do."""
+    """The model whose keys are below a path; None where any values may be."""
     model: type[Part] | None = Job
     below: Any = None
     for name in path:
@@ -249,7 +247,7 @@ def _part_in(annotation: Any) -> tuple[type[Part] | None, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A value as the user wrote it, shortened, with its kind."""
+    """A value as the user wrote it, shortened, with its type in words."""
     kinds = {
         bool: "true/false",
         int: "a whole number",
@@ -263,5 +261,5 @@ def _shown(value: Any) -> str:
     try:
         text = str(value).lower() if isinstance(value, bool) else repr(value)
     except ValueError:  # Python writes at most 4,300 digits
-        text = "a number of too many digits"
+        text = "a number with too many digits"
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({kinds.get(type(value), type(value).__name__)})"

@@ -1,4 +1,4 @@
-"""Secrets: which names hold one, and what stands for it in everything that is printed or kept."""
+"""Secrets: which names hold one, and what is printed and recorded in place of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def names_a_secret(name: str) -> bool:
 
 
 def redact(values: Mapping[str, str]) -> dict[str, str]:
-    """The values with REDACTED in the place of every secret."""
+    """The values with REDACTED in place of every secret."""
     return {name: REDACTED if names_a_secret(name) else value for name, value in values.items()}
 
 

@@ -17,8 +17,8 @@ from launcher.config.issues import Issue, UserError, mistake
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with YAML 1.2's core schema.
 
-    YAML 1.1, PyYAML's default, reads `1e-3` as a string, `no` as False, `010` as 8 and `1:30` as 90:
-    a learning rate or a country code becomes something else without a word.
+    YAML 1.1, PyYAML's default, reads `1e-3` as a string, `no` as False, `010` as 8 and `1:30` as 90, so that
+    a learning rate or a country code changes silently.
     """
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
@@ -46,7 +46,7 @@ def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
         str(number)
         return number
     except ValueError:  # Python reads and writes at most 4,300 digits
-        raise yaml.constructor.ConstructorError(None, None, "a number of too many digits", node.start_mark) from None
+        raise yaml.constructor.ConstructorError(None, None, "a number with too many digits", node.start_mark) from None
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
@@ -54,13 +54,13 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
 
 @dataclass(frozen=True)
 class Config:
-    """A config as read: its values, and the line of every key."""
+    """A config as it was read: its values, and the line of each key."""
 
     source: str
-    """The file's path, for messages."""
+    """The file's path, or what else messages call it."""
     values: dict[str, Any]
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Dotted key -> line number, from 1. Keys that came from an override have none."""
+    """Dotted key -> line number, from 1. A key that an override set has none."""
 
     def where(self, key: str) -> str:
         """`compute.instance_count (line 7)`, or the bare key where no line is known."""
@@ -71,7 +71,7 @@ def read(path: str | Path) -> Config:
     """Read a YAML config.
 
     Raises:
-        UserError: the file is missing, empty, not YAML or not a mapping, or a key stands twice.
+        UserError: the file is missing, empty, not YAML or not a mapping, or it gives a key twice.
     """
     path = Path(path)
     try:
@@ -79,9 +79,7 @@ def read(path: str | Path) -> Config:
     except FileNotFoundError:
         raise mistake(str(path), "no such file", _other_configs(path)) from None
     except IsADirectoryError:
-        raise mistake(
-            str(path), "this is a folder", "name one YAML file in it. " + _other_configs(path / "_")
-        ) from None
+        raise mistake(str(path), "a folder, not a file", _other_configs(path / "_")) from None
     except PermissionError:
         raise mistake(str(path), "no permission to read it", f"chmod u+r {path}") from None
     except UnicodeDecodeError as error:
@@ -90,7 +88,7 @@ def read(path: str | Path) -> Config:
 
 
 def parse(text: str, source: str) -> Config:
-    """Parse YAML text into a Config; `source` is named in messages. Raises UserError as `read` does."""
+    """Parse YAML text into a Config. Messages name `source`. Raises UserError as `read` does."""
     loader = None
     try:
         loader = _Loader(text)
@@ -110,7 +108,9 @@ def parse(text: str, source: str) -> Config:
             raise UserError(problems, source)
         return Config(source, loader.construct_document(node), lines)
     except RecursionError:
-        raise mistake(source, "an alias that holds itself, or too many nested levels", "write it flat") from None
+        raise mistake(
+            source, "an alias that contains itself, or too many nested levels", "write the values out"
+        ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
@@ -121,17 +121,17 @@ def parse(text: str, source: str) -> Config:
             _yaml_fix(str(error.problem), line),
         ) from None
     except yaml.YAMLError as error:
-        raise mistake(source, f"not YAML: {error}", "remove the character that YAML does not allow") from None
+        raise mistake(source, f"not YAML: {error}", "remove the character that YAML forbids") from None
     finally:
         if loader is not None:
             loader.dispose()
 
 
 def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Issue]]:
-    """The config with each `dotted.key=value` set; a value is read as YAML, so `[1, 2]`, `true` and `1e-3` have their types.
+    """Set each `dotted.key=value`. A value is read as YAML, so that `[1, 2]`, `true` and `1e-3` keep their types.
 
     Returns:
-        The changed config, and a Issue for every override that could not be applied.
+        The changed config, and an Issue for every override that could not be applied.
     """
     values, lines, problems = deepcopy(config.values), dict(config.lines), []
     for text in overrides:
@@ -167,7 +167,7 @@ def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Iss
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` laid over it: mappings are merged key by key, everything else is replaced."""
+    """`base` with `changes` applied: mappings are merged key by key, everything else is replaced."""
     merged = dict(base)
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
@@ -176,7 +176,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> Issue | None:
-    """Set a dotted key in place, making mappings on the way; a Issue where a value stands in the way."""
+    """Set a dotted key in place, making mappings on the way; an Issue where another value is in the way."""
     *parents, last = key.split(".")
     at = values
     for depth, parent in enumerate(parents):
@@ -192,9 +192,9 @@ def _set(values: dict[str, Any], key: str, value: Any) -> Issue | None:
 
 
 def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[int] | None = None) -> Iterator[Issue]:
-    """Yield a Issue for every duplicate or non-text key below a node; note each key's line on the way.
+    """Yield an Issue for every duplicate or non-text key below a node, and note each key's line.
 
-    An aliased node is looked at once, so that aliases of aliases cost no time.
+    An aliased node is visited once, so that aliases of aliases cost no time.
     """
     seen = set() if seen is None else seen
     if id(node) in seen:
@@ -217,7 +217,7 @@ def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[i
         key = prefix + key_node.value
         if key_node.value in here:
             first = here[key_node.value]
-            yield Issue(key=key, found=f"stands twice, in lines {first} and {line}", fix="keep one of them")
+            yield Issue(key=key, found=f"given twice, on lines {first} and {line}", fix="keep one of them")
         here[key_node.value] = lines[key] = line
         yield from _check_keys(value_node, key + ".", lines, seen)
 
@@ -231,9 +231,9 @@ def _yaml_fix(problem: str, line: str) -> str:
     if "\\t" in problem or "\t" in line:
         return "indent with spaces: YAML allows no tab there"
     if "mapping values are not allowed" in problem:
-        return "quote the value that holds a colon, or indent the line as its neighbours"
+        return "quote the value that contains a colon, or indent the line like its neighbours"
     if "could not determine a constructor" in problem:
-        return "remove the !tag: only plain values are read"
+        return "remove the !tag: a config holds plain values only"
     if "undefined alias" in problem:
         return "quote a value that begins with *"
-    return "look for a missing quote, bracket or space after a colon in this line or the one before"
+    return "look for a missing quote, bracket or space after a colon on this line or the one before"

@@ -78,7 +78,7 @@ def _refuse(run: str, made: Plan) -> None:
     """Raise a UserError where a probe cannot be started, with what to do."""
     script = made.job.script
     unknown = [one for one in made.issues if one.key in (f"hyperparameters.{SETTING}", "hyperparameters")]
-    if [one for one in unknown if one.level == "not checked" or "knows no such" in one.found]:
+    if [one for one in unknown if one.level == "not checked" or "has no such" in one.found]:
         raise mistake(
             "--probe",
             f"{script} of {run} has no setting {SETTING}: it is a script of your own, or of an older version of this kit",

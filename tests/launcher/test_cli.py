@@ -86,7 +86,7 @@ def test_two_hosts_by_a_flag(config):
     ("arguments", "expected"),
     [
         (["run", "nowhere.yaml"], "no such file"),
-        (["run", "configs"], "this is a folder"),
+        (["run", "configs"], "a folder, not a file"),
         (["plan", "configs/quickstart.yaml", "epochs=3"], "epochs: unknown key"),
         (["plan", "configs/quickstart.yaml", "hyperparameters.epochs"], "write key=value"),
         (["plan", "configs/quickstart.yaml", "--hosts", "0"], "compute.instance_count: 0"),

@@ -30,17 +30,17 @@ def test_scalars_are_read_as_yaml_1_2_says(text, value):
         ("# only a comment\n", "the file is empty"),
         ("- a\n- b\n", "a sequence at the top"),
         ("just text", "a scalar at the top"),
-        ("a: 1\na: 2\n", "a: stands twice, in lines 1 and 2"),
-        ("a:\n  b: 1\n  c: 2\n  b: 3\n", "a.b: stands twice, in lines 2 and 4"),
+        ("a: 1\na: 2\n", "a: given twice, on lines 1 and 2"),
+        ("a:\n  b: 1\n  c: 2\n  b: 3\n", "a.b: given twice, on lines 2 and 4"),
         ("1: x", "a key that is not text"),
         ("a: [1, 2", "test.yaml:1: not YAML"),
         ("a:\n\tb: 1\n", "indent with spaces"),
-        ("a: b: c", "quote the value that holds a colon"),
+        ("a: b: c", "quote the value that contains a colon"),
         ("a: !!python/object:os.system x", "remove the !tag"),
         ("a: *nothing", "quote a value that begins with *"),
         ("a: 1\n---\nb: 2", "not YAML"),
         ("a: \x07", "not YAML"),
-        ("a: " + "9" * 5000, "a number of too many digits"),
+        ("a: " + "9" * 5000, "a number with too many digits"),
         ("a: " + "[" * 2000 + "]" * 2000, "too many nested levels"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_missing_file_names_the_ones_beside_it(tmp_path):
 
 
 def test_a_folder_and_a_binary_file_are_refused(tmp_path):
-    with pytest.raises(UserError, match="this is a folder"):
+    with pytest.raises(UserError, match="a folder, not a file"):
         yaml_file.read(tmp_path)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="not UTF-8"):
@@ -73,7 +73,7 @@ def test_overrides_reach_any_depth_and_keep_their_types():
     assert config.values == {"a": {"b": 1e-4, "d": [1, "x"]}, "c": "7", "e": {"f": {"g": True}}, "h": "it=s"}
 
 
-def test_wrong_overrides_are_all_told_at_once():
+def test_wrong_overrides_are_all_reported_at_once():
     config, problems = yaml_file.override(
         yaml_file.parse("a: 1", "x"), ["plain", "a.b=2", "=3", "c=[", "d..e=1", "f=1"]
     )

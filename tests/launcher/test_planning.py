@@ -229,7 +229,7 @@ def test_a_script_that_would_not_travel_is_refused(script_job):
         ({"inputs": {"donn\u00e9es": {"folder": "/"}}}, "not a channel name"),
         ({"inputs": {"train": {"folder": "~nosuchuser/x"}}}, "check the path"),
         ({"source": __file__}, "a file"),
-        ({"hyperparameters": {"api_key": "sk-123"}}, "pass it under environment: API_KEY"),
+        ({"hyperparameters": {"api_key": "sk-123"}}, "add API_KEY: ... under environment"),
         ({"hyperparameters": {"a=b": 1}}, "a name with ="),
         ({"hyperparameters": {"rate": float("nan")}}, "finite number"),
         ({"compute": {"instance_count": 1000}, "distribution": "torchrun"}, "valid: at most 16"),

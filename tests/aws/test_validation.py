@@ -1,0 +1,442 @@
+"""What SageMaker would refuse, ignore or fail on late is found offline, each with its level, its place and its fix."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launcher
+from launcher.aws import catalog, cluster, limits, validation
+from launcher.backends.plans import plan_config
+from launcher.config.issues import Issue
+from launcher.config.loading import SDK_NAMES, _field_at
+from tests.conftest import ROOT
+
+US_WEST_2 = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
+P4D, P3, G5, CPU = "ml.p4d.24xlarge", "ml.p3.16xlarge", "ml.g5.12xlarge", "ml.m5.xlarge"
+FSX = {"fsx": "fs-0123456789abcdef0", "path": "/fsx/train"}
+VPC = {"subnets": ["subnet-0a1b2c3d"], "security_groups": ["sg-0a1b2c3d"]}
+GROUPS = [
+    {"name": "gpus", "instance_type": P4D, "instance_count": 2},
+    {"name": "cpus", "instance_type": "ml.c5.4xlarge", "instance_count": 1},
+]
+GROUPED = {"instance_groups": GROUPS, "training_groups": ["gpus"]}
+KIT = {"source": None, "script": "train_classifier.py", "hyperparameters": {"model": "resnet18"}}
+"""One of this kit's own scripts instead of the user's."""
+DALI = {"model": "resnet18", "preprocessing": "dali"}
+
+S3 = "s3://amzn-s3-demo-bucket/"
+GOOD = {
+    "name": "test",
+    "script": "train.py",
+    "role": "arn:aws:iam::123456789012:role/SageMakerTraining",
+    "region": "us-west-2",
+    "output": f"{S3}runs",
+    "image": {"framework_version": "2.0.1", "python": "py310"},
+    "compute": {"instance_type": P4D, "instance_count": 2},
+    "distribution": "smddp",
+    "inputs": {"train": {"s3": f"{S3}train/"}, "validation": {"s3": f"{S3}validation/"}},
+}
+
+# What is changed in GOOD; then the issue's key, a piece of `found` and a piece of `fix`.
+ERRORS = [
+    # -- what SageMaker needs
+    ({"role": None}, "role", "missing", "add role: arn:aws:iam::"),
+    ({"region": None}, "region", "missing", "add region: us-west-2"),
+    ({"output": None}, "output", "missing", "add output: s3://"),
+    ({"image": None}, "image", "missing", "framework_version"),
+    ({"compute": {"price_per_hour": 1.0}}, "compute.instance_type", "missing", "instance_type: ml."),
+    # -- names and keys
+    ({"name": "kt_food_tag"}, "name", "kt_food_tag", "write name: kt-food-tag"),
+    ({"name": "x" * 90}, "name", "xxx", f"write name: {'x' * 42}"),
+    ({"compute.use_spot_instance": True}, "compute.use_spot_instance", "unknown key", "did you mean compute.spot, which SageMaker's SDK calls use_spot_instances?"),
+    ({"use_spot_instance": True}, "use_spot_instance", "unknown key", "did you mean compute.spot"),
+    ({"inputs.train.use_spot_instance": True}, "inputs.train.use_spot_instance", "unknown key", "did you mean compute.spot"),
+    ({"compute.spott": True}, "compute.spott", "unknown key", "did you mean spot?"),
+    ({"compute.volume_size": 50}, "compute.volume_size", "unknown key", "did you mean compute.volume_gb, which"),
+    ({"spot": True}, "spot", "unknown key", "did you mean compute.spot?"),
+    ({"compute.distribution": "torchrun"}, "compute.distribution", "unknown key", "did you mean distribution?"),
+    ({"network": {"subnet": []}}, "network.subnet", "unknown key", "did you mean subnets?"),
+    ({"profiling": {"system_intervall_ms": 500}}, "profiling.system_intervall_ms", "unknown key", "did you mean system_interval_ms?"),
+    ({"compute.zzz": 1}, "compute.zzz", "unknown key", "remove it"),
+    ({"profiling": {"system_interval_ms": 123}}, "profiling.system_interval_ms", "123", "system_interval_ms: 500"),
+    ({"compute.instance_type": "p4d.24xlarge"}, "compute.instance_type", "p4d.24xlarge", "ml.p4d.24xlarge"),
+    ({"role": "SageMakerTraining"}, "role", "SageMakerTraining", "arn:aws:iam::"),
+    # -- hosts
+    ({"compute.instance_type": "ml.p4.24xlarge"}, "compute.instance_type", "ml.p4.24xlarge: SageMaker has no such instance type", "did you mean ml.p4d.24xlarge?"),
+    ({"compute.volume_key": "alias/mine"}, "compute.volume_key", "disks of its own", "remove volume_key"),
+    ({"compute.volume_key": "a key!", "compute.instance_type": P3}, "compute.volume_key", "a key!", "correct the key"),
+    ({"output_key": "a key!"}, "output_key", "a key!", "correct the key"),
+    ({"compute.training_plan": "mine"}, "compute.training_plan", "mine", "list-training-plans"),
+    ({"compute.instance_groups": GROUPS}, "compute.instance_type", "beside instance_groups", "or the groups"),
+    ({"compute": {"instance_groups": [GROUPS[0], GROUPS[0]], "training_groups": ["gpus"]}}, "compute.instance_groups", "two groups of one name", "rename one"),
+    ({"compute": {**GROUPED, "price_per_hour": 32.77}}, "compute.price_per_hour", "groups of different instance types", "--check"),
+    ({"compute": {**GROUPED, "training_groups": ["gpu"]}}, "compute.training_groups", "no group gpu", "did you mean gpus?"),
+    ({"compute": {"instance_groups": GROUPS}}, "compute.training_groups", "0 groups for smddp", "training_groups: [gpus]"),
+    ({"compute": {"instance_groups": GROUPS}, "distribution": "torchrun"}, "distribution", "each group would train a model of its own", "or one group"),
+    ({"compute": GROUPED, "distribution": "none"}, "compute.training_groups", "ignored with distribution: none", "smddp"),
+    ({"compute": {**GROUPED, "keep_alive_minutes": 5}}, "compute.keep_alive_minutes", "several instance groups", "remove keep_alive_minutes"),
+    ({"compute": GROUPED, "distribution": "none", "compute.training_groups": [], "image": {"framework_version": "1.9.1", "python": "py38"}}, "compute.instance_groups", "several groups with PyTorch 1.9.1", "take a newer image"),
+    ({**KIT, "compute": GROUPED}, "compute.instance_groups", "on those of cpus it would train too", "write one group"),
+    ({"compute": GROUPED, "inputs.train.instance_groups": ["gpu"]}, "inputs.train.instance_groups", "no group gpu", "did you mean gpus?"),
+    ({"compute": GROUPED, "inputs.train.instance_groups": ["gpus"]}, "inputs.validation", "on every channel or on none", "add instance_groups: [gpus, cpus]"),
+    ({"compute": GROUPED, "inputs.validation.instance_groups": ["gpus"], "inputs.train": FSX, "network": VPC}, "inputs.train", "a file system goes to all groups", "remove instance_groups"),
+    # -- time, spot, warm pools, checkpoints
+    ({"compute.spot": True, "checkpoints": S3, "compute.max_hours": 6.0, "compute.max_wait_hours": 5.0}, "compute.max_wait_hours", "5 h, less than max_hours (6 h)", "max_wait_hours: 12"),
+    ({"compute.max_wait_hours": 5.0}, "compute.max_wait_hours", "without spot", "spot: true"),
+    ({"compute.keep_alive_minutes": 5, "compute.spot": True, "checkpoints": S3}, "compute.keep_alive_minutes", "a warm pool with spot", "remove keep_alive_minutes or spot"),
+    ({"checkpoints": {"s3": S3, "path": "/opt/ml/model/state"}}, "checkpoints.path", "another use in the container", "remove path; then it is /opt/ml/checkpoints"),
+    ({**KIT, "checkpoints": {"s3": S3, "path": "/opt/ml/saved"}}, "checkpoints.path", "none would reach S3", "remove path; then it is /opt/ml/checkpoints"),
+    ({"compute.max_hours": 700.0}, "compute.max_hours", "700", "max_hours: 1.5"),
+    # -- how training is spread
+    ({"compute.instance_type": G5}, "distribution", f"smddp on {G5}", "write distribution: torchrun (nccl uses EFA there)"),
+    ({"compute.instance_type": "ml.p5.48xlarge"}, "distribution", "smddp on ml.p5.48xlarge", "torchrun"),
+    ({"compute.instance_type": P3}, "distribution", "library of PyTorch 2.0.1 (2.0.1) runs there no more", "torchrun"),
+    ({"image": {"framework_version": "2.6.0", "python": "py312"}}, "distribution", "smddp with PyTorch 2.6.0", "torchrun, or an image of one of these versions"),
+    ({"image": {"framework_version": "2.0", "python": "py310"}}, "distribution", "smddp with PyTorch 2.0, which does not say which patch's", 'in full: "2.0.1"'),
+    ({"custom_mpi_options": "-verbose", "distribution": "torchrun"}, "custom_mpi_options", "ignored with distribution: torchrun", "smddp"),
+    ({"distribution": "torchrun", "compute.processes_per_host": 9}, "compute.processes_per_host", "9 processes for the 8 GPUs", "null"),
+    ({"compute.processes_per_host": 4}, "compute.processes_per_host", "one process a GPU", "remove processes_per_host"),
+    ({"compute.instance_type": P3, "distribution": "torchrun", "hyperparameters": {"dtype": "bf16"}}, "hyperparameters.dtype", "bf16 on V100", "fp16 or fp32"),
+    ({"compute.instance_type": P3, "distribution": "torchrun", "hyperparameters": {"precision": "tf32"}}, "hyperparameters.precision", "tf32 on V100", "fp16 or fp32"),
+    ({**KIT, "hyperparameters": {"student": "vit_small_patch16_224", "gradient_compression": "bf16"}}, "hyperparameters.gradient_compression", "bf16 with smddp", "gradient_compression: none"),
+    ({"hyperparameters": {"global_batch_size": 100}}, "hyperparameters.global_batch_size", "100 images do not divide by 16 processes", "96 or 112"),
+    # -- the image
+    ({"image": {"framework_version": "2.0.2", "python": "py310"}}, "image", "2.0.2", "image.framework_version"),
+    ({"region": "eu-west-1", "image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "an image in us-west-2 for a job in eu-west-1", "write eu-west-1 in the address"),
+    ({"image": {"uri": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine:1"}}, "image.uri", "an image in eu-west-1", "after a copy there"),
+    ({"image": {"uri": f"{US_WEST_2}/pytorch-training:2.3.0-gpu-py311-cu121-ubuntu20.04-ec2"}}, "image.uri", "for EC2", "ends in -sagemaker"),
+    ({**KIT, "image": {"framework_version": "1.13.1", "python": "py39"}}, "image", "PyTorch 1.13.1 with py39", "2.0.1"),
+    ({**KIT, "hyperparameters": DALI}, "hyperparameters.preprocessing", "dali with PyTorch 2.0.1, whose image has CUDA 11", "2.8.0"),
+    ({**KIT, "hyperparameters": DALI, "image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.0-gpu-py310-cu118-ubuntu20.04-sagemaker"}}, "hyperparameters.preprocessing", "dali with PyTorch 2.0.0", "preprocessing: cpu"),
+    # -- data
+    ({**KIT, "inputs.train.mode": "Pipe"}, "inputs.train.mode", "this kit's scripts read files", "FastFile"),
+    ({"inputs.train": {"s3": f"{S3}m.json", "data_type": "AugmentedManifestFile", "attributes": ["source-ref"]}}, "inputs.train.data_type", "without Pipe mode", "add them"),
+    ({"inputs.train.attributes": ["source-ref"]}, "inputs.train.attributes", "without an augmented manifest", "AugmentedManifestFile"),
+    ({"inputs.train.compression": "Gzip"}, "inputs.train.compression", "Gzip without Pipe mode", "remove compression"),
+    ({"inputs.train.record_wrapper": "RecordIO", "inputs.train.mode": "File"}, "inputs.train.record_wrapper", "RecordIO without Pipe mode", "remove record_wrapper"),
+    ({"inputs.train": FSX}, "inputs.train", "FSx for Lustre without network.subnets", "add network: {subnets:"),
+    ({"inputs.train": {"efs": "fs-0123456789abcdef0", "path": "/train"}}, "inputs.train", "EFS without network.subnets", "add network: {subnets:"),
+    ({"inputs.train": {**FSX, "mode": "FastFile"}}, "inputs.train", "mode with fsx: only data from S3 can have it", "correct train"),
+    ({"inputs.train": {"s3": S3, "folder": "data"}}, "inputs.train", "folder and s3", "correct train"),
+    ({"inputs.train": "s3://amzn-s3-demo-bucket/x"}, "inputs.train", "s3://", "{s3: s3://amzn-s3-demo-bucket/x}"),
+    ({"inputs.a b": {"s3": S3}}, "inputs.a b", "not a channel name", "rename it"),
+    # -- network
+    ({"network": {"subnets": ["subnet-0a1b2c3d"]}}, "network", "security_groups missing", "add security_groups"),
+    ({"network": {"security_groups": ["sg-0a1b2c3d"]}}, "network", "subnets missing", "add subnets"),
+    ({"network": {**VPC, "subnets": ["vpc-0a1b2c3d"]}}, "network.subnets", "vpc-0a1b2c3d", "correct the id"),
+    ({"network": {**VPC, "security_groups": ["default"]}}, "network.security_groups", "default", "correct the id"),
+    ({**KIT, "distribution": "torchrun", "network": {"isolation": True}}, "network.isolation", "requirements.txt travels", "image"),
+    ({"network": {"isolation": True}, "inputs.code": {"s3": S3}}, "inputs.code", "the code itself comes by a channel of this name", "rename yours"),
+    # -- Debugger and Profiler
+    ({"profiling": {"rules": {"ProfilerRaport": {}}}}, "profiling.rules.ProfilerRaport", "no such rule", "did you mean ProfilerReport?"),
+    ({"profiling": {"rules": {"CPUBottleneck": {"treshold": 1}}}}, "profiling.rules.CPUBottleneck.treshold", "no such parameter", "did you mean threshold?"),
+    ({"profiling": {"rules": {"ProfilerReport": {"CPUBottleneck_treshold": 1}}}}, "profiling.rules.ProfilerReport.CPUBottleneck_treshold", "no such parameter", "did you mean CPUBottleneck_threshold?"),
+    ({"profiling": {"rules": {"ProfilerReport": {}}}, "region": "eu-south-2"}, "profiling.rules", "no image sagemaker-debugger-rules:latest in the region eu-south-2", "do without its rules"),
+    ({"profiling": {"profiler": {}}, "region": "sa-east-1"}, "profiling.profiler", "no image detailed-profiler-processing:latest", "choose one of these regions"),
+    ({"debugger": {}, "checkpoints": S3}, "debugger", "not available in distributed training", "remove debugger: or checkpoints:"),
+    ({"debugger": {}, **KIT, "script": "train_kd.py"}, "debugger", "with a frozen teacher", "remove debugger:"),
+    # -- sizes
+    ({"hyperparameters": {"text": "x" * 5000}}, "hyperparameters.text", "5002 characters as JSON", "a file in an input channel"),
+    ({"hyperparameters": {f"h{number}": 1 for number in range(101)}}, "hyperparameters", "101 of them", "a file in an input channel"),
+    ({"hyperparameters": {f"h{number}": 1 for number in range(95)}}, "hyperparameters", "103 of them, with the 8 that the container's toolkit needs", "a file in an input channel"),
+    ({"custom_mpi_options": "x" * 2499}, "custom_mpi_options", "2501 characters", "shorten it"),
+    ({"inputs": {f"c{number}": {"s3": S3} for number in range(21)}}, "inputs", "21 of them", "remove some"),
+    ({"inputs": {f"c{number}": {"s3": S3} for number in range(20)}, "network": {"isolation": True}}, "inputs", "20 of them", "remove some"),
+    ({"tags": {f"t{number}": "" for number in range(51)}}, "tags", "51 of them", "remove some"),
+    ({"environment": {f"E{number}": "" for number in range(101)}}, "environment", "101 of them", "remove some"),
+    ({"environment": {"E": "x" * 513}}, "environment.E", "513 characters", "shorten it"),
+    ({"metrics": {f"m{number}": "(.)" for number in range(41)}}, "metrics", "41 of them", "remove some"),
+    ({"debugger": {"collections": {f"c{number}": {} for number in range(21)}}}, "debugger.collections", "21 of them", "remove some"),
+    ({"inputs.train": {"s3": S3, "data_type": "AugmentedManifestFile", "mode": "Pipe", "attributes": ["a"] * 17}}, "inputs.train.attributes", "17 of them", "remove some"),
+    ({"tags": {"a\nb": ""}}, "tags.a\nb", "not a tag's name", "rename it"),
+    ({"tags": {"AWS:x": ""}}, "tags.AWS:x", "not a tag's name", "rename it"),
+    ({"tags": {"team": "a;b"}}, "tags.team", "a;b", "write it with these"),
+    ({"metrics": {"loss": "("}}, "metrics.loss", "missing )", "correct the regular expression"),
+    ({"metrics": {"loss": "loss [0-9]+"}}, "metrics.loss", "0 groups", "into ( )"),
+    ({"metrics": {"loss": "(" + "." * 499 + ")"}}, "metrics.loss", "too long", "shorten it"),
+]  # fmt: skip
+
+WARNINGS = [
+    ({**KIT, "hyperparameters": DALI, "distribution": "torchrun", "compute.instance_type": CPU, "image": {"framework_version": "2.8.0", "python": "py312"}}, "hyperparameters.preprocessing", "dali on ml.m5.xlarge, which has no GPU", "preprocessing: cpu"),
+    ({"compute.volume_gb": 500}, "compute.volume_gb", "8000 GB of its own", "remove volume_gb"),
+    ({"compute.max_hours": 121.0}, "compute.max_hours", "a quota of 120 h a job", "ask AWS for a higher quota"),
+    ({"compute.spot": True, "compute.max_hours": 0.5}, "compute.spot", "spot without checkpoints, for up to 1 h", "add checkpoints:"),
+    ({"compute.spot": True}, "compute.spot", "spot without checkpoints, for up to 48 h", "add checkpoints: s3://"),
+    ({"distribution": "none"}, "distribution", "none, with 2 hosts", "torchrun"),
+    ({"image": {"uri": "public.ecr.aws/deep-learning-containers/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "public gallery", "from us-west-2's registry"),
+    ({"metrics": {"loss": "loss (([0-9.]+)|nan)"}}, "metrics.loss", "2 groups in", "(?: )"),
+    ({"hyperparameters": {"num_workers": 13}}, "hyperparameters.num_workers", "13 data workers for each of 8 processes on 96 vCPUs", "num_workers: 12"),
+    ({**KIT, "distribution": "none", "compute.instance_count": 1}, "distribution", "one process uses one of its 8 GPUs", "torchrun"),
+    ({"image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.1-cpu-py310"}}, "image.uri", "its GPUs would stay idle", "-gpu-"),
+    ({"image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.1-gpu-py310"}, "compute.instance_type": CPU, "distribution": "torchrun"}, "image.uri", "which has no GPU", "-cpu-"),
+    ({**KIT, "network": VPC}, "network.subnets", "need a way to PyPI", "NAT gateway"),
+    ({"network": {"encrypt_traffic": True}}, "network.encrypt_traffic", "slows distributed training", "remove it unless"),
+    ({"network": {"encrypt_traffic": True}, "compute": GROUPED}, "network.encrypt_traffic", "slows distributed training", "remove it unless"),
+    ({"profiling": {}}, "profiling", "closed to new customers since 2026-07-30", "remove profiling:"),
+    ({"profiling": {"profiler": {}}}, "profiling.profiler", "ends on 2027-06-30", "remove profiler:"),
+    ({"debugger": {}}, "debugger", "closed to new customers since 2026-07-30", "remove debugger:"),
+]  # fmt: skip
+
+NOT_CHECKED = [
+    ({"image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "image", "mine:1: not one of AWS's images", "container toolkit"),
+    ({"image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "distribution", "whether the image holds SageMaker's data parallel library", "import smdistributed.dataparallel"),
+    ({**KIT, "hyperparameters": DALI, "image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "hyperparameters.preprocessing", "whether the image holds NVIDIA's package", "pip install nvidia-dali-cuda120"),
+    ({}, "hyperparameters", "train.py declares no settings class", "dataclass"),
+]  # fmt: skip
+
+FINE = [
+    {"distribution": "torchrun", "compute.instance_type": CPU, "image": {"framework_version": "2.8.0", "python": "py312"}},
+    {"distribution": "torchrun", "compute.instance_type": G5},
+    {"distribution": "torchrun", "compute.instance_type": "ml.p5.48xlarge", "image": {"framework_version": "2.8.0", "python": "py312"}},
+    {"compute.instance_type": P3, "image": {"framework_version": "2.0.0", "python": "py310"}},
+    {"compute": GROUPED},
+    {"compute": GROUPED, "inputs.train.instance_groups": ["gpus"], "inputs.validation.instance_groups": ["cpus"]},
+    {"compute.spot": True, "checkpoints": S3},
+    {"compute.spot": True, "checkpoints": S3, "compute.max_hours": 6.0, "compute.max_wait_hours": 6.0},
+    {"checkpoints": {"s3": S3, "path": "/opt/ml/saved"}},
+    {**KIT, "checkpoints": {"s3": S3, "path": "/opt/ml/checkpoints/"}},
+    {"compute.keep_alive_minutes": 60},
+    {"inputs.train": FSX, "network": VPC},
+    {"network": {"isolation": True}},
+    {"profiling": {"rules": {"ProfilerReport": {"CPUBottleneck_threshold": 90}}}},
+    {"debugger": {}},
+    {"hyperparameters": {f"h{number}": 1 for number in range(92)}},
+    {"tags": {"team: ü": "a b"}},
+    {"metrics": {}},
+]  # fmt: skip
+"""Nothing of these is refused."""
+
+
+def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A config with dotted keys set; a whole part is replaced by its own key."""
+    made = deepcopy(values)
+    for key, value in changes.items():
+        at, (*above, last) = made, key.split(".")
+        for name in above:
+            at = at.setdefault(name, {})
+        at[last] = deepcopy(value)
+    return made
+
+
+def issues(values: dict[str, Any]) -> list[Issue]:
+    """What is told of a config for SageMaker, whether it is a job or not."""
+    try:
+        return list(launcher.plan(launcher.from_values(values), on="aws").issues)
+    except launcher.UserError as error:
+        return list(error.issues)
+
+
+def with_a_script(source: Path) -> dict[str, Any]:
+    """GOOD with a script of the user's own, which imports nothing and declares no settings."""
+    (source / "train.py").write_text("print('trained')\n")
+    return {**GOOD, "source": str(source)}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> dict[str, Any]:
+    return with_a_script(tmp_path_factory.mktemp("source"))
+
+
+CASES = (
+    [("error", *case) for case in ERRORS]
+    + [("warning", *case) for case in WARNINGS]
+    + [("not checked", *case) for case in NOT_CHECKED]
+)
+
+
+def short(value: Any) -> str:
+    return str(value).replace("\n", " ")[:60]
+
+
+@pytest.mark.parametrize(("level", "changes", "key", "found", "fix"), CASES, ids=short)
+def test_a_trap_is_told_with_its_level_its_place_and_its_fix(good, level, changes, key, found, fix):
+    told = issues(changed(good, changes))
+    assert [issue for issue in told if issue.key == key and issue.level == level and found in issue.found and fix in issue.fix], "\n".join(f"{issue.level}: {issue}" for issue in told)  # fmt: skip
+    if level != "error":
+        assert not [issue for issue in told if issue.level == "error"]
+
+
+@pytest.mark.parametrize("changes", FINE, ids=short)
+def test_what_sagemaker_takes_is_not_refused(good, changes):
+    assert [str(issue) for issue in issues(changed(good, changes)) if issue.level == "error"] == []
+
+
+def test_a_good_config_has_no_finding_but_about_its_settings_class_and_its_images_age(good):
+    told = [(issue.level, issue.key) for issue in issues(good)]
+    assert told == [("not checked", "hyperparameters"), ("warning", "image")]  # 2.0.1 gets no patches any more
+
+
+def test_no_rule_is_without_a_case(good):
+    """Every line of the rules that makes a Issue runs in at least one case above."""
+    wanted = {
+        (module.__file__, node.lineno)
+        for module in (validation, cluster, limits)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Issue", "warning")
+    }
+    files = {file for file, _ in wanted}
+    run = set()
+
+    def on_line(frame, event, _):
+        if frame.f_code.co_filename not in files:
+            return None
+        run.add((frame.f_code.co_filename, frame.f_lineno))
+        return on_line
+
+    before = sys.gettrace()
+    sys.settrace(on_line)
+    try:
+        for _, changes, *_ in CASES:
+            with contextlib.suppress(launcher.UserError):
+                traps_of(launcher.from_values(changed(good, changes)))
+    finally:
+        sys.settrace(before)
+    left = sorted(f"{Path(file).name}:{line}" for file, line in wanted - run)
+    assert len(wanted) > 50 and left == []
+
+
+def traps_of(job: launcher.Job) -> list[Issue]:
+    return validation.check(job, kit_script=job.source is None, requirements=job.source is None)
+
+
+def test_what_the_sdk_calls_a_thing_is_answered_with_what_a_config_calls_it():
+    from sagemaker.estimator import EstimatorBase, Framework
+    from sagemaker.pytorch import PyTorch
+
+    known = {name for made in (PyTorch, Framework, EstimatorBase) for name in inspect.signature(made.__init__).parameters}  # fmt: skip
+    assert set(SDK_NAMES) <= known
+    for ours in SDK_NAMES.values():
+        assert _field_at(ours.split("."))[1] is not None, ours
+
+
+# -- the stories' configs ---------------------------------------------------------------------------------------------
+
+STORIES = ("kt_food_tag", "hyundai_segmentation", "dali_imagenette")
+TEACHER = "inputs.teacher={s3: s3://amzn-s3-demo-bucket/teacher/}"
+
+BROKEN = {
+    "kt_food_tag": [
+        (["compute.instance_type=ml.g5.48xlarge"], "distribution", "smddp on ml.g5.48xlarge", "torchrun"),
+        (['image={framework_version: "2.6.0", python: py312}'], "distribution", "smddp with PyTorch 2.6.0", "torchrun"),
+        (["compute.use_spot_instance=true"], "compute.use_spot_instance", "unknown key", "did you mean compute.spot"),
+        (["compute.spot=true"], "compute.spot", "spot without checkpoints, for up to 60 h", "add checkpoints"),
+        (["debugger={}"], "debugger", "frozen teacher", "remove debugger"),
+        (["region=eu-west-1"], "image.uri", "an image in us-west-2 for a job in eu-west-1", "write eu-west-1"),
+        (["hyperparameters.global_batch_size=1000"], "hyperparameters.global_batch_size", "1000 images do not divide by 32 processes", "992 or 1024"),
+        (["hyperparameters.temprature=4"], "hyperparameters.temprature", "has no such hyperparameter", "did you mean temperature?"),
+        (["name=kt_food_tag"], "name", "kt_food_tag", "write name: kt-food-tag"),
+        (["profiling.profiler.cpu_seconds=0"], "profiling.profiler.cpu_seconds", "0", "cpu_seconds: 3600"),
+    ],
+    "hyundai_segmentation": [
+        (["network.subnets=[]", "network.security_groups=[]"], "inputs.train", "FSx for Lustre without network.subnets", "add network"),
+        (["inputs.train={fsx: fs-0123456789abcdef0}"], "inputs.train", "fsx without path", "correct train"),
+        (["inputs.train.mode=FastFile"], "inputs.train", "mode with fsx", "correct train"),
+        (["compute.instance_type=ml.p4.24xlarge"], "compute.instance_type", "no such instance type", "did you mean ml.p4d.24xlarge?"),
+        (["compute.spot=true", "compute.max_wait_hours=6", "checkpoints=s3://amzn-s3-demo-bucket/c"], "compute.max_wait_hours", "6 h, less than max_hours (12 h)", "max_wait_hours: 24"),
+        (["compute.spot=true", "compute.keep_alive_minutes=30"], "compute.keep_alive_minutes", "a warm pool with spot", "remove keep_alive_minutes or spot"),
+        (["profiling.system_interval_ms=250"], "profiling.system_interval_ms", "250", "system_interval_ms: 500"),
+        (["network.isolation=true"], "network.isolation", "requirements.txt travels", "image"),
+    ],
+    "dali_imagenette": [
+        (["distribution=smddp"], "distribution", "smddp on ml.p3.2xlarge", "torchrun"),
+        (['image={framework_version: "1.8.1", python: py36}'], "image", "PyTorch 1.8.1 with py36", "2.0.1"),
+        (["compute.instance_count=2"], "distribution", "none, with 2 hosts", "torchrun"),
+        (["profiling.rules={ProfilerRaport: {}}"], "profiling.rules.ProfilerRaport", "no such rule", "did you mean ProfilerReport?"),
+        (["region=ap-southeast-7"], "profiling.rules", "no image sagemaker-debugger-rules:latest", "do without its rules"),
+        (["inputs.train.mode=Pipe"], "inputs.train.mode", "this kit's scripts read files", "FastFile"),
+        (["output=s3://Bucket/runs"], "output", "s3://Bucket/runs", "s3://bucket/prefix"),
+    ],
+}  # fmt: skip
+
+
+def told_of(config: str, overrides: list[str]) -> list[Issue]:
+    try:
+        return list(plan_config(ROOT / "configs" / f"{config}.yaml", overrides, on="aws").issues)
+    except launcher.UserError as error:
+        return list(error.issues)
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "key", "found", "fix"),
+    [(config, *case) for config, cases in BROKEN.items() for case in cases],
+    ids=short,
+)
+def test_a_broken_variant_of_a_story_is_refused(config, overrides, key, found, fix):
+    errors = [issue for issue in told_of(config, overrides) if issue.level == "error"]
+    assert [
+        issue for issue in errors if issue.key.split(" (line")[0] == key and found in issue.found and fix in issue.fix
+    ], "\n".join(map(str, errors))
+
+
+@pytest.mark.parametrize(("config", "overrides"), [*((story, []) for story in STORIES), ("quickstart", [TEACHER])])
+def test_the_configs_as_they_stand_are_not_refused(config, overrides, tmp_path, monkeypatch):
+    for split in ("train", "validation"):
+        (tmp_path / "data/digits" / split / "0").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert [str(issue) for issue in told_of(config, overrides) if issue.level == "error"] == []
+
+
+def test_many_mistakes_in_one_config_come_all_at_once(tmp_path):
+    config = tmp_path / "broken.yaml"
+    config.write_text(
+        """
+name: my_job
+script: train_classifier.py
+role: SageMakerTraining
+region: us-west-2
+use_spot_instances: true
+compute: {instance_type: ml.g5.12xlarge, instance_count: 2, max_wait_hours: 5, keep_alive_minutes: 10, spot: true}
+distribution: smddp
+image: {framework_version: "2.6.0", python: py312}
+inputs:
+  train: {fsx: fs-0123456789abcdef0, path: /fsx/train}
+  validation: {s3: s3://amzn-s3-demo-bucket/v/, mode: Pipe}
+output: s3://amzn-s3-demo-bucket/runs
+tags: {"aws:team": vision}
+metrics: {loss: "loss [0-9]+"}
+environment: {SM_MODEL_DIR: /tmp}
+profiling: {rules: {ProfilerRaport: {}}}
+hyperparameters: {model: resnet18, epohcs: 3, global_batch_size: 30, note: "%s"}
+"""
+        % ("x" * 2500)
+    )
+    with pytest.raises(launcher.UserError) as told:
+        plan_config(config, on="aws")
+    keys = [issue.key.partition(" (line")[0] for issue in told.value.issues]
+    assert sorted(keys) == sorted([
+        "name", "role", "use_spot_instances",
+        "compute.spot", "compute.max_wait_hours", "compute.keep_alive_minutes", "distribution", "distribution",
+        "inputs.train", "inputs.validation.mode", "tags.aws:team", "metrics.loss", "environment.SM_MODEL_DIR",
+        "profiling.rules.ProfilerRaport", "hyperparameters.epohcs", "hyperparameters.global_batch_size",
+        "hyperparameters.note",
+    ])  # fmt: skip
+    assert str(told.value).startswith(f"{len(keys)} mistakes in {config}:")
+
+
+def test_a_version_that_the_rules_propose_has_an_image():
+    catalog.training_image("us-west-2", P4D, "2.0.1", "py310")
+    catalog.training_image("us-west-2", P4D, "2.8.0", "py312")
+
+
+def test_a_plan_says_which_group_starts_what(good):
+    planned = changed(good, {"compute": {**GROUPED, "instance_groups": GROUPS[::-1]}})
+    plan = launcher.plan(launcher.from_values(planned), on="aws")
+    assert [(host.group, host.command[0]) for host in plan.hosts] == [
+        ("cpus", "python"),
+        ("gpus", "mpirun"),
+        ("gpus", "sshd"),
+    ]
+    assert "algo-1      cpus, algo-1: python train.py" in str(
+        plan
+    ) and "gpus, algo-2: mpirun --host algo-2:8,algo-3:8 -np 16" in str(plan)
+    here = launcher.plan(launcher.from_values(planned)).issues
+    [issue] = [issue for issue in here if issue.key == "compute.instance_groups"]
+    assert issue.level == "warning" and "launcher emulate" in issue.fix
