@@ -97,6 +97,6 @@ def _study(
         say=arguments.say,
     )
     print(f"\n{found}\n\ntable   {found.file}")
-    if found.table:
+    if found.tables():
         print(f"charts  {found.plot(found.file.with_suffix('.svg'))}")
     return RUN_FAILED if found.failed else DONE

@@ -10,8 +10,8 @@ from launcher.config.redaction import redact
 from launcher.show import html
 
 Distribution = Literal["smddp", "torchrun", "none"]
-Way = Literal["cpu_reference", "cpu", "cpu_composed", "dali"]
-"""A way of preprocessing: the setting of that name, and cpu_composed is cpu with compose_augmentation."""
+Pipeline = Literal["cpu_reference", "cpu", "cpu_composed", "dali"]
+"""A preprocessing pipeline: the setting `preprocessing`; cpu_composed is cpu with compose_augmentation."""
 Text = Annotated[str, StringConstraints(min_length=1)]
 S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", max_length=1024)]
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
@@ -271,12 +271,12 @@ class StudySection(Part):
         examples=["[1, 4, 8, 12]"],
     )
     """Augmentation load factors; these are the DALI post's."""
-    ways: list[Way] = Field(
+    pipelines: list[Pipeline] = Field(
         default_factory=list,
         description="cpu_reference, cpu, cpu_composed, dali",
         examples=["[cpu_reference, dali]"],
     )
-    """Ways of preprocessing; the first is what the others are compared with. Empty: all that the machine has."""
+    """Preprocessing pipelines; the others are compared with the first. Empty: all that run on the machine."""
     hosts: list[Annotated[int, Field(ge=1, le=MAX_HOSTS)]] = Field(
         default_factory=lambda: [1, 2, 4, 8],
         min_length=1,

@@ -46,7 +46,7 @@ def about(evidence: Evidence) -> str:
     parts = [counted(len(evidence.measurements.hosts), "host")] if evidence.measurements.hosts else []
     world_size, step_seconds = evidence.world_size, evidence.step_seconds
     if world_size is not None and step_seconds is not None:
-        parts.append(counted(world_size, "process").replace("processs", "processes"))
+        parts.append(counted(world_size, "process", "processes"))
         steps = evidence.ranks[0]
         parts.append(f"steps {int(steps.step[0] - windows.counts(steps)[0]) + 1} to {int(steps.step[-1])}")
         parts.append(f"{step_seconds:.3g} s a step")

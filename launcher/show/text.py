@@ -8,9 +8,9 @@ def dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd >= 0.1 or usd == 0 else f"${usd:.4f}"
 
 
-def counted(number: int, thing: str) -> str:
-    """`1 file`, `2 files`."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+def counted(number: int, thing: str, things: str = "") -> str:
+    """`1 file`, `2 files`; `things` is the plural where an s does not make it."""
+    return f"{number} {thing if number == 1 else things or thing + 's'}"
 
 
 def indent(text: str, prefix: str = "  ") -> str:

@@ -27,5 +27,5 @@ def timm_models() -> frozenset[str]:
 
 
 def unknown(model: str) -> bool:
-    """Whether timm has no such model; False where nobody can tell. What stands after a dot is a name of weights."""
+    """Whether timm has no such model; False where that cannot be known. What follows a dot names weights."""
     return bool(timm_models()) and ":" not in model and model.partition(".")[0] not in timm_models()

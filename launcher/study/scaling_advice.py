@@ -1,27 +1,27 @@
-"""How many hosts to take: for a deadline, for a budget, for the least money, and for the least time."""
+"""The number of hosts to take: for a deadline, for a budget, for the least money, and for the least time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.show.text import dollars
+from launcher.show.text import counted, dollars
 from launcher.study.scaling_model import ScalingModel
 from launcher.study.scaling_sizes import Line
 
 FARTHEST = 4
-"""Times the hosts of the largest measured size: further a prediction would be a guess."""
+"""Times the hosts of the largest measured size: the model is not asked beyond."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """So many hosts, and what they would take."""
+    """A number of hosts, and what the training would take on them."""
 
     hosts: int
     rate: float
     """Images a second."""
     measured: bool
-    """false: the model's word."""
+    """false: predicted by the model."""
     images: int
     """Of the whole training: images an epoch times epochs."""
     usd_an_hour: float | None
@@ -41,17 +41,19 @@ class Offer:
 
     def __str__(self) -> str:
         cost = f"{self.host_hours:.3g} host-hours" if self.usd is None else dollars(self.usd)
-        hosts = f"{self.hosts} host{'s' if self.hosts > 1 else ''}"
-        return f"{hosts}, {self.hours:.3g} h, {cost}, {'measured' if self.measured else 'predicted'}"
+        return (
+            f"{counted(self.hosts, 'host')}, {self.hours:.3g} h, {cost}, {'measured' if self.measured else 'predicted'}"
+        )
 
 
 def offers(
     line: Line, model: ScalingModel | None, processes_a_host: int, images: int, usd_an_hour: float | None
 ) -> list[Offer]:
-    """What can be had on a line of sizes: those that were measured, and those that the model reaches.
+    """The measured sizes of a line, and those that the model reaches.
 
     Args:
-        model: None: the measured sizes alone.
+        processes_a_host: processes per host.
+        model: None: only the measured sizes.
         images: of the whole training.
         usd_an_hour: of one host; None: no price known.
     """
@@ -76,27 +78,27 @@ def advice(choices: Sequence[Offer], deadline_hours: float | None, budget_usd: f
         choices: of one line; at least one.
     """
     priced = choices[0].usd is not None
-    told = []
+    fastest, cheapest = (
+        min(choices, key=lambda one: (one.hours, one.hosts)),
+        min(choices, key=lambda one: (one.host_hours, one.hosts)),
+    )
+    sentences = []
     if deadline_hours is not None:
         fitting = [offer for offer in choices if offer.hours <= deadline_hours]
-        if fitting:
-            told.append(f"for the deadline of {deadline_hours:g} h: {min(fitting, key=lambda offer: offer.hosts)}")
-        else:
-            fastest = min(choices, key=lambda offer: offer.hours)
-            told.append(f"for the deadline of {deadline_hours:g} h: none of these sizes; the fastest is {fastest}")
+        answer = (
+            str(min(fitting, key=lambda offer: offer.hosts))
+            if fitting
+            else f"no size meets it; the fastest is {fastest}"
+        )
+        sentences.append(f"deadline of {deadline_hours:g} h: {answer}")
     if budget_usd is not None:
         fitting = [offer for offer in choices if offer.usd is not None and offer.usd <= budget_usd]
         if not priced:
-            told.append(
-                f"for the budget of {dollars(budget_usd)}: no price known, give compute.price_per_hour, in US dollars"
-            )
+            answer = "no price known; set compute.price_per_hour, in US dollars"
         elif fitting:
-            fastest = min(fitting, key=lambda offer: offer.hours)
-            told.append(f"for the budget of {dollars(budget_usd)}, the fastest: {fastest}")
+            answer = str(min(fitting, key=lambda offer: offer.hours))
         else:
-            least = min(choices, key=lambda offer: offer.host_hours)
-            told.append(f"for the budget of {dollars(budget_usd)}: none of these sizes; the cheapest is {least}")
-    about = "cheapest" if priced else "cheapest, by host-hours because no price is known"
-    told.append(f"{about}: {min(choices, key=lambda offer: (offer.host_hours, offer.hosts))}")
-    told.append(f"fastest: {min(choices, key=lambda offer: (offer.hours, offer.hosts))}")
-    return told
+            answer = f"no size fits; the cheapest is {cheapest}"
+        sentences.append(f"budget of {dollars(budget_usd)}: {answer}")
+    sentences.append(f"cheapest{'' if priced else ' by host-hours, as no price is known'}: {cheapest}")
+    return [*sentences, f"fastest: {fastest}"]

@@ -1,4 +1,4 @@
-"""What the ranks' own records of a run say about its scaling: images a second, and what of a step was exchange, backward, waiting."""
+"""What the ranks' own records of a run say of its scaling: images a second, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 from launcher.config.issues import mistake
 from launcher.runner.run import Run
-from launcher.study.measures import WARM_UP_STEPS
+from launcher.study.question import WARM_UP_STEPS
 
 MAX_BYTES = 2**26
-"""Of the ranks' records, no more is read: a trial has a few kilobytes a rank."""
+"""The most that is read of the ranks' records; a trial has a few kilobytes a rank."""
 
 MEASURED = (
     *("images_per_second", "step_seconds", "exposed_seconds", "backward_seconds", "data_wait_seconds"),
     *("counted_steps", "world_size", "threads", "data_workers", "backend", "device"),
     *("parameters", "gradient_bytes", "training_images", "memory_gib"),
 )
-"""What `of_run` gives. Times are seconds a step, the median of the windows after the warm-up, each the mean over the ranks.
-`exposed_seconds` is 0 for a single process; it and `backward_seconds`, which is without it, are None where the process group keeps
-no record of it."""
+"""What `of_run` returns; None: not measured. Times are seconds a step: the median over the windows after the warm-up of the mean over
+the ranks. `exposed_seconds` is 0 for a single process. `backward_seconds` leaves it out; both are None where the process group does
+not record the exchange."""
 
 
 def of_run(run: Run) -> dict[str, Any]:
-    """Everything MEASURED of a run that has completed.
+    """Everything in MEASURED, of a completed run.
 
     Raises:
         UserError: it has no record of its steps, or too few of them.
@@ -40,17 +40,17 @@ def of_run(run: Run) -> dict[str, Any]:
 def measure(
     ranks: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], result: Mapping[str, Any], name: str = "the run"
 ) -> dict[str, Any]:
-    """Everything MEASURED.
+    """Everything in MEASURED.
 
     Args:
         ranks: of each rank its windows as launcher.insight.timelines reads them: step, seconds and extra, arrays of one length.
-        facts: what that says of the processes.
+        facts: what the timelines say of the processes.
         result: the script's result.json.
     """
     counted = [[step - steps >= WARM_UP_STEPS for step, steps in zip(rank["step"], _steps(rank))] for rank in ranks]
     if not ranks or not any(counted[0]):
-        fix = "give it more steps by study.steps; a script of this kit records them"
-        raise mistake("study", f"{name} recorded no steps after its first {WARM_UP_STEPS}", fix)
+        fix = "raise study.steps; the script must be one of this kit's, which record their steps"
+        raise mistake("study", f"{name} recorded no steps after its {WARM_UP_STEPS} warm-up steps", fix)
 
     def over_windows(phase: str) -> float | None:
         """The median over the counted windows of the mean over the ranks; None where no rank has the phase."""
@@ -65,7 +65,7 @@ def measure(
 
     settings, world = result["settings"], result["world_size"]
     step, whole_backward = over_windows("step"), over_windows("backward")
-    assert step is not None, "every window tells its steps' time"
+    assert step is not None, "every window has its steps' time"
     exposed = 0.0 if world == 1 else over_windows("grad_sync")
     bytes_a_number = 2 if settings.get("gradient_compression") == "bf16" else 4
     memory = [float(value) for rank in ranks for value in rank["extra"].get("memory_gib", ()) if not math.isnan(value)]

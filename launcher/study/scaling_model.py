@@ -1,9 +1,9 @@
-"""A model of a data-parallel step's time, fitted to measured sizes: computing or input, and the exchange that backward leaves exposed.
+"""A model of a data-parallel step's time, fitted to measured sizes: computing or input, and the exchange that backward does not hide.
 
     step(h, b) = max(compute(b), input(b)) + exposed(h, b)
 
-    compute(b)    = fixed + (an_image + crowding * neighbours) * b           b: images a process
-    input(b)      = input_an_image * b                                       where the step was seen to wait for it, else 0
+    compute(b)    = fixed + (an_image + crowding * neighbours) * b           b: images per process
+    input(b)      = input_an_image * b                                       where the step waits for it, else 0
     transfer(h)   = 2 (h-1)/h * bytes / bandwidth + 2 (h-1) * buckets * latency
     exposed(h, b) = max(last * transfer(h), transfer(h) - backward * compute(b))          0 on one host
 
@@ -11,13 +11,13 @@ transfer: the ring all-reduce, in which each of h hosts sends (h-1)/h of the gra
 them, in 2 (h-1) turns: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel
 Distrib. Comput. 69(2), section 3; each turn has a latency of its own: Thakur, Rabenseifner and Gropp 2005, "Optimization of
 Collective Communication Operations in MPICH", section 2. The ring is that of hosts, not of processes: what the processes of one host
-exchange among themselves is the same at every number of hosts and counts as computing.
+exchange among themselves is the same on any number of hosts and counts as computing.
 
-crowding: hosts that are processes of one machine share its memory, caches and power, so that each neighbour slows the others. Hosts
-with a machine of their own have no neighbours.
+crowding: hosts on one machine share its memory, caches and power, so each neighbour slows the others. Hosts with a machine of their
+own have no neighbours.
 
-exposed: DistributedDataParallel exchanges a bucket of gradients as soon as backward has made it, beside the rest of backward; the last
-bucket can hide behind nothing (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+exposed: DistributedDataParallel exchanges a bucket of gradients as soon as backward has produced it, beside the rest of backward. The
+last bucket has nothing to hide behind (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 https://arxiv.org/abs/2006.15704, section 3.2.3).
 """
 
@@ -35,16 +35,17 @@ FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
 bucket_cap_mb of https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html."""
 
 BACKWARD = 2 / 3
-"""Of computing, where it was not measured: the gradients of a layer's inputs and of its weights take a product each, forward one."""
+"""Share of computing, where it was not measured: backward takes two products a layer (gradients of its inputs and of its weights),
+forward takes one."""
 
 WAITS = 0.05
-"""Share of a step from which waiting for data counts as a limit: MODERATELY of launcher/study/cells.py."""
+"""Share of a step from which waiting for data counts as a limit: MODERATELY of launcher/study/preprocessing_cells.py."""
 
 NUMBERS = ("fixed", "an_image", "seconds_a_byte", "latency", "crowding")
 """What is fitted, in the order of a row's columns."""
 
 ROUNDS = 20
-"""At most so many times which parts limit a step is settled anew: two or three are usual."""
+"""At most, of settling which part limits each step and solving again; two or three are usual."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +54,10 @@ class Point:
 
     hosts: int
     batch: float
-    """Images a process."""
+    """Images per process."""
     seconds: float
     exposed: float | None = None
-    """Of it, what the exchange of gradients left exposed; None: not measured. On one host it counts as computing."""
+    """Of it, the exposed exchange of gradients; None: not measured. On one host it counts as computing."""
     waited: float = 0.0
     """Of it, waiting for data."""
     backward: float | None = None
@@ -64,11 +65,11 @@ class Point:
     neighbours: int = 0
     """Other hosts on the same machine."""
     side_by_side: bool = True
-    """Whether workers make the next batch beside the step; false: a batch is made between two steps, as a part of computing."""
+    """Whether workers prepare the next batch beside the step; false: it is prepared between two steps, as a part of computing."""
 
     @property
     def exchanging(self) -> float:
-        """Seconds that the exchange between hosts was seen to leave exposed."""
+        """Seconds of exposed exchange between hosts."""
         return self.exposed or 0.0 if self.hosts > 1 else 0.0
 
     @property
@@ -103,7 +104,7 @@ class ScalingModel:
     an_image: float
     """Seconds of computing an image of a process's batch."""
     input_an_image: float
-    """Seconds of the input side an image; 0: it never limited a measured step."""
+    """Seconds of input an image; 0: it never limited a measured step."""
     seconds_a_byte: float
     """The inverse of the bandwidth between hosts."""
     latency: float
@@ -113,15 +114,20 @@ class ScalingModel:
     crowding: float = 0.0
     """Seconds an image that each neighbour adds."""
     assumptions: tuple[str, ...] = ()
-    """What the measured sizes could not tell, and what was taken in its place."""
+    """What the measured sizes do not tell, and what is assumed instead."""
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes a second; None: no share of the time grew with the bytes."""
+        """Bytes a second; None: no part of the time grows with the bytes."""
         return 1 / self.seconds_a_byte if self.seconds_a_byte > 0 else None
 
     def step(self, hosts: int, batch: float, neighbours: int = 0) -> Step:
-        """A step on so many hosts with so many images a process, so many other hosts on the same machine."""
+        """A step at one size.
+
+        Args:
+            batch: images per process.
+            neighbours: other hosts on the same machine.
+        """
         computing = self.fixed + (self.an_image + self.crowding * neighbours) * batch
         transfer = self.transfer(hosts)
         _, last = buckets(self.gradient_bytes)
@@ -133,19 +139,19 @@ class ScalingModel:
         return self.step(point.hosts, point.batch, point.neighbours)
 
     def transfer(self, hosts: int) -> float:
-        """Seconds of a step's all-reduce between so many hosts, if nothing ran beside it."""
+        """Seconds of a step's all-reduce between hosts, with nothing beside it."""
         turns, share = ring(hosts)
         count, _ = buckets(self.gradient_bytes)
         return share * self.gradient_bytes * self.seconds_a_byte + turns * count * self.latency
 
 
 def ring(hosts: int) -> tuple[int, float]:
-    """The turns of a ring all-reduce between so many hosts, and how many times the bytes each of them sends."""
+    """The turns of a ring all-reduce between hosts, and how often each host sends the bytes."""
     return 2 * (hosts - 1), 2 * (hosts - 1) / hosts
 
 
 def buckets(gradient_bytes: float) -> tuple[int, float]:
-    """How many buckets DistributedDataParallel makes of so many bytes, and the share of the last one, 0 to 1."""
+    """The number of DistributedDataParallel's buckets, and the last one's share of the bytes, 0 to 1."""
     rest = gradient_bytes - FIRST_BUCKET
     if rest <= 0:
         return 1, 1.0
@@ -153,37 +159,50 @@ def buckets(gradient_bytes: float) -> tuple[int, float]:
     return 1 + count, (rest - (count - 1) * BUCKET) / gradient_bytes
 
 
+def efficiency_elsewhere(share: float, hosts: int, other: int) -> tuple[float, float]:
+    """Weak-scaling efficiency on another number of hosts, beside one host: if the ring's bytes limit it, and if its turns do.
+
+    >>> [round(found, 3) for found in efficiency_elsewhere(0.93, 8, 16)]
+    [0.925, 0.861]
+
+    Args:
+        share: the efficiency on `hosts`, more than one; all that is lost there is exposed exchange.
+    """
+    exposed = 1 / share - 1  # of the rest of the step
+    (turns, volume), (other_turns, other_volume) = ring(hosts), ring(other)
+    return 1 / (1 + exposed * other_volume / volume), 1 / (1 + exposed * other_turns / turns)
+
+
 def fit(points: Sequence[Point], gradient_bytes: float) -> ScalingModel:
     """The model whose predictions are nearest to the measured sizes.
 
-    Least squares of the relative errors: of each step's seconds, and of the exposed exchange where it was measured (relative to the
-    step too), with no number below 0. Which part limits a step makes the problem linear, so that is settled in turns with the
-    solution.
+    Least squares of the errors relative to each step: of its seconds, and of its exposed exchange where that was measured. No number
+    is below 0. The problem is linear once it is settled which part limits each step, so both are solved in turns.
 
     Args:
-        points: at least one. Sizes whose hosts share cores do not belong among them.
-        gradient_bytes: that a process gives to the all-reduce.
+        points: at least one; without sizes whose hosts share cores.
+        gradient_bytes: that a process exchanges in each step.
 
     Raises:
         ValueError: no points.
     """
     if not points:
-        raise ValueError("nothing was measured that a model could be fitted to")
+        raise ValueError("nothing was measured: there is nothing to fit")
     assumed = []
     free = [True] * len(NUMBERS)
     if len({point.batch for point in points}) == 1:
         free[0] = False
-        assumed.append("one batch a process alone: computing is taken to grow in proportion to it")
+        assumed.append("one batch per process: computing is taken as proportional to it")
     exchanging = {point.hosts for point in points if point.hosts > 1}
     if len(exchanging) <= 1:
         free[3] = False
     if len(exchanging) == 1:
         assumed.append(
-            f"only {exchanging.pop()} hosts exchange gradients: all of their exposed time is taken as bandwidth, none as latency"
+            f"only {exchanging.pop()} hosts exchange gradients: their exposed time is taken as bandwidth, not latency"
         )
     elif not exchanging:
         free[2] = False
-        assumed.append("no size has several hosts: what an exchange takes is not known, and taken as nothing")
+        assumed.append("no size has several hosts: the exchange is taken to need no time")
     if len({point.neighbours for point in points}) == 1:
         free[4] = False
     measured = [point.backward / point.computing for point in points if point.backward and point.computing > 0]
@@ -203,7 +222,7 @@ def fit(points: Sequence[Point], gradient_bytes: float) -> ScalingModel:
         assumptions=tuple(assumed),
     )
     best, least = model, math.inf
-    hidden = [False] * len(points)  # by what: nothing but the last bucket's own time, or all that backward leaves
+    hidden = [False] * len(points)  # whether backward ends before the exchange, not only before its last bucket
     for _ in range(ROUNDS):
         solved = _solve(points, limited, hidden, free, model)
         error = sum(((solved.predict(p).seconds - p.seconds) / p.seconds) ** 2 for p in points)
@@ -226,7 +245,7 @@ def _backward_leaves_more(model: ScalingModel, point: Point) -> bool:
 def _solve(
     points: Sequence[Point], limited: Sequence[bool], hidden: Sequence[bool], free: Sequence[bool], model: ScalingModel
 ) -> ScalingModel:
-    """The numbers of the linear problem in which each step's limits are settled."""
+    """The solution of the linear problem, given what limits each step."""
     rows, targets = [], []
     count, last = buckets(model.gradient_bytes)
     for point, waits, behind in zip(points, limited, hidden):
@@ -252,8 +271,8 @@ def _solve(
 
 
 def _non_negative(rows: Sequence[Sequence[float]], targets: Sequence[float], free: Sequence[bool]) -> list[float]:
-    """The least squares without a number below 0, exactly: of so few unknowns every set that may be above 0 can be tried."""
-    import numpy as np  # here, so that whoever imports this module pays for it only when fitting
+    """The exact least squares without a number below 0: with few unknowns, every set of them that is above 0 can be tried."""
+    import numpy as np  # here: only fitting needs it
 
     matrix, wanted = np.array(rows), np.array(targets)
     names = [column for column, is_free in enumerate(free) if is_free]
@@ -277,27 +296,27 @@ def _non_negative(rows: Sequence[Sequence[float]], targets: Sequence[float], fre
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A size that the model was not shown."""
+    """A size that the model was not fitted to."""
 
     point: Point
     predicted: float | None
-    """Seconds a step; None: the other sizes cannot tell."""
+    """Seconds a step; None: the other sizes do not tell."""
     why: str = ""
-    """It cannot be predicted."""
+    """Why it cannot be predicted."""
 
     @property
     def error(self) -> float | None:
-        """Relative: above 0 where the model is slower than what was measured."""
+        """Relative; above 0 where the model is slower than the measurement."""
         return None if self.predicted is None else self.predicted / self.point.seconds - 1
 
 
 def held_out(points: Sequence[Point], gradient_bytes: float) -> list[HeldOut]:
-    """Each size predicted by a model that was fitted to the others alone."""
+    """Each size, predicted by a model that was fitted to the others."""
     return [_without(points, [point], point, gradient_bytes) for point in points]
 
 
 def hosts_held_out(points: Sequence[Point], gradient_bytes: float) -> list[HeldOut]:
-    """Each size predicted by a model that has seen no size with as many hosts; nothing where fewer than three host counts are there."""
+    """Each size, predicted by a model that saw no size with this number of hosts; empty with fewer than three host counts."""
     counts = sorted({point.hosts for point in points})
     if len(counts) < 3:
         return []

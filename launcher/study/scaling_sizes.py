@@ -1,4 +1,4 @@
-"""The sizes of a scaling study, their trials put together, and the lines that they make: weak scaling, and strong."""
+"""The sizes of a scaling study with their trials, and the lines that they form: weak scaling, and strong."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launcher.study.measures import Spread, spread
-from launcher.study.scaling_model import Point
-from launcher.study.trials import Row
+from launcher.show.spread import Spread, spread
+from launcher.study.scaling_model import Point, ScalingModel
+from launcher.study.trial_table import Row
 
 WEAK, STRONG = "weak", "strong"
 
 
 @dataclass(frozen=True)
 class Size:
-    """So many hosts with one batch."""
+    """A number of hosts with one batch."""
 
     hosts: int
     global_batch: int
     rows: tuple[Row, ...]
-    """A line of the table for each repeat."""
+    """A row of the table for each repeat."""
     shares_cores: bool = False
     """Whether the hosts are on one machine and have more threads than it has cores."""
 
     def of(self, column: str) -> Spread | None:
-        """A measure over the repeats; None where none has it."""
+        """A column over the repeats; None where it was not measured."""
         return spread(row[column] for row in self.rows)
 
     @property
@@ -35,14 +35,14 @@ class Size:
 
     @property
     def batch(self) -> float:
-        """Images a process."""
+        """Images per process."""
         return self.global_batch / self.processes
 
     @property
     def rate(self) -> Spread:
         """Images a second."""
         found = self.of("images_per_second")
-        assert found is not None, "every trial that completed has told it"
+        assert found is not None, "every completed trial has it"
         return found
 
     @property
@@ -62,14 +62,14 @@ class Size:
 
     @property
     def images(self) -> int | None:
-        """Training images; None where the runs did not tell."""
+        """Training images; None: not recorded."""
         return next((int(row["training_images"]) for row in self.rows if row["training_images"]), None)
 
     def point(self, one_machine: bool) -> Point:
-        """As the model takes it.
+        """The size as the model takes it.
 
         Args:
-            one_machine: whether all hosts are on it.
+            one_machine: whether all hosts run on the same machine.
         """
 
         def seconds(column: str) -> float | None:
@@ -90,21 +90,25 @@ class Size:
 
 @dataclass(frozen=True)
 class Line:
-    """Sizes that may be compared: of one batch a process (weak), or of one global batch (strong)."""
+    """Sizes that may be compared: with one batch per process (weak), or with one global batch (strong)."""
 
     kind: str
     """weak or strong."""
     batch: int
-    """Images a process (weak) or of all (strong)."""
+    """Images per process (weak) or in all (strong)."""
     sizes: tuple[Size, ...]
     """By hosts, rising; at least one."""
 
     def __str__(self) -> str:
-        return f"{self.kind}, batch {self.batch} {'a process' if self.kind == WEAK else 'in all'}"
+        return f"weak, batch {self.batch} per process" if self.kind == WEAK else f"strong, global batch {self.batch}"
+
+    @property
+    def processes_per_host(self) -> int:
+        return self.sizes[0].processes // self.sizes[0].hosts
 
     @property
     def first(self) -> Size | None:
-        """What the others are compared with: the smallest whose hosts share no cores; None: all of them do."""
+        """The one that the others are compared with: the smallest whose hosts share no cores; None: all of them do."""
         return next((size for size in self.sizes if not size.shares_cores), None)
 
     @property
@@ -113,8 +117,8 @@ class Line:
         return tuple(size for size in self.sizes if not size.shares_cores)
 
     def efficiency(self, size: Size) -> Spread | None:
-        """Images a second a host, as a share of the first size's: the median's is that of the medians; low and high are those of
-        the repeats, each beside the one that ran in its turn. None where the hosts share cores."""
+        """Images a second per host, as a share of the first size's. The median is computed from both medians; low and high come from
+        the repeats, each beside the one of its turn. None where the hosts share cores."""
         first = self.first
         if first is None or size.shares_cores:
             return None
@@ -129,7 +133,7 @@ class Line:
         return Spread(shares or (middle,), middle)
 
     def global_batch(self, processes: int) -> int | None:
-        """Of so many processes; None where it does not divide."""
+        """For a number of processes; None where it is not divisible."""
         if self.kind == WEAK:
             return self.batch * processes
         return None if self.batch % processes else self.batch
@@ -139,7 +143,7 @@ def sizes(rows: Iterable[Row], cores: int | None) -> list[Size]:
     """The sizes that have at least one trial, by hosts and batch.
 
     Args:
-        cores: of the one machine that all hosts are on; None: each host has a machine, or a GPU, of its own.
+        cores: of the one machine that all hosts share; None: each host has a machine, or a GPU, of its own.
     """
     grouped: dict[tuple[int, int], list[Row]] = {}
     for row in rows:
@@ -155,11 +159,11 @@ def _threads(rows: Sequence[Row]) -> int:
 
 
 def lines(found: Sequence[Size], batches: Sequence[int], global_batch: int | None) -> list[Line]:
-    """What may be compared of some sizes.
+    """The lines that some sizes form.
 
     Args:
-        batches: images a process, a line of weak scaling each.
-        global_batch: of strong scaling; None: without.
+        batches: images per process, a line of weak scaling each.
+        global_batch: of strong scaling; None: without strong scaling.
     """
     made = []
     for batch in batches:
@@ -170,3 +174,18 @@ def lines(found: Sequence[Size], batches: Sequence[int], global_batch: int | Non
     if fitting and global_batch is not None:
         made.append(Line(STRONG, global_batch, fitting))
     return made
+
+
+def beyond(line: Line, model: ScalingModel | None) -> list[tuple[int, float, float]]:
+    """(hosts, images a second, exposed share of a step) of two doublings beyond the largest size that shares no cores, by the model."""
+    found = []
+    if model is None or len(line.clean) < 2:
+        return []
+    largest = line.clean[-1].hosts
+    for hosts in (2 * largest, 4 * largest):
+        processes = hosts * line.processes_per_host
+        batch = line.global_batch(processes)
+        if batch is not None:
+            step = model.step(hosts, batch / processes)
+            found.append((hosts, batch / step.seconds, step.exposed / step.seconds))
+    return found

@@ -1,4 +1,4 @@
-"""Which of SageMaker's instance types have the CPUs to feed their GPUs, on each way of preprocessing, and at which price."""
+"""Which of SageMaker's instance types have the CPUs to feed their GPUs, with each preprocessing pipeline, and at which price."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from launcher.aws import catalog, prices
 from launcher.config.job import Job
 
 TOO_OLD = ("ml.p2.",)
-"""Families on which no image with PyTorch 1.13 or later runs, as the catalog says; this kit's scripts need 2.0."""
+"""Families on which no image with PyTorch 1.13 or later runs, by the catalog; this kit's scripts need 2.0."""
 
 RESERVED = 1
-"""vCPUs a GPU that are left to the training process itself, which starts the GPU's kernels."""
+"""vCPUs a GPU for the training process itself, which starts the GPU's kernels."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class Demand:
 
 @dataclass(frozen=True)
 class Fit:
-    """An instance type beside a way of preprocessing."""
+    """An instance type with a preprocessing pipeline."""
 
     instance_type: str
     gpu: str
     vcpus_a_gpu: float
     fed: float
-    """Images a second that its CPUs give each GPU."""
+    """Images a second that its CPUs prepare for each GPU."""
     demand: Demand | None
     usd_per_hour: float | None
     gpus: int
 
     @property
     def share(self) -> float | None:
-        """Of the model's speed that the CPUs keep up; 1: it is fed."""
+        """Share of the model's speed that the CPUs reach; 1: the model is fed."""
         return None if self.demand is None else min(1.0, self.fed / self.demand.images_per_second)
 
     @property
@@ -58,9 +58,9 @@ def fit(instance_type: str, core_rate: float, demands: Mapping[str, Demand], job
     """One instance type with GPUs.
 
     Args:
-        core_rate: images a second that a core gives. A core is one of the operating system's, as a vCPU is.
+        core_rate: images a second that a core prepares. A core is one of the operating system's, like a vCPU.
         demands: by GPU, as the catalog names it.
-        job: whose region's prices are asked for; None: no price.
+        job: in whose region the prices hold; None: no price.
     """
     facts = catalog.instance(instance_type)
     assert facts is not None and facts.gpus and facts.gpu is not None
@@ -71,8 +71,8 @@ def fit(instance_type: str, core_rate: float, demands: Mapping[str, Demand], job
 
 
 def instance_types() -> list[str]:
-    """Of each GPU the instance types with the fewest and with the most vCPUs a GPU, the smaller machine where two are alike; by
-    catalog order of the GPUs."""
+    """For each GPU, in the catalog's order, the instance types with the fewest and with the most vCPUs a GPU; of two alike, the
+    smaller."""
     by_gpu: dict[str, list[catalog.InstanceType]] = {}
     for name in catalog.instance_types():
         facts = catalog.instance(name)
@@ -88,10 +88,10 @@ def instance_types() -> list[str]:
 
 
 def demands_of(model: str, image_size: int, measured: float | None, gpu: str | None) -> dict[str, Demand]:
-    """What is known of a model's speed, by GPU: the post's for images of its size, and what was measured in its place.
+    """What is known of a model's speed, by GPU: the post's for images of its size, and the measured one.
 
     Args:
-        measured: images a second of the model alone on one `gpu`, whose name is as CUDA tells it.
+        measured: images a second of the model alone on one `gpu`, named as CUDA names it.
     """
     found: dict[str, Demand] = {}
     if model in post()["models"] and image_size == post()["image_size"]:
@@ -103,7 +103,7 @@ def demands_of(model: str, image_size: int, measured: float | None, gpu: str | N
 
 
 def catalog_gpu(name: str) -> str | None:
-    """The catalog's name of a GPU that CUDA calls, for example, Tesla V100-SXM2-16GB; None for one of no instance type."""
+    """The catalog's name of a GPU by CUDA's, for example Tesla V100-SXM2-16GB; None where no instance type has it."""
     words = name.replace("-", " ").split()
     known = {facts.gpu for each in catalog.instance_types() if (facts := catalog.instance(each)) and facts.gpu}
     fitting = [gpu for gpu in known if all(word in words for word in gpu.split())]
@@ -111,7 +111,7 @@ def catalog_gpu(name: str) -> str | None:
 
 
 def post_rate(model: str) -> float:
-    """Training images a second of the post's fastest trial: the model takes at least so many, because its epochs validate too."""
+    """Training images a second of the post's fastest trial; the model takes at least as many, because its epochs include validation."""
     fastest: float = min(seconds for pair in post()["models"][model].values() for seconds in pair)
     return int(post()["training_images"]) / fastest
 
@@ -119,14 +119,14 @@ def post_rate(model: str) -> float:
 @cache
 def post() -> Mapping[str, Any]:
     """dali_post.yaml."""
-    import yaml  # here, so that whoever imports this module pays for it only when asking
+    import yaml  # here: only the post's facts need it
 
     facts: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "dali_post.yaml").read_text(encoding="utf-8"))
     return facts
 
 
 def _price(job: Job, instance_type: str) -> float | None:
-    """US dollars an hour as this machine knows it: AWS's price list as last read, and the job's own price for its own type."""
+    """US dollars an hour: the job's own price for its own instance type, else AWS's price list as last read on this machine."""
     own = instance_type == job.compute.instance_type
     compute = job.compute.model_copy(
         update={

@@ -9,12 +9,13 @@ import pytest
 
 import launcher
 from launcher.config.job import StudySection
+from launcher.show.spread import Spread
 from launcher.study import sizing
-from launcher.study.cells import COMPUTE_BOUND, INPUT_BOUND, PARTLY, Cell, cells, improvement
-from launcher.study.charts import Chart, svg, ticks
-from launcher.study.measures import MEASURED, Spread, measure, percentile
-from launcher.study.preprocessing_study import KEYS, WAYS, PreprocessingStudy, trials
-from launcher.study.report import verdict
+from launcher.study.preprocessing_cells import COMPUTE_BOUND, INPUT_BOUND, PARTLY, Cell, cells, improvement
+from launcher.study.preprocessing_measures import MEASURED, measure, percentile
+from launcher.study.preprocessing_question import PIPELINES, PreprocessingQuestion
+from launcher.study.preprocessing_study import PreprocessingStudy
+from launcher.study.preprocessing_verdict import sentences
 
 PUBLISHED = {
     "resnet18": [48.88, 57.21, 65.95, 72.59],
@@ -28,30 +29,37 @@ JOB = launcher.from_values({"name": "post", "script": "train_classifier.py", "re
 A, B = "cpu_reference", "dali"
 
 
-def row(model: str, way: str, load: int | str, repeat: int, seconds: float, **more: object) -> dict[str, str]:
-    part = "training" if way else "model"
-    values = {"part": part, "model": model, "way": way, "load": load, "repeat": repeat, "epoch_seconds": seconds}
+def row(model: str, pipeline: str, load: int | str, repeat: int, seconds: float, **more: object) -> dict[str, str]:
+    part = "training" if pipeline else "model"
+    values = {
+        "part": part,
+        "model": model,
+        "pipeline": pipeline,
+        "load": load,
+        "repeat": repeat,
+        "epoch_seconds": seconds,
+    }
     values |= {"images_per_second": 9469 / seconds, "training_images": 9469, "data_wait_share": 0.5, "run": "r", **more}
-    return {name: str(values.get(name, "")) for name in (*KEYS, *MEASURED, "run")}
+    return {name: str(values.get(name, "")) for name in (*PreprocessingQuestion.keys, *MEASURED, "run")}
 
 
 @pytest.fixture
 def post() -> PreprocessingStudy:
-    """A study whose trials are the post's, each way's figures in one run; its machine has a V100."""
+    """A study whose trials are the post's, each pipeline's figures in one run; its machine has a V100."""
     measured = {"gpu": "Tesla V100-SXM2-16GB", "gpu_memory_gib": 16.0, "gpu_used_gib": 4.5, "cores": 8.0}
     rows = [
-        row(model, way, load, 1, seconds, **measured, input_cpu_seconds_an_image=0.01 if way == A else 0.0005)
+        row(model, name, load, 1, seconds, **measured, input_cpu_seconds_an_image=0.01 if name == A else 0.0005)
         for model, by_load in sizing.post()["models"].items()
         for load, pair in by_load.items()
-        for way, seconds in zip((A, B), pair)
+        for name, seconds in zip((A, B), pair)
     ]
     rows.append(row("resnet18", "", "", 1, 20.0, **measured))
-    grid = StudySection(models=list(PUBLISHED), loads=LOADS, ways=[A, B], repeats=1)
+    grid = StudySection(models=list(PUBLISHED), loads=LOADS, pipelines=[A, B], repeats=1)
     return PreprocessingStudy(JOB, "process", Path("post.csv"), grid, rows)
 
 
 def test_the_posts_seconds_give_the_posts_improvements(post):
-    found = {(cell.model, cell.load, cell.way): cell for cell in post.cells}
+    found = {(cell.model, cell.load, cell.pipeline): cell for cell in post.cells}
     assert len(found) == 24
     for model, percents in PUBLISHED.items():
         for load, percent in zip(LOADS, percents):
@@ -63,21 +71,21 @@ def test_the_posts_seconds_give_the_posts_improvements(post):
 
 
 def test_repeats_are_told_as_median_and_range_and_an_overlap_is_no_victory():
-    def of(way: str, *seconds: float) -> list[dict[str, str]]:
-        return [row("resnet18", way, 1, repeat, value) for repeat, value in enumerate(seconds, 1)]
+    def of(pipeline: str, *seconds: float) -> list[dict[str, str]]:
+        return [row("resnet18", pipeline, 1, repeat, value) for repeat, value in enumerate(seconds, 1)]
 
     apart = cells([*of(A, 10, 12, 11), *of(B, 5, 5.5, 6)], ["resnet18"], [A, B], [1])
     less = improvement(*apart)
     assert (
         less.median == 50 and less.low == pytest.approx(45.45, abs=0.01) and less.high == pytest.approx(54.17, abs=0.01)
     )
-    assert verdict(apart, [A, B], JOB)[0].startswith(
+    assert sentences(apart, [A, B], JOB)[0].startswith(
         "resnet18, load 1: dali takes 50.00 % less time than cpu_reference ("
     )
     overlapping = cells([*of(A, 10, 12, 11), *of(B, 9.5, 10.5, 10)], ["resnet18"], [A, B], [1])
     assert (
-        verdict(overlapping, [A, B], JOB)[0]
-        == "resnet18, load 1: no way is surely faster than cpu_reference; input-bound"
+        sentences(overlapping, [A, B], JOB)[0]
+        == "resnet18, load 1: no pipeline is clearly faster than cpu_reference, which is input-bound"
     )
     [cell] = cells(of(A, 10, 12, 11), ["resnet18"], [A, B], [1])
     assert (cell.seconds.median, cell.seconds.low, cell.seconds.high) == (11, 10, 12)
@@ -106,7 +114,7 @@ def test_a_machines_cores_and_the_models_demand_decide_who_is_fed_and_at_which_p
     cache = tmp_path / "vision-launcher/prices.json"
     cache.parent.mkdir()
     cache.write_text('{"us-west-2": {"ml.p3.2xlarge": {"usd": 3.6, "read": "2026-11-21"}}}')
-    [cell] = [cell for cell in post.cells if (cell.model, cell.load, cell.way) == ("resnet18", 12, A)]
+    [cell] = [cell for cell in post.cells if (cell.model, cell.load, cell.pipeline) == ("resnet18", 12, A)]
     assert cell.core_rate == pytest.approx(100) and cell.gpu_memory_left == 11.5
     demand = {"V100": sizing.Demand(500, "measured")}
     found = sizing.fit("ml.p3.2xlarge", 100, demand, post.job)
@@ -130,22 +138,25 @@ def test_the_advice_is_the_cheapest_machine_that_feeds_the_model_or_the_nearest(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     advice = post.verdict.splitlines()[-3:]
     assert advice[0] == (
-        "machine for resnet18 under load 12: ml.p3.2xlarge, fed by cpu_reference and dali: its V100 takes 473 images/s (measured), "
-        "its CPUs give each GPU cpu_reference 700, dali 14000"
+        "instance type for resnet18, load 12: ml.p3.2xlarge, fed by cpu_reference and dali. Its V100 takes 473 images/s (measured); "
+        "its CPUs prepare for each GPU 700 with cpu_reference, 14000 with dali"
     )
-    assert advice[2].startswith("machine for resnet152 under load 12: ml.p3.2xlarge, fed by cpu_reference and dali")
-    slow = [{**line, "input_cpu_seconds_an_image": "0.1" if line["way"] == A else "0.05"} for line in post.table]
+    assert advice[2].startswith("instance type for resnet152, load 12: ml.p3.2xlarge, fed by cpu_reference and dali")
+    slow = [{**line, "input_cpu_seconds_an_image": "0.1" if line["pipeline"] == A else "0.05"} for line in post.table]
     post.table = [{**line, "input_cpu_seconds_an_image": ""} if line["part"] == "model" else line for line in slow]
     starved = post.verdict.splitlines()[-3]
-    assert "ml.p3dn.24xlarge, no way feeds it, dali is nearest" in starved and "cpu_reference 110, dali 220" in starved
+    assert "ml.p3dn.24xlarge, no pipeline feeds it, dali comes closest" in starved
+    assert "110 with cpu_reference, 220 with dali" in starved
     post.table = [{**line, "gpu": ""} for line in post.table]
     post.job = JOB.model_copy(update={"hyperparameters": {"image_size": 64, "probe_image_size": 224}})
     assert "takes 449 images/s (the post's)" in post.verdict, "the input side alone was measured at the post's size"
     post.job = JOB.model_copy(update={"hyperparameters": {"image_size": 64}})
-    assert "for 1000 images/s under load 12 it needs these vCPUs: 100.0 by cpu_reference" in post.verdict
-    assert "dali is left out: what it takes of a machine's CPUs" in str(post)
+    assert "1000 images/s need these vCPUs: 100.0 with cpu_reference" in post.verdict
+    assert "dali is left out: its CPU load beside a GPU was not measured" in str(post)
     post.table = [{**line, "input_cpu_seconds_an_image": ""} for line in post.table]
-    assert post.verdict.splitlines()[-1] == "machine for resnet152: not measured, for the input side alone was not"
+    assert post.verdict.splitlines()[-1] == (
+        "instance type for resnet152, load 12: unknown, because the input side alone was not measured"
+    )
 
 
 def test_the_posts_speeds_and_cudas_names_of_gpus():
@@ -165,7 +176,7 @@ def test_what_is_not_known_is_said_to_be_so(post):
         if line["part"] == "training"
     ]
     told = str(post)
-    assert "There is no GPU: the model computes on the 2 cores" in told
+    assert "There is no GPU: model and preprocessing share the 2 cores" in told
     assert (
         next(line for line in told.splitlines() if line.startswith("resnet18") and A in line).count("not measured") >= 4
     )
@@ -200,7 +211,7 @@ def test_an_epochs_seconds_leave_out_warm_up_first_epoch_and_validation():
     first_only = measure(lines_of_a_run()[:2], result)
     assert first_only["images_per_second"] == pytest.approx(320), "without a second epoch, the first after its warm-up"
     assert first_only["cpu_share_p50"] is None, "cores are not known"
-    with pytest.raises(launcher.UserError, match="told no speed after its first 5 of 20 steps"):
+    with pytest.raises(launcher.UserError, match="logged no speed after its 5 warm-up steps, of 20"):
         measure(lines_of_a_run()[:1], result)
 
 
@@ -217,10 +228,10 @@ def test_the_grid_takes_turns_and_measures_each_model_alone():
             "hyperparameters": {"model": "old", "epochs": 2, "augmentation_load": 3},
         }
     )
-    grid = StudySection(models=["resnet18"], loads=[1, 12], ways=["cpu_reference", "cpu_composed"], repeats=2)
-    made = list(trials(job, grid))
+    grid = StudySection(models=["resnet18"], loads=[1, 12], pipelines=["cpu_reference", "cpu_composed"], repeats=2)
+    made = list(PreprocessingQuestion(job=job, base=job, on="process", small=False, grid=grid).trials())
     assert len(made) == 2 * (1 + 2 * 2)
-    assert [trial.key["way"] for trial in made] == [
+    assert [trial.key["pipeline"] for trial in made] == [
         "",
         A,
         "cpu_composed",
@@ -242,7 +253,7 @@ def test_the_grid_takes_turns_and_measures_each_model_alone():
         "augmentation_load": 12,
         "probe_input_images": 256,
     }
-    assert all(trial.job.study is None for trial in made) and set(WAYS) >= set(grid.ways)
+    assert all(trial.job.study is None for trial in made) and set(PIPELINES) >= set(grid.pipelines)
 
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -277,25 +288,6 @@ def test_the_charts_are_well_formed_and_hold_every_bar_label_and_unit(post, tmp_
         value: next(box[3] for tip, box in by_tip.items() if f": {value} seconds" in tip) for value in ("167", "41.7")
     }
     assert heights["167"] / heights["41.7"] == pytest.approx(166.96 / 41.67, rel=0.01), "bars begin at 0"
-
-
-def test_a_chart_shows_ranges_losses_and_names_of_any_kind():
-    values = (Spread((4.0, 6.0)), Spread((-3.0,)), None)
-    drawn = ElementTree.fromstring(
-        svg([Chart("<a> & b", "s", (("m<1>", ("1", "2", "3")),), "load", (('say "x"', values),))])
-    )
-    assert len(list(drawn.iter(f"{SVG}path"))) == 1, "only what has a range is drawn one"
-    zero = next(line for line in drawn.iter(f"{SVG}line") if line.get("class") == "axis").get("y1")
-    up, down = (bar for bar in drawn.iter(f"{SVG}rect") if bar.find(f"{SVG}title") is not None)
-    assert float(up.get("y")) + float(up.get("height")) == pytest.approx(float(zero), abs=0.11)
-    assert float(down.get("y")) == pytest.approx(float(zero), abs=0.11) and float(down.get("height")) > 0
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (3, 173.18), (-0.4, 72.6), (0, 0), (-5, -1), (0, 0.0031)])
-def test_an_axis_encloses_its_values_and_zero_by_few_round_numbers(low, high):
-    found = ticks(low, high)
-    assert found[0] <= min(low, 0) and found[-1] >= max(high, 0) and 2 <= len(found) <= 9
-    assert 0 in [round(mark, 12) for mark in found]
 
 
 def test_a_notebook_shows_tables_and_charts(post):

@@ -1,4 +1,4 @@
-"""What made the DALI post's own comparison unfair is not in this one: every way gets the same work, and nothing else is timed.
+"""What made the DALI post's own comparison unfair is not in this one: every pipeline gets the same work, and nothing else is timed.
 
 Its script compared random mirroring and angles with fixed ones, a canvas that grew with each rotation with one that did not, crops of
 224 pixels with crops of 256, nearest pixels with interpolated ones, files in order with shuffled ones, and one run with one run, both
@@ -22,11 +22,11 @@ import launcher
 from launcher import backends
 from launcher.config.job import StudySection
 from launcher.prepare import photos
-from launcher.study.preprocessing_study import VARIED, WAYS, trials
+from launcher.study.preprocessing_question import PIPELINES, VARIED, PreprocessingQuestion
 from tests.conftest import ROOT
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
-HERE = [way for way in WAYS if way != "dali" or not backends.get("process").lacks("nvidia.dali")]
+HERE = [name for name in PIPELINES if name != "dali" or not backends.get("process").lacks("nvidia.dali")]
 IMAGES, BATCH = 12, 4
 
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory) -> Path:
     return place
 
 
-def epochs(folder: Path, way: str, load: int, workers: int | str = 2) -> list[list[LabelledBatch]]:
+def epochs(folder: Path, pipeline: str, load: int, workers: int | str = 2) -> list[list[LabelledBatch]]:
     """The batches of two epochs, as train_classifier.py gets them."""
     settings = ClassifierSettings(
         model="resnet18",
@@ -49,7 +49,7 @@ def epochs(folder: Path, way: str, load: int, workers: int | str = 2) -> list[li
         global_batch_size=BATCH,
         num_workers=workers,
         augmentation_load=load,
-        **WAYS[way],
+        **PIPELINES[pipeline],
     )
     loaders = open_loaders(open_data(folder, folder, settings, 3), settings, ALONE, batch_size_per_device=BATCH)
     found = []
@@ -65,30 +65,34 @@ def decibels(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("load", "least"), [(0, 30), (1, 28), (12, 22)])
-def test_every_way_makes_the_same_views_of_the_same_shuffled_images(folder, load, least):
+def test_every_pipeline_makes_the_same_views_of_the_same_shuffled_images(folder, load, least):
     """At load 12 the others' pixels are interpolated twelve times and the composed ones once, so these are sharper."""
     reference = epochs(folder, "cpu_reference", load)
     orders = [[int(number) for batch in batches for number in batch.numbers] for batches in reference]
     assert [sorted(order) for order in orders] == [[*range(IMAGES)]] * 2, "an epoch is every image once"
     assert orders[0] != orders[1] and sorted(orders[0]) not in orders, "shuffled anew for each epoch"
     assert decibels(reference[0][0].images, reference[1][0].images) < 20, "other images, or other draws, are far below"
-    for way in set(HERE) - {"cpu_reference"}:
-        for batch, same in zip(itertools.chain(*epochs(folder, way, load)), itertools.chain(*reference), strict=True):
+    for pipeline in set(HERE) - {"cpu_reference"}:
+        for batch, same in zip(
+            itertools.chain(*epochs(folder, pipeline, load)), itertools.chain(*reference), strict=True
+        ):
             assert torch.equal(batch.numbers.cpu(), same.numbers) and torch.equal(batch.labels.cpu(), same.labels)
             assert batch.images.shape == same.images.shape == (BATCH, 3, 112, 112) and batch.images.dtype == torch.uint8
-            assert decibels(batch.images.cpu(), same.images) > least, f"{way} does other work"
+            assert decibels(batch.images.cpu(), same.images) > least, f"{pipeline} does other work"
 
 
-def test_trials_differ_in_the_way_alone():
+def test_trials_differ_in_the_pipeline_alone():
     job = launcher.load(ROOT / "configs/dali_imagenette.yaml")
     assert job.study is not None
-    for _, cell in itertools.groupby(
-        trials(job, StudySection(models=["resnet18"], ways=list(WAYS))), lambda trial: trial.key["load"]
-    ):
+    grid = StudySection(models=["resnet18"], pipelines=list(PIPELINES))
+    question = PreprocessingQuestion(job=job, base=job, on="process", small=False, grid=grid)
+    for _, cell in itertools.groupby(question.trials(), lambda trial: trial.key["load"]):
         jobs = [trial.job.model_dump() for trial in cell]
         for each in jobs:
-            ways = {name: each["hyperparameters"].pop(name, None) for name in ("preprocessing", "compose_augmentation")}
-            assert ways["preprocessing"] in ("cpu_reference", "cpu", "dali")
+            varied = {
+                name: each["hyperparameters"].pop(name, None) for name in ("preprocessing", "compose_augmentation")
+            }
+            assert varied["preprocessing"] in ("cpu_reference", "cpu", "dali")
         assert all(each == jobs[0] for each in jobs)
 
 

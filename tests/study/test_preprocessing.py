@@ -14,9 +14,9 @@ import yaml
 import launcher
 from launcher.commands import main
 from launcher.prepare import photos
-from launcher.study import preprocessing_study
+from launcher.study import preprocessing_question
 from launcher.study.model_names import timm_models, unknown
-from launcher.study.trials import Table, held
+from launcher.study.trial_table import TrialTable, held
 from tests.conftest import as_in_a_terminal, wait_until
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
@@ -45,7 +45,7 @@ def write_config(folder: Path) -> Path:
         "script": "train_classifier.py",
         "inputs": {name: {"s3": f"s3://amzn-s3-demo-bucket/{name}/"} for name in ("train", "validation")},
         "hyperparameters": hyperparameters,
-        "study": {"loads": [0, 2], "ways": ["cpu_reference", "cpu"], "repeats": 1},
+        "study": {"loads": [0, 2], "pipelines": ["cpu_reference", "cpu"], "repeats": 1},
         "smoke": {
             "inputs": {name: {"folder": str(folder / name)} for name in ("train", "validation")},
             "hyperparameters": {"image_size": 16},
@@ -59,7 +59,7 @@ def write_config(folder: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Also where there is one."""
-    monkeypatch.setattr(preprocessing_study, "gpu_count", lambda: 0)
+    monkeypatch.setattr(preprocessing_question, "gpu_count", lambda: 0)
 
 
 def lines(file: Path) -> list[dict[str, str]]:
@@ -72,7 +72,7 @@ def studied(place, tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("LAUNCHER_RUNS", str(place / "runs"))
     patch.setenv("CUDA_VISIBLE_DEVICES", "")
-    patch.setattr(preprocessing_study, "gpu_count", lambda: 0)
+    patch.setattr(preprocessing_question, "gpu_count", lambda: 0)
     table = place / "trials.csv"
     command = [
         sys.executable,
@@ -87,7 +87,7 @@ def studied(place, tmp_path_factory):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
         told = [killed.stdout.readline() for _ in range(4)]
         assert len(lines(table)) >= 2, told
-        with pytest.raises(launcher.UserError, match="another study's that runs now"):
+        with pytest.raises(launcher.UserError, match="another study is using"):
             launcher.study.preprocessing(place / "config.yaml", table=table, say=lambda line: None)
         killed.kill()
     before, said = lines(table), []
@@ -102,21 +102,30 @@ def test_after_a_kill_only_what_is_missing_runs(studied):
     assert 2 <= len(before) < 5 and found.table[: len(before)] == before
     assert len(found.table) == 5 and {line["run"] for line in found.table[len(before) :]} == new_runs
     assert said[1] == f"5 trials, {len(before)} of them in {found.file}" and len(said) == 2 + 5 - len(before)
-    trials = [(line["part"], line["way"], line["load"]) for line in found.table]
-    ways = [("training", way, load) for load in ("0", "2") for way in ("cpu_reference", "cpu")]
-    assert trials == [("model", "", ""), *ways] and found.failed == []
+    trials = [(line["part"], line["pipeline"], line["load"]) for line in found.table]
+    trained = [("training", name, load) for load in ("0", "2") for name in ("cpu_reference", "cpu")]
+    assert trials == [("model", "", ""), *trained] and found.failed == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_study_that_is_stopped_stops_its_trial_and_says_how_to_go_on(place, tmp_path, monkeypatch, number):
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    command = [sys.executable, "-m", "launcher", "study", "preprocessing", str(place / "config.yaml"), "--ways", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "launcher",
+        "study",
+        "preprocessing",
+        str(place / "config.yaml"),
+        "--pipelines",
+        "cpu",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal) as stopped:
         wait_until(launcher.runs, 60, "a trial has begun")
         stopped.send_signal(number)
         told = stopped.stdout.read().splitlines()
-    assert told[-1].startswith("stopping the trial that runs: it stays out of the table, and the same command goes on")
+    assert told[-1].startswith("stopping the running trial; the same command resumes the study")
     assert stopped.returncode == 130 and [run.state for run in launcher.runs()] == ["Stopped"]
 
 
@@ -130,9 +139,9 @@ def test_every_trial_tells_what_the_answer_needs(studied):
     told = str(found)
     for title in (
         "seconds an epoch",
-        "what it waits for",
-        "what a core gives",
-        "which machines would feed it",
+        "what limits each cell",
+        "what a core prepares",
+        "which instance types feed each model",
         "verdict",
     ):
         assert f"{title}\n\n" in told, told
@@ -145,12 +154,9 @@ def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, pla
     found, *_ = studied
     assert main.main(["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file)]) == 0
     told = capsys.readouterr().out
-    small = f"no GPU here: the CPU paths are compared on smaller images, as the smoke section of {place / 'config.yaml'} says\n"
+    small = f"no GPU here: the CPU pipelines are compared on smaller images, by the smoke section of {place / 'config.yaml'}\n"
     assert told.startswith(f"{small}5 trials, 5 of them in {found.file}\n\n{found}\n")
-    assert (
-        "images of 16 pixels" in told
-        and "input alone is that of images of 32 pixels, of which the model sees 16" in told
-    )
+    assert "images of 16 pixels" in told and "input alone is for images of 32 pixels; the model sees 16 here" in told
     assert told.splitlines()[-2:] == [f"table   {found.file}", f"charts  {found.file.with_suffix('.svg')}"]
     assert found.file.with_suffix(".svg").read_text().startswith("<svg ")
     fewer = launcher.study.preprocessing(
@@ -162,9 +168,9 @@ def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, pla
 @pytest.mark.parametrize(
     ("column", "value", "expected"),
     [
-        ("code", "0123456789abcdef", "trials of other code: commit "),
-        ("machine", "process: a Cray-1", "trials of another machine: process: a Cray-1; now process: "),
-        ("settings", '{"hyperparameters": {"max_steps": 9}}', "other settings: "),
+        ("code", "0123456789abcdef", "trials of different code: commit "),
+        ("machine", "process: a Cray-1", "trials of a different machine: process: a Cray-1; now process: "),
+        ("settings", '{"hyperparameters": {"max_steps": 9}}', "different settings: "),
     ],
 )
 def test_a_table_of_other_trials_is_refused_in_words(studied, place, tmp_path, column, value, expected):
@@ -179,7 +185,7 @@ def test_a_table_of_other_trials_is_refused_in_words(studied, place, tmp_path, c
     before = foreign.read_bytes()
     with pytest.raises(launcher.UserError) as refused:
         launcher.study.preprocessing(place / "config.yaml", table=foreign, say=lambda line: None)
-    assert expected in str(refused.value) and "name another file by --table" in str(refused.value)
+    assert expected in str(refused.value) and "name another file with --table" in str(refused.value)
     if column == "settings":
         assert "hyperparameters.max_steps 9, now 8" in str(refused.value)
     assert foreign.read_bytes() == before
@@ -189,7 +195,7 @@ def test_a_file_that_is_no_table_is_left_as_it_is(place, tmp_path):
     file = tmp_path / "mine.csv"
     for text in ("a,b\n1,2\n", "", "\x00\xff"):
         file.write_text(text)
-        with pytest.raises(launcher.UserError, match="is no table of this study"):
+        with pytest.raises(launcher.UserError, match="is not a table of this study"):
             launcher.study.preprocessing(place / "config.yaml", table=file, say=lambda line: None)
         assert file.read_text() == text
 
@@ -202,32 +208,38 @@ def test_a_table_is_a_csv_file(tmp_path):
 
 
 def test_a_table_is_one_studys_at_a_time(tmp_path):
-    with held(tmp_path / "t.csv"), pytest.raises(launcher.UserError, match="runs now"), held(tmp_path / "t.csv"):
+    with (
+        held(tmp_path / "t.csv"),
+        pytest.raises(launcher.UserError, match="another study is using"),
+        held(tmp_path / "t.csv"),
+    ):
         pass
     with held(tmp_path / "t.csv"):
-        assert Table(tmp_path / "t.csv", ["a"], ["b"], dict.fromkeys(("code", "settings", "machine"), "")).rows == []
+        assert (
+            TrialTable(tmp_path / "t.csv", ["a"], ["b"], dict.fromkeys(("code", "settings", "machine"), "")).rows == []
+        )
 
 
 def test_what_fails_is_told_kept_out_of_the_table_and_not_repeated_at_once(place, tmp_path, capsys):
     config = str(write_config(tmp_path))
-    words = ["hyperparameters.model_options={embed_dim: 25}", "study.loads=[0,1]", "study.ways=[cpu]"]
+    words = ["hyperparameters.model_options={embed_dim: 25}", "study.loads=[0,1]", "study.pipelines=[cpu]"]
     words += [f"inputs.{name}.folder={place / name}" for name in ("train", "validation")]
     assert main.main(["study", "preprocessing", config, *words]) == 1
     told = capsys.readouterr().out
     assert "no trial has completed" in told and "vit_tiny_patch16_224, the model alone, repeat 1: Failed: " in told
     assert (
-        "cannot be made with" in told and f"{MODEL}, cpu, load 1, repeat 1: left out, because it failed before" in told
+        "cannot be made with" in told and f"{MODEL}, cpu, load 1, repeat 1: left out after an earlier failure" in told
     )
     assert not list(tmp_path.glob("**/studies/*.csv")) and len(launcher.runs()) == 1
 
 
 def test_all_mistakes_come_at_once_with_what_is_valid(place, capsys):
-    words = ["--ways", "cpu_refrence,cpu", "--loads=-1,4", "--models", "resnet19,resnet50", "--repeats", "0"]
+    words = ["--pipelines", "cpu_refrence,cpu", "--loads=-1,4", "--models", "resnet19,resnet50", "--repeats", "0"]
     assert main.main(["study", "preprocessing", str(place / "config.yaml"), *words, "hyperparameters.epohcs=3"]) == 2
     told = capsys.readouterr().err
     for expected in (
         *(
-            "study.ways.0: 'cpu_refrence' (text)",
+            "study.pipelines.0: 'cpu_refrence' (text)",
             "did you mean cpu_reference?",
             "study.loads.0: -1",
             "study.repeats: 0",
@@ -240,7 +252,7 @@ def test_all_mistakes_come_at_once_with_what_is_valid(place, capsys):
 
 def test_another_script_has_nothing_to_compare(place, capsys):
     assert main.main(["study", "preprocessing", str(place / "config.yaml"), "script=train_kd.py"]) == 2
-    assert "train_kd.py has no ways of preprocessing to compare" in capsys.readouterr().err
+    assert "train_kd.py has no preprocessing pipelines to compare" in capsys.readouterr().err
 
 
 def test_the_price_of_all_trials_is_told_and_refused_before_the_first(place, capsys):
@@ -280,9 +292,9 @@ def test_the_launcher_is_imported_without_its_studies():
 
 def test_only_this_machines_cpus_want_smaller_images(place, monkeypatch):
     config = place / "config.yaml"
-    to_be_small = preprocessing_study._to_be_small
+    to_be_small = preprocessing_question.wants_smaller_images
     assert to_be_small(config, "process") and to_be_small(config, "docker") and not to_be_small(config, "aws")
-    monkeypatch.setattr(preprocessing_study, "gpu_count", lambda: 1)
+    monkeypatch.setattr(preprocessing_question, "gpu_count", lambda: 1)
     assert not to_be_small(config, "process")
     with pytest.raises(launcher.UserError, match="inputs.train: s3, which is there on SageMaker only"):
         launcher.study.preprocessing(config, say=lambda line: None)

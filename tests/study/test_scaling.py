@@ -11,13 +11,13 @@ import pytest
 
 import launcher
 from launcher.config.job import StudySection
-from launcher.study.line_charts import Curve, LineChart, Mark, svg
-from launcher.study.measures import Spread
+from launcher.study.question import Trial
 from launcher.study.scaling_advice import Offer, advice, offers
 from launcher.study.scaling_measures import MEASURED, measure
 from launcher.study.scaling_model import Point, fit
+from launcher.study.scaling_question import ScalingQuestion
 from launcher.study.scaling_sizes import STRONG, WEAK, Line, Size, lines, sizes
-from launcher.study.scaling_study import KEYS, ScalingStudy, trials
+from launcher.study.scaling_study import ScalingStudy
 
 
 def row(hosts: int, batch: int, repeat: int, rate: float, **more: object) -> dict[str, str]:
@@ -27,7 +27,7 @@ def row(hosts: int, batch: int, repeat: int, rate: float, **more: object) -> dic
     values |= {"world_size": hosts, "threads": 1, "data_workers": 0, "gradient_bytes": 20e6, "training_images": 3000}
     values |= {"exposed_seconds": 0.0, "backward_seconds": step / 2, "data_wait_seconds": 0.02 * step, "run": "r"}
     values |= more
-    return {name: str(values.get(name, "")) for name in (*KEYS, *MEASURED, "run")}
+    return {name: str(values.get(name, "")) for name in (*ScalingQuestion.keys, *MEASURED, "run")}
 
 
 def study(rows: list[dict[str, str]], on: str = "aws", **grid: object) -> ScalingStudy:
@@ -36,7 +36,7 @@ def study(rows: list[dict[str, str]], on: str = "aws", **grid: object) -> Scalin
     values |= {"hyperparameters": {"global_batch_size": 32, "epochs": 12}}
     section = StudySection(**{"hosts": [1, 2, 4], "batches": [8], **grid})
     job = launcher.from_values(values)
-    return ScalingStudy(job, on, Path("x.csv"), section, rows, 2 if on == "process" else None)
+    return ScalingStudy(job, on, Path("x.csv"), section, rows, cores=2 if on == "process" else None)
 
 
 @pytest.fixture
@@ -64,18 +64,16 @@ def test_efficiency_is_images_a_second_a_host_beside_the_smallest_size(known):
 
 def test_the_tables_tell_what_it_costs_and_what_was_not_measured(known):
     told = str(known)
-    line = next(line for line in told.splitlines() if line.startswith("weak, batch 8 a process      2 "))
+    line = next(line for line in told.splitlines() if line.startswith("weak, batch 8 per process      2 "))
     # 190 images/s on two hosts at $3.60: 3000 images take 15.79 s, a million 1.462 h of two hosts
     for expected in ("190 (180-196)", "84.2", "95.0 % (90.9-95.0)", "9.5 %", "2.0 %", "15.79", "$0.0316", "$10.53"):
         assert expected in line, line
     missing = study([{**each, "exposed_seconds": "", "training_images": ""} for each in known.table])
-    line = next(line for line in str(missing).splitlines() if line.startswith("weak, batch 8 a process      2 "))
-    assert (
-        line.count("not measured") == 3 and "exposed exchange" not in str(missing) and "hosts for" not in str(missing)
-    )
+    line = next(line for line in str(missing).splitlines() if line.startswith("weak, batch 8 per process      2 "))
+    assert line.count("not measured") == 3 and "exposed exchange" not in str(missing) and "deadline" not in str(missing)
     unpriced = study(known.table)
     unpriced.job = unpriced.job.model_copy(update={"compute": unpriced.job.compute.model_copy(update={"price_per_hour": None, "instance_type": None})})  # fmt: skip
-    assert str(unpriced).count("no price known") >= 12 and "by host-hours because no price is known" in str(unpriced)
+    assert str(unpriced).count("no price known") >= 12 and "by host-hours, as no price is known" in str(unpriced)
     assert "$" not in str(unpriced).replace("US$", "")
     assert str(study([])).startswith("no trial has completed")
 
@@ -85,7 +83,7 @@ def test_hosts_that_share_cores_are_shown_and_not_judged():
     found = study(rows, "process", mode="weak")
     [line] = found.lines
     assert [size.shares_cores for size in line.sizes] == [False, False, True] and line.efficiency(line.sizes[2]) is None
-    shown = next(each for each in str(found).splitlines() if each.startswith("weak, batch 8 a process      4 "))
+    shown = next(each for each in str(found).splitlines() if each.startswith("weak, batch 8 per process      4 "))
     assert "shares cores" in shown and "4 hosts" not in found.verdict.splitlines()[0]
     assert [each.point.hosts for each in found.held_out] == [1, 2]
     assert all(offer.measured == (offer.hosts <= 2) for offer in found.offers(line)), "of 4 hosts the model speaks"
@@ -104,17 +102,17 @@ def test_hosts_that_crowd_a_machine_are_told_apart_from_those_that_wait_for_each
     found = study(rows, "process", mode="weak", batches=[8, 16])
     assert found.model.crowding == pytest.approx(0.001) and found.model.transfer(2) > 0.0039
     first, second = found.verdict.splitlines()[:2]
-    assert "2 hosts are 1.74 times as fast as 1, 87.0 % efficient; 4 % of the step is exposed exchange" in first
-    assert "the rest of the step takes 10 % longer than on 1" in first
-    assert "with a machine for each host it would be 95.2 %" in first and "97.6 %" in second
+    assert "speed-up 1.74 from 1 to 2 hosts, efficiency 87.0 %; 4 % of the step is exposed exchange" in first
+    assert "the rest of the step takes 10 % longer than on 1 host" in first
+    assert "with a machine per host the model predicts 95.2 %" in first and "97.6 %" in second
     assert "Each further host on this machine adds 1 ms an image" in str(found)
     assert found.model.step(2, 8).seconds == pytest.approx(0.084)
 
 
-def test_repeats_that_differ_much_are_called_disturbed(known):
-    assert "disturbed" not in known.verdict, "nothing differs by more than a tenth"
+def test_repeats_that_differ_much_are_called_noisy(known):
+    assert "noisy" not in known.verdict, "nothing differs by more than a tenth"
     known.table += [row(1, 32, 4, 60)]
-    assert "disturbed: the repeats of 1 hosts, batch 32, differ by 83 %" in study(known.table).verdict
+    assert "noisy: repeats of 1 host, batch 32, differ by 83 %" in study(known.table).verdict
 
 
 def test_the_advice_answers_deadline_and_budget_by_hand(known):
@@ -125,13 +123,12 @@ def test_the_advice_answers_deadline_and_budget_by_hand(known):
     assert [offer.hours for offer in choices if offer.measured] == pytest.approx([0.1, 36000 / 190 / 3600, 1 / 36])
     assert [offer.usd for offer in choices if offer.measured] == pytest.approx([0.36, 0.3789, 0.4], abs=1e-4)
     told = known.verdict
-    assert "weak, batch 8 a process, for the deadline of 0.06 h: 2 hosts, 0.0526 h, $0.38, measured" in told
+    assert "weak, batch 8 per process, deadline of 0.06 h: 2 hosts, 0.0526 h, $0.38, measured" in told
+    assert "weak, batch 8 per process, budget of $0.35: no size fits; the cheapest is 1 host, 0.1 h, $0.36" in told
     assert (
-        "weak, batch 8 a process, for the budget of $0.35: none of these sizes; the cheapest is 1 host, 0.1 h, $0.36"
-        in told
+        "weak, batch 8 per process, cheapest: 1 host" in told and "weak, batch 8 per process, fastest: 16 hosts" in told
     )
-    assert "weak, batch 8 a process, cheapest: 1 host" in told and "weak, batch 8 a process, fastest: 16 hosts" in told
-    assert "predicted" in told and "Hours are those of 12 epochs" in told
+    assert "predicted" in told and "Hours are for 12 epochs" in told
     strong = known.offers(known.lines[1])
     assert [offer.hosts for offer in strong] == [1, 2, 4, 8, 16], "what 32 images divide by"
 
@@ -142,15 +139,12 @@ def test_advice_names_the_fewest_hosts_in_time_and_the_fastest_in_the_budget():
         round(offer.usd, 2) for offer in made
     ] == [10, 10.53, 12.5]
     told = advice(made, 0.6, 11)
-    assert told[0].startswith("for the deadline of 0.6 h: 2 hosts") and "$11.00, the fastest: 2 hosts" in told[1]
+    assert told[0].startswith("deadline of 0.6 h: 2 hosts") and "budget of $11.00: 2 hosts" in told[1]
     assert told[2].startswith("cheapest: 1 host,") and told[3].startswith("fastest: 4 hosts")
     late = advice(made, 0.1, 5)
-    assert (
-        "none of these sizes; the fastest is 4 hosts" in late[0]
-        and "none of these sizes; the cheapest is 1 host" in late[1]
-    )
+    assert "no size meets it; the fastest is 4 hosts" in late[0] and "no size fits; the cheapest is 1 host" in late[1]
     unpriced = advice([Offer(1, 100, True, 360_000, None)], None, 5)
-    assert "no price known, give compute.price_per_hour" in unpriced[0] and "1 host-hours" in unpriced[1]
+    assert "no price known; set compute.price_per_hour" in unpriced[0] and "1 host-hours" in unpriced[1]
     beyond = fit([Point(hosts=1, batch=8, seconds=0.08)], 1e6)
     alone = Line(WEAK, 8, (Size(1, 8, (row(1, 8, 1, 100),)),))
     assert [offer.hosts for offer in offers(alone, beyond, 1, 1000, None)] == [1], "no exchange was measured"
@@ -189,7 +183,7 @@ def test_what_the_ranks_recorded_becomes_a_line_of_the_table():
         del each["seconds"]["grad_sync"]
     assert measure(ranks, facts, result)["exposed_seconds"] is measure(ranks, facts, result)["backward_seconds"] is None
     assert measure(ranks[:1], facts, {**result, "world_size": 1})["exposed_seconds"] == 0
-    with pytest.raises(launcher.UserError, match="recorded no steps after its first 5"):
+    with pytest.raises(launcher.UserError, match="recorded no steps after its 5 warm-up steps"):
         measure([{**ranks[0], "step": np.array([5]), "extra": {"steps": np.array([5.0])}}], facts, result)
 
 
@@ -201,9 +195,13 @@ def test_sizes_take_turns_and_one_that_is_weak_and_strong_runs_once():
     }
     job = launcher.from_values(values)
     grid = StudySection(hosts=[1, 2], batches=[8], steps=12, repeats=2)
-    made = [(trial.key["hosts"], trial.key["global_batch"]) for trial in trials(job, grid, 1)]
+
+    def trials(grid: StudySection, on: str = "process", base: launcher.Job = job) -> list[Trial]:
+        return list(ScalingQuestion(job=base, base=base, on=on, small=False, grid=grid).trials())
+
+    made = [(trial.key["hosts"], trial.key["global_batch"]) for trial in trials(grid)]
     assert made == [(1, 8), (1, 16), (2, 16), (2, 16), (1, 16), (1, 8)]
-    first = next(trials(job, grid, 1)).job
+    first = trials(grid)[0].job
     assert (first.compute.instance_count, first.study) == (1, None)
     assert first.hyperparameters | {"epochs": 0, "evaluate_every": 0, "checkpoint_every": 0} == {
         "global_batch_size": 8,
@@ -213,12 +211,15 @@ def test_sizes_take_turns_and_one_that_is_weak_and_strong_runs_once():
         "evaluate_every": 0,
         "checkpoint_every": 0,
     }
-    many = [trial.key["global_batch"] for trial in trials(job, grid.model_copy(update={"repeats": 1}), 4)]
+    four = job.model_copy(
+        update={"distribution": "torchrun", "compute": job.compute.model_copy(update={"processes_per_host": 4})}
+    )
+    many = [trial.key["global_batch"] for trial in trials(grid.model_copy(update={"repeats": 1}), base=four)]
     assert many == [32, 16, 64, 16], "four processes a host"
     strong = StudySection(hosts=[1, 2], mode="strong", batches=[], repeats=1)
-    assert [trial.key["global_batch"] for trial in trials(job, strong, 1)] == [16, 16]
+    assert [trial.key["global_batch"] for trial in trials(strong)] == [16, 16]
     weak = StudySection(hosts=[1, 2], mode="weak", batches=[3, 5], repeats=1)
-    assert [trial.key["global_batch"] for trial in trials(job, weak, 1)] == [3, 5, 6, 10]
+    assert [trial.key["global_batch"] for trial in trials(weak)] == [3, 5, 6, 10]
     found = sizes([row(hosts, batch, 1, 10) for hosts, batch in ((1, 3), (1, 5), (2, 6), (2, 10))], None)
     assert [(line.batch, [size.hosts for size in line.sizes]) for line in lines(found, [3, 5], None)] == [
         (3, [1, 2]),
@@ -237,12 +238,12 @@ def test_the_charts_hold_every_size_with_its_range_and_a_straight_ideal_line(kno
         "images/s",
         "% of the smallest size's",
         "hosts",
-        "weak, batch 8 a process",
+        "weak, batch 8 per process",
     ):
         assert expected in words, expected
     tips = [item.text for item in drawn.iter(f"{SVG}title")]
-    assert "weak, batch 8 a process, 2 hosts, measured: 190 images/s, 180 to 196, n = 3" in tips
-    assert any(tip.startswith("weak, batch 8 a process, 8 hosts, predicted: ") for tip in tips)
+    assert "weak, batch 8 per process, 2 hosts, measured: 190 images/s, 180 to 196, n = 3" in tips
+    assert any(tip.startswith("weak, batch 8 per process, 8 hosts, predicted: ") for tip in tips)
     assert "prefers-color-scheme: dark" in drawn.find(f"{SVG}style").text
     width, height = float(drawn.get("width")), float(drawn.get("height"))
     dots = {
@@ -255,7 +256,7 @@ def test_the_charts_hold_every_size_with_its_range_and_a_straight_ideal_line(kno
         next(
             at
             for tip, at in dots.items()
-            if tip.startswith(f"weak, batch 8 a process, {n} hosts, measured") and "images/s" in tip
+            if tip.startswith(f"weak, batch 8 per process, {n} hosts, measured") and "images/s" in tip
         )
         for n in (1, 2)
     )
@@ -267,13 +268,7 @@ def test_the_charts_hold_every_size_with_its_range_and_a_straight_ideal_line(kno
     )
 
 
-def test_a_single_size_and_none_are_drawn_too():
-    one = Curve("<a> & b", (Mark(1, Spread((5.0,))),), ())
-    for chart in (LineChart("t", "u", (one,)), LineChart("t", "u", ())):
-        assert ElementTree.fromstring(svg([chart])).tag == f"{SVG}svg"
-
-
 def test_a_notebook_shows_charts_tables_and_the_verdict(known):
     page = known._repr_html_()
-    assert page.count("<svg") == 1 and page.count("<table>") == 3 and "<td>190 (180-196)</td>" in page
+    assert page.count("<svg") == 1 and page.count("<table>") == 3 and ">190 (180-196)</td>" in page
     assert "no trial has completed" in study([])._repr_html_()

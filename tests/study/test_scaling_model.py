@@ -9,7 +9,15 @@ import pytest
 from scipy.optimize import nnls
 
 from launcher.study import scaling_model
-from launcher.study.scaling_model import Point, buckets, fit, held_out, hosts_held_out, ring
+from launcher.study.scaling_model import (
+    Point,
+    buckets,
+    efficiency_elsewhere,
+    fit,
+    held_out,
+    hosts_held_out,
+    ring,
+)
 
 MIB = 2**20
 RESNET50 = 4 * 25_557_032
@@ -28,6 +36,14 @@ def test_a_ring_takes_twice_the_hosts_turns_and_sends_nearly_twice_the_bytes(hos
 )  # fmt: skip
 def test_buckets_are_one_mebibyte_and_then_25_each(size, count, last):
     assert buckets(size) == (count, pytest.approx(last))
+
+
+@pytest.mark.parametrize(
+    ("other", "by_bytes", "by_turns"),
+    [(8, 0.93, 0.93), (5, 1 / (1 + 0.0752688 * 1.6 / 1.75), 1 / (1 + 0.0752688 * 8 / 14)), (1, 1.0, 1.0), (16, 0.9254, 0.8611)],
+)  # fmt: skip
+def test_an_efficiency_elsewhere_lies_between_bytes_and_turns(other, by_bytes, by_turns):
+    assert efficiency_elsewhere(0.93, 8, other) == pytest.approx((by_bytes, by_turns), abs=1e-4)
 
 
 def planted(
@@ -102,7 +118,7 @@ def test_what_the_sizes_cannot_tell_is_assumed_in_words():
     alone = fit([Point(hosts=1, batch=8, seconds=0.4)], RESNET50)
     assert alone.step(1, 16).seconds == pytest.approx(0.8) and alone.step(4, 8).exposed == 0
     assert [words.partition(":")[0] for words in alone.assumptions] == [
-        "one batch a process alone",
+        "one batch per process",
         "no size has several hosts",
         "backward was not measured",
     ]

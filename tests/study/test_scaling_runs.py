@@ -13,8 +13,9 @@ import launcher
 from launcher.commands import main
 from launcher.planner.source_package import COMMIT_FILE, SourceFile
 from launcher.prepare import prepare
-from launcher.study import scaling_study
-from launcher.study.trials import code_checksum
+from launcher.study import scaling_question
+from launcher.study.conditions import code_checksum
+from launcher.study.scaling_question import ScalingQuestion
 from tests.conftest import ROOT, thin_out
 
 HYUNDAI = ROOT / "configs/hyundai_segmentation.yaml"
@@ -23,8 +24,8 @@ HYUNDAI = ROOT / "configs/hyundai_segmentation.yaml"
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Also where there is one; and the study counts two cores, also where there are more."""
-    monkeypatch.setattr(scaling_study, "gpu_count", lambda: 0)
-    monkeypatch.setattr(scaling_study, "core_count", lambda: 2)
+    monkeypatch.setattr(scaling_question, "gpu_count", lambda: 0)
+    monkeypatch.setattr(scaling_question, "core_count", lambda: 2)
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +72,12 @@ def test_a_study_that_was_killed_goes_on_where_it_was_and_tells_everything(place
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
         told = [killed.stdout.readline() for _ in range(3)]
         killed.kill()
-    assert told[2].startswith("1/2  1 host, batch 4 in all, repeat 1: ") and " ms a step" in told[2], told
+    assert told[2].startswith("1/2  1 host, global batch 4, repeat 1: ") and " ms a step" in told[2], told
     before = list(csv.DictReader(table.open()))
     assert len(before) == 1
     said: list[str] = []
     found = launcher.study.scaling(HYUNDAI, TINY, smoke=True, table=table, say=said.append)
-    assert said[-2] == f"2 trials, 1 of them in {table}" and said[-1].startswith("1/1  2 hosts, batch 4 in all")
+    assert said[-2] == f"2 trials, 1 of them in {table}" and said[-1].startswith("1/1  2 hosts, global batch 4")
     assert found.failed == [] and found.table[0] == before[0] and len(found.table) == 2
     one, two = found.table
     assert (one["world_size"], two["world_size"], one["exposed_seconds"]) == ("1", "2", "0.0")
@@ -87,7 +88,7 @@ def test_a_study_that_was_killed_goes_on_where_it_was_and_tells_everything(place
     assert (
         one["threads"] == two["threads"] and one["training_images"] == "40" and one["parameters"] == two["parameters"]
     )
-    assert "strong, batch 4 in all" in str(found)
+    assert "strong, global batch 4" in str(found)
     again: list[str] = []
     assert launcher.study.scaling(HYUNDAI, TINY, smoke=True, table=table, say=again.append).table == found.table
     assert again[-1] == f"2 trials, 2 of them in {table}"
@@ -118,36 +119,39 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(place, monkeypa
         return capsys.readouterr().err
 
     told = refused("--hosts", "1,2,3", "--mode", "both")
-    assert "study.hosts: 3: 16 images in all do not divide by that many hosts' processes" in told
-    assert "global_batch_size: 18, or --mode weak" in told
+    assert "study.hosts: 3: the global batch of 16 is not divisible by their processes" in told
+    assert "global_batch_size: 18, or use --mode weak" in told
     told = refused("--hosts", "0,2", "--mode", "strnog", "--repeats", "0", "--batches", "none")
     for expected in ("study.hosts.0: 0", "did you mean strong?", "study.repeats: 0", "study.batches.0: 'none'"):
         assert expected in told, told
-    assert "distribution: none: several hosts" in refused("distribution=none")
+    assert "distribution: none: with several hosts" in refused("distribution=none")
     assert "auto: each size could choose" in refused("hyperparameters.batch_size_per_device=auto")
-    assert "a script of yours, whose batch and steps" in refused("source=mine")
+    assert "your own script: the study cannot set its batch" in refused("source=mine")
     assert "at most 16" in refused("--hosts", "32", "--mode", "weak")
     assert "no backend prcess" in refused("--on", "prcess")
-    assert "7 images do not divide by the 2 processes" in refused(
+    assert "7 is not divisible by the job's 2 processes" in refused(
         "hyperparameters.global_batch_size=7", "study.batches=[]"
     )
     assert "missing" in refused("hyperparameters.global_batch_size=null")
-    monkeypatch.setattr(scaling_study, "gpu_count", lambda: 2)
-    assert "4 hosts want 4 GPUs of 2" in refused("--hosts", "1,4")
+    monkeypatch.setattr(scaling_question, "gpu_count", lambda: 2)
+    assert "4 hosts need 4 GPUs, this machine has 2" in refused("--hosts", "1,4")
 
 
 def test_hosts_on_one_machine_get_the_same_threads_and_the_crowded_are_named(place, monkeypatch):
     monkeypatch.chdir(place)
-    asked = ["study.hosts=[1, 2, 4]", "hyperparameters.num_workers=auto"]
-    _, base, grid, cores, notes = scaling_study._checked(HYUNDAI, asked, "process", True)
-    assert (base.environment["OMP_NUM_THREADS"], base.hyperparameters["num_workers"], cores) == ("1", 0, 2)
-    assert "4 hosts have more threads than there are cores" in notes[-1] and "num_workers 0" in notes[1]
-    assert grid.batches == [4, 8, 16]
-    _, base, _, _, notes = scaling_study._checked(HYUNDAI, ["study.hosts=[1]"], "process", True)
-    assert base.environment["OMP_NUM_THREADS"] == "2" and len(notes) == 1
-    monkeypatch.setattr(scaling_study, "gpu_count", lambda: 4)
-    _, base, _, cores, _ = scaling_study._checked(HYUNDAI, ["study.hosts=[1, 2]"], "process", True)
-    assert base.compute.processes_per_host == 2 and cores is None, "two of four GPUs, also where a host is alone"
+    several = ["study.hosts=[1, 2, 4]", "hyperparameters.num_workers=auto"]
+    asked = ScalingQuestion.of(HYUNDAI, several, "process", True)
+    base = asked.base
+    assert (base.environment["OMP_NUM_THREADS"], base.hyperparameters["num_workers"], asked.cores) == ("1", 0, 2)
+    assert "4 hosts have more threads than this machine has cores" in asked.notes[-1]
+    assert "num_workers is 0" in asked.notes[1] and asked.grid.batches == [4, 8, 16]
+    asked = ScalingQuestion.of(HYUNDAI, ["study.hosts=[1]"], "process", True)
+    assert asked.base.environment["OMP_NUM_THREADS"] == "2" and len(asked.notes) == 1
+    monkeypatch.setattr(scaling_question, "gpu_count", lambda: 4)
+    asked = ScalingQuestion.of(HYUNDAI, ["study.hosts=[1, 2]"], "process", True)
+    assert asked.base.compute.processes_per_host == 2 and asked.cores is None, (
+        "two of four GPUs, also where a host is alone"
+    )
 
 
 def test_on_sagemaker_a_host_has_its_gpus_and_all_trials_a_price(place, capsys):
@@ -155,7 +159,7 @@ def test_on_sagemaker_a_host_has_its_gpus_and_all_trials_a_price(place, capsys):
     assert main.main(["study", "scaling", str(HYUNDAI), *words, "--max-cost", "100"]) == 2
     told = capsys.readouterr()
     # weak with 256 / 32 = 8 a GPU: 64 and 128 in all; strong 256 twice. 0.5 h at $40 a host: 2 x $20 + 2 x $40
-    assert "4 trials: at most $120.00 in all; the dearest at most $40.00" in told.out
+    assert "4 trials: at most $120.00 in all; the most expensive at most $40.00" in told.out
     assert "at most $120.00 in all" in told.err and "at most $100.00" in told.err and launcher.runs() == []
 
 
@@ -164,5 +168,5 @@ def test_a_size_that_fails_is_told_and_not_tried_again(place, tmp_path, monkeypa
     words = [*TINY[1:], "hyperparameters.model=no_such_model", "study.hosts=[1]", "study.repeats=2"]
     assert main.main(["study", "scaling", str(HYUNDAI), *words, "--smoke", "--table", str(tmp_path / "x.csv")]) == 1
     told = capsys.readouterr().out
-    assert "no trial has completed" in told and "1 host, batch 4 in all, repeat 1: Failed" in told
-    assert "repeat 2: left out, because it failed before" in told and len(launcher.runs()) == 1
+    assert "no trial has completed" in told and "1 host, global batch 4, repeat 1: Failed" in told
+    assert "repeat 2: left out after an earlier failure" in told and len(launcher.runs()) == 1

@@ -1,18 +1,15 @@
-"""What a run's metrics.jsonl and result.json say about its speed: images a second, and what it waited for."""
+"""What a run's metrics.jsonl and result.json say of its speed: images a second, and what it waited for."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.config.issues import mistake
 from launcher.runner.run import Run
-
-WARM_UP_STEPS = 5
-"""As in entrypoints/training/measure/timeline.py: a line that covers one of the first so many steps is not counted."""
+from launcher.study.question import WARM_UP_STEPS
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -22,47 +19,16 @@ MEASURED = (
     *("input_images_per_second", "input_cpu_seconds_an_image", "input_start_seconds", "evaluate_seconds"),
     *("memory_gib", "gpu", "gpu_memory_gib", "gpu_used_gib", "cores", "training_images", "counted_steps", "world_size"),
 )
-"""What `of_run` gives. `epoch_seconds` is that of all training images at `images_per_second`: without the first epoch where there
-are more, without the first steps, evaluations, checkpoints and the start of workers. `cpu_share` is of the cores that the run may
-use, a sample a metric line. What was not measured is None."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number measured several times."""
-
-    values: tuple[float, ...]
-    middle: float | None = None
-    """What stands for all of them; None: their median."""
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values) if self.middle is None else self.middle
-
-    @property
-    def low(self) -> float:
-        return min(*self.values, self.median)
-
-    @property
-    def high(self) -> float:
-        return max(*self.values, self.median)
-
-    def apart(self, other: Spread) -> bool:
-        """Whether all of one's values lie on one side of all of the other's."""
-        return self.high < other.low or other.high < self.low
-
-
-def spread(values: Iterable[str | float | None]) -> Spread | None:
-    """Of the values that are there; None where none is."""
-    found = tuple(float(value) for value in values if value not in (None, ""))
-    return Spread(found) if found else None
+"""What `of_run` returns; None: not measured. `epoch_seconds` is the time of all training images at `images_per_second`, which leaves
+out the first epoch where there are more, the warm-up, evaluations, checkpoints and the start of workers. `cpu_share` is a share of the
+cores that the run may use, sampled at each metric line."""
 
 
 def of_run(run: Run) -> dict[str, Any]:
-    """Everything MEASURED of a run that has completed.
+    """Everything in MEASURED, of a completed run.
 
     Raises:
-        UserError: it has too few steps to tell a speed.
+        UserError: it has too few steps for a speed.
     """
     return measure(run.metrics(), run.result(), len(run.hosts), run.name)
 
@@ -70,7 +36,7 @@ def of_run(run: Run) -> dict[str, Any]:
 def measure(
     metrics: Sequence[Mapping[str, Any]], result: Mapping[str, Any], hosts: int = 1, name: str = "the run"
 ) -> dict[str, Any]:
-    """Everything MEASURED, from a run's metric lines and its result."""
+    """Everything in MEASURED, from a run's metric lines and its result."""
     batch, hardware = result["settings"]["global_batch_size"], result.get("hardware", {})
     lines = [line for line in metrics if line.get("rank", 0) == 0 and "images/s" in line]
     before = [0, *(line["step"] for line in lines)]
@@ -80,7 +46,7 @@ def measure(
     if not counted:
         steps = result["settings"]["max_steps"] or result["steps"]
         fix = "give it more steps, or lower hyperparameters.log_every"
-        raise mistake("study", f"{name} told no speed after its first {WARM_UP_STEPS} of {steps} steps", fix)
+        raise mistake("study", f"{name} logged no speed after its {WARM_UP_STEPS} warm-up steps, of {steps}", fix)
     seconds = sum(window.seconds for window in counted)
     steps = sum(window.steps for window in counted)
     rate, images = batch * steps / seconds, result.get("training_images")
@@ -88,7 +54,7 @@ def measure(
     whole = first and images and sum(window.steps for window in first) >= images // batch
     cores, on_a_host = hardware.get("cores"), result["world_size"] / hosts
     shares = [window.cpu * on_a_host / window.seconds * window.steps / cores for window in counted if cores]
-    probed = "input_images_per_second" in result  # each process tells its own, and all of them were at it
+    probed = "input_images_per_second" in result  # of one process, while all of them prepared images
     evaluations = [line["evaluate_s"] for line in metrics if "evaluate_s" in line]
     return {
         "images_per_second": rate,
@@ -108,7 +74,7 @@ def measure(
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """By linear interpolation between the two nearest ranks; None of no values."""
+    """By linear interpolation between the two nearest ranks; None where there are no values."""
     if not values:
         return None
     ordered, place = sorted(values), (len(values) - 1) * percent / 100

@@ -1,0 +1,74 @@
+"""The conditions under which trials may be compared: their code, their settings, and the machine that they run on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher import backends
+from launcher.config.job import Job
+from launcher.planner.source_package import COMMIT_FILE, SourceFile
+from launcher.record import records
+
+CONDITIONS = ("code", "settings", "machine")
+"""Columns that are the same in every row of a table: a checksum of the code that travels; the job's settings without those that the
+study varies, as JSON; and where the trials run."""
+
+
+def code_checksum(files: Sequence[SourceFile]) -> str:
+    """Of the paths and contents of the files that travel. The note of the commit is left out: a commit that changes none of them
+    leaves a table valid."""
+    checksum = hashlib.sha256()
+    for file in (file for file in files if file.path != COMMIT_FILE):
+        checksum.update(f"{file.path}\0{hashlib.sha256(file.read()).hexdigest()}\n".encode())
+    return checksum.hexdigest()[:16]
+
+
+def commit_of(source: Path) -> str:
+    """The commit around a folder, with a + where it has uncommitted changes; "" outside a repository."""
+    state, _ = records.git_state(source)
+    return (state["commit"][:12] + ("" if state["clean"] else "+")) if state.get("commit") else ""
+
+
+def settings_of(job: Job, varied: Sequence[str]) -> str:
+    """Everything in a job that its measurements depend on, without the hyperparameters that the study varies; as JSON."""
+    parts = ("script", "distribution", "inputs", "environment")
+    values = {name: value for name, value in job.model_dump(exclude_none=True).items() if name in parts}
+    compute = ("instance_type", "instance_count", "instance_groups", "processes_per_host", "shm_gb")
+    values["compute"] = {name: value for name, value in job.compute.model_dump().items() if name in compute and value}
+    values["hyperparameters"] = {name: value for name, value in job.hyperparameters.items() if name not in varied}
+    if values.pop("environment", None):  # it may hold secrets, and a table is shown around
+        values["environment"] = hashlib.sha256(json.dumps(job.environment, sort_keys=True).encode()).hexdigest()[:16]
+    return json.dumps(values, sort_keys=True)
+
+
+def machine_of(job: Job, on: str) -> str:
+    """Where the trials run, with the hardware and the software that compute."""
+    return f"{on}: {backends.get(on).machine(job)}"
+
+
+def difference(condition: str, before: str, now: str, commit_before: str, commit: str) -> str:
+    """How a table's trials differ from those to come, in words."""
+    if condition == "code":
+        return f"different code: commit {commit_before or 'unknown'}, now {commit or 'unknown'}"
+    if condition == "machine":
+        return f"a different machine: {before}; now {now}"
+    try:
+        one, other = _flat(json.loads(before)), _flat(json.loads(now))
+    except ValueError:
+        return "different settings, which cannot be read"
+    changed = [
+        f"{key} {one.get(key, 'not set')!r}, now {other.get(key, 'not set')!r}"
+        for key in sorted({**one, **other})
+        if one.get(key) != other.get(key)
+    ]
+    return "different settings: " + "; ".join(changed)
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {prefix.rstrip("."): values}
+    return {key: value for name, below in values.items() for key, value in _flat(below, f"{prefix}{name}.").items()}

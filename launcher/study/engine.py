@@ -1,0 +1,141 @@
+"""The engine of every study: it runs the trials that the table lacks, and writes each down as soon as it is over.
+
+A study may be killed at any moment: the same call goes on where the table ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import backends
+from launcher.backends.plans import check, plan
+from launcher.config.issues import UserError, mistake
+from launcher.config.job import Job
+from launcher.planner.plan import refuse_cost
+from launcher.planner.source_package import source_files
+from launcher.record import records
+from launcher.runner.run import Run, to_its_end
+from launcher.show.text import counted, dollars
+from launcher.study.conditions import code_checksum, commit_of, machine_of
+from launcher.study.question import Question, Trial
+from launcher.study.trial_table import Row, TrialTable, held
+
+Say = Callable[[str], None]
+"""Takes a line for people."""
+
+LONGEST_REASON = 300
+"""Characters of a failure that are shown."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the trials left."""
+
+    file: Path
+    """The table."""
+    rows: list[Row]
+    """The rows of this study's trials, in their order."""
+    failed: list[str]
+    """The trials that did not complete, and why."""
+
+
+def run(question: Question, table: str | Path | None, max_cost: float | None, say: Say) -> Outcome:
+    """Run the trials that the table does not hold yet.
+
+    Args:
+        table: a CSV file. None: studies/<job>-<study>-<backend>[-smoke].csv among the runs.
+        max_cost: US dollars, of all trials together; None: no limit.
+
+    Raises:
+        UserError: the table holds trials of other conditions, or another study is using it, or the trials could cost too much.
+    """
+    for note in question.notes:
+        say(note)
+    file = _own_file(question) if table is None else Path(table)
+    source = plan(question.base, on=question.on).source
+    conditions = {
+        "code": code_checksum(source_files(source)[0]),
+        "settings": question.settings(),
+        "machine": machine_of(question.base, question.on),
+    }
+    with held(file):
+        known = TrialTable(file, question.keys, question.measured, conditions, commit_of(source))
+        every = list(question.trials())
+        missing = [trial for trial in every if known.find(trial.key) is None]
+        say(f"{len(every)} trials, {len(every) - len(missing)} of them in {file}")
+        if missing:
+            tell_the_price([trial.job for trial in missing], question.on, max_cost, say)
+        failed = _run(missing, question, known, say)
+        rows = [row for trial in every if (row := known.find(trial.key)) is not None]
+    return Outcome(file, rows, failed)
+
+
+def _own_file(question: Question) -> Path:
+    name = f"{question.job.name}-{question.kind}-{question.on}{'-smoke' if question.small else ''}.csv"
+    return records.store() / "studies" / name
+
+
+def _run(missing: Sequence[Trial], question: Question, known: TrialTable, say: Say) -> list[str]:
+    """Run trials one after the other. Returns why some did not complete."""
+    failed: list[str] = []
+    given_up: set[Hashable] = set()
+    for number, trial in enumerate(missing, 1):
+        if given_up & {trial.group, *trial.needs}:
+            failed.append(f"{trial}: left out after an earlier failure")
+            continue
+        done, label = _to_its_end(trial.job, question.on, say), f"{number}/{len(missing)}  {trial}"
+        try:
+            if done.state != records.COMPLETED:
+                why = " ".join(done.outcome().get("failure", "").split())[:LONGEST_REASON]
+                raise RuntimeError(f"{done.state}{': ' if why else ''}{why}")
+            measured = question.measure(done)
+        except (RuntimeError, UserError) as error:
+            given_up.add(trial.group)
+            failed.append(f"{trial}: {error}; launcher logs {done.name}")
+            say(f"{label}: {done.state}")
+            continue
+        known.add(trial.key, measured, done)
+        say(f"{label}: {question.progress(measured)}")
+    return failed
+
+
+def _to_its_end(job: Job, on: str, say: Say) -> Run:
+    """Run a job. If this process is interrupted, the run is stopped first."""
+
+    def interrupted() -> None:
+        say("stopping the running trial; the same command resumes the study with it")
+
+    return to_its_end(plan(job, on=on), say=say, interrupted=interrupted)
+
+
+def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say) -> None:
+    """Say what all trials cost at most, before the first of them starts.
+
+    Args:
+        jobs: at least one.
+
+    Raises:
+        UserError: together they could cost more than `max_cost` US dollars, or their price is not known.
+    """
+    first = plan(jobs[0], on=on)
+    if first.price is None:
+        return
+    if first.price.ceiling is None:
+        first = check(first)  # reads AWS's price list, and the prices of all other trials with it
+    known = [backends.get(on).price(job) for job in jobs]
+    ceilings = [(price.ceiling, price.text) for price in known if price is not None and price.ceiling is not None]
+    count = counted(len(jobs), "trial")
+    if len(ceilings) < len(jobs):
+        assert first.price is not None
+        say(f"{count}, each: {first.price.text}")
+        if max_cost is not None:
+            refuse_cost(first, max_cost)
+        return
+    total, (_, highest) = sum(ceiling for ceiling, _ in ceilings), max(ceilings, key=lambda price: price[0])
+    alike = len({ceiling for ceiling, _ in ceilings}) == 1
+    say(f"{count}: at most {dollars(total)} in all; {'each' if alike else 'the most expensive'} {highest}")
+    if max_cost is not None and not total <= max_cost:  # nan allows nothing
+        fix = "lower compute.max_hours or study.repeats, or allow more"
+        raise mistake("--max-cost", f"at most {dollars(total)} in all", fix, valid=f"at most {dollars(max_cost)}")

@@ -1,0 +1,28 @@
+"""How fast each model takes images, and at which image size that and the input side were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.config.job import Job
+from launcher.study.preprocessing_cells import Cell
+from launcher.study.sizing import Demand, demands_of
+
+
+def image_size(job: Job) -> int:
+    """Pixels of the images that the models see; the script's default where the job sets none."""
+    size: int = job.hyperparameters.get("image_size", 224)
+    return size
+
+
+def input_size(job: Job) -> int:
+    """Pixels of the images on which the input side alone was measured."""
+    return job.hyperparameters.get("probe_image_size") or image_size(job)
+
+
+def demands(cells: Sequence[Cell], job: Job) -> dict[str, dict[str, Demand]]:
+    """What each model takes of images of the size at which input was measured, by GPU."""
+    gpu = next((row["gpu"] for cell in cells for row in cell.rows if row["gpu"]), None)
+    here = gpu is not None and input_size(job) == image_size(job)
+    alone = {cell.model: cell.alone.median if here and cell.alone is not None else None for cell in cells}
+    return {model: demands_of(model, input_size(job), speed, gpu) for model, speed in alone.items()}

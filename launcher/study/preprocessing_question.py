@@ -1,0 +1,151 @@
+"""The question of the preprocessing study: every model under every augmentation load, with every preprocessing pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from launcher import backends
+from launcher.backends.local_hosts import gpu_count
+from launcher.config import yaml_file
+from launcher.config.issues import Issue, UserError, did_you_mean
+from launcher.config.job import Job, Pipeline, StudySection
+from launcher.config.loading import load
+from launcher.runner.run import Run
+from launcher.study import preprocessing_measures as measures
+from launcher.study.conditions import settings_of
+from launcher.study.model_names import timm_models, unknown
+from launcher.study.question import Question, Trial, alternating, planning_errors, read
+
+SCRIPT = "train_classifier.py"
+
+PIPELINES: dict[Pipeline, dict[str, Any]] = {
+    "cpu_reference": {"preprocessing": "cpu_reference"},
+    "cpu": {"preprocessing": "cpu"},
+    "cpu_composed": {"preprocessing": "cpu", "compose_augmentation": True},
+    "dali": {"preprocessing": "dali"},
+}
+"""The hyperparameters of each pipeline."""
+
+VARIED = ("model", "preprocessing", "compose_augmentation", "augmentation_load", "repeat_batch", "probe_input_images")
+"""Hyperparameters that the study sets."""
+
+PROBED_IMAGES = 256
+"""By which the input side alone is measured, before each training."""
+
+INSTALL_DALI = "pip install nvidia-dali-cuda130, or -cuda120"
+
+
+@dataclass(kw_only=True)
+class PreprocessingQuestion(Question):
+    """Which pipeline feeds a model?"""
+
+    kind: ClassVar[str] = "preprocessing"
+    keys: ClassVar[tuple[str, ...]] = ("part", "model", "pipeline", "load", "repeat")
+    """`part` is training; or model, for the model alone on one batch over and over, with neither pipeline nor load."""
+    measured: ClassVar[tuple[str, ...]] = measures.MEASURED
+
+    @classmethod
+    def of(cls, config: str | Path, overrides: Sequence[str], on: str, smoke: bool) -> PreprocessingQuestion:
+        """The question about a config.
+
+        Raises:
+            UserError: every mistake in the config, the overrides and the grid.
+        """
+        without_gpu = not smoke and wants_smaller_images(config, on)
+        small = smoke or without_gpu
+        job, found = read(config, overrides, small)
+        job = _probed_at_full_size(job, config, overrides) if small else job
+        grid, notes = _complete(job, on)
+        found += _about_the_grid(job, grid, on)
+        if job.script == SCRIPT and job.source is None:
+            hardest = {"augmentation_load": max(grid.loads)}
+            jobs = [
+                _varied(job, {"model": m, **PIPELINES[p], **hardest}) for m in grid.models[:1] for p in grid.pipelines
+            ]
+            found += planning_errors(jobs, on, found)
+        if found:
+            raise UserError(found, str(config))
+        if without_gpu:
+            notes.insert(
+                0, f"no GPU here: the CPU pipelines are compared on smaller images, by the smoke section of {config}"
+            )
+        return cls(job=job, base=job, on=on, small=small, grid=grid, notes=notes)
+
+    def trials(self) -> Iterator[Trial]:
+        """The pipelines take turns; each model alone comes before its trainings."""
+        for repeat in range(1, self.grid.repeats + 1):
+            for model in self.grid.models:
+                alone = {"model": model, **PIPELINES[self.grid.pipelines[0]], "repeat_batch": True}
+                key = dict(part="model", model=model, pipeline="", load="", repeat=repeat)
+                yield Trial(key, _varied(self.job, alone), f"{model}, the model alone", (model, ""))
+                for load_factor in self.grid.loads:
+                    for pipeline in alternating(self.grid.pipelines, repeat):
+                        values = {"model": model, **PIPELINES[pipeline], "augmentation_load": load_factor}
+                        job = _varied(self.job, {**values, "probe_input_images": PROBED_IMAGES})
+                        key = dict(part="training", model=model, pipeline=pipeline, load=load_factor, repeat=repeat)
+                        name = f"{model}, {pipeline}, load {load_factor}"
+                        yield Trial(key, job, name, (model, pipeline), needs=((model, ""),))
+
+    def settings(self) -> str:
+        return settings_of(self.job, VARIED)
+
+    def measure(self, run: Run) -> dict[str, Any]:
+        return measures.of_run(run)
+
+    def progress(self, measured: dict[str, Any]) -> str:
+        return f"{measured['images_per_second']:.1f} images/s, {measured['epoch_seconds']:.2f} s an epoch"
+
+
+def wants_smaller_images(config: str | Path, on: str) -> bool:
+    """Whether the config has a smoke section and the trials would run on this machine's CPUs."""
+    return backends.get(on).on_this_machine and "smoke" in yaml_file.read(config).values and not gpu_count()
+
+
+def _varied(job: Job, values: dict[str, Any]) -> Job:
+    kept = {name: value for name, value in job.hyperparameters.items() if name not in VARIED}
+    return job.model_copy(update={"hyperparameters": {**kept, **values}, "study": None})
+
+
+def _probed_at_full_size(job: Job, config: str | Path, overrides: Sequence[str]) -> Job:
+    """The job with its input side alone measured at the image size without the smoke section: that needs no GPU."""
+    try:
+        size = load(config, overrides).hyperparameters.get("image_size")
+    except UserError:  # reported already, or a mistake that the smoke section replaces
+        return job
+    given = job.hyperparameters
+    if size in (None, given.get("image_size")) or "probe_image_size" in given:
+        return job
+    return job.model_copy(update={"hyperparameters": {**given, "probe_image_size": size}})
+
+
+def _complete(job: Job, on: str) -> tuple[StudySection, list[str]]:
+    """The job's grid with what it leaves open: the job's own model, and all pipelines that run here."""
+    grid = job.study or StudySection()
+    own = job.hyperparameters.get("model")
+    models = grid.models or ([own] if isinstance(own, str) else [])
+    pipelines, notes = list(grid.pipelines), []
+    if not pipelines:
+        pipelines = list(PIPELINES)
+        if backends.get(on).lacks("nvidia.dali"):
+            pipelines.remove("dali")
+            notes.append(f"dali is left out: it is not installed here ({INSTALL_DALI})")
+    found = {"models": list(dict.fromkeys(models)), "pipelines": list(dict.fromkeys(pipelines))}
+    return grid.model_copy(update=found), notes
+
+
+def _about_the_grid(job: Job, grid: StudySection, on: str) -> Iterator[Issue]:
+    if job.script != SCRIPT or job.source is not None:
+        fix = f"set script to {SCRIPT} and remove source"
+        yield Issue(key="script", found=f"{job.script} has no preprocessing pipelines to compare", fix=fix)
+    if not grid.models:
+        yield Issue(key="study.models", found="none", fix="name timm models, for example study.models=[resnet18]")
+    for model in grid.models:
+        if unknown(model):
+            near = did_you_mean(model, sorted(timm_models()), "timm.list_models() names all")
+            yield Issue(key="study.models", found=f"timm has no model {model}", fix=near)
+    if "dali" in grid.pipelines and backends.get(on).lacks("nvidia.dali"):
+        fix = f"{INSTALL_DALI}; or leave dali out of study.pipelines"
+        yield Issue(key="study.pipelines", found="dali is not installed here", fix=fix)

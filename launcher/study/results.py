@@ -1,0 +1,75 @@
+"""A study's result: its table of trials with the answer, for a terminal, a notebook and a file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import ClassVar
+
+from launcher.config.job import Job, StudySection
+from launcher.record import records
+from launcher.show.table import Table
+from launcher.study.trial_table import Row
+
+NOT_MEASURED = "not measured"
+"""In the place of a number."""
+
+
+@dataclass
+class Study(ABC):
+    """What a study's trials say."""
+
+    kind: ClassVar[str]
+
+    job: Job
+    on: str
+    """The backend."""
+    file: Path
+    """The table, a CSV file."""
+    grid: StudySection
+    """With nothing left open."""
+    table: list[Row]
+    """The rows of the grid's trials."""
+    notes: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    """Trials that did not complete, and why; the same command tries them again."""
+
+    @abstractmethod
+    def tables(self) -> list[Table]:
+        """Every figure; empty where no trial tells one."""
+
+    @abstractmethod
+    def sentences(self) -> list[str]:
+        """The answer."""
+
+    @abstractmethod
+    def charts(self) -> str:
+        """The answer as SVG."""
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a few lines."""
+        return "\n".join(self.sentences())
+
+    def plot(self, file: str | Path) -> Path:
+        """Write the charts as SVG."""
+        records.write_atomically(Path(file), self.charts())
+        return Path(file)
+
+    def __str__(self) -> str:
+        tables, more = self.tables(), [*self.notes, *self.failed]
+        if not tables:
+            return "\n".join(["no trial has completed", *more])
+        return "\n\n".join([*map(str, tables), "\n".join(["verdict", "", *self.sentences(), *more])])
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} study {self.file.name}: {len(self.table)} trials>"
+
+    def _repr_html_(self) -> str:
+        tables, more = self.tables(), [*self.notes, *self.failed]
+        if not tables:
+            return f"<p>{escape('no trial has completed: ' + '; '.join(more))}</p>"
+        lines = (f"<p>{escape(line)}</p>" for line in [*self.sentences(), *more])
+        return "\n".join([self.charts(), *(table.html() for table in tables), *lines])

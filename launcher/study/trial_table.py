@@ -1,0 +1,94 @@
+"""The table of a study's trials: a CSV file with a row for each that is over, and the conditions that all of them share."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from launcher.config.issues import Issue, UserError, mistake
+from launcher.record import records
+from launcher.runner.run import Run
+from launcher.study.conditions import CONDITIONS, difference
+
+Row = dict[str, str]
+
+
+class TrialTable:
+    """The trials that are over.
+
+    Args:
+        file: made with its folder if it is missing; an existing one grows.
+        keys: the columns that identify a trial.
+        measured: the columns of what was measured.
+        conditions: the present value of each of CONDITIONS.
+        commit: of the code, for people.
+
+    Raises:
+        UserError: the file is not such a table, or its trials ran under other conditions.
+    """
+
+    def __init__(
+        self, file: Path, keys: Sequence[str], measured: Sequence[str], conditions: Mapping[str, str], commit: str = ""
+    ):
+        self.file, self.keys, self.conditions = file, tuple(keys), {**conditions, "commit": commit}
+        self.columns = (*keys, *measured, "run", "finished", "commit", *CONDITIONS)
+        self.rows = self._read()
+
+    def find(self, key: Mapping[str, Any]) -> Row | None:
+        """A trial's row; None where it is not over."""
+        wanted = {name: str(key[name]) for name in self.keys}
+        return next((row for row in self.rows if all(row[name] == wanted[name] for name in wanted)), None)
+
+    def add(self, key: Mapping[str, Any], measured: Mapping[str, Any], run: Run) -> None:
+        """Write a trial down; a reader sees the file with its row or without it. None becomes an empty field."""
+        values = {**key, **measured, **self.conditions, "run": run.name, "finished": run.outcome().get("ended", "")}
+        self.rows.append({name: _text(values.get(name)) for name in self.columns})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        records.write_atomically(self.file, text.getvalue())
+
+    def _read(self) -> list[Row]:
+        if not self.file.exists():
+            return []
+        with open(self.file, newline="", encoding="utf-8", errors="replace") as stream:
+            reader = csv.DictReader(stream)
+            columns, rows = tuple(reader.fieldnames or ()), list(reader)
+        fix = f"name another file with --table, or remove this one: rm {self.file}"
+        if columns != self.columns or any(None in row.values() for row in rows):
+            raise mistake("--table", f"{self.file} is not a table of this study", fix)
+        found = []
+        for name in CONDITIONS:
+            for value in dict.fromkeys(row[name] for row in rows if row[name] != self.conditions[name]):
+                commit = next(row["commit"] for row in rows if row[name] == value)
+                how = difference(name, value, self.conditions[name], commit, self.conditions["commit"])
+                found.append(Issue(key="--table", found=f"{self.file} holds trials of {how}", fix=fix))
+        if found:
+            raise UserError(found, "the table: its trials cannot be compared with new ones")
+        return rows
+
+
+@contextmanager
+def held(file: Path) -> Iterator[None]:
+    """Keep a table for this process alone. Raises UserError where another process has it."""
+    if file.is_dir() or file.suffix != ".csv":
+        found = f"{file} {'is a folder' if file.is_dir() else 'does not end in .csv'}"
+        raise mistake("--table", found, "name a file", valid="FILE.csv")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file.with_name(f".{file.name}.lock"), "wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fix = "wait for it, or name another file"
+            raise mistake("--table", f"another study is using {file}", fix) from None
+        yield
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
