@@ -378,6 +378,7 @@ def test_a_file_that_is_gone_is_broken_too(tmp_path):
 # -- runs ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_from_dalis_batches(tmp_path):
     prepare("digits", tmp_path / "digits")
     run = launcher.run(launcher.plan(launcher.from_values({

@@ -323,6 +323,7 @@ def test_a_run_leaves_a_picture_of_what_its_model_sees(learned):
         assert expected in seen
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_a_teachers_answers_alone(blocks, learned):
     """Its masks have no weight: what it knows of them, the teacher told."""
     values = {

@@ -71,6 +71,7 @@ def test_a_teacher_is_trained_and_distilled_through_runs(digits):
     assert timm.data.resolve_model_data_config(loaded)["input_size"] == (1, 16, 16)
 
 
+@pytest.mark.slow
 def test_two_hosts_train_the_same_model_as_one(digits):
     """The global batch is the same, so the averaged gradients are, up to the order of sums."""
     options = {"hyperparameters": {"max_shift_pixels": 2, "max_grad_norm": None, "learning_rate": 0.01}}
@@ -90,6 +91,7 @@ def test_two_hosts_train_the_same_model_as_one(digits):
     ]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(digits):
     first, second, other = (
         finished(classifier(digits, hyperparameters={"seed": seed, "max_steps": 2})) for seed in (1, 1, 2)
@@ -155,6 +157,7 @@ def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
     assert [metric["learning_rate"] for metric in run.metrics() if "loss" in metric] == pytest.approx([0.02, 0.01])
 
 
+@pytest.mark.slow
 def test_the_teachers_part_of_the_loss_is_the_one_of_its_temperature(digits):
     """At the first step the student is as it was built, so its loss can be worked out from both models."""
     from training.data.views import open_data
@@ -272,6 +275,7 @@ def curve(run: launcher.Run, name: str = "loss") -> dict[int, float]:
     return {metric["step"]: metric[name] for metric in run.metrics() if name in metric}
 
 
+@pytest.mark.slow
 def test_a_cache_with_a_view_for_each_epoch_trains_what_the_teacher_itself_would(digits, taught):
     values = {"max_shift_pixels": 2, "mixup": 0.8, "cutmix": 1.0}
     online = distilled(digits, taught, **values)
@@ -282,6 +286,7 @@ def test_a_cache_with_a_view_for_each_epoch_trains_what_the_teacher_itself_would
     assert curve(kept) == pytest.approx(curve(online), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_kept_view_needs_no_teacher_when_it_is_drawn_again(digits, taught):
     run = distilled(digits, taught, epochs=3, max_shift_pixels=2, teacher_cache={"views": 1, "top_k": 3})
     shares = curve(run, "teacher_share")
@@ -292,6 +297,7 @@ def test_a_kept_view_needs_no_teacher_when_it_is_drawn_again(digits, taught):
     assert f"{(folder / 'view-0001.bin').stat().st_size // 80} bytes each" in said
 
 
+@pytest.mark.slow
 def test_two_hosts_fill_a_cache_and_train_as_one_host_does(digits, taught):
     values = {"teacher_cache": {"views": 1, "top_k": None, "precision": "fp32"}, "max_grad_norm": None}
     one, two = distilled(digits, taught, **values), distilled(digits, taught, hosts=2, **values)
@@ -303,6 +309,7 @@ def test_two_hosts_fill_a_cache_and_train_as_one_host_does(digits, taught):
     assert caches[0] == caches[1]
 
 
+@pytest.mark.slow
 def test_every_lever_together_trains_on_two_hosts(digits, taught, tmp_path):
     compression = "bf16" if gloo_adds_bf16(tmp_path) else "none"
     run = distilled(
@@ -316,6 +323,7 @@ def test_every_lever_together_trains_on_two_hosts(digits, taught, tmp_path):
     assert 0 < run.result()["validation_accuracy"] < 1 and "teacher_top1_agreement" in run.result()
 
 
+@pytest.mark.slow
 def test_several_teachers_are_one_that_is_measured_first(digits, taught, tmp_path):
     import shutil
 
@@ -327,6 +335,7 @@ def test_several_teachers_are_one_that_is_measured_first(digits, taught, tmp_pat
     assert curve(run) == pytest.approx(curve(alone), rel=1e-5), "the mean of a model with itself is the model"
 
 
+@pytest.mark.slow
 def test_a_teacher_that_knows_too_little_is_refused_before_the_first_step(digits, taught):
     inputs = {"teacher": {"folder": str(taught)}}
     run = launcher.run(

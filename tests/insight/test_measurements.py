@@ -178,6 +178,7 @@ def test_a_source_without_measurements_says_what_would_be_one(tmp_path, store):
         read("quickstart")
 
 
+@pytest.mark.slow
 def test_a_run_on_two_hosts_is_read_with_all_its_hosts_and_ranks(tmp_path, store):
     """Through the toolkit; the hosts have addresses there, and are algo-1 and algo-2 here."""
     prepare("digits", tmp_path / "digits")

@@ -34,6 +34,7 @@ def data(suite, tmp_path_factory):
     ("kind", "fix"),
     [("storage_bound", "launcher prepare SOURCE TARGET --shards 100MB"), ("host_to_device_bound", "image_size")],
 )
+@pytest.mark.slow
 def test_a_planted_bottleneck_is_named_with_its_share_and_a_fix(suite, data, kind, fix):
     case = [case for case in suite.CASES if case.kind == kind][-1]  # the harsher
     case = replace(case, settings={**case.settings, "max_steps": 10, "image_size": 64})

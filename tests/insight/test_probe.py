@@ -325,6 +325,7 @@ def test_a_teacher_whose_logits_come_slowly_is_found_and_its_cache_is_left_alone
     assert probe.one_batch_without_teacher > 1.5 * probe.one_batch
 
 
+@pytest.mark.slow
 def test_segmentation_is_probed_too_and_says_what_it_had_no_time_for(measured):
     values = {
         "model": "pvt_v2_b0",
@@ -380,6 +381,7 @@ def typed(*arguments: object, **more) -> subprocess.CompletedProcess:
     return subprocess.run(words, capture_output=True, text=True, timeout=180, **more)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_is_probed_by_its_own_record(quick):
     job = {
         **quick,

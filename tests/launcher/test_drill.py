@@ -80,6 +80,7 @@ def test_a_script_that_resumes_almost_exactly_is_found_out_at_its_first_wrong_st
     assert "kill 1: SIGKILL to the script at step" in done.stdout
 
 
+@pytest.mark.slow
 def test_on_another_number_of_hosts_values_may_differ_by_rounding(script_job, said):
     found = drill(script_job(COUNTS), kills=1, hosts_after=2, seed=0, say=said.append)
     assert found.difference == "" and [len(run.hosts) for run in found.runs] == [1, 2]
@@ -135,6 +136,7 @@ def test_a_job_that_is_over_at_once_cannot_be_killed(script_job, said, monkeypat
 
 
 @pytest.mark.timeout(900)  # four trainings, beside whatever else the machine does
+@pytest.mark.slow
 def test_the_kits_classifier_resumes_bit_for_bit(tmp_path, said):
     """With dropout, moved images, an average of the weights and two epochs; killed between two checkpoints, then stopped."""
     prepare("digits", tmp_path / "digits")

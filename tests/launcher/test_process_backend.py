@@ -136,6 +136,7 @@ def test_a_run_that_takes_too_long_is_stopped(script_job):
     assert "max_hours" in run.outcome()["stop_reason"]
 
 
+@pytest.mark.slow
 def test_two_runs_at_the_same_time_do_not_collide(script_job):
     text = """
     import os, pathlib, torch.distributed as dist, torch
@@ -250,7 +251,10 @@ def by_role(run: launcher.Run | Path) -> dict[str, list[psutil.Process]]:
     return roles
 
 
-@pytest.mark.parametrize("victim", ["supervisor", "shim", "agent", "worker"])
+@pytest.mark.parametrize(
+    "victim",
+    ["supervisor", "worker", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shim", "agent"))],
+)
 def test_whoever_is_killed_no_process_stays_and_the_record_tells_the_truth(script_job, victim):
     run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))
     wait_for_ready(run, 2)
@@ -265,6 +269,7 @@ def test_whoever_is_killed_no_process_stays_and_the_record_tells_the_truth(scrip
     ), failure
 
 
+@pytest.mark.slow
 def test_killed_at_a_random_moment_leaves_no_process_and_a_truthful_record(script_job):
     for moment in (random.uniform(0, 1), random.uniform(1, 8)):
         run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))

@@ -90,7 +90,7 @@ def far_side(tmp_path, monkeypatch):
     session.forget_clients()
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_same_job_gives_the_same_script_the_same(far_side, script_job, request, tmp_path, monkeypatch, hosts):
     if WITH_DOCKER:
         request.getfixturevalue("engine")

@@ -34,6 +34,7 @@ def code_cells(name: str) -> list[nbformat.NotebookNode]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES if ALL else SHORT)
+@pytest.mark.slow
 def test_a_notebook_runs_from_top_to_bottom_and_leaves_nothing_in_the_repository(name, tmp_path):
     before = subprocess.run(["git", "-C", str(ROOT), "status", "--porcelain"], capture_output=True, check=True).stdout
     book = execute(name, tmp_path / "kit")

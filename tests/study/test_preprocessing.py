@@ -107,7 +107,7 @@ def test_after_a_kill_only_what_is_missing_runs(studied):
     assert trials == [("model", "", ""), *trained] and found.failed == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_study_that_is_stopped_stops_its_trial_and_says_how_to_go_on(place, tmp_path, monkeypatch, number):
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
