@@ -30,7 +30,10 @@ ELSEWHERE = ("needs a GPU", "nvidia.dali is not installed", "not built: the kit 
 
 @pytest.mark.parametrize(
     "parts",
-    [("scripts",), *(pytest.param(parts, marks=pytest.mark.slow) for parts in (("host", "input"), ("kernels", "throughput-36")))],
+    [
+        ("scripts",),
+        *(pytest.param(parts, marks=pytest.mark.slow) for parts in (("host", "input"), ("kernels", "throughput-36"))),
+    ],
 )
 def test_every_check_runs_at_toy_sizes_up_to_its_first_line_for_a_gpu(parts, tmp_path):
     wanted = [check.name for check in suite.CHECKS if check.part in parts and check.name not in SAME_LINES]

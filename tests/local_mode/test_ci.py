@@ -25,7 +25,9 @@ def pytest_says(*arguments: str, **environment: str) -> str:
     [
         "tests/local_mode/test_engine.py::test_a_failing_host_gives_its_own_exit_code_and_text_and_ends_the_other",
         pytest.param("tests/local_mode/test_parity.py", marks=pytest.mark.slow),
-        pytest.param("tests/docker/test_images.py::test_the_local_image_is_whole_and_has_no_compiler", marks=pytest.mark.slow),
+        pytest.param(
+            "tests/docker/test_images.py::test_the_local_image_is_whole_and_has_no_compiler", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_without_an_engine_a_test_that_needs_one_fails(path):

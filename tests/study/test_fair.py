@@ -64,7 +64,9 @@ def decibels(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(10 * torch.log10(255**2 / (one.float() - other.float()).square().mean()))
 
 
-@pytest.mark.parametrize(("load", "least"), [(1, 28), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 30), (12, 22)))])
+@pytest.mark.parametrize(
+    ("load", "least"), [(1, 28), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 30), (12, 22)))]
+)
 def test_every_pipeline_makes_the_same_views_of_the_same_shuffled_images(folder, load, least):
     """At load 12 the others' pixels are interpolated twelve times and the composed ones once, so these are sharper."""
     reference = epochs(folder, "cpu_reference", load)
