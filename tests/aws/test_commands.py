@@ -18,7 +18,10 @@ from launcher.prepare import prepare
 from tests.conftest import ROOT, SLEEPER, as_in_a_terminal, thin_out
 
 HERE = [sys.executable, "-m", "launcher"]
-STORIES = ("dali_imagenette", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kt_food_tag", "hyundai_segmentation")))
+STORIES = (
+    "dali_imagenette",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("kt_food_tag", "hyundai_segmentation")),
+)
 
 
 def typed(*words: str, **options) -> subprocess.CompletedProcess:

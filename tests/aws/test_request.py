@@ -191,11 +191,17 @@ def jobs(draw):
     return launcher.from_values(values_of)
 
 
-@settings(max_examples=150, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(jobs())
-def test_generated_jobs_send_what_sdk_v2_sends_and_botocore_accepts(job):
-    assert comparable(planned(job)) == comparable(by_the_sdk(job))
-    assert complaints(planned(job)) == []
+@pytest.mark.parametrize("examples", [25, pytest.param(150, marks=pytest.mark.slow)])
+def test_generated_jobs_send_what_sdk_v2_sends_and_botocore_accepts(examples):
+    @settings(
+        max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(jobs())
+    def same(job):
+        assert comparable(planned(job)) == comparable(by_the_sdk(job))
+        assert complaints(planned(job)) == []
+
+    same()
 
 
 def test_the_estimator_takes_jobs_that_the_sdks_own_lists_refuse():
