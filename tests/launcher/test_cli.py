@@ -250,7 +250,7 @@ def test_no_new_option_by_accident(capsys):
     for command in (
         *("plan", "run", "replay", "attach", "runs", "show", "logs", "stop", "compare", "diff", "profile"),
         *("emulate", "prepare", "resume", "drill", "diagnose"),
-        *("study preprocessing", "study scaling", "study story"),
+        *("study preprocessing", "study scaling"),
     ):
         with pytest.raises(SystemExit):
             main.read([*command.split(), "--help"])
@@ -259,7 +259,7 @@ def test_no_new_option_by_accident(capsys):
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
         "--kills", "--hosts-after", "--seed", "--shards", "--jobs", "--jpeg-quality", "--verify",
-        "--models", "--loads", "--ways", "--repeats", "--table", "--html", "--batches", "--mode", "--with", "--probe",
+        "--models", "--loads", "--pipelines", "--repeats", "--table", "--html", "--batches", "--mode", "--with", "--probe",
     }  # fmt: skip
     readme = (Path(ROOT) / "README.md").read_text()
     assert all(option in readme for option in options - {"--help"})
