@@ -193,9 +193,7 @@ def jobs(draw):
 
 @pytest.mark.parametrize("examples", [25, pytest.param(150, marks=pytest.mark.slow)])
 def test_generated_jobs_send_what_sdk_v2_sends_and_botocore_accepts(examples):
-    @settings(
-        max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(jobs())
     def same(job):
         assert comparable(planned(job)) == comparable(by_the_sdk(job))
