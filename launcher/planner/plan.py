@@ -1,4 +1,4 @@
-"""Plan: everything that a run will do, worked out in full and without effect; and the values that it is made of."""
+"""Plan: everything that a run will do, worked out without effect, and the values it is made of."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class HostPlan:
     """One host of a run."""
 
     name: str
-    """algo-1, algo-2 …, as SageMaker calls them; the run folder's names too."""
+    """algo-1, algo-2 …, as on SageMaker; the run folder uses the same names."""
     address: str
-    """What SM_CURRENT_HOST says."""
+    """The value of SM_CURRENT_HOST."""
     command: tuple[str, ...]
-    """What the container toolkit will start there; `<free port>` stands for the one that the run picks."""
+    """What the container toolkit will start there. `<free port>` stands for the port that the run picks."""
     environment: dict[str, str] = field(default_factory=dict)
-    """What the backend sets for the toolkit, beside the SM_* that the toolkit makes of the job."""
+    """What the backend sets for the toolkit. The toolkit adds the SM_* variables of the job."""
     group: str = ""
-    """The instance group, where there are several."""
+    """The instance group, where the job has groups."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """Data of this machine that a run uploads before it starts."""
+    """Data on this machine that a run uploads before it starts."""
 
     source: Path
     """A file or a folder."""
     target: str
-    """The s3:// address: of the object for a file, of the prefix (it ends with /) for a folder."""
+    """An s3:// address: the object's for a file, the prefix (it ends with /) for a folder."""
     files: int
     size: int
     """Bytes."""
 
     def text(self, source: str) -> str:
-        """For people, with the source written so."""
+        """One line for people. `source` is how it names the source."""
         return f"{source}: {counted(self.files, 'file')}, {self.size / 2**20:.1f} MiB, to {self.target}"
 
 
@@ -56,11 +56,11 @@ class Price:
     """What all hosts of a job cost together."""
 
     per_hour: float | None
-    """US dollars an hour of the whole cluster, on demand; None: not known."""
+    """US dollars an hour for the whole cluster, on demand; None: unknown."""
     ceiling: float | None
-    """US dollars at most: max_hours of the cluster, and the warm pool's time after it; None: not known."""
+    """US dollars at most: max_hours of the cluster, and the warm pool's time after it; None: unknown."""
     text: str
-    """The same for people, with where the price comes from; or what to do to know it."""
+    """One line for people: the price and its source, or how to find it out."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"usd_per_hour": self.per_hour, "ceiling_usd": self.ceiling, "text": self.text}
@@ -68,7 +68,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Plan:
-    """A job worked out in full. `print(plan)` is for people, as is showing it in a notebook; `plan.to_dict()` for machines.
+    """A job worked out in full. `print(plan)` and a notebook show it to people; `plan.to_dict()` is for machines.
 
     >>> plan = launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True))
     >>> print(plan)
@@ -80,7 +80,7 @@ class Plan:
     """
 
     name: str
-    """The run's name, fixed here: job name, UTC time, four letters."""
+    """The run's name, fixed when planned: job name, UTC time, four letters."""
     planned: str
     """When, ISO 8601 in UTC."""
     backend: str
@@ -89,27 +89,27 @@ class Plan:
     """The folder that holds the script."""
     hosts: tuple[HostPlan, ...]
     hyperparameters: dict[str, str]
-    """As they travel: JSON texts, with the toolkit's own."""
+    """Name -> value as JSON, with the toolkit's own."""
     channels: dict[str, str]
-    """Channel -> what it shows: a folder or file on this machine, or for SageMaker its place in S3 or on a file system."""
+    """Channel -> where its data are: a folder or file on this machine, or for SageMaker in S3 or on a file system."""
     files: tuple[SourceFile, ...]
     issues: tuple[Issue, ...]
     uploads: tuple[Upload, ...] = ()
-    """Data of this machine that goes to S3 before the job starts."""
+    """Data on this machine that goes to S3 before the job starts."""
     request: dict[str, Any] | None = None
-    """The exact CreateTrainingJob request, secrets included; None where SageMaker is not asked, or the plan has errors."""
+    """The exact CreateTrainingJob request, secrets included; None for other backends and where the plan has errors."""
     price: Price | None = None
-    """On SageMaker: what it costs at most."""
+    """What the job costs at most; None where it runs on this machine."""
     about: Mapping[str, str] = field(default_factory=dict)
-    """What else the backend shows, by name."""
+    """What else the backend prints, by name."""
     differences: Mapping[str, str] = field(default_factory=dict)
-    """What differs from SageMaker, by the variable of the script's environment or the subject, and why."""
+    """Environment variable or subject -> how it differs from SageMaker, and why."""
     pinned: dict[str, str] = field(default_factory=dict)
-    """Channel -> the run whose model it shows, by its full name."""
+    """Channel -> full name of the run whose model it holds."""
     replay_of: str | None = None
-    """The run that this one repeats."""
+    """The run that this one replays."""
     resumes: str | None = None
-    """The run whose checkpoints its hosts begin with."""
+    """The run whose checkpoints this one starts from."""
     checked: bool = False
     """Whether `check` has looked online."""
 
@@ -118,21 +118,21 @@ class Plan:
         return tuple(issue for issue in self.issues if issue.level == "error")
 
     def kept_job(self) -> dict[str, Any]:
-        """The job as it is kept and shown: without its secrets, and with every `run` by its full name."""
+        """The job as it is recorded and printed: without its secrets, and with the full name of every `run`."""
         kept = {**self.job.model_dump(exclude_none=True), "environment": redact(self.job.environment)}
         for channel, run in self.pinned.items():
             kept["inputs"][channel]["run"] = run
         return kept
 
     def kept_request(self) -> dict[str, Any] | None:
-        """The request as it is kept and shown: without its secrets."""
+        """The request as it is recorded and printed: without its secrets."""
         if self.request is None or "Environment" not in self.request:
             return self.request
         return {**self.request, "Environment": redact(self.request["Environment"])}
 
     def estimator(self, boto_session: Any = None) -> tuple[Any, dict[str, Any]]:
         """The plan as a real sagemaker.pytorch.PyTorch (SDK v2) and its inputs: `estimator.fit(inputs, job_name=plan.name)`
-        sends `request`. What `uploads` names and the code must be in S3 by then: `launcher.upload(plan)` does it.
+        sends `request`. Before that, `launcher.upload(plan)` must put the code and the `uploads` into S3.
 
         Args:
             boto_session: a boto3.Session; None: a new one in the job's region.
@@ -141,7 +141,9 @@ class Plan:
             UserError: the plan has errors, is not for SageMaker, or the SDK is not installed.
         """
         refuse_errors(self)
-        raise mistake("--on", f"a plan for {self.backend} has no estimator", "plan(job, on='aws')")
+        raise mistake(
+            "--on", f"a plan for {self.backend} has no estimator", "plan it for SageMaker: plan(job, on='aws')"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, complete."""
@@ -179,7 +181,7 @@ class Plan:
         rows += [(f"channel {name}", _near(place)) for name, place in self.channels.items()]
         rows += [("upload", upload.text(_near(str(upload.source)))) for upload in self.uploads]
         found = "".join(html.note(issue.level, str(issue)) for issue in self.issues)
-        end = "" if self.errors else "nothing was started; launcher.run(plan) does it"
+        end = "" if self.errors else "nothing has started; launcher.run(plan) starts it"
         settings = html.more("hyperparameters", html.rows(self.job.hyperparameters))
         return html.box(f"plan {self.name}", " · ".join(about), html.pairs(rows) + settings + found, end)
 
@@ -209,7 +211,7 @@ class Plan:
         lines += [f"  channel     {name}: {place}" for name, place in self.channels.items()]
         lines += [f"  upload      {upload.text(str(upload.source))}" for upload in self.uploads]
         lines += [f"  {name:<11} {text}" for name, text in self.about.items()]
-        lines += [f"  code        {len(self.files)} files, {total / 1024:.1f} KiB, from {self.source}"]
+        lines += [f"  code        {counted(len(self.files), 'file')}, {total / 1024:.1f} KiB, from {self.source}"]
         lines += [f"              {file.path:<{widest}} {file.size:>8} B" for file in self.files]
         for level in ("error", "warning", "not checked"):
             of_level = [issue for issue in self.issues if issue.level == level]
@@ -224,28 +226,28 @@ class Plan:
                 *(f"    {name}: {why}" for name, why in self.differences.items()),
             ]
         if not self.errors:
-            lines += ["  nothing was started; `launcher run` with the same arguments does it"]
+            lines += ["  nothing has started; `launcher run` with the same arguments starts it"]
         return "\n".join(lines)
 
 
 def refuse_cost(plan: Plan, max_cost: float) -> None:
-    """Raise a UserError where a plan could cost more US dollars than `max_cost`, or nobody knows what it costs."""
+    """Raise a UserError where a plan could cost more than `max_cost` US dollars, or its price is unknown."""
     if plan.price is None:
         return
     if plan.price.ceiling is None:
-        raise mistake("--max-cost", plan.price.text.partition(":")[0], "give compute.price_per_hour, in US dollars")
+        raise mistake("--max-cost", plan.price.text.partition(":")[0], "set compute.price_per_hour, in US dollars")
     if not plan.price.ceiling <= max_cost:  # nan allows nothing
-        fix = "lower compute.max_hours or compute.instance_count, or allow more"
+        fix = "lower compute.max_hours or compute.instance_count, or raise --max-cost"
         raise mistake("--max-cost", plan.price.text, fix, valid=f"at most ${max_cost:,.2f}")
 
 
 def refuse_errors(planned: Plan) -> None:
-    """Raise a UserError with all of a plan's errors, if there are any."""
+    """Raise a UserError with all of a plan's errors, where it has any."""
     if planned.errors:
         raise UserError(planned.errors, f"the plan for {planned.job.name}")
 
 
 def _near(place: str) -> str:
-    """A path below the current folder as it is written from there."""
+    """A path, relative to the current folder where it lies below it."""
     here = os.getcwd()
     return os.path.relpath(place, here) if Path(place).is_absolute() and Path(place).is_relative_to(here) else place

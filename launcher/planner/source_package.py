@@ -1,4 +1,4 @@
-"""Which files travel to the training machine, and from where."""
+"""The source package: which files go to the training machine, and from where."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from launcher.config.issues import Issue, mistake
 from launcher.config.job import Job
 
 IGNORE_FILE = ".launcherignore"
-"""Shell patterns of files that stay, one a line, beside the script; for a folder that git does not track."""
+"""A file in the source folder that excludes others: one shell pattern a line, on top of what git ignores."""
 
-ALWAYS_STAYS = (
+ALWAYS_EXCLUDED = (
     *("__pycache__", "*.pyc", ".git", ".venv", ".ipynb_checkpoints", ".DS_Store", ".pytest_cache", IGNORE_FILE),
     *(".env", ".env.*", "*.pem", "*.p12", ".netrc", ".pypirc", ".aws", ".ssh", "id_rsa*", "id_ed25519*"),  # secrets
 )
 
 COMMIT_FILE = "training/source.json"
-"""Where a script finds the commit of its source, which the model's card names; this kit makes it."""
+"""Where a script finds the commit of its source, which the model card names. The launcher writes it."""
 
 MAX_FILES = 10_000
-"""More files than that are no source folder."""
+"""More files than this, and the folder is not a source folder."""
 
 MAX_ARCHIVE_BYTES = 100 * 2**20
-"""More than that is data, which belongs into an input channel: every host fetches the archive before it starts."""
+"""More than this is data, which belongs in an input channel: every host fetches the archive before it starts."""
 
 _SECRETS = {
     "a private key": re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"),
@@ -47,28 +47,28 @@ _SECRETS = {
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that travels."""
+    """A file of the source package."""
 
     path: str
-    """Its place in the code folder of the training machine, with forward slashes."""
+    """Its path in the code folder of the training machine, with forward slashes."""
     source: Path | None
-    """Where it lies on this machine; None for a file that this kit makes."""
+    """Where it is on this machine; None for a file that the launcher writes."""
     size: int
     """Bytes."""
     content: bytes = b""
-    """Of a file that this kit makes."""
+    """Of a file that the launcher writes."""
 
     def read(self) -> bytes:
         return self.content if self.source is None else self.source.read_bytes()
 
     @property
     def mode(self) -> int:
-        """Permissions: executable or not, as in git; nothing else of this machine."""
+        """Permissions: executable or not, as in git; nothing else of this machine's."""
         return 0o755 if self.source is not None and self.source.stat().st_mode & 0o100 else 0o644
 
 
 def source_folder(job: Job) -> Path:
-    """The folder that holds the script. Raises UserError where it is no path at all."""
+    """The folder that holds the script. Raises UserError where `source` is not a path."""
     if job.source is None:
         return entrypoints_folder()
     try:
@@ -80,13 +80,13 @@ def source_folder(job: Job) -> Path:
 
 
 def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
-    """The files of a source folder that travel, sorted by path: what git tracks or would track, less the ignore file's patterns.
+    """The source package of a folder, sorted by path: what git tracks or would track, less the ignore file's patterns.
 
-    A folder of the user's own also gets this kit's `training` package, unless it has a `training` of its own, so that any
-    script can use it. With that package goes a file that names the source's commit.
+    A folder of the user's own also gets this kit's `training` package, so that any script can use it, unless it has a
+    `training` of its own. With that package comes a file that names the source's commit.
 
     Returns:
-        The files; and what keeps the folder from being packed.
+        The files; and what keeps the folder from being packaged.
     """
     try:
         files = {path: source / path for path in _listed(source)}
@@ -94,24 +94,24 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
         return [], [Issue(key="source", found=str(error), fix=error.fix)]
     odd = [path for path in files if not path.isprintable()]
     if odd:
-        return [], [Issue(key="source", found=f"a file name that is no plain text: {odd[0]!r}", fix="rename it")]
+        return [], [Issue(key="source", found=f"a file name with unprintable characters: {odd[0]!r}", fix="rename it")]
     kit = entrypoints_folder()
     has_training = (source / "training").exists() or (source / "training.py").exists()
-    travelling = [SourceFile(path, file, file.stat().st_size) for path, file in files.items()]
+    found = [SourceFile(path, file, file.stat().st_size) for path, file in files.items()]
     if source.resolve() != kit.resolve() and not has_training:
-        travelling += [
+        found += [
             SourceFile(path, kit / path, (kit / path).stat().st_size)
             for path in _listed(kit)
             if path.startswith("training/")
         ]
     if source.resolve() == kit.resolve() or not has_training:
         content = _commit(source)
-        travelling.append(SourceFile(COMMIT_FILE, None, len(content), content))
-    return sorted(travelling, key=lambda file: file.path), []
+        found.append(SourceFile(COMMIT_FILE, None, len(content), content))
+    return sorted(found, key=lambda file: file.path), []
 
 
 class CannotListError(Exception):
-    """A folder's files cannot be told; `fix` says what to do."""
+    """A folder's files cannot be listed; `fix` says what to do."""
 
     def __init__(self, found: str, fix: str):
         super().__init__(found)
@@ -119,10 +119,10 @@ class CannotListError(Exception):
 
 
 def _commit(source: Path) -> bytes:
-    """Which commit a source folder is of and whether it is clean, as JSON; an empty object outside a repository."""
+    """The commit of a source folder and whether it is clean, as JSON; an empty object outside a repository."""
 
     def git(*arguments: str) -> str:
-        # without its locks it writes nothing, and a plan must not
+        # without optional locks git writes nothing: planning has no effect
         command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
         return subprocess.run(command, capture_output=True, check=True, text=True, errors="replace").stdout.strip()
 
@@ -143,7 +143,7 @@ def copy_files(files: list[SourceFile], target: Path) -> None:
 
 
 def archive(files: Sequence[SourceFile]) -> bytes:
-    """The files as a tar.gz: the same bytes for the same files, whenever and wherever it is made."""
+    """The files as a tar.gz: the same bytes for the same files, at any time and place."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as compressed,
@@ -158,13 +158,13 @@ def archive(files: Sequence[SourceFile]) -> bytes:
 
 
 def secrets_in_text(content: bytes) -> dict[str, int]:
-    """What looks like a secret in a file, and at which byte it begins."""
+    """What looks like a secret in a file -> the byte at which it begins."""
     found = {kind: pattern.search(content) for kind, pattern in _SECRETS.items()}
     return {kind: match.start() for kind, match in found.items() if match is not None}
 
 
 def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
-    """What keeps files from leaving this machine: too many bytes, or something that looks like a secret."""
+    """What keeps files from leaving this machine: their size, or text that looks like a secret."""
     issues = []
     total = sum(file.size for file in files)
     if total > MAX_ARCHIVE_BYTES:
@@ -174,9 +174,9 @@ def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
         issues.append(
             Issue(
                 key="source",
-                found=f"{total / 2**20:.1f} MiB would travel, most of it {largest}",
+                found=f"{total / 2**20:.1f} MiB, most of it {largest}",
                 valid=f"at most {MAX_ARCHIVE_BYTES // 2**20} MiB",
-                fix=f"list what the script does not need in {IGNORE_FILE}, and give data as an input",
+                fix=f"list what the script does not need in {IGNORE_FILE}, and pass data as an input",
             )
         )
         return issues
@@ -187,34 +187,36 @@ def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
             issues.append(
                 Issue(
                     key=f"source: {file.path}:{line}",
-                    found=f"looks like {kind}, and would be uploaded",
-                    fix=f"take it out, or list the file in {IGNORE_FILE}; pass secrets under environment:",
+                    found=f"looks like {kind}, which would be uploaded",
+                    fix=f"remove it, or list the file in {IGNORE_FILE}; pass secrets under environment",
                 )
             )
     return issues
 
 
 def _listed(folder: Path) -> list[str]:
-    """Relative paths of a folder's files that are not ignored. Raises CannotListError."""
+    """Relative paths of a folder's files, without ignored ones. Raises CannotListError."""
     paths = _git_files(folder)
     if paths is None:
         paths = []
         for place, folders, names in os.walk(folder):
-            folders[:] = [name for name in folders if not _ignored(name, ALWAYS_STAYS)]
+            folders[:] = [name for name in folders if not _ignored(name, ALWAYS_EXCLUDED)]
             paths += [(Path(place) / name).relative_to(folder).as_posix() for name in names]
             if len(paths) > MAX_FILES:
-                raise CannotListError(f"{folder} holds more than {MAX_FILES} files", "name the script's own folder")
+                raise CannotListError(f"{folder} holds more than {MAX_FILES:,} files", "name the script's own folder")
     ignore_file = folder / IGNORE_FILE
     lines = ignore_file.read_text(encoding="utf-8", errors="replace").splitlines() if ignore_file.is_file() else []
     patterns = [line.strip().strip("/") for line in lines if line.strip() and not line.startswith("#")]
     negated = [pattern for pattern in patterns if pattern.startswith("!")]
     if negated:
-        raise CannotListError(f"{IGNORE_FILE}: {negated[0]} brings nothing back", "list only what stays behind")
-    return [path for path in paths if (folder / path).is_file() and not _ignored(path, [*ALWAYS_STAYS, *patterns])]
+        raise CannotListError(
+            f"{IGNORE_FILE}: {negated[0]}: patterns with ! are not supported", "list only what to exclude"
+        )
+    return [path for path in paths if (folder / path).is_file() and not _ignored(path, [*ALWAYS_EXCLUDED, *patterns])]
 
 
 def _git_files(folder: Path) -> list[str] | None:
-    """What git tracks or would track in a folder, or None where git does not know it. Raises CannotListError."""
+    """What git tracks or would track in a folder; None outside a repository. Raises CannotListError."""
     command = [
         "git",
         "-C",
@@ -235,8 +237,8 @@ def _git_files(folder: Path) -> list[str] | None:
         said = error.stderr.decode("utf-8", "replace").strip()
         if "not a git repository" in said:
             return None
-        # without git's list, files that .gitignore keeps back would travel
-        fix = f"git config --global --add safe.directory {folder}" if "dubious" in said else "mend the repository"
+        # without git's list, the package would hold what .gitignore excludes
+        fix = f"git config --global --add safe.directory {folder}" if "dubious" in said else "repair the repository"
         raise CannotListError(f"git cannot list {folder}: {said.partition(chr(10))[0]}", fix) from None
     return [path for path in listing.decode("utf-8", "surrogateescape").split("\0") if path] or None
 

@@ -1,4 +1,4 @@
-"""Everything wrong with a job that can be known before it starts, each with its fix. Reads the disk, changes nothing."""
+"""What is wrong with a job before it starts, whatever the backend. Reads the disk, changes nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from launcher.planner.source_package import IGNORE_FILE, SourceFile
 from launcher.record import records
 
 TOOLKITS_OWN = ("PATH", "HOME", "TRAINING_JOB_NAME", "PYTHONUNBUFFERED")
-"""Variables that a job's environment may not set, beside those that begin with SM_, SAGEMAKER_ or PET_."""
+"""Variables that a job may not set, besides those that begin with SM_, SAGEMAKER_ or PET_."""
 
 
 def places(job: Job) -> tuple[dict[str, str], list[Issue]]:
-    """Where each folder, file and run among the inputs lies on this machine, and what is wrong with those that do not.
+    """Where the inputs on this machine are: folders, files, and models of earlier runs.
 
     Returns:
-        Channel -> absolute path of a folder or file, for the inputs that are there; and the issues, also about the names
-        of all channels.
+        Channel -> absolute path of a folder or file, for the inputs that exist; and issues about the others and about
+        channel names.
     """
     found: dict[str, str] = {}
     issues: list[Issue] = []
@@ -35,13 +35,13 @@ def places(job: Job) -> tuple[dict[str, str], list[Issue]]:
             issues.append(
                 Issue(
                     key=key,
-                    found="not a channel name",
+                    found="not a valid channel name",
                     valid="1 to 64 letters, digits, dots, hyphens and underscores",
                     fix="rename it",
                 )
             )
         elif (twin := first_of[name.upper()]) != name:
-            both = f"{twin} and {name} are one variable for the script, SM_CHANNEL_{name.upper()}"
+            both = f"{twin} and {name} are the same variable in the script, SM_CHANNEL_{name.upper()}"
             issues.append(Issue(key=key, found=both, fix="rename one"))
         elif given.source in ("folder", "file", "run"):
             try:
@@ -49,16 +49,16 @@ def places(job: Job) -> tuple[dict[str, str], list[Issue]]:
             except UserError as error:
                 issues += error.issues
             except OSError as error:
-                issues.append(Issue(key=key, found=str(error), fix="check the path and who may read it"))
+                issues.append(Issue(key=key, found=str(error), fix="check the path and its permissions"))
     return found, issues
 
 
 def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> list[Issue]:
-    """Findings about the script, its hyperparameters, its environment and how it is spread, whatever the backend.
+    """Issues with the script, its hyperparameters, its environment and its distribution.
 
     Args:
         source: the folder that holds the script.
-        files: those of it that will travel.
+        files: its source package.
         world_size: training processes that the backend will start on all hosts.
     """
     issues = list(_check_script(job, source, files))
@@ -71,12 +71,10 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
         issues.append(
             Issue(
                 key="distribution",
-                level="error"
-                if job.source is None
-                else "warning",  # a script of the user's own may form its group itself
-                found=f"none, with {asked}: each process would train a model of its own",
+                level="error" if job.source is None else "warning",  # a user's script may form its group itself
+                found=f"none, with {asked}: each process would train its own model",
                 valid="torchrun or smddp",
-                fix="write distribution: torchrun, unless the script itself makes a group of SM_HOSTS",
+                fix="write distribution: torchrun, unless the script itself connects SM_HOSTS",
             )
         )
     batch = job.hyperparameters.get("global_batch_size")
@@ -85,7 +83,7 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
         issues.append(
             Issue(
                 key="hyperparameters.global_batch_size",
-                found=f"{batch} images do not divide by {world_size} processes",
+                found=f"{batch} images do not divide evenly among {world_size} processes",
                 fix=f"write global_batch_size: {lower or world_size} or {lower + world_size}",
             )
         )
@@ -93,7 +91,7 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
 
 
 def _place(key: str, source: Input) -> str:
-    """The absolute path that an input names; a UserError where it is not there."""
+    """The absolute path that an input names. Raises UserError where it does not exist."""
 
     def problem(found: str, fix: str) -> UserError:
         return UserError([Issue(key=key, found=found, fix=fix)])
@@ -119,7 +117,7 @@ def _place(key: str, source: Input) -> str:
         raise problem(f"{source.folder or source.file}: {error}", "check the path") from None
     kind = "folder" if source.folder else "file"
     if not path.exists():
-        made = "launcher prepare makes one; paths are relative to the folder you are in"
+        made = "check the path, which is relative to the current folder, or create it with launcher prepare"
         beside = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         raise problem(
             f"{path}: no such {kind}", did_you_mean(path.name, beside, made if source.folder else "check the path")
@@ -129,20 +127,20 @@ def _place(key: str, source: Input) -> str:
     if source.file and path.is_dir():
         raise problem(f"{path} is a folder", f"write {{folder: {source.file}}}")
     if source.folder and not any(path.iterdir()):
-        raise problem(f"{path} is empty", "fill it, for example with launcher prepare")
+        raise problem(f"{path} is empty", "put images there, for example with launcher prepare")
     return str(path)
 
 
 def _check_environment(job: Job) -> Iterator[Issue]:
-    """Findings about environment variables that no process, or not SageMaker's request, can carry."""
+    """Environment variables that the toolkit sets, or that SageMaker's request cannot hold."""
     for name, value in job.environment.items():
         if name in TOOLKITS_OWN or name.startswith(("SM_", "SAGEMAKER_", "PET_")):
-            found = "the container toolkit's own"
-            yield Issue(key=f"environment.{name}", found=found, fix="remove it, or rename yours")
+            found = "set by the container toolkit"
+            yield Issue(key=f"environment.{name}", found=found, fix="remove or rename it")
         # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html#API_CreateTrainingJob_RequestSyntax
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]{0,511}", name):
             valid = "letters, digits and underscores, no digit first, 512 characters at most"
-            yield Issue(key=f"environment.{name}", found="not a variable's name", valid=valid, fix="rename it")
+            yield Issue(key=f"environment.{name}", found="not a valid variable name", valid=valid, fix="rename it")
         if len(value) > 512 or "\0" in value:
             found = "a NUL character" if "\0" in value else f"{len(value)} characters"
             yield Issue(
@@ -154,33 +152,33 @@ def _check_environment(job: Job) -> Iterator[Issue]:
         if value == REDACTED:
             yield Issue(
                 key=f"environment.{name}",
-                found=f"{REDACTED}: the record of a run does not hold its secrets",
-                fix="give it again",
+                found=f"{REDACTED}: a run's record does not hold its secrets",
+                fix="pass it again",
             )
 
 
 def _check_script(job: Job, source: Path, files: list[SourceFile]) -> Iterator[Issue]:
-    """Findings where the source folder or the script in it is not there, or would not travel."""
+    """Whether the source folder and its script exist and are in the source package."""
     if not source.is_dir():
         found = f"{source}: {'a file' if source.exists() else 'no such folder'}"
         yield Issue(
-            key="source", found=found, fix="name the folder that holds the script, relative to the folder you are in"
+            key="source", found=found, fix="name the folder that holds the script, relative to the current folder"
         )
     elif any(part in (".", "..") for part in job.script.split("/")):
         yield Issue(
             key="script",
-            found=f"{job.script}: . and .. are refused by the container toolkit",
+            found=f"{job.script}: the container toolkit refuses . and ..",
             fix="set source to the script's folder",
         )
     elif not (source / job.script).is_file():
         scripts = [file.path for file in files if file.path.endswith(".py") and not file.path.startswith("training/")]
-        fix = did_you_mean(job.script, scripts, "name a script of that folder, or set `source` to yours")
+        fix = did_you_mean(job.script, scripts, "name a script in that folder, or set source to your own folder")
         yield Issue(
             key="script", found=f"{job.script}: no such file in {source}", valid=", ".join(scripts[:8]), fix=fix
         )
     elif files and job.script not in {file.path for file in files}:
         yield Issue(
             key="script",
-            found=f"{job.script} would not travel: git or {IGNORE_FILE} ignores it",
-            fix="take it out of .gitignore or of the ignore file",
+            found=f"{job.script} is excluded from the source package: git or {IGNORE_FILE} ignores it",
+            fix=f"remove it from .gitignore or {IGNORE_FILE}",
         )

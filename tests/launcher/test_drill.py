@@ -121,7 +121,7 @@ def test_a_job_with_nothing_to_compare_is_refused(script_job, said):
         drill(script_job("print('done')"), say=said.append)
     with pytest.raises(launcher.UserError, match="--kills: 0"):
         drill(script_job("print('done')"), kills=0)
-    with pytest.raises(launcher.UserError, match="global_batch_size: 3 images do not divide by 2 processes"):
+    with pytest.raises(launcher.UserError, match="global_batch_size: 3 images do not divide evenly among 2 processes"):
         drill(script_job("x = 1", hyperparameters={"global_batch_size": 3}), hosts_after=2, say=pytest.fail)
     failed = drill(script_job("raise ValueError('no')"), say=said.append)
     assert failed.difference.endswith("and nobody disturbed it") and "is Failed" in failed.difference

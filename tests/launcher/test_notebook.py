@@ -68,10 +68,10 @@ def test_a_job_shows_what_it_says_and_no_secret(script_job):
 
 def test_a_plan_shows_its_mistakes_and_that_nothing_was_started(script_job):
     good = checked(launcher.plan(script_job(TRAINS)))
-    assert "nothing was started" in good and "1 host" in good
+    assert "nothing has started" in good and "1 host" in good
     job = script_job(TRAINS, inputs={"train": {"folder": f"missing {NASTY}"}})
     bad = checked(launcher.plan(job))
-    assert "<b>error</b>" in bad and "fix:" in bad and "nothing was started" not in bad and "<script>" not in bad
+    assert "<b>error</b>" in bad and "fix:" in bad and "nothing has started" not in bad and "<script>" not in bad
 
 
 def test_a_plan_for_sagemaker_shows_its_price():

@@ -105,7 +105,7 @@ def issues(job) -> str:
         ({"inputs": {"train": {"folder": __file__}}}, "is a file\n  fix:   write {file:"),
         ({"inputs": {"train": {"file": str(ROOT)}}}, "is a folder\n  fix:   write {folder:"),
         ({"inputs": {"teacher": {"run": "quickstart-teacher"}}}, "launcher run configs/quickstart_teacher.yaml"),
-        ({"inputs": {"a b": {"folder": str(ROOT)}}}, "not a channel name"),
+        ({"inputs": {"a b": {"folder": str(ROOT)}}}, "not a valid channel name"),
         ({"script": "scrip.py"}, "did you mean script.py?"),
         ({"source": "/nowhere"}, "/nowhere: no such folder"),
         ({"compute": {"instance_count": 2}}, "none, with 2 hosts"),
@@ -138,7 +138,7 @@ def test_an_unknown_backend_is_refused(script_job):
         launcher.plan(script_job("x = 1"), on="proces")
 
 
-# -- what travels -----------------------------------------------------------------------------------------------------
+# -- the source package -----------------------------------------------------------------------------------------------
 
 
 def write(folder: Path, *paths: str) -> None:
@@ -173,7 +173,7 @@ def test_what_git_ignores_stays(tmp_path):
     ]
 
 
-def test_the_kits_own_scripts_travel_without_a_requirements_file():
+def test_the_kits_own_scripts_are_packaged_without_a_requirements_file():
     paths = [file.path for file in source_package.source_files(entrypoints_folder())[0]]
     assert "train_kd.py" in paths and "training/engine/loop.py" in paths
     assert "requirements.txt" not in paths and not any("__pycache__" in path for path in paths)
@@ -186,7 +186,7 @@ def test_copied_files_keep_their_executable_bit(tmp_path):
     assert os.access(tmp_path / "to/run.sh", os.X_OK) and not os.access(tmp_path / "to/train.py", os.X_OK)
 
 
-def test_secret_files_never_travel(tmp_path):
+def test_secret_files_are_never_packaged(tmp_path):
     write(
         tmp_path,
         "train.py",
@@ -209,24 +209,24 @@ def test_a_repository_that_git_refuses_is_an_error_not_a_folder_without_git(tmp_
     assert "git cannot list" in issues(job)
 
 
-def test_a_script_that_would_not_travel_is_refused(script_job):
+def test_a_script_that_is_excluded_from_the_source_package_is_refused(script_job):
     job = script_job("x = 1")
     (Path(job.source) / source_package.IGNORE_FILE).write_text("*.py\n")
-    assert "script.py would not travel" in issues(job)
+    assert "script.py is excluded from the source package" in issues(job)
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"environment": {"A=B": "c"}}, "not a variable's name"),
-        ({"environment": {"": "c"}}, "not a variable's name"),
+        ({"environment": {"A=B": "c"}}, "not a valid variable name"),
+        ({"environment": {"": "c"}}, "not a valid variable name"),
         ({"environment": {"A": "x" * 513}}, "513 characters"),
         ({"environment": {"A": "a\0b"}}, "a NUL character"),
-        ({"environment": {"A": "***"}}, "the record of a run does not hold its secrets"),
-        ({"environment": {"PATH": "/x"}}, "the container toolkit's own"),
-        ({"environment": {"SAGEMAKER_BASE_DIR": "/x"}}, "the container toolkit's own"),
-        ({"script": "../script.py"}, ". and .. are refused"),
-        ({"inputs": {"donn\u00e9es": {"folder": "/"}}}, "not a channel name"),
+        ({"environment": {"A": "***"}}, "a run's record does not hold its secrets"),
+        ({"environment": {"PATH": "/x"}}, "set by the container toolkit"),
+        ({"environment": {"SAGEMAKER_BASE_DIR": "/x"}}, "set by the container toolkit"),
+        ({"script": "../script.py"}, "refuses . and .."),
+        ({"inputs": {"donn\u00e9es": {"folder": "/"}}}, "not a valid channel name"),
         ({"inputs": {"train": {"folder": "~nosuchuser/x"}}}, "check the path"),
         ({"source": __file__}, "a file"),
         ({"hyperparameters": {"api_key": "sk-123"}}, "add API_KEY: ... under environment"),

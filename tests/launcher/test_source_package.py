@@ -1,4 +1,4 @@
-"""The archive that travels: the same bytes wherever it is made, a size limit, and no secrets in it."""
+"""The source package: the same bytes wherever it is made, a size limit, and no secrets in it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_change_of_one_byte_or_of_a_mode_changes_the_archive(source):
     assert len({first, second, packed(source)}) == 3
 
 
-def test_a_link_travels_as_the_file_that_it_names(source):
+def test_a_link_is_packaged_as_the_file_that_it_names(source):
     (source / "linked.py").symlink_to(source / "train.py")
     (source / "broken.py").symlink_to(source / "nowhere")
     found = members(packed(source))
@@ -135,7 +135,7 @@ def test_a_folder_of_data_is_refused_with_its_largest_files(source):
             file.truncate(megabytes * 2**20)
     [issue] = source_package.check_archive(source_package.source_files(source)[0])
     assert issue.key == "source" and issue.valid == "at most 100 MiB"
-    assert "111.0 MiB would travel, most of it data/0.bin (60.0 MiB), data/1.bin (50.0 MiB)" in issue.found
+    assert "111.0 MiB, most of it data/0.bin (60.0 MiB), data/1.bin (50.0 MiB)" in issue.found
     assert source_package.IGNORE_FILE in issue.fix and "data as an input" in issue.fix
     (source / source_package.IGNORE_FILE).write_text("data\n")
     assert refusals(source) == []
@@ -158,7 +158,7 @@ def test_what_looks_like_a_secret_is_refused_with_file_and_line_and_is_not_repea
     write(source, {"sub/settings.py": f"a = 1\n\nb = '''{text}'''\n"})
     [issue] = source_package.check_archive(source_package.source_files(source)[0])
     assert issue.key == "source: sub/settings.py:3" and kind in issue.found
-    assert "environment:" in issue.fix
+    assert "under environment" in issue.fix
     assert text not in str(issue)
     (source / source_package.IGNORE_FILE).write_text("settings.py\n")
     assert refusals(source) == []
@@ -186,10 +186,10 @@ def test_every_file_with_a_secret_is_named_at_once(source):
         "sha256 = '" + "a" * 64 + "'",
     ],
 )
-def test_words_that_only_look_like_secrets_travel(source, text):
+def test_words_that_only_look_like_secrets_are_packaged(source, text):
     write(source, {"words.py": text})
     assert refusals(source) == []
 
 
-def test_this_kits_own_scripts_may_travel():
+def test_this_kits_own_scripts_may_be_packaged():
     assert refusals(entrypoints_folder()) == []
