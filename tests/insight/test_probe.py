@@ -292,7 +292,7 @@ def test_a_slow_model_is_found_and_no_worker_is_tried_in_vain(measured, monkeypa
     call = classification.Classification.__call__
 
     def slow(self, batch):
-        time.sleep(0.25)
+        time.sleep(0.5)
         return call(self, batch)
 
     monkeypatch.setattr(classification.Classification, "__call__", slow)
@@ -305,7 +305,7 @@ def test_a_teacher_whose_logits_come_slowly_is_found_and_its_cache_is_left_alone
     call = teachers.Teacher.__call__
 
     def slow(self, images):
-        time.sleep(0.25)
+        time.sleep(0.5)  # beside which preparing the images is little, also on a busy machine
         return call(self, images)
 
     monkeypatch.setattr(teachers.Teacher, "__call__", slow)

@@ -67,7 +67,7 @@ def test_an_interrupted_preparation_is_continued(tmp_path):
     while not list((tmp_path / "data").glob("train/*/*.png")):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=120)
     if process.returncode != 0:  # it may have been done already
         assert process.returncode == 130
     prepare("digits", tmp_path / "data")
