@@ -196,17 +196,24 @@ def test_the_teachers_part_of_the_loss_is_the_one_of_its_temperature(digits):
     assert run.result()["images_per_second"] is None, "one step is all warm-up"
 
 
-def test_labels_alone_need_no_teacher(digits):
+@pytest.fixture(scope="module")
+def alone(digits, tmp_path_factory):
+    """A student's run on labels alone."""
     student = {"student": "vit_tiny_patch16_224", "student_options": TINY, "hard_label_weight": 1}
-    run = finished(job(digits, "train_kd.py", student))
-    assert run.result()["teacher"] is None
-    assert all("teacher_loss" not in metric for metric in run.metrics())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAUNCHER_RUNS", str(tmp_path_factory.mktemp("alone")))
+        return finished(job(digits, "train_kd.py", student))
+
+
+def test_labels_alone_need_no_teacher(alone):
+    assert alone.result()["teacher"] is None
+    assert all("teacher_loss" not in metric for metric in alone.metrics())
 
 
 @pytest.mark.parametrize(
     ("hyperparameters", "expected"),
     [
-        ({"model": "vit_tny"}, "ValueError: timm 1.0"),
+        pytest.param({"model": "vit_tny"}, "ValueError: timm 1.0", marks=pytest.mark.slow),
         (
             {"global_batch_size": 5000},
             "ValueError: 1347 training images make no batch of global_batch_size 5000: lower it to 1347 or less",
@@ -220,9 +227,8 @@ def test_a_failing_script_says_what_is_wrong_first(digits, hyperparameters, expe
     assert len(run.outcome()["failure"]) <= 1024
 
 
-def test_metric_lines_match_their_numbers(digits):
-    run = finished(classifier(digits))
-    written, read = run.metrics(), [metric.values for metric in run.progress()]
+def test_metric_lines_match_their_numbers(alone):
+    written, read = alone.metrics(), [metric.values for metric in alone.progress()]
     assert len(written) == len(read) == 5  # three steps, an evaluation, a checkpoint
     for exact, shown in zip(written, read, strict=True):
         assert shown == pytest.approx({name: exact[name] for name in shown}, rel=1e-3, abs=1e-4)
