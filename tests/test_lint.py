@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 import tomllib
 
 from tests.conftest import ROOT
@@ -29,25 +30,31 @@ FROZEN = """
 """As entrypoints/training/teacher/frozen.py had it: what `to` reads is set nowhere, and only a run with a GPU came by."""
 
 
-def checked(tmp_path, text: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the modules lie, and what mypy keeps of the libraries from one to the next."""
+    return tmp_path_factory.mktemp("checked")
+
+
+def checked(folder, text: str) -> subprocess.CompletedProcess[str]:
     """What mypy says of a module by the repository's own configuration."""
-    module = tmp_path / "module.py"
+    module = folder / "module.py"
     module.write_text(textwrap.dedent(text))
-    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--cache-dir", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--cache-dir", str(folder / "cache")]
     return subprocess.run(
         [*command, "--follow-imports", "silent", str(module)], cwd=ROOT, capture_output=True, text=True
     )
 
 
-def test_an_attribute_that_is_read_and_never_set_is_found(tmp_path):
-    done = checked(tmp_path, FROZEN.format(precision="", value=""))
+def test_an_attribute_that_is_read_and_never_set_is_found(folder):
+    done = checked(folder, FROZEN.format(precision="", value=""))
     assert done.returncode == 1, done.stderr
     [error] = re.findall(r"^.*error: (.*)$", done.stdout, re.MULTILINE)
     assert error == '"FrozenModel" has no attribute "precision"  [attr-defined]'
 
 
-def test_the_same_with_the_attribute_has_no_error(tmp_path):
-    done = checked(tmp_path, FROZEN.format(precision=", self.precision", value=", precision"))
+def test_the_same_with_the_attribute_has_no_error(folder):
+    done = checked(folder, FROZEN.format(precision=", self.precision", value=", precision"))
     assert done.returncode == 0, done.stdout
 
 
