@@ -1,4 +1,4 @@
-"""The repository itself: its shape, its documents, its configs and what an installed wheel holds."""
+"""The repository itself: its shape, its configs and what an installed wheel holds. tests/docs has its documents."""
 
 from __future__ import annotations
 
@@ -10,57 +10,27 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import tomllib
 import yaml
 
 import launcher
 from launcher.prepare import prepare
 from tests.conftest import ROOT
+from tests.docs.documents import TRACKED
 
-TRACKED = subprocess.run(
-    ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
-).stdout.split("\0")[:-1]
-DOCUMENTS = [path for path in TRACKED if path.endswith(".md")]
 CONFIGS = sorted(path for path in TRACKED if path.startswith("configs/") and path.endswith(".yaml"))
 
 
 def test_the_top_level_has_the_agreed_shape():
     folders = {path.split("/")[0] for path in TRACKED if "/" in path}
-    assert folders - {".ci", ".github", "docs"} == {
+    assert folders - {".ci", ".github"} == {
         "launcher",
         "entrypoints",
         "tests",
         "notebooks",
         "configs",
         "docker",
+        "docs",
     }
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_no_link_is_broken(document):
-    text = (ROOT / document).read_text()
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        if not target.startswith("http"):
-            assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_command_in_a_document_exists(document):
-    text = (ROOT / document).read_text()
-    known = subprocess.run([sys.executable, "-m", "launcher", "--help"], capture_output=True, text=True).stdout
-    makefile = (ROOT / "Makefile").read_text()
-    for command in re.findall(r"^(?:\$ )?(?:\.venv/bin/)?launcher (\w+)", text, re.MULTILINE):
-        assert f"    {command} " in known, command
-    for target in re.findall(
-        r"\bmake ([a-z-]+)", " ".join(re.findall(r"`[^`]+`|^    .*$|^```.*?^```", text, re.MULTILINE | re.DOTALL))
-    ):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
-
-
-def code_blocks(kind: str) -> list[str]:
-    """The README's fenced blocks of a kind (yaml, python, or nothing)."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    return [text for found, text in blocks if found == kind]
 
 
 def steps_of(workflow: str) -> list[str]:
@@ -80,42 +50,6 @@ def test_the_workflow_runs_what_is_here():
         assert os.access(ROOT / ".ci" / step, os.X_OK)
     called = re.findall(r"^make ([a-z-]+)$|&& make ([a-z-]+)", (ROOT / command).read_text(), re.MULTILINE)
     assert {name for pair in called for name in pair if name} == {"lint", "test", "test-slow", "image", "test-docker"}
-
-
-def test_the_workflow_for_users_in_the_readme_calls_what_is_here():
-    """tests/local_mode/test_your_ci.py runs it."""
-    [workflow] = [block for block in code_blocks("yaml") if block.startswith("# .github/workflows/")]
-    commands = "\n".join(steps_of(workflow))
-    for path in re.findall(r"vision-launcher/((?:\.ci|docker)/\S+)", commands):
-        assert (ROOT / path).is_file(), path
-    [extra] = re.findall(r"vision-launcher\[(\w+)\]", commands)
-    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    [arguments] = re.findall(r"^launcher (run .*)$", commands, re.MULTILINE)
-    done = subprocess.run([sys.executable, "-m", "launcher", *arguments.split()], capture_output=True, text=True)
-    assert "train.yaml: no such file" in done.stderr and "unrecognized" not in done.stderr
-
-
-def test_the_mistakes_in_the_readme_are_what_is_printed(tmp_path):
-    [broken] = [block for block in code_blocks("yaml") if block.startswith("# broken.yaml")]
-    (tmp_path / "broken.yaml").write_text(broken)
-    [shown] = [block for block in code_blocks("") if block.startswith("$ launcher run broken.yaml")]
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "run", "broken.yaml"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert shown == "$ launcher run broken.yaml\n" + done.stderr
-
-
-def test_the_config_in_the_readme_is_a_job(with_data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").symlink_to(with_data / "data")
-    [config] = [block for block in code_blocks("yaml") if block.startswith("name: my-job")]
-    Path("job.yaml").write_text(config)
-    for smoke in (False, True):
-        plan = launcher.plan(launcher.load("job.yaml", smoke=smoke))
-        assert [issue.key for issue in plan.issues] == ["inputs.teacher"], (
-            "nothing is wrong but that the teacher was not run yet"
-        )
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -15,9 +15,11 @@ from typing import Any
 
 from pydantic import BaseModel
 from training import settings
+from training.runtime import metrics
 from training.settings import scripts, segmentation
 
-from launcher.commands import arguments
+from launcher.commands import main as command_line
+from launcher.commands.options import adding_to
 from launcher.config import job
 from tests.conftest import ROOT
 
@@ -47,7 +49,12 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """Every page's text by its file's name."""
-    return {"commands.md": commands(), "config.md": config(), "hyperparameters.md": hyperparameters()}
+    return {
+        "commands.md": commands(),
+        "config.md": config(),
+        "hyperparameters.md": hyperparameters(),
+        "metrics.md": metric_names(),
+    }
 
 
 def config() -> str:
@@ -85,14 +92,12 @@ def hyperparameters() -> str:
     for cls in [*order, scripts.TeacherCacheSettings]:
         lines += ["", f"## {_title(cls)}", "", _doc(cls), ""]
         lines += ["| name | takes | default | meaning |", "| --- | --- | --- | --- |"]
-        hints, valid = typing.get_type_hints(cls), _conditions(cls)
         for item in dataclasses.fields(cls):
             if item.name not in cls.__dict__.get("__annotations__", {}):
                 continue
-            takes = "; ".join(filter(None, [settings.describe(hints[item.name]), valid.get(item.name, "")]))
-            resume = " *resume*" if item.name in scripts.FREE_ON_RESUME else ""
+            resume = " *resume*" if item.metadata.get("on_resume") == "may change" else ""
             meaning = _sentences(cls).get(item.name, "").replace("None:", "null:")  # as a config says it
-            lines.append(_row(f"`{item.name}`{resume}", takes, _default(item), meaning))
+            lines.append(_row(f"`{item.name}`{resume}", _takes(cls, item), _default(item), meaning))
     return "\n".join([*lines, ""])
 
 
@@ -102,7 +107,7 @@ def commands() -> str:
     lines += [
         "`launcher COMMAND --help` says the same. `--debug`, before or behind the command, shows the traceback of an error."
     ]
-    for name, parser in _commands(arguments._parser(), ""):
+    for name, parser in every_command():
         lines += ["", f"## launcher {name}", "", f"{_sentence(parser.description or '')}", ""]
         lines += ["```", *_usage(name, parser), "```"]
         rows = [action for action in parser._actions if action.dest not in ("help", "debug")]
@@ -113,6 +118,31 @@ def commands() -> str:
             given = ", ".join(f"`{' '.join([option, *metavar])}`" for option in action.option_strings or [""])
             lines.append(_row(given.replace("` ", "`"), (action.help or "").replace("%%", "%")))
     return "\n".join([*lines, ""])
+
+
+def metric_names() -> str:
+    """Every metric of the kit's scripts, and every phase of a step."""
+    lines = ["# Metrics and phases of the kit's scripts", "", MADE, ""]
+    lines += ["A log line has them as `epoch 3/60 step 40/1260 loss 0.1234 images/s 512.3 …`, `metrics.jsonl` too.", ""]
+    lines += ["| metric | unit | on SageMaker | meaning |", "| --- | --- | --- | --- |"]
+    for metric in metrics.METRICS:
+        asked = "" if metric.sagemaker is None else f"`{metric.sagemaker or metric.name}`"
+        lines.append(_row(f"`{metric.name}`", metric.unit, asked, metric.meaning))
+    lines += ["", "## Phases of a step", "", "Each rank's timeline has their seconds.", ""]
+    lines += ["| phase | part of | meaning |", "| --- | --- | --- |"]
+    lines += [
+        _row(f"`{phase.name}`", f"`{phase.inside}`" * bool(phase.inside), phase.meaning) for phase in metrics.PHASES
+    ]
+    return "\n".join([*lines, ""])
+
+
+def every_command() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """(name, parser) of every command; of those with questions, as `study scaling`, one each."""
+    parser = argparse.ArgumentParser(prog="launcher")
+    to = adding_to(parser, "COMMAND")
+    for command in command_line.COMMANDS:
+        command.add(to)
+    return _commands(parser, "")
 
 
 def _is(name: str, text: str) -> bool:
@@ -154,13 +184,30 @@ def _title(cls: type) -> str:
     }.get(cls.__name__) or next(name for name, found in SCRIPTS.items() if found is cls)
 
 
+def _takes(cls: type, item: dataclasses.Field[Any]) -> str:
+    """A setting's type, range and conditions in words."""
+    annotation = typing.get_type_hints(cls)[item.name]
+    kind, range_ = settings.describe(annotation), item.metadata.get("limits")
+    if range_ is not None:
+        number = next((word for word in ("a whole number", "a number") if kind.startswith(word)), "")
+        kind = f"{number} {range_.describe(annotation)}".strip()
+    return "; ".join(filter(None, [kind, _conditions(cls).get(item.name, "")]))
+
+
 def _conditions(cls: type) -> dict[str, str]:
-    """What each setting must be besides its type, in words."""
+    """What settings must hold together, in words."""
+    if not hasattr(cls, "conditions"):
+        return {}
     required = [
         item.name for item in dataclasses.fields(cls) if item.default is item.default_factory is dataclasses.MISSING
     ]
     made = cls(**{name: 2 for name in required})
-    return {name: valid for name, _, valid in made.conditions()} if hasattr(made, "conditions") else {}
+    ranges = {name for name, _, _ in settings.limits(made)}
+    return {
+        name: valid.replace("the 2 classes", "the classes")
+        for name, _, valid in made.conditions()
+        if name not in ranges
+    }
 
 
 def _default(item: dataclasses.Field[Any]) -> str:
@@ -173,7 +220,6 @@ def _default(item: dataclasses.Field[Any]) -> str:
 
 
 def _commands(parser: argparse.ArgumentParser, prefix: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """(name, parser) of every command; those of `study` by their last word too."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, inner in action.choices.items():

@@ -246,7 +246,7 @@ def test_help_tells_every_command():
 
 
 def test_no_new_option_by_accident(capsys):
-    """The options are a promise: a change here is a change of the README too."""
+    """The options are a promise: a change here is a change of the reference too."""
     for command in (
         *("plan", "run", "replay", "attach", "runs", "show", "logs", "stop", "compare", "diff", "profile"),
         *("emulate", "prepare", "resume", "drill", "diagnose"),
@@ -261,5 +261,5 @@ def test_no_new_option_by_accident(capsys):
         "--kills", "--hosts-after", "--seed", "--shards", "--jobs", "--jpeg-quality", "--verify",
         "--models", "--loads", "--pipelines", "--repeats", "--table", "--html", "--batches", "--mode", "--with", "--probe",
     }  # fmt: skip
-    readme = (Path(ROOT) / "README.md").read_text()
-    assert all(option in readme for option in options - {"--help"})
+    reference = (Path(ROOT) / "docs/reference/commands.md").read_text()
+    assert all(option in reference for option in options - {"--help"})

@@ -1,9 +1,8 @@
-"""README's job for the CI of a user's repository, step by step, with a real engine; the checkouts are copies."""
+"""The documents' job for the CI of a user's repository, step by step, with a real engine; the checkouts are copies."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import textwrap
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
+from tests.docs.documents import the_block
 
 TRAIN = """
     import os, pathlib, torch, torch.distributed as dist
@@ -33,7 +33,7 @@ smoke: {compute: {instance_count: 1}}
 
 
 @pytest.mark.timeout(1200)  # it installs packages
-def test_readmes_job_runs_a_users_config_on_two_hosts_in_containers(engine, tmp_path):
+def test_the_documents_job_runs_a_users_config_on_two_hosts_in_containers(engine, tmp_path):
     tracked = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for path in filter(None, subprocess.run(tracked, capture_output=True, text=True, check=True).stdout.split("\0")):
         copy = tmp_path / "vision-launcher" / path
@@ -42,10 +42,7 @@ def test_readmes_job_runs_a_users_config_on_two_hosts_in_containers(engine, tmp_
     (tmp_path / "source").mkdir()
     (tmp_path / "source/train.py").write_text(textwrap.dedent(TRAIN))
     (tmp_path / "train.yaml").write_text(CONFIG)
-    [workflow] = re.findall(
-        r"^```yaml\n(# .github/.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    [job] = yaml.safe_load(workflow)["jobs"].values()
+    [job] = yaml.safe_load(the_block("yaml", "# .github/workflows/"))["jobs"].values()
     paths = tmp_path / "paths"
     paths.touch()
     # as on a runner, but for the index of PyTorch's CPU builds: the image that is there was built without it
