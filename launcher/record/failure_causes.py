@@ -1,4 +1,4 @@
-"""Why a job failed, in words: from SageMaker's FailureReason and the log's lines to a cause and a fix in failure_causes.yaml."""
+"""Why a job failed: from SageMaker's FailureReason and the log to a cause and a fix in failure_causes.yaml."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-# What launchers write before a process's own text, with a blank after it or none: torch's excepthook and docker compose;
-# mpirun as SageMaker's toolkit starts it, and torchrun --tee.
+# What is written before a process's own text: by torch's excepthook and docker compose, where a blank may follow; by mpirun
+# as SageMaker's toolkit starts it, and by torchrun --tee.
 _PREFIX = re.compile(
     r"(\[rank\d+\]:|algo-\d+[\w-]* +\|) ?|(\[default\d+\]:|\[1,(?:mpirank:)?\d+(?:,[\w.-]+)?\]<std\w+>:)"
 )
@@ -17,7 +17,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TRACEBACK = re.compile(r"(?:Original )?Traceback \(most recent call last\):\s*$")
 _FRAME = re.compile(r'^\s*File "[^"]*", line \d+')
 _MARKER = re.compile(r"^\s*[~^][~^ ]*$|^\s*\[Previous line repeated ")
-# Python names an exception by its module, except built-in ones, and those end in one of a few words.
+# Python writes an exception with its module; built-in ones have none, and end in one of a few words.
 _EXCEPTION = re.compile(
     r"^((?:[A-Za-z_]\w*\.)+(?:[A-Z]\w*|\w*error|timeout)|[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration|Warning|Group))(?=:|$)"
 )
@@ -25,13 +25,13 @@ _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-# Lines of an exception's message that are known although they are not indented: CUDA's advice, and what torch says of weights
-# (the toolkit's reader takes leading blanks away).
+# Lines of an exception's message that are not indented: CUDA's advice, and what torch says about weights (the toolkit's reader
+# removes leading blanks).
 _MESSAGE = re.compile(
     r"^(?:CUDA kernel errors|For debugging consider|Compile with|Device-side|size mismatch for|Missing key|Unexpected key)"
 )
 _LOG_LINE = re.compile(r"^\[?[EWIC]\d{3,4} |^\[[EWIC] |^\d{4}-\d\d-\d\d|^epoch \d")
-# Raised by what starts processes, about a process that failed: never the reason itself.
+# Raised by what starts processes when one of them failed: never the cause itself.
 _STARTERS = re.compile(
     r"^(?:torch\.distributed\.elastic\.|sagemaker_training\.errors\.|torch\.multiprocessing\.spawn\.)"
     r"|\b(?:ChildFailedError|ExecuteUserScriptError)$"
@@ -39,7 +39,7 @@ _STARTERS = re.compile(
 # What entrypoints/training/runtime/failure.py writes into the failure file.
 _OWN_REASON = re.compile(r"\brank \d+: \w+: ")
 _LONGEST_LINE = 4000
-"""Characters of a line that are looked at."""
+"""Characters of a line that are searched."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Explanation:
     """Why a job failed."""
 
     cause: str
-    """A sentence."""
+    """What happened, in one sentence."""
     fix: str
-    """What to do, as an instruction that names config keys."""
+    """What to do: an instruction that names config keys."""
     evidence: str
-    """The line that tells it."""
+    """The line that shows it."""
 
 
 @dataclass(frozen=True)
@@ -66,26 +66,27 @@ class _Known:
 
 @dataclass
 class _Traceback:
-    """A traceback while its lines come in."""
+    """A traceback whose lines are still coming in."""
 
     start: int
-    """The log line at which it begins."""
+    """Number of the log line at which it begins."""
     lines: list[str] = field(default_factory=list)
     state: str = "frames"
-    """frames, message (the exception's line was seen), blank (an empty line after that) or chain (another one follows)."""
+    """frames, message (after the exception's line), blank (an empty line after that) or chain (another traceback follows)."""
     source_next: bool = False
-    """Whether the last line was a frame's first."""
+    """Whether the last line was the first of a frame."""
     exception: str = ""
-    """The last exception's name."""
+    """Name of the last exception."""
 
 
 def first_traceback(lines: Iterable[str]) -> str:
-    """The first Python traceback in a log that is not a launcher's own report of it, with the exceptions it is chained to.
+    """The first Python traceback in a log, with the exceptions that it is chained to.
 
-    Prefixes such as `[rank3]: ` are taken off, and the lines of several ranks kept apart by them.
+    Tracebacks of what starts processes, such as torchrun, do not count. Prefixes such as `[rank3]: ` are removed; they keep
+    the lines of several ranks apart.
 
     Returns:
-        From `Traceback (most recent call last):` to the end of the exception's message, or "" where there is none.
+        From `Traceback (most recent call last):` to the end of the exception's message; "" where there is none.
     """
     found: list[_Traceback] = []
     open_ones: dict[str, _Traceback] = {}
@@ -106,29 +107,29 @@ def first_traceback(lines: Iterable[str]) -> str:
 
 
 def explain(reason: str, lines: Iterable[str] = ()) -> Explanation | None:
-    """What made a job fail.
+    """Why a job failed, where the cause is known.
 
     Args:
         reason: SageMaker's FailureReason or secondary status, the text of a refused request, or "".
-        lines: the log of all hosts, in the order of time.
+        lines: the log of all hosts, in order of time.
 
     Returns:
-        What the service itself says first; then the earliest known error in the log, since later ones tend to follow from it;
-        then what the script gave as its reason. Killed processes and broken connections count only where nothing else was
-        found, a traceback of an unknown kind included. None where no known cause was found.
+        The first of these: what SageMaker itself says; the earliest known error in the log, since later ones tend to follow
+        from it; the script's own failure text. Killed processes and broken connections count only where neither these nor a
+        traceback of another kind was found. None: no known cause.
     """
-    told = [line[:_LONGEST_LINE] for line in reason.splitlines()]
+    reported = [line[:_LONGEST_LINE] for line in reason.splitlines()]
     log = list(lines)
     places = [
-        (("service",), told),
+        (("service",), reported),
         (("service", "script"), log),
-        (("script",), told),
+        (("script",), reported),
     ]
     for kinds, where in places:
         found = _first(where, kinds)
         if found is not None:
             return found
-    follow_on = _first(log, ("killed",)) or _first(told, ("killed",)) or _first([*log, *told], ("network",))
+    follow_on = _first(log, ("killed",)) or _first(reported, ("killed",)) or _first([*log, *reported], ("network",))
     if follow_on is None:
         return None
     unknown = first_traceback(log) or (reason if _OWN_REASON.search(reason) else "")
@@ -138,7 +139,7 @@ def explain(reason: str, lines: Iterable[str] = ()) -> Explanation | None:
 
 
 def _split(raw: str) -> tuple[str, str]:
-    """A log line as (the prefixes that say which process it is of, the rest)."""
+    """A log line as (the prefixes that name its process, the rest)."""
     line, key = raw.rstrip("\r\n").rpartition("\r")[2][:_LONGEST_LINE], ""  # a progress bar writes over its line
     line = _COLOUR.sub("", line)
     while (match := _PREFIX.match(line)) is not None:
@@ -147,7 +148,7 @@ def _split(raw: str) -> tuple[str, str]:
 
 
 def _take(one: _Traceback, line: str, key: str) -> bool:
-    """Add a line of the same process to its traceback. False: the traceback is over, and the line is not of it."""
+    """Add a line of the same process to its traceback. False: the traceback has ended, and the line is not part of it."""
     if not line.strip():
         if one.state == "message":
             one.state = "blank"
@@ -174,7 +175,7 @@ def _take(one: _Traceback, line: str, key: str) -> bool:
         elif indented or one.source_next or _MARKER.match(line):
             one.lines.append(line)
             one.source_next = False
-        # any other line is another process's, between this one's
+        # any other line belongs to another process
     elif one.state == "message" and (
         indented or _MESSAGE.match(line) or (key.startswith("[rank") and not _LOG_LINE.match(line))
     ):
@@ -185,7 +186,7 @@ def _take(one: _Traceback, line: str, key: str) -> bool:
 
 
 def _first(lines: Iterable[str], kinds: tuple[str, ...]) -> Explanation | None:
-    """The first line that a known cause of these kinds explains; where several explain it, the first in the table."""
+    """The first line that a known cause of these kinds explains, by the first such cause in the table."""
     for line in lines:
         for known in _known():
             if known.kind in kinds and (match := known.pattern.search(line[:_LONGEST_LINE])) is not None:

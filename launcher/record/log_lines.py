@@ -1,4 +1,4 @@
-"""A growing log, read line by line."""
+"""Read a growing log line by line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def complete_lines(file: Path, position: int, *, last: bool) -> Iterator[tuple[str, int]]:
-    """Each complete line after a byte position, with the position after it; with `last`, an unfinished one too."""
+    """(line, byte position after it) for each complete line after a position; with `last`, also for an unfinished one."""
     try:
         with open(file, "rb") as log:
             log.seek(position)

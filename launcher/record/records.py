@@ -1,4 +1,4 @@
-"""The run store: one folder a run, found again by name from any process."""
+"""The run store: one folder a run, found by name from any process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OVER = (COMPLETED, FAILED, STOPPED)
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The places of one run's files."""
+    """The paths of one run's files."""
 
     path: Path
 
@@ -31,7 +31,7 @@ class RunFolder:
 
     @property
     def job(self) -> Path:
-        """The job as it was resolved, YAML that `launcher run` takes again."""
+        """The resolved job, as YAML that `launcher run` accepts."""
         return self.path / "job.yaml"
 
     @property
@@ -40,7 +40,7 @@ class RunFolder:
 
     @property
     def files(self) -> Path:
-        """Their list, with sizes."""
+        """List of the files in `code`, with sizes in bytes."""
         return self.path / "files.txt"
 
     @property
@@ -49,22 +49,22 @@ class RunFolder:
 
     @property
     def git_patch(self) -> Path:
-        """What was uncommitted when the run started."""
+        """Uncommitted changes when the run started."""
         return self.path / "git.patch"
 
     @property
     def versions(self) -> Path:
-        """Python and packages of the environment that ran it."""
+        """Versions of Python and of the packages on the machine that started it."""
         return self.path / "versions.json"
 
     @property
     def supervisor(self) -> Path:
-        """The id of the process that stays with a local run."""
+        """Id of the process that supervises a local run."""
         return self.path / "supervisor.json"
 
     @property
     def lock(self) -> Path:
-        """Locked from before the run can be found until its outcome is written, however its supervisor ends."""
+        """Locked from before the run can be found until its supervisor ends, however it does."""
         return self.path / "lock"
 
     @property
@@ -73,22 +73,22 @@ class RunFolder:
 
     @property
     def remote(self) -> Path:
-        """What SageMaker last said of a run there, and when."""
+        """SageMaker's last answer about the run, and its time."""
         return self.path / "remote.json"
 
     @property
     def request(self) -> Path:
-        """The CreateTrainingJob request of a run on SageMaker, without its secrets."""
+        """The CreateTrainingJob request of a run on SageMaker, without secrets."""
         return self.path / "request.json"
 
     @property
     def code(self) -> Path:
-        """The files that travelled, as they were."""
+        """The source package that the run used."""
         return self.path / "code"
 
     @property
     def stop_request(self) -> Path:
-        """Exists from the moment somebody asked the run to stop, and says why."""
+        """Exists once the run was asked to stop, and says why."""
         return self.path / "stop.json"
 
     @property
@@ -105,7 +105,7 @@ class RunFolder:
         return self.path / "model.tar.gz"
 
     def host(self, host: str) -> Path:
-        """A host's /opt/ml."""
+        """The /opt/ml of a host."""
         return self.path / "hosts" / host / "opt" / "ml"
 
     def log(self, host: str) -> Path:
@@ -120,14 +120,14 @@ class RunFolder:
         return values
 
     def state(self) -> str:
-        """The run's state, from what lies in its folder and whether its supervisor lives; of a run on SageMaker, the one last heard."""
+        """The run's state, from its folder and its supervisor; for a run on SageMaker, as last reported."""
         if not self.outcome.exists() and (self.remote.exists() or self.supervisor_lives()):
             return STOPPING if self.stop_request.exists() else IN_PROGRESS
-        # read after the supervisor was seen to be gone, so it is final
+        # the supervisor is gone, so what it wrote is final
         return str(self.read(self.outcome).get("state", FAILED))
 
     def supervisor_lives(self) -> bool:
-        """Whether some process holds the run's lock; no process id and no clock can deceive it."""
+        """Whether a process holds the run's lock; unlike a process id, a lock is never reused."""
         try:
             with open(self.lock, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -138,7 +138,7 @@ class RunFolder:
         return False
 
     def request_stop(self, reason: str) -> bool:
-        """Note that the run shall stop, for whoever watches it; whether this is the first request."""
+        """Record that the run is to stop, for its supervisor. Returns whether this is the first request."""
         if self.stop_request.exists():
             return False
         write_json(self.stop_request, {"reason": reason, "time": time.time()})
@@ -149,7 +149,7 @@ class RunFolder:
         return any(any(folder.iterdir()) for folder in self.path.glob("hosts/*/opt/ml/checkpoints"))
 
     def result(self) -> dict[str, Any]:
-        """The result.json that the script wrote, from the first host that has one; {} where there is none that can be read."""
+        """The script's result.json, from the first host that has one; {} where none can be read."""
         for file in sorted(self.path.glob("hosts/*/opt/ml/output/data/*/result.json")):
             with contextlib.suppress(OSError, ValueError):
                 found = self.read(file)
@@ -164,7 +164,7 @@ def store() -> Path:
 
 
 def all_runs() -> list[RunFolder]:
-    """Every run in the store, oldest first; folders of other kinds are passed over."""
+    """Every run in the store, oldest first. Other folders are skipped."""
     folder = store()
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -176,11 +176,11 @@ def all_runs() -> list[RunFolder]:
 
 
 def find(name: str, *, completed: bool = False) -> RunFolder:
-    """A run by its name, or the latest one of a job's name.
+    """A run by its name, or the latest run of a job by the job's name.
 
     Args:
         name: `quickstart-20261121-031500-abcd`, or `quickstart`.
-        completed: of a job's runs, take only those that completed; a run named in full must have completed too.
+        completed: consider only runs that completed.
 
     Raises:
         UserError: no such run.
@@ -195,7 +195,7 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
     if matching:
         raise mistake(
             "run",
-            f"{name}: of {len(matching)} run{'s' if len(matching) > 1 else ''} none has completed; the last one is {matching[-1].state()}",
+            f"{name}: none of {len(matching)} run{'s' if len(matching) > 1 else ''} has completed; the latest is {matching[-1].state()}",
             f"launcher show {matching[-1].name}",
         )
     names = [run.name for run in runs]
@@ -203,13 +203,13 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
     fix = did_you_mean(
         name,
         [*names, *job_names],
-        "launcher runs lists them; one that another machine started on SageMaker: launcher attach NAME --region REGION",
+        "launcher runs lists them; for one that another machine started on SageMaker: launcher attach NAME --region REGION",
     )
     raise mistake("run", f"{name}: no such run in {store()}", fix)
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part. Its folder must be there."""
+    """Write a file so that readers see the old content or the new, never a part. Its folder must exist."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     os.replace(temporary, file)
@@ -220,7 +220,7 @@ def write_json(file: Path, value: Any) -> None:
 
 
 def merge_metrics(folder: RunFolder, hosts: list[str]) -> None:
-    """All hosts' metrics files as one, host after host, without lines that a kill cut short."""
+    """Write all hosts' metrics as one file, host after host, without lines that a kill cut short."""
     lines = []
     for host in hosts:
         for file in sorted(folder.host(host).glob("output/data/*/metrics*.jsonl")):
@@ -233,10 +233,9 @@ def merge_metrics(folder: RunFolder, hosts: list[str]) -> None:
 
 
 def git_state(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """The commit of the repository around a folder, whether it was clean, and what was uncommitted in the folder's tracked files
-    as a patch, with paths from the folder.
+    """The git state of a folder: (commit, whether it is clean, changed files; patch of uncommitted changes to tracked files).
 
-    Outside a repository, or without git: ({"commit": None, "reason": …}, b"").
+    The patch's paths start at the folder. Outside a repository, or without git: ({"commit": None, "reason": …}, b"").
     """
 
     def git(*arguments: str) -> bytes:
@@ -262,7 +261,7 @@ def git_state(folder: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Python's version and every installed package's."""
+    """Versions of Python, the system and every installed package, by name."""
     import platform
     from importlib.metadata import distributions
 

@@ -1,10 +1,9 @@
-"""Logs in the shape of real ones, and what is made of them."""
+"""Logs in the shape of real ones, and the known causes that explain them."""
 
 from __future__ import annotations
 
 import re
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -16,228 +15,25 @@ from training.settings import scripts
 
 from launcher.config.job import Job
 from launcher.record.failure_causes import Explanation, explain, first_traceback
+from tests.launcher.real_logs import BENIGN, CHILD_FAILED, OUT_OF_MEMORY, TEXTS, WATCHDOG, lines
 
 ROOT = Path(__file__).parents[2]
 
-
-def lines(text: str) -> list[str]:
-    return textwrap.dedent(text).strip("\n").splitlines()
-
-
-OUT_OF_MEMORY = lines("""
-    Traceback (most recent call last):
-      File "/opt/ml/code/train_kd.py", line 98, in <module>
-        main(read_settings(DistillationSettings))
-      File "/opt/ml/code/training/engine/loop.py", line 120, in train
-        losses["loss"].backward()
-    torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.17 GiB (GPU 3; 39.41 GiB total capacity; 37.02 GiB already allocated; 563.50 MiB free; 37.62 GiB reserved in total by PyTorch)
-""")
-CHILD_FAILED = lines("""
-    W1121 07:03:15.866000 32360 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 32365 closing signal SIGTERM
-    E1121 07:03:15.898000 32360 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 32366) of binary: /opt/conda/bin/python3.10
-    Traceback (most recent call last):
-      File "<frozen runpy>", line 198, in _run_module_as_main
-      File "/opt/conda/lib/python3.10/site-packages/torch/distributed/run.py", line 1142, in <module>
-        main()
-      File "/opt/conda/lib/python3.10/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 380, in wrapper
-        return f(*args, **kwargs)
-               ^^^^^^^^^^^^^^^^^^
-      File "/opt/conda/lib/python3.10/site-packages/torch/distributed/launcher/api.py", line 386, in launch_agent
-        raise ChildFailedError(
-    torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-    ============================================================
-    train_kd.py FAILED
-    ------------------------------------------------------------
-    Root Cause (first observed failure):
-    [0]:
-      time      : 2026-11-21_07:03:15
-      rank      : 1 (local_rank: 1)
-      exitcode  : 1 (pid: 32366)
-      traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-    ============================================================
-    2026-11-21 07:03:16,220 sagemaker-training-toolkit ERROR    Reporting training FAILURE
-    2026-11-21 07:03:16,220 sagemaker-training-toolkit ERROR    ExecuteUserScriptError:
-    ExitCode 1
-    ErrorMessage ""
-    Command "torchrun --nnodes 1 --nproc_per_node 2 train_kd.py"
-""")
-WATCHDOG = lines("""
-    [rank0]:[E1121 07:13:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for 600060 milliseconds before timing out.
-    [rank0]:[E1121 07:13:08.465150152 ProcessGroupNCCL.cpp:1664] [PG 1 Rank 0] Exception (either an error or timeout) detected by watchdog at work: 1580, last enqueued NCCL work: 1582, last completed NCCL work: 1579.
-""")
-BENIGN = lines("""
-    2026-11-21 06:40:02,110 sagemaker-training-toolkit INFO     Invoking user script
-    algo-1:51:51 [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so), using internal implementation
-    algo-1:51:51 [0] NCCL INFO Call to connect returned Connection refused, retrying
-    dlopen: libnccl-net.so: cannot open shared object file: No such file or directory
-    /opt/conda/lib/python3.10/site-packages/torch/utils/data/dataloader.py:557: UserWarning: This DataLoader will create 8 worker processes in total, more than the memory of this host may hold
-    GPU memory: 12.3 of 39.4 GiB; host memory 61 GiB, no error
-    8 processes on cuda, process group: nccl (there are GPUs)
-    epoch 1/3 step 10/400 loss 2.3025 learning_rate 0.0001 images/s 812.4
-    epoch 1/3 step 20/400 loss 2.1113 learning_rate 0.0002 images/s 815.0
-""")
-
-
-# --- first_traceback
-
-
-def test_the_first_traceback_comes_whole_and_launchers_reports_are_skipped():
-    log = BENIGN + OUT_OF_MEMORY + CHILD_FAILED
-    assert first_traceback(log) == "\n".join(OUT_OF_MEMORY)
-
-
-def test_a_launchers_report_alone_is_no_traceback():
-    assert first_traceback(CHILD_FAILED) == ""
-    assert first_traceback(lines("""
-        Traceback (most recent call last):
-          File "/opt/conda/lib/python3.10/site-packages/sagemaker_training/trainer.py", line 80, in train
-            entrypoint()
-        sagemaker_training.errors.ExecuteUserScriptError: ExecuteUserScriptError:
-        ExitCode 1
-    """)) == ""  # fmt: skip
-    assert first_traceback(lines("""
-        Traceback (most recent call last):
-          File "/opt/conda/bin/torchrun", line 8, in <module>
-            sys.exit(main())
-        torch.distributed.elastic.multiprocessing.api.SignalException: Process 61 got signal: 15
-    """)) == ""  # fmt: skip
-
-
-def test_no_traceback_is_the_empty_text():
-    assert first_traceback([]) == ""
-    assert first_traceback(BENIGN) == ""
-    assert first_traceback(["Traceback (most recent call last):"]) == ""
-
-
-CHAINED = """
-Traceback (most recent call last):
-  File "s.py", line 5, in <module>
-    {}["x"]
-    ~~^^^^^
-KeyError: 'x'
-
-The above exception was the direct cause of the following exception:
-
-Traceback (most recent call last):
-  File "s.py", line 6, in <module>
-    raise RuntimeError("bad")
-RuntimeError: bad
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "s.py", line 9, in <module>
-    raise OSError(28, "full")
-OSError: [Errno 28] full
-""".strip()
-
-
-def test_chained_exceptions_stay_together():
-    assert first_traceback(CHAINED.splitlines() + ["", "epoch 1/3 step 1/3 loss 1.0"]) == CHAINED
-
-
-def test_a_second_traceback_of_the_same_process_is_left_out():
-    other = CHAINED.split("\n\n")[0]
-    assert first_traceback(other.splitlines() + ["", "trying again"] + OUT_OF_MEMORY) == other
-    assert first_traceback(other.splitlines() + OUT_OF_MEMORY) == other
-
-
-@pytest.mark.parametrize(
-    "prefix",
-    ["[rank3]: ", "[1,mpirank:3,algo-2]<stderr>:", "[1,3]<stderr>:", "[default3]:", "algo-1-x7k2p  | ", "\x1b[36malgo-2-x7k2p |\x1b[0m "],
-)  # fmt: skip
-def test_prefixes_are_taken_off_and_ranks_are_not_mixed(prefix):
-    mine = [prefix.replace("3", "1").replace("algo-2", "algo-1") + line for line in CHAINED.splitlines()]
-    other = [prefix.replace("3", "5").replace("algo-1", "algo-3") + line for line in OUT_OF_MEMORY]
-    mixed = []
-    for number in range(max(len(mine), len(other))):
-        mixed += other[number : number + 1] + mine[number : number + 1]
-    assert first_traceback(mixed) == "\n".join(OUT_OF_MEMORY)
-    assert first_traceback(mixed[1:2] + mixed[:1] + mixed[2:]) == CHAINED
-
-
-def test_the_toolkits_reader_may_take_the_blanks_and_other_processes_may_write_between():
-    log = lines("""
-        Traceback (most recent call last):
-        File "train_kd.py", line 98, in <module>
-        main(read_settings(DistillationSettings))
-        epoch 1/3 step 20/400 loss 2.1113
-        File "/opt/ml/code/training/engine/loop.py", line 120, in train
-        losses["loss"].backward()
-        ^^^^^^^^^^^^^^^^^^^^^^^^^
-        RuntimeError: Error(s) in loading state_dict for VisionTransformer:
-        size mismatch for head.weight: copying a param with shape torch.Size([1000, 384]) from checkpoint, the shape in current model is torch.Size([10, 384]).
-        epoch 1/3 step 30/400 loss 2.1113
-    """)
-    assert first_traceback(log) == "\n".join(line for line in log if not line.startswith("epoch"))
-
-
-def test_a_data_workers_own_traceback_is_part_of_the_message():
-    text = "\n".join(lines("""
-        Traceback (most recent call last):
-          File "train.py", line 5, in <module>
-            for batch in loader:
-        RuntimeError: Caught RuntimeError in DataLoader worker process 0.
-        Original Traceback (most recent call last):
-          File "worker.py", line 302, in _worker_loop
-            data = fetcher.fetch(index)
-        PIL.UnidentifiedImageError: cannot identify image file 'a.jpg'
-    """))  # fmt: skip
-    assert first_traceback(text.splitlines()) == text
-
-
-def test_the_process_that_spawn_started_is_heard_instead_of_spawn():
-    inner = [
-        "Traceback (most recent call last):",
-        '  File "wrap.py", line 69, in _wrap',
-        "    fn(i, *args)",
-        "ValueError: wrong",
-    ]
-    log = lines("""
-        Traceback (most recent call last):
-          File "spawn.py", line 160, in join
-            raise ProcessRaisedException(msg, error_index, failed_process.pid)
-        torch.multiprocessing.spawn.ProcessRaisedException:
-
-        -- Process 0 terminated with the following error:
-    """)
-    assert first_traceback(log + inner) == "\n".join(inner)
-
-
-def test_a_traceback_may_begin_behind_a_progress_bar():
-    first, *rest = OUT_OF_MEMORY
-    assert first_traceback(["\r 10%|#   | 1/10 [00:01<00:09]" + first, *rest]) == "\n".join(OUT_OF_MEMORY)
-
-
-def test_torchs_own_prefix_keeps_messages_of_several_lines():
-    log = [
-        "[rank0]: Traceback (most recent call last):",
-        '[rank0]:   File "a.py", line 1, in <module>',
-        "[rank0]:     x.item()",
-        "[rank0]: torch.AcceleratorError: CUDA error: device-side assert triggered",
-        "[rank0]: Search for `cudaErrorAssert' in https://docs.nvidia.com for more information.",
-        "[rank0]: CUDA kernel errors might be asynchronously reported at some other API call.",
-        "[rank0]:",
-        "[rank0]:[W1121 07:03:15.866 ProcessGroupNCCL.cpp:1496] Warning: destroy_process_group() was not called",
-    ]
-    assert first_traceback(log).splitlines()[-1].startswith("CUDA kernel errors")
-
-
-# --- explain: (words of the cause, words of the fix, the line that tells it)
+# --- explain: (words of the cause, words of the fix, the line that shows it)
 
 FROM_THE_LOG = [
-    ("GPU's memory", "global_batch_size", OUT_OF_MEMORY[-1]),
-    ("GPU's memory", "global_batch_size", "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 2 has a total capacity of 79.11 GiB"),
-    ("GPU's memory", "global_batch_size", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    ("host's memory", "num_workers", "RuntimeError: DataLoader worker (pid 19597) is killed by signal: Killed. "),
-    ("host's memory", "num_workers", "RuntimeError: [enforce fail at alloc_cpu.cpp:83] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 154140672 bytes. Error code 12 (Cannot allocate memory)"),
-    ("host's memory", "num_workers", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 12.0 GiB for an array with shape (1, 2)"),
-    ("host's memory", "num_workers", "MemoryError"),
+    ("a GPU ran out of memory", "global_batch_size", OUT_OF_MEMORY[-1]),
+    ("a GPU ran out of memory", "global_batch_size", "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 2 has a total capacity of 79.11 GiB"),
+    ("a GPU ran out of memory", "global_batch_size", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ("the host ran out of memory", "num_workers", "RuntimeError: DataLoader worker (pid 19597) is killed by signal: Killed. "),
+    ("the host ran out of memory", "num_workers", "RuntimeError: [enforce fail at alloc_cpu.cpp:83] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 154140672 bytes. Error code 12 (Cannot allocate memory)"),
+    ("the host ran out of memory", "num_workers", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 12.0 GiB for an array with shape (1, 2)"),
+    ("the host ran out of memory", "num_workers", "MemoryError"),
     ("killed", "num_workers", 'ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"'),
     ("killed", "num_workers", "E1121 07:03:15.898000 32360 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 17) of binary: /opt/conda/bin/python3.10"),
     ("killed", "num_workers", "mpirun noticed that process rank 3 with PID 0 on node algo-1 exited on signal 9 (Killed)."),
     ("killed", "num_workers", "algo-1-x7k2p exited with code 137"),
-    ("shared memory", "--shm-size", "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."),
+    ("shared memory", "compute.shm_gb", "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."),
     ("shared memory", "num_workers", "RuntimeError: DataLoader worker (pid 2190) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."),
     ("shared memory", "num_workers", "algo-1:94:200 [0] misc/shmutils.cc:72 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-XjZ3qJ (size 5767520), error: No space left on device (28)"),
     ("disk is full", "compute.volume_gb", "OSError: [Errno 28] No space left on device: '/opt/ml/checkpoints/last.pt'"),
@@ -245,11 +41,11 @@ FROM_THE_LOG = [
     ("no module timm", "requirements.txt", ": No module named 'timm'"),
     ("no module torch.distributed.fsdp2", "requirements.txt", "ModuleNotFoundError: No module named 'torch.distributed.fsdp2'"),
     ("libGL.so.1", "opencv-python-headless", "ImportError: libGL.so.1: cannot open shared object file: No such file or directory"),
-    ("waited in vain", "its log tells why", WATCHDOG[0]),
-    ("do not reach each other", "network.security_groups", "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.20.5"),
-    ("do not reach each other", "network.security_groups", "tj1-asr-13:941227:943077 [0] include/socket.h:390 NCCL WARN Connect to 10.38.10.112<21724> failed : Connection refused"),
-    ("do not reach each other", "network.security_groups", "[E socket.cpp:922] [c10d] The client socket has timed out after 900s while trying to connect to (algo-1, 7777)."),
-    ("do not reach each other", "network.security_groups", "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.1.7]:61250"),
+    ("timed out waiting for a rank", "read its log", WATCHDOG[0]),
+    ("cannot reach each other", "network.security_groups", "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.20.5"),
+    ("cannot reach each other", "network.security_groups", "tj1-asr-13:941227:943077 [0] include/socket.h:390 NCCL WARN Connect to 10.38.10.112<21724> failed : Connection refused"),
+    ("cannot reach each other", "network.security_groups", "[E socket.cpp:922] [c10d] The client socket has timed out after 900s while trying to connect to (algo-1, 7777)."),
+    ("cannot reach each other", "network.security_groups", "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.1.7]:61250"),
     ("network interface", "NCCL_SOCKET_IFNAME", "ip-10-0-225-125:17:52 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 169.254.255.18<42219> failed : Software caused connection abort"),
     ("s3:PutObject on arn:aws:s3:::bucket/key", "s3:PutObject on arn:aws:s3:::bucket/key", 'botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the PutObject operation: User: arn:aws:sts::123456789012:assumed-role/SM/SageMaker is not authorized to perform: s3:PutObject on resource: "arn:aws:s3:::bucket/key" because no identity-based policy allows the s3:PutObject action'),
     ("HeadObject", "permission for HeadObject", "botocore.exceptions.ClientError: An error occurred (403) when calling the HeadObject operation: Forbidden"),
@@ -258,20 +54,20 @@ FROM_THE_LOG = [
     ("data parallel library", "distribution to torchrun", "ModuleNotFoundError: No module named 'smdistributed'"),
     ("data parallel library", "distribution to torchrun", "AssertionError: Unknown backend type smddp"),
     ("data parallel library", "distribution to torchrun", "ImportError: libsmddpcpp.so: cannot open shared object file: No such file or directory"),
-    ("no ReduceOp", "distribution to torchrun", "RuntimeError: SMDDP does not support: ReduceOp"),
+    ("does not support ReduceOp", "distribution to torchrun", "RuntimeError: SMDDP does not support: ReduceOp"),
     ("no sshd", "openssh-server", "SSH daemon not found, please install SSH to allow MPI to communicate different nodes in cluster."),
-    ("pip reaches no package index", "NAT gateway", "WARNING: Retrying (Retry(total=4, connect=None, read=None, redirect=None, status=None)) after connection broken by 'NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f>: Failed to establish a new connection: [Errno 110] Connection timed out')': /simple/timm/"),
-    ("pip finds no timm==9.9", "requirements.txt", "ERROR: Could not find a version that satisfies the requirement timm==9.9 (from versions: 1.0.30, 1.0.31)"),
+    ("pip cannot reach a package index", "NAT gateway", "WARNING: Retrying (Retry(total=4, connect=None, read=None, redirect=None, status=None)) after connection broken by 'NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f>: Failed to establish a new connection: [Errno 110] Connection timed out')': /simple/timm/"),
+    ("pip cannot find timm==9.9", "requirements.txt", "ERROR: Could not find a version that satisfies the requirement timm==9.9 (from versions: 1.0.30, 1.0.31)"),
     ("requirements.txt could not be installed", "pip's lines", "2019-12-03 09:59:11,038 sagemaker-training-toolkit ERROR    InstallRequirementsError:"),
-    ("Hugging Face hub", "hyperparameters.pretrained", "requests.exceptions.ConnectionError: (MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /timm/vit\"))"),
-    ("label lies outside", "number of classes", "../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], thread: [4,0,0] Assertion `t >= 0 && t < n_classes` failed."),
-    ("label lies outside", "number of classes", "IndexError: Target 12 is out of bounds."),
-    ("outside of its memory", "CUDA_LAUNCH_BLOCKING", "RuntimeError: CUDA error: an illegal memory access was encountered"),
+    ("Hugging Face Hub", "hyperparameters.pretrained", "requests.exceptions.ConnectionError: (MaxRetryError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /timm/vit\"))"),
+    ("label is outside", "number of classes", "../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], thread: [4,0,0] Assertion `t >= 0 && t < n_classes` failed."),
+    ("label is outside", "number of classes", "IndexError: Target 12 is out of bounds."),
+    ("memory outside its bounds", "CUDA_LAUNCH_BLOCKING", "RuntimeError: CUDA error: an illegal memory access was encountered"),
     ("another model than this VisionTransformer", "hyperparameters.student", "RuntimeError: Error(s) in loading state_dict for VisionTransformer:"),
-    ("no longer a number", "learning_rate", "Loss is nan, stopping training"),
-    ("no longer a number", "learning_rate", "FloatingPointError: the loss is not finite at step 12"),
-    ("no longer a number", "learning_rate", "epoch 2/3 step 40/400 loss nan learning_rate 0.0010 images/s 812.4"),
-    ("holds the port", "wait for that run", "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 7777, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"),
+    ("NaN or infinite", "learning_rate", "Loss is nan, stopping training"),
+    ("NaN or infinite", "learning_rate", "FloatingPointError: the loss is not finite at step 12"),
+    ("NaN or infinite", "learning_rate", "epoch 2/3 step 40/400 loss nan learning_rate 0.0010 images/s 812.4"),
+    ("uses the port", "wait for that run", "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 7777, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"),
 ]  # fmt: skip
 
 FROM_SAGEMAKER = [
@@ -279,21 +75,21 @@ FROM_SAGEMAKER = [
     ("no free hosts", "compute.instance_type", "Unable to provision requested ML compute capacity due to InsufficientInstanceCapacity error."),
     ("'ml.p4d.24xlarge for training job usage' is 0 Instances", "Service Quotas", "An error occurred (ResourceLimitExceeded) when calling the CreateTrainingJob operation: The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 Instances, with current utilization of 0 Instances and a request delta of 2 Instances. Please use AWS Service Quotas to request an increase for this quota."),
     ("a quota", "Service Quotas", "ResourceLimitExceeded: too many training jobs"),
-    ("do not reach the file system", "988 and 1018-1023", "ClientError: Unable to mount file system: fs-0337a79e, directory path: /efs/mtk. File system connection timed out. Please ensure that mount target IP address of file system is reachable and the security groups you associate with file system must allow inbound access on port 2049."),
+    ("cannot reach the file system", "988 and 1018-1023", "ClientError: Unable to mount file system: fs-0337a79e, directory path: /efs/mtk. File system connection timed out. Please ensure that mount target IP address of file system is reachable and the security groups you associate with file system must allow inbound access on port 2049."),
     ("could not be mounted", "inputs.<channel>.path", "ClientError: Unable to mount file system: fs-0123456789abcdef0, directory path: /fsx/food. Incorrect mount path. Please ensure the mount path specified exists on the filesystem."),
     ("s3://bucket/food/train", "s3:ListBucket", 'An error occurred (ValidationException) when calling the CreateTrainingJob operation: No S3 objects found under S3 URL "s3://bucket/food/train" given in input data source. Please ensure that the bucket exists in the selected region (us-east-1), that objects exist under that S3 prefix, and that the role "arn:aws:iam::123456789012:role/SM" has "s3:ListBucket" permissions on bucket "bucket".'),
     ("image does not exist", "image.uri", "ClientError: Cannot pull algorithm container. Either the image does not exist or its permissions are incorrect."),
     ("image does not exist", "ecr:BatchGetImage", "Error response from daemon: manifest for 763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch-training:9.9-cpu-py3 not found: manifest unknown"),
     ("compute.max_hours", "raise compute.max_hours", "MaxRuntimeExceeded"),
     ("compute.max_wait_hours", "raise compute.max_wait_hours", "MaxWaitTimeExceeded"),
-    ("took the spot hosts back", "checkpoints.s3", "Interrupted - The job stopped because the managed spot training instances were interrupted."),
-    ("may not take the role", "sts:AssumeRole", 'ClientError: Please ensure that the role "arn:aws:iam::123456789012:role/SM" exists and that its trust relationship policy allows the action "sts:AssumeRole" for the service principal "sagemaker.amazonaws.com".'),
+    ("reclaimed the spot hosts", "checkpoints.s3", "Interrupted - The job stopped because the managed spot training instances were interrupted."),
+    ("may not assume the role", "sts:AssumeRole", 'ClientError: Please ensure that the role "arn:aws:iam::123456789012:role/SM" exists and that its trust relationship policy allows the action "sts:AssumeRole" for the service principal "sagemaker.amazonaws.com".'),
     ("disk is full", "compute.volume_gb", "ClientError: Data download failed:Insufficient disk space"),
     ("disk is full", "compute.volume_gb", "ClientError: Artifact upload failed:Insufficient disk space"),
     ("reading s3://bucket/key", "s3:GetObject", "ClientError: Data download failed:Unable to download object s3://bucket/key (AccessDenied: Access Denied)"),
     ("ecr:BatchGetImage on arn:aws:ecr:me-central-1:272398656194:repository/x", "ecr:BatchGetImage", "<user> is not authorized to perform: ecr:BatchGetImage on resource: arn:aws:ecr:me-central-1:272398656194:repository/x because no resource-based policy allows the ecr:BatchGetImage action"),
     ("killed", "compute.instance_type", 'AlgorithmError: ExecuteUserScriptError:\nExitCode 137\nErrorMessage ""\nExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"'),
-    ("GPU's memory", "hyperparameters.image_size", "AlgorithmError: rank 3: OutOfMemoryError: CUDA out of memory. Tried to allocate 1.17 GiB, exit code: 1"),
+    ("a GPU ran out of memory", "hyperparameters.image_size", "AlgorithmError: rank 3: OutOfMemoryError: CUDA out of memory. Tried to allocate 1.17 GiB, exit code: 1"),
 ]  # fmt: skip
 
 
@@ -343,12 +139,12 @@ def test_a_harmless_log_or_nothing_at_all_explains_nothing():
 def test_the_first_error_in_time_wins_over_what_follows_from_it():
     out_of_memory = [f"[rank3]: {line}" for line in OUT_OF_MEMORY]
     full = "OSError: [Errno 28] No space left on device"
-    assert "GPU's memory" in explain("", BENIGN + out_of_memory + WATCHDOG + [full]).cause
+    assert "GPU ran out of memory" in explain("", BENIGN + out_of_memory + WATCHDOG + [full]).cause
     assert "disk is full" in explain("", [full] + BENIGN + out_of_memory + WATCHDOG).cause
 
 
 def test_a_broken_connection_before_the_reason_does_not_win_either():
-    assert "GPU's memory" in explain("", WATCHDOG + OUT_OF_MEMORY).cause
+    assert "GPU ran out of memory" in explain("", WATCHDOG + OUT_OF_MEMORY).cause
     killed = 'ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"'
     assert "killed" in explain("", [*WATCHDOG, killed]).cause
 
@@ -377,7 +173,7 @@ def test_what_the_service_says_wins_over_the_log():
 
 def test_the_log_wins_over_what_one_host_gave_as_its_reason():
     reason = "AlgorithmError: rank 0: ModuleNotFoundError: No module named 'timm'"
-    assert "GPU's memory" in explain(reason, OUT_OF_MEMORY).cause
+    assert "GPU ran out of memory" in explain(reason, OUT_OF_MEMORY).cause
     assert "timm" in explain(reason, BENIGN).cause
 
 
@@ -395,13 +191,6 @@ def test_a_long_log_takes_seconds_at_most():
     assert time.monotonic() - start < 10
 
 
-WORDS = [
-    *OUT_OF_MEMORY, *CHILD_FAILED, *CHAINED.splitlines(), "Original Traceback (most recent call last):", "[rank1]: ", "{cause}", "{0}",
-    "\r", "\x1b[31m", " is not authorized to perform: s3:GetObject on resource: {x}", "MemoryError", "[1,2]<stderr>:",
-]  # fmt: skip
-TEXTS = st.one_of(st.text(), st.sampled_from(WORDS), st.tuples(st.sampled_from(WORDS), st.text()).map("".join))
-
-
 @given(TEXTS, st.lists(TEXTS, max_size=30))
 @example("is not authorized to perform: s3:GetObject on resource: {x}", ["{", "Traceback (most recent call last):"])
 def test_no_text_makes_it_raise(reason, log):
@@ -409,14 +198,6 @@ def test_no_text_makes_it_raise(reason, log):
     found = explain(reason, log)
     assert found is None or isinstance(found, Explanation)
     assert found is None or (found.cause and found.fix and found.evidence)
-
-
-@given(st.lists(TEXTS, max_size=30))
-def test_a_found_traceback_has_a_beginning_and_an_exception(log):
-    text = first_traceback(log)
-    if text:
-        assert text.split("\n")[0].endswith("Traceback (most recent call last):")
-        assert len(text.split("\n")) >= 2
 
 
 # --- the table
@@ -439,7 +220,7 @@ def config_keys() -> set[str]:
     return keys
 
 
-def test_every_config_key_in_a_cure_exists():
+def test_every_config_key_in_a_fix_exists():
     keys = config_keys()
     sections = "compute|hyperparameters|inputs|network|image|checkpoints|environment"
     for entry in KNOWN:
