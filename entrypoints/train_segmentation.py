@@ -28,7 +28,7 @@ from training.settings import read_settings
 from training.settings.segmentation import SegmentationSettings
 from training.tasks import overlays
 from training.tasks.distillation import with_teacher
-from training.tasks.evaluation import evaluate_pixels, told_by_class
+from training.tasks.evaluation import describe_classes, evaluate_pixels
 from training.tasks.segmentation import Segmentation
 from training.teacher import acceptance, frozen
 
@@ -92,7 +92,7 @@ def main(settings: SegmentationSettings) -> None:
         torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
         outcome = train(task, measure, state, loaders, steps, run)
         if outcome.validation:
-            say(told_by_class(outcome.validation))
+            say(describe_classes(outcome.validation))
         deliver(
             outcome,
             state,

@@ -98,7 +98,7 @@ def _estimator(job: Job, run_name: str, sagemaker_session: Session) -> PyTorch:
 
     compute, network, checkpoints = job.compute, job.network, job.checkpoints
     assert job.image is not None
-    metrics = request.METRICS if job.metrics is None else job.metrics
+    metrics = request.metrics(job)
     groups = [InstanceGroup(group.name, group.instance_type, group.instance_count) for group in compute.instance_groups]
     hyperparameters: dict[str, Any] = {**job.hyperparameters, **request.processes_hyperparameter(job)}
     machines: dict[str, Any] = {"instance_type": compute.instance_type, "instance_count": compute.instance_count}

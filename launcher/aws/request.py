@@ -16,6 +16,7 @@ import yaml
 from launcher.aws import catalog
 from launcher.config import hyperparameters
 from launcher.config.job import Compute, Input, Job
+from launcher.config.metrics import metric_table
 
 ARCHIVE = "sourcedir.tar.gz"
 CODE_CHANNEL = "code"
@@ -24,25 +25,10 @@ CODE_CHANNEL = "code"
 PROFILER_INSTANCE_TYPE, PROFILER_VOLUME_GB = "ml.m5.4xlarge", 128
 """The processing job of SageMaker Profiler: profiler_constants.py of sagemaker 2.257.7."""
 
-METRICS = {
-    "loss": r" loss (-?[0-9.]+)",
-    "label_loss": r" label_loss (-?[0-9.]+)",
-    "teacher_loss": r" teacher_loss (-?[0-9.]+)",
-    "learning_rate": r" learning_rate ([0-9.]+)",
-    "images_per_second": r" images/s ([0-9.]+)",
-    "validation_loss": r" validation_loss (-?[0-9.]+)",
-    "validation_accuracy": r" validation_accuracy ([0-9.]+)",
-    "validation_top5_accuracy": r" validation_top5_accuracy ([0-9.]+)",
-    "teacher_top1_agreement": r" teacher_top1_agreement ([0-9.]+)",
-    "teacher_kl": r" teacher_kl ([0-9.]+)",
-    "teacher_share": r" teacher_share ([0-9.]+)",
-    "data_wait_s": r" data_wait_s ([0-9.]+)",
-    "student_forward_s": r" student_forward_s ([0-9.]+)",
-    "backward_s": r" backward_s ([0-9.]+)",
-    "validation_miou": r" validation_miou ([0-9.]+)",
-    "validation_pixel_accuracy": r" validation_pixel_accuracy ([0-9.]+)",
-}
-"""Metric -> regular expression: the numbers of the line that entrypoints/training/runtime/reporting.py prints."""
+
+def metrics(job: Job) -> dict[str, str]:
+    """A training job's metrics, name -> regular expression: the config's, else those of the kit's metric line."""
+    return dict(metric_table().sagemaker_metrics() if job.metrics is None else job.metrics)
 
 
 def code_uri(job: Job, run_name: str) -> str:
@@ -67,10 +53,7 @@ def training_job(job: Job, run_name: str, channels: Mapping[str, str]) -> dict[s
         "AlgorithmSpecification": {
             "TrainingInputMode": "File",
             "TrainingImage": image_uri(job),
-            "MetricDefinitions": [
-                {"Name": name, "Regex": regex}
-                for name, regex in (METRICS if job.metrics is None else job.metrics).items()
-            ],
+            "MetricDefinitions": [{"Name": name, "Regex": regex} for name, regex in metrics(job).items()],
         },
         "RoleArn": job.role,
         "HyperParameters": hyperparameters.encode({**job.hyperparameters, **toolkit_hyperparameters(job, run_name)}),

@@ -1,18 +1,16 @@
-"""The metric line that people read, read by the launcher: the same text in a local log and in CloudWatch.
+"""Parse the metric line that scripts print: the same text in a local log and in CloudWatch.
 
-A line is `epoch 3/60 step 40/1260 loss 0.1234 images/s 512.3 …`: names and plain decimals, written by
-entrypoints/training/runtime/reporting.py.
+A line is `epoch 3/60 step 40/1260 loss 0.1234 images/s 512.3 …`: names and plain decimals. The scripts' table of metrics,
+entrypoints/training/runtime/metrics.py, has its regular expression.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
-_LINE = re.compile(
-    r"^epoch (?P<epoch>\d+)/(?P<epochs>\d+) step (?P<step>\d+)/(?P<steps>\d+)(?P<rest>(?: [A-Za-z_/0-9]+ -?(?:\d+\.?\d*|nan|inf))*)$"
-)
-_PAIR = re.compile(r" ([A-Za-z_/0-9]+) (-?(?:\d+\.?\d*|nan|inf))")
+from launcher.config.metrics import metric_table
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,9 @@ class Metric:
 
 
 def parse_line(line: str) -> Metric | None:
-    """The metric in a log line; None where it holds none."""
-    match = _LINE.match(line.strip())
+    """Parse a log line; None where it is not a metric line."""
+    whole, pair = _expressions()
+    match = whole.match(line.strip())
     if match is None:
         return None
     place = {name: int(match[name]) for name in ("epoch", "epochs", "step", "steps")}
@@ -38,6 +37,13 @@ def parse_line(line: str) -> Metric | None:
         values={
             "epoch": place["epoch"],
             "step": place["step"],
-            **{name: float(value) for name, value in _PAIR.findall(match["rest"])},
+            **{name: float(value) for name, value in pair.findall(match["rest"])},
         },
     )
+
+
+@functools.cache
+def _expressions() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Of a whole line, and of one metric in it."""
+    table = metric_table()
+    return re.compile(table.LINE), re.compile(table.PAIR)

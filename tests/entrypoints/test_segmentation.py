@@ -17,7 +17,7 @@ from training.data.masks import open_data
 from training.distributed.world import World
 from training.models import export, segmenter, timm_models
 from training.settings.segmentation import SegmentationSettings
-from training.tasks.evaluation import class_ious, evaluate_pixels, told_by_class
+from training.tasks.evaluation import class_ious, evaluate_pixels, describe_classes
 from training.tasks.losses import pixel_cross_entropy
 
 import launcher
@@ -96,7 +96,7 @@ def test_evaluation_counts_pixels_by_hand_in_the_masks_own_size():
     )
     assert found["validation_iou"] == {"sky": 1, "road": 0, "car": 1 / 2}
     assert found["validation_majority"] == {"class": "car", "miou": pytest.approx(2 / 3 / 2), "pixel_accuracy": 2 / 3}
-    assert told_by_class(found).startswith("IoU: sky 1.0000, road 0.0000, car 0.5000; with car for every pixel")
+    assert describe_classes(found).startswith("IoU: sky 1.0000, road 0.0000, car 0.5000; with car for every pixel")
     assert model.training
     large = torch.zeros(20, 30, dtype=torch.uint8)
     large[:, 15:], large[10:, :15], large[10:, 15:] = 1, 2, 0

@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from training.distributed.rendezvous import this_host
 from training.runtime import failure
+from training.runtime.metrics import PAUSES, PHASES
 
 PATIENCE = 0.75
 """Share of a collective's time-out after which a rank that stands still asks where the others are."""
@@ -29,17 +30,7 @@ SILENT_BEATS = 3
 OUTSIDE = {"", "data_wait", "waiting for rank 0"}
 """What a rank does without a collective, as far as our own phases tell; start-up and the end have none."""
 
-ORDER = (
-    "evaluate",
-    "checkpoint",
-    "data_wait",
-    "host_to_device",
-    "teacher_forward",
-    "student_forward",
-    "loss",
-    "backward",
-    "optimizer",
-)
+ORDER = (*PAUSES, *(phase.name for phase in PHASES if not phase.inside))
 """What a rank does from one optimizer step to the next."""
 
 SILENCE = 120

@@ -23,7 +23,7 @@ from training.engine.state import TrainingState
 from training.measure.debugger import register_hook
 from training.measure.timeline import Timeline
 from training.measure.timeline_record import grad_sync_seconds
-from training.runtime import failure
+from training.runtime import failure, metrics
 from training.settings.scripts import TrainingSettings
 
 Losses = dict[str, torch.Tensor]
@@ -39,9 +39,6 @@ class Task(Protocol):
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """An epoch begins, counted from 1; also once where a run goes on in the middle of one."""
 
-
-SAID_PHASES = ("data_wait_s", "teacher_forward_s", "student_forward_s", "backward_s")
-"""What the step line tells of a step's time, as KT's did: waiting for data, forward, backward. The rest is in metrics.jsonl."""
 
 Place = tuple[int, int, int, int]
 """Epoch, epochs, step, steps."""
@@ -169,7 +166,7 @@ def _step(
             with state.precision.autocast():
                 losses = task(batch)
             with timeline.phase("backward"):
-                loss = losses["loss"] / accumulation
+                loss = losses[metrics.LOSS.name] / accumulation
                 scaled = loss if state.scaler is None else state.scaler.scale(loss)
                 scaled.backward()
         for name, value in losses.items():
@@ -215,21 +212,22 @@ def _report_step(losses: Losses, state: TrainingState, place: Place, run: Run) -
     """The metric line of a step: losses of the whole global batch, seconds of the phases, images/s, memory."""
     means = run.world.total(torch.stack([*losses.values()]).double()) / run.world.size
     values = dict(zip(losses, means.tolist()))  # waits for the device
-    if not math.isfinite(values["loss"]):
+    if not math.isfinite(values[metrics.LOSS.name]):
         raise FloatingPointError(
             f"the loss is {values['loss']} at step {state.step}: lower learning_rate, lengthen the warm-up, set max_grad_norm, "
             "or compute in bf16 or fp32 where it was fp16"
         )
     run.timeline.step()
     seconds = run.timeline.window()
-    memory = {"memory_gib": peak_memory(run.world.device) / 2**30}
+    memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
     _record_steps(seconds, memory, state, place, run)
     whole = seconds.pop("step")
-    values |= {"learning_rate": state.learning_rate, "images/s": run.settings.global_batch_size / whole}
+    speed = run.settings.global_batch_size / whole
+    values |= {metrics.LEARNING_RATE.name: state.learning_rate, metrics.IMAGES_PER_SECOND.name: speed}
     if "teacher_forward" in seconds:
-        values["teacher_share"] = seconds["teacher_forward"] / whole
+        values[metrics.TEACHER_SHARE.name] = seconds["teacher_forward"] / whole
     phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
-    said = {name: phases.pop(name) for name in SAID_PHASES if name in phases}
+    said = {name: phases.pop(name) for name in metrics.STEP_LINE if name in phases}
     run.report.metrics(*place, {**values, **said, **memory}, phases)
 
 
@@ -253,20 +251,20 @@ def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) 
     started = time.perf_counter()
     failure.progress.enter("evaluate")
     run.world.average_buffers(state.evaluated)
-    metrics = evaluate(state.evaluator)
+    found = evaluate(state.evaluator)
     state.evaluated_at = state.step
     seconds = time.perf_counter() - started
     run.record.stall("evaluate", state.step, seconds)
-    said = {name: value for name, value in metrics.items() if not isinstance(value, Mapping)}
+    said = {name: value for name, value in found.items() if not isinstance(value, Mapping)}
     parts = {
         f"{name}/{part}": value
-        for name, values in metrics.items()
+        for name, values in found.items()
         if isinstance(values, Mapping)
         for part, value in values.items()
         if isinstance(value, float)
     }
-    run.report.metrics(*place, {**said, "evaluate_s": seconds}, parts)
-    return metrics
+    run.report.metrics(*place, {**said, metrics.EVALUATE_SECONDS.name: seconds}, parts)
+    return found
 
 
 def _save(state: TrainingState, place: Place, run: Run, *, required: bool = False) -> int:
@@ -279,7 +277,7 @@ def _save(state: TrainingState, place: Place, run: Run, *, required: bool = Fals
         run.checkpoints.save(state.step, state.capture(), own, required=required)
         seconds = time.perf_counter() - started
         run.record.stall("checkpoint", state.step, seconds)
-        run.report.metrics(*place, {"checkpoint_s": seconds})
+        run.report.metrics(*place, {metrics.CHECKPOINT_SECONDS.name: seconds})
     return state.step
 
 

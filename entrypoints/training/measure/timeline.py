@@ -13,12 +13,13 @@ import torch
 from training.measure.annotate import annotate
 from training.measure.usage import worker_cpu_seconds
 from training.runtime import accelerator, failure
+from training.runtime.metrics import PHASES
 
 WARM_UP_STEPS = 5
 """Steps at the start that do not count for images/s: memory is allocated and libraries choose their kernels there."""
 
-HOST_PHASES = {"data_wait"}
-"""What the host waits for, also where the steps run on a GPU."""
+HOST_PHASES = {phase.name for phase in PHASES if phase.on_host}
+"""What the host's clock measures, also where the steps run on a GPU."""
 
 
 class Timeline:

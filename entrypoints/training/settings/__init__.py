@@ -25,7 +25,6 @@ your script that imports no more than the standard library and `training.setting
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -129,7 +128,7 @@ def limits(settings: Any) -> list[tuple[str, bool, str]]:
     Args:
         settings: an object of a dataclass whose fields are made by `setting`.
     """
-    annotations = _annotations(type(settings))
+    annotations = typing.get_type_hints(type(settings))
     return [
         (item.name, bounds.hold(getattr(settings, item.name)), bounds.describe(annotations[item.name]))
         for item in fields(settings)
@@ -140,11 +139,6 @@ def limits(settings: Any) -> list[tuple[str, bool, str]]:
 def fixed_on_resume(settings_class: type) -> list[str]:
     """Names of the settings that a checkpoint must have been saved with, so that a run may go on from it."""
     return [item.name for item in fields(settings_class) if item.metadata.get("on_resume") != "may change"]
-
-
-@functools.cache
-def _annotations(settings_class: Any) -> dict[str, Any]:
-    return typing.get_type_hints(settings_class)
 
 
 def _other_values(annotation: Any) -> list[str]:

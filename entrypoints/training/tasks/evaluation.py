@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from training.distributed.world import World
-from training.runtime import accelerator, failure
+from training.runtime import accelerator, failure, metrics
 from training.tasks.losses import temperature_kl
 
 TOP = 5
@@ -77,9 +77,9 @@ def evaluate(
     *totals, images, ranked = world.total(torch.cat([sums, counted])).tolist()
     if not images:
         raise ValueError("not one of the validation images can be read: the log and broken_images.txt name them")
-    names: tuple[str, ...] = ("validation_accuracy", "validation_top5_accuracy", "validation_loss")
+    names: tuple[str, ...] = (metrics.ACCURACY.name, metrics.TOP5_ACCURACY.name, metrics.VALIDATION_LOSS.name)
     if teacher_logits is not None:
-        names += ("teacher_top1_agreement", "teacher_top5_agreement", "teacher_kl")
+        names += (metrics.TEACHER_TOP1.name, metrics.TEACHER_TOP5.name, metrics.TEACHER_KL.name)
     return {name: total / images for name, total in zip(names, totals) if ranked or "top5" not in name}
 
 
@@ -138,9 +138,9 @@ def evaluate_pixels(
     majority = torch.zeros_like(confusion)
     majority[:, largest] = confusion.sum(1)
     return {
-        "validation_miou": ious.nanmean().item(),
-        "validation_pixel_accuracy": confusion.diagonal().sum().item() / pixels,
-        "validation_loss": loss.item() / pixels,
+        metrics.MIOU.name: ious.nanmean().item(),
+        metrics.PIXEL_ACCURACY.name: confusion.diagonal().sum().item() / pixels,
+        metrics.VALIDATION_LOSS.name: loss.item() / pixels,
         "validation_iou": {name: None if iou != iou else iou for name, iou in zip(classes, ious.tolist())},
         "validation_majority": {
             "class": classes[largest],
@@ -165,12 +165,10 @@ def class_ious(confusion: torch.Tensor, ignore_index: int) -> torch.Tensor:
     return ious
 
 
-def told_by_class(metrics: Mapping[str, Any]) -> str:
+def describe_classes(found: Mapping[str, Any]) -> str:
     """What `evaluate_pixels` gives of each class, as a line for people."""
-    ious = ", ".join(
-        f"{name} {'-' if iou is None else f'{iou:.4f}'}" for name, iou in metrics["validation_iou"].items()
-    )
-    majority = metrics["validation_majority"]
+    ious = ", ".join(f"{name} {'-' if iou is None else f'{iou:.4f}'}" for name, iou in found["validation_iou"].items())
+    majority = found["validation_majority"]
     return f"IoU: {ious}; with {majority['class']} for every pixel the mean would be {majority['miou']:.4f}"
 
 

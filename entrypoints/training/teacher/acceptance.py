@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from training.runtime.metrics import ACCURACY, MIOU
 from training.teacher.frozen import Teacher
 
 HINTS = {
-    "validation_accuracy": (
+    ACCURACY.name: (
         "an accuracy",
         "min_teacher_accuracy",
         "its classes come in the order of the folders and that its image size and normalisation are its own",
     ),
-    "validation_miou": (
+    MIOU.name: (
         "a mean IoU",
         "min_teacher_miou",
         "the masks number the classes as those that it learned from did",
