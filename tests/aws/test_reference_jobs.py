@@ -12,6 +12,7 @@ import yaml
 import launcher
 from launcher.aws import request
 from launcher.aws.submit import comparable
+from launcher.config.metrics import metric_table
 from tests.aws.conftest import complaints, sagemaker_session, sent_by
 
 ENTRIES = yaml.safe_load(Path(__file__).with_name("reference_jobs.yaml").read_text(encoding="utf-8"))
@@ -21,7 +22,7 @@ ROLE = "arn:aws:iam::123456789012:role/SageMakerTraining"
 COMPLETION = {
     "debugger_hook_config": False,  # Debugger is closed to new customers: on only where a job asks for it
     "disable_profiler": True,  # the same service samples the system metrics, and writes them to S3
-    "metric_definitions": request.METRICS,  # the numbers of this kit's metric line, for scripts that print it
+    "metric_definitions": metric_table().sagemaker_metrics(),  # the numbers of this kit's metric line, for scripts that print it
     "output_path": "s3://amzn-s3-demo-bucket/",  # the SDK would ask AWS for the account's own bucket, which a plan may not
     "enable_sagemaker_metrics": None,  # with an image by its address: the SDK goes by a version that the image need not have
 }
