@@ -1,6 +1,6 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
 # make test         set up .venv, lint, then run the tests that are not slow (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
-# make test-slow    set up .venv, then run the slow tests: more whole runs, longer searches (no Docker)
+# make test-slow    set up .venv, then run the slow tests: more whole runs, longer searches, a notebook (no Docker)
 # make lint         ruff, and mypy over launcher/ and entrypoints/
 # make compat       the entry scripts' tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
 # make compat-smdebug   smdebug's own readers (.venv-smdebug, Python 3.10 or 3.11) open what our monitor wrote

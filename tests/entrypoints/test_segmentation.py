@@ -344,6 +344,7 @@ def test_a_student_learns_from_a_teachers_answers_alone(blocks, learned):
     assert "knowledge-distillation" in (run.folder.host("algo-1") / "model/README.md").read_text()
 
 
+@pytest.mark.slow
 def test_two_hosts_train_the_same_model_as_one(blocks):
     """Thirteen held-out images do not divide by two, and labels lie unevenly in the batches."""
     values = {"max_steps": 6, "max_grad_norm": None, "log_every": 1, "dice_weight": 1, "overlays": 0}
