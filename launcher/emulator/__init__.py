@@ -1,6 +1,6 @@
-"""SageMaker's far side on this machine, for tests, notebooks and CI: moto, and beside it what carries out the training jobs.
+"""SageMaker emulator on this machine, for tests, notebooks and CI: moto, and an executor of training jobs.
 
-`start` makes one that has what some configs name.
+`start` makes one that holds what given configs name.
 """
 
 from launcher.emulator.emulator import Emulator

@@ -1,4 +1,4 @@
-"""What an AWS account has before a job can run in it, put into moto under the names that a user's configuration has."""
+"""What an AWS account holds before a job runs: buckets, roles, networks and file systems, in moto under the config's own names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from typing import Any
 from moto.backends import get_backend
 from werkzeug.wrappers import Response
 
-from launcher.emulator.operations import AwsError, Call
+from launcher.emulator.wire import AwsError, Call
 
 ACCOUNT = "123456789012"
-"""The account of every credential here."""
+"""moto's account, which AWS's documentation uses too."""
+
+SAGEMAKER_KEY = "SAGEMAKER"
+"""The access key of SageMaker itself: of the executor's own calls and of the jobs' hosts."""
 
 MOUNT_NAME = "fsx"
 """The mount name of every FSx file system here."""
@@ -28,14 +31,14 @@ TRUST = {
 
 @dataclass(frozen=True)
 class FileSystem:
-    """A file system and the folder here that stands for its root."""
+    """A file system and the local folder that stands for its root."""
 
     kind: str
-    """FSxLustre or EFS, as FileSystemType says."""
+    """FSxLustre or EFS."""
     folder: Path
 
     def resolve(self, directory: str) -> Path | None:
-        """Where a DirectoryPath lies here; None where it does not begin with FSx's mount name, or leads out."""
+        """The local folder of a DirectoryPath; None where an FSx path lacks the mount name, or where `..` leaves the root."""
         parts = [part for part in directory.split("/") if part]
         if self.kind == "FSxLustre":
             if parts[:1] != [MOUNT_NAME]:
@@ -50,10 +53,10 @@ def add_bucket(s3: Any, name: str, region: str) -> None:
 
 
 def add_role(iam: Any, arn: str) -> None:
-    """A role that SageMaker may take on.
+    """A role that SageMaker may assume.
 
     Raises:
-        ValueError: not a role's ARN, or one of another account.
+        ValueError: not the ARN of a role in this account.
     """
     found = re.fullmatch(rf"arn:aws[a-z-]*:iam::{ACCOUNT}:role(/.*/|/)([^/]+)", arn)
     if not found:
@@ -61,12 +64,11 @@ def add_role(iam: Any, arn: str) -> None:
     iam.create_role(Path=found[1], RoleName=found[2], AssumeRolePolicyDocument=json.dumps(TRUST))
 
 
-def add_subnet(ec2: Any, identifier: str, region: str, zone: str | None) -> None:
-    """A subnet of the account's own VPC; moto chooses the id, which is then replaced."""
+def add_subnet(ec2: Any, identifier: str, region: str) -> None:
+    """A subnet of the account's VPC. moto chooses an id, which is replaced."""
     vpc = _vpc(ec2)
     count = len(_subnets(ec2, vpc))
-    given = {"AvailabilityZone": zone} if zone else {}
-    made = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{count}.0/24", **given)["Subnet"]
+    made = ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{count}.0/24")["Subnet"]
     of_zone = get_backend("ec2")[ACCOUNT][region].subnets[made["AvailabilityZone"]]
     subnet = of_zone.pop(made["SubnetId"])
     subnet.id = identifier
@@ -74,7 +76,7 @@ def add_subnet(ec2: Any, identifier: str, region: str, zone: str | None) -> None
 
 
 def add_security_group(ec2: Any, identifier: str, region: str) -> None:
-    """A security group of the same VPC, which lets everything out and nothing in."""
+    """A security group of the same VPC that allows all outbound and no inbound traffic."""
     vpc = _vpc(ec2)
     made = ec2.create_security_group(GroupName=identifier, Description=identifier, VpcId=vpc)["GroupId"]
     groups = get_backend("ec2")[ACCOUNT][region].groups[vpc]
@@ -84,20 +86,18 @@ def add_security_group(ec2: Any, identifier: str, region: str) -> None:
     groups[identifier] = group
 
 
-def add_file_system(fsx: Any, efs: Any, ec2: Any, identifier: str, kind: str, region: str, subnet: str | None) -> None:
-    """A file system in a subnet: the one that is named, else the first that was added, else one of the default VPC.
+def add_file_system(fsx: Any, efs: Any, ec2: Any, identifier: str, kind: str, region: str) -> None:
+    """A file system; FSx's is in the first subnet that was added, else in one of the default VPC.
 
     Raises:
         ValueError: an unknown kind.
     """
-    if subnet is None:
-        added = sorted(_subnets(ec2, _vpc(ec2)), key=lambda entry: ip_network(entry["CidrBlock"]))
-        subnet = (added or ec2.describe_subnets()["Subnets"])[0]["SubnetId"]
     if kind == "FSxLustre":
+        added = sorted(_subnets(ec2, _vpc(ec2)), key=lambda entry: ip_network(entry["CidrBlock"]))
         made = fsx.create_file_system(
             FileSystemType="LUSTRE",
             StorageCapacity=1200,
-            SubnetIds=[subnet],
+            SubnetIds=[(added or ec2.describe_subnets()["Subnets"])[0]["SubnetId"]],
             LustreConfiguration={"DeploymentType": "SCRATCH_2"},
         )["FileSystem"]["FileSystemId"]
         lustre = get_backend("fsx")[ACCOUNT][region].file_systems
@@ -111,16 +111,15 @@ def add_file_system(fsx: Any, efs: Any, ec2: Any, identifier: str, kind: str, re
         elastic[identifier] = drive = elastic.pop(made)
         drive.file_system_id = identifier
         drive.file_system_arn = f"arn:aws:elasticfilesystem:{region}:{ACCOUNT}:file-system/{identifier}"
-        efs.create_mount_target(FileSystemId=identifier, SubnetId=subnet)
     else:
         raise ValueError(f"{kind}: a file system is FSxLustre or EFS")
 
 
 def describe_file_systems(call: Call, ec2: Any) -> dict[str, Any] | Response:
-    """FSx's DescribeFileSystems with the members that moto leaves out.
+    """FSx's DescribeFileSystems, with the members that moto omits.
 
     Raises:
-        AwsError: one of the asked ids is unknown; moto would leave it out of the list.
+        AwsError: an id is unknown, which moto would omit from the list.
     """
     response = call.forward()
     if response.status_code != 200:
@@ -140,14 +139,8 @@ def describe_file_systems(call: Call, ec2: Any) -> dict[str, Any] | Response:
     return answer
 
 
-def tags_of(region: str, name: str) -> list[dict[str, str]]:
-    """A training job's tags, as moto keeps them."""
-    tags: list[dict[str, str]] = get_backend("sagemaker")[ACCOUNT][region].training_jobs[name].tags
-    return tags
-
-
 def _vpc(ec2: Any) -> str:
-    """The VPC of what is added here, which is made when it is first needed."""
+    """The account's VPC, made on first use."""
     own = [{"Name": "tag:Name", "Values": ["emulator"]}]
     found = ec2.describe_vpcs(Filters=own)["Vpcs"]
     if found:

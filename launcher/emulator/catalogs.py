@@ -1,4 +1,4 @@
-"""The price list and the service quotas, as far as they have been set: pricing GetProducts and service-quotas ListServiceQuotas."""
+"""The price list and the service quotas that were set: GetProducts of pricing, ListServiceQuotas of service-quotas."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import botocore.session
 
-from launcher.emulator.operations import AwsError, Call
-from launcher.emulator.queries import page
+from launcher.emulator.account import ACCOUNT
+from launcher.emulator.wire import AwsError, Call
 
 SERVICE = "AmazonSageMaker"
 
 USAGE_REGIONS = {"eu-west-1": "EU", "ap-south-1": "APS3", "ca-central-1": "CAN1"}
-"""Regions whose short name in usage types follows no rule.
+"""Short names in usage types that follow no rule.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/aws-usage-report-understand.html"""
 
 ON_DEMAND, HOURLY = "JRTCKXETXF", "6YS6EN2CT7"
@@ -28,18 +28,18 @@ class PriceList:
         self.products: dict[tuple[str, str], dict[str, Any]] = {}
 
     def set(self, instance_type: str, dollars: float, region: str) -> None:
-        """Add or replace a price, in USD an hour and instance."""
+        """Add or replace a price, in US dollars an instance-hour."""
         self.products[region, instance_type] = product(instance_type, dollars, region)
 
     def answer(self, call: Call) -> dict[str, Any]:
-        """GetProducts: a list of JSON texts."""
+        """GetProducts: a list of JSON texts. Filters are of the type TERM_MATCH."""
         wanted = call.parameters
         if wanted.get("ServiceCode") != SERVICE:
             found = []
         else:
             filters = wanted.get("Filters", [])
             found = [json.dumps(entry) for entry in self.products.values() if all(_fits(entry, one) for one in filters)]
-        return {"FormatVersion": "aws_v1", **page("PriceList", found, wanted)}
+        return {"FormatVersion": "aws_v1", **_page("PriceList", found, wanted)}
 
 
 class Quotas:
@@ -52,7 +52,7 @@ class Quotas:
         self.values[region, name] = value
 
     def value(self, name: str, region: str) -> float | None:
-        """None: nobody has set it."""
+        """A quota; None where it was not set."""
         return self.values.get((region, name))
 
     def answer(self, call: Call) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Quotas:
             {
                 "ServiceCode": "sagemaker",
                 "ServiceName": "Amazon SageMaker",
-                "QuotaArn": f"arn:aws:servicequotas:{region}:123456789012:sagemaker/{_code('L-', name, 8)}",
+                "QuotaArn": f"arn:aws:servicequotas:{region}:{ACCOUNT}:sagemaker/{_code('L-', name, 8)}",
                 "QuotaCode": _code("L-", name, 8),
                 "QuotaName": name,
                 "Value": value,
@@ -76,11 +76,21 @@ class Quotas:
             for (region, name), value in sorted(self.values.items())
             if region == call.region
         ]
-        return page("Quotas", found, call.parameters)
+        return _page("Quotas", found, call.parameters)
+
+
+def _page(name: str, entries: list[Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """One page of a list, and the next page's token, which is the index of its first entry."""
+    first = int(wanted.get("NextToken") or 0)
+    last = first + int(wanted.get("MaxResults") or 100)
+    answer: dict[str, Any] = {name: entries[first:last]}
+    if last < len(entries):
+        answer["NextToken"] = str(last)
+    return answer
 
 
 def product(instance_type: str, dollars: float, region: str) -> dict[str, Any]:
-    """An entry of SageMaker's price list, with the attributes that those of its training instances have."""
+    """An entry of SageMaker's price list, with the attributes of a training instance."""
     name = _region_name(region)
     sku = _code("", f"{region} {instance_type}", 16)
     price = {
@@ -128,17 +138,11 @@ def product(instance_type: str, dollars: float, region: str) -> dict[str, Any]:
 def _fits(entry: dict[str, Any], wanted: dict[str, str]) -> bool:
     described = entry["product"]
     values = {**described["attributes"], "productFamily": described["productFamily"], "ServiceCode": SERVICE}
-    found, value = str(values.get(wanted["Field"], "")), wanted["Value"]
-    kind = wanted.get("Type", "TERM_MATCH")
-    if kind == "CONTAINS":
-        return value in found
-    if kind in ("ANY_OF", "NONE_OF"):
-        return (found in value.split(",")) == (kind == "ANY_OF")
-    return found == value
+    return bool(values.get(wanted["Field"]) == wanted["Value"])
 
 
 def _region_name(region: str) -> str:
-    """US East (N. Virginia); the price list still says EU where the other lists say Europe."""
+    """The region's name, such as US East (N. Virginia). The price list says EU where other lists say Europe."""
     partitions = botocore.session.get_session().get_component("data_loader").load_data("endpoints")["partitions"]
     names: dict[str, str] = {
         code: entry["description"] for part in partitions for code, entry in part["regions"].items()
@@ -147,12 +151,12 @@ def _region_name(region: str) -> str:
 
 
 def _usage_region(region: str) -> str:
-    """us-east-1 -> USE1."""
+    """The region's short name in usage types: us-east-1 -> USE1."""
     place, *directions, number = region.split("-")
     letters = "".join({"southeast": "S", "northeast": "N"}.get(word, word[0].upper()) for word in directions)
     return USAGE_REGIONS.get(region, f"{place.upper()}{letters}{number}")
 
 
 def _code(prefix: str, text: str, length: int) -> str:
-    """A code like AWS's, the same for the same text."""
+    """A code in AWS's form, constant for a text."""
     return prefix + hashlib.sha256(text.encode()).hexdigest()[:length].upper()

@@ -1,28 +1,32 @@
-"""What SageMaker refuses in a CreateTrainingJob before a job exists: values outside of their shapes, and what does not go together."""
+"""Why SageMaker refuses a CreateTrainingJob: values outside their shapes, and values that exclude each other."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.emulator.operations import AwsError, service_model
+import botocore.session
+
+from launcher.emulator.wire import AwsError
 
 
 def check_shapes(service: str, operation: str, parameters: dict[str, Any]) -> None:
-    """Hold parameters against the patterns, value sets, lengths and ranges of botocore's model, in AWS's words.
+    """Check parameters against the patterns, enums, lengths and ranges of botocore's service model. Messages are AWS's.
 
     Raises:
-        AwsError: ValidationException that tells every violation.
+        AwsError: ValidationException that lists every violation.
     """
-    found = list(_violations(service_model(service).operation_model(operation).input_shape, parameters, ""))
+    shape = _service_model(service).operation_model(operation).input_shape
+    found = list(_violations(shape, parameters, ""))
     if found:
         count = f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected"
         raise AwsError("ValidationException", f"{count}: {'; '.join(found)}")
 
 
 def check_combination(request: dict[str, Any]) -> None:
-    """What CreateTrainingJob refuses although each value is valid by itself.
+    """Check for values that are valid alone and refused together.
 
     Raises:
         AwsError: ValidationException.
@@ -59,11 +63,17 @@ def check_combination(request: dict[str, Any]) -> None:
             )
 
 
+@functools.cache
+def _service_model(service: str) -> Any:
+    """botocore's description of a service."""
+    return botocore.session.get_session().get_service_model(service)
+
+
 def _violations(shape: Any, value: Any, path: str) -> Iterator[str]:
     if shape.type_name == "structure":
         for name in shape.required_members:
             if value.get(name) is None:
-                yield _said("null", _joined(path, name), "Member must not be null")
+                yield _violation("null", _joined(path, name), "Member must not be null")
         for name, member in value.items():
             if name in shape.members and member is not None:
                 yield from _violations(shape.members[name], member, _joined(path, name))
@@ -79,10 +89,10 @@ def _violations(shape: Any, value: Any, path: str) -> Iterator[str]:
     elif shape.type_name == "string":
         yield from _size(shape, len(value), value, path, "length")
         if shape.enum and value not in shape.enum:
-            yield _said(value, path, f"Member must satisfy enum value set: [{', '.join(shape.enum)}]")
+            yield _violation(value, path, f"Member must satisfy enum value set: [{', '.join(shape.enum)}]")
         pattern = shape.metadata.get("pattern")
         if pattern and not _matches(pattern, value):
-            yield _said(value, path, f"Member must satisfy regular expression pattern: {pattern}")
+            yield _violation(value, path, f"Member must satisfy regular expression pattern: {pattern}")
     elif shape.type_name in ("integer", "long", "float", "double"):
         yield from _size(shape, value, value, path, "value")
 
@@ -90,24 +100,24 @@ def _violations(shape: Any, value: Any, path: str) -> Iterator[str]:
 def _size(shape: Any, size: float, value: Any, path: str, what: str) -> Iterator[str]:
     lowest, highest = shape.metadata.get("min"), shape.metadata.get("max")
     if lowest is not None and size < lowest:
-        yield _said(value, path, f"Member must have {what} greater than or equal to {lowest}")
+        yield _violation(value, path, f"Member must have {what} greater than or equal to {lowest}")
     if highest is not None and size > highest:
-        yield _said(value, path, f"Member must have {what} less than or equal to {highest}")
+        yield _violation(value, path, f"Member must have {what} less than or equal to {highest}")
 
 
 def _matches(pattern: str, value: str) -> bool:
-    """Whether the whole value fits; a pattern that only Java's regular expressions know (\\p{L} …) lets everything pass."""
+    """Whether the whole value matches. A pattern that only Java's regular expressions know (\\p{L} …) accepts everything."""
     try:
         return re.fullmatch(pattern, value, re.DOTALL) is not None
     except re.error:
         return True
 
 
-def _said(value: Any, path: str, rule: str) -> str:
+def _violation(value: Any, path: str, rule: str) -> str:
     return f"Value '{value}' at '{path}' failed to satisfy constraint: {rule}"
 
 
 def _joined(path: str, name: str) -> str:
-    """AWS writes members with a small first letter."""
+    """A member's path in AWS's messages, in camelCase."""
     name = name[:1].lower() + name[1:]
     return f"{path}.{name}" if path else name

@@ -1,8 +1,8 @@
-"""SageMaker's own part of a training job, from its first instance to its last status, in one thread a job.
+"""SageMaker's part of a training job, from its first instance to its last status, in one thread a job.
 
-Channels of the modes File and FastFile are both downloaded before the script starts: to a script they look the same. Pipe
-mode, manifests, own container entry points and the images themselves are not there, and a job that needs the first three
-fails and says so. The scripts run with this machine's Python, through AWS's own toolkit.
+Channels of the modes File and FastFile are both downloaded before the script starts; to a script they look the same. A job
+with Pipe mode, a manifest or a container entry point of its own fails. Images are ignored: scripts run with this machine's
+Python, through AWS's container toolkit.
 """
 
 from __future__ import annotations
@@ -17,60 +17,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.aws.upload import split
 from launcher.backends.local_hosts import MAX_HOSTS
 from launcher.backends.supervisor import AFTER_FAILURE_SECONDS, GRACE_SECONDS
 from launcher.emulator import hosts as machines
 from launcher.emulator.hosts import RunningHosts
 from launcher.emulator.logs import LogStream
-from launcher.emulator.storage import (
-    Checkpoints,
-    DownloadFailed,
-    channel_files,
-    download,
-    location,
-    save_results,
-    share,
-)
+from launcher.emulator.storage import Checkpoints, DownloadFailed, channel_files, download, save_results, share
 from launcher.emulator.training_job import COMPLETED, FAILED, STOPPED, TrainingJob
 
 INTERRUPTION_SECONDS = 2.0
-"""How long an interrupted spot job waits for new instances; AWS takes minutes to hours."""
+"""An interrupted spot job's wait for new instances; AWS takes minutes to hours."""
 
 LOG_SECONDS, CHECKPOINT_SECONDS = 0.3, 1.0
-"""How often the logs and the checkpoints are looked at."""
+"""Seconds between two looks at the logs and at the checkpoints."""
 
 REASON_LENGTH = 1024
-"""Characters of the failure file that the FailureReason takes.
+"""Characters of the failure file that FailureReason quotes.
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-output.html"""
 
 
 @dataclass(frozen=True)
 class Services:
-    """What an execution needs of the emulator."""
+    """What an execution uses of the emulator."""
 
     url: str
     client: Callable[[str, str], Any]
-    """(service, region) -> a boto3 client that speaks for SageMaker itself."""
+    """(service, region) -> SageMaker's own boto3 client."""
     file_systems: dict[str, Any]
     """File system id -> `account.FileSystem`."""
 
 
 class JobFailed(Exception):
-    """The job ends as Failed, with this message as its FailureReason."""
+    """Ends the job as Failed. The message is its FailureReason."""
 
 
 class Closed(Exception):
-    """The emulator goes."""
+    """The emulator closes."""
 
 
 class Execution(threading.Thread):
     """Carries out one job."""
 
-    def __init__(self, job: TrainingJob, services: Services, start_failure: str):
+    def __init__(self, job: TrainingJob, services: Services):
         super().__init__(name=f"training job {job.name}", daemon=True)
         self.job = job
-        self.start_failure = start_failure
-        """The FailureReason where the job shall get no instances; empty where it shall."""
         self.services = services
         self.s3 = services.client("s3", job.region)
         self.hosts = machines.hosts_of(job)
@@ -80,7 +71,7 @@ class Execution(threading.Thread):
         self.streams: list[LogStream] = []
 
     def run(self) -> None:
-        """Attempt after attempt until one is not interrupted; whatever happens, the job gets its end."""
+        """Repeat the attempt until one is not interrupted, then end the job, whatever happens."""
         try:
             outcome, reason = self.attempt()
             while not outcome:
@@ -103,16 +94,14 @@ class Execution(threading.Thread):
             )
 
     def attempt(self) -> tuple[str, str]:
-        """Instances, data, training.
+        """Start the hosts, fetch the data, train.
 
         Returns:
-            The last secondary status, empty where the instances were taken away; and the FailureReason.
+            The final secondary status, empty where the instances were taken away; and the FailureReason.
 
         Raises:
-            JobFailed: before there was anything to upload.
+            JobFailed: the script did not start, so there is nothing to upload.
         """
-        if self.start_failure:
-            raise JobFailed(self.start_failure)
         if len(self.hosts) > MAX_HOSTS:
             raise JobFailed(f"ClientError: the emulator has at most {MAX_HOSTS} hosts for a job, not {len(self.hosts)}")
         if self.job.request["AlgorithmSpecification"].get("ContainerEntrypoint"):
@@ -141,7 +130,7 @@ class Execution(threading.Thread):
             self.streams.clear()
 
     def watch(self) -> tuple[str, str]:
-        """Until every host has ended: store what they write, stop them where that is due."""
+        """Store what the hosts write until all have ended. Stop them on request or at a time limit."""
         limits = self.job.request.get("StoppingCondition", {})
         longest = limits.get("MaxRuntimeInSeconds", 86400)
         wait = limits.get("MaxWaitTimeInSeconds", float("inf"))
@@ -183,7 +172,7 @@ class Execution(threading.Thread):
         return outcome or COMPLETED, ""
 
     def finish(self, outcome: str, reason: str) -> None:
-        """Upload what the hosts left, and end the job."""
+        """Upload the results and end the job."""
         self.job.enter("Uploading")
         try:
             if self.checkpoints:
@@ -194,7 +183,7 @@ class Execution(threading.Thread):
         self.job.end(outcome, reason)
 
     def fetch_channels(self) -> None:
-        """Every channel of every host: objects of S3 as files, folders of file systems as links."""
+        """Fetch every channel of every host: objects of S3 as files, folders of file systems as links."""
         done: dict[tuple[str, str], Path] = {}
         for index, host in enumerate(self.hosts):
             for channel in machines.channels_of(self.job, host):
@@ -212,7 +201,7 @@ class Execution(threading.Thread):
                 done[same] = place
 
     def fetch(self, channel: dict[str, Any], place: Path, index: int | None) -> None:
-        """One channel of S3, or host `index`'s part of it."""
+        """Fetch a channel of S3, or host `index`'s part of it."""
         mode = machines.input_mode(self.job, channel)
         source = channel["DataSource"]["S3DataSource"]
         if mode == "Pipe":
@@ -228,13 +217,13 @@ class Execution(threading.Thread):
         for key in files if index is None else share(files, index, len(self.hosts)):
             if self.job.closing.is_set():
                 raise Closed
-            download(self.s3, location(source["S3Uri"]).bucket, key, place / files[key])
+            download(self.s3, split(source["S3Uri"])[0], key, place / files[key])
 
     def shared_folder(self, source: dict[str, Any]) -> Path:
-        """The folder here that stands for a file system's directory.
+        """The local folder that stands for a file system's directory.
 
         Raises:
-            DownloadFailed: there is no such file system, or no such directory on it.
+            DownloadFailed: no such file system, or no such directory on it.
         """
         system = self.services.file_systems.get(source["FileSystemId"])
         if system is None or system.kind != source["FileSystemType"]:
@@ -245,7 +234,7 @@ class Execution(threading.Thread):
         return folder.resolve()
 
     def restore_checkpoints(self) -> None:
-        """What CheckpointConfig's prefix holds into the hosts' checkpoint folders."""
+        """Copy CheckpointConfig's prefix into the hosts' checkpoint folders."""
         config = self.job.request.get("CheckpointConfig")
         if config:
             local = Path(config.get("LocalPath", "/opt/ml/checkpoints"))
@@ -258,7 +247,7 @@ class Execution(threading.Thread):
                 raise JobFailed(f"ClientError: Checkpoint download failed:{error}") from error
 
     def open_streams(self) -> None:
-        """A log stream for each host; a second attempt gets new ones."""
+        """Open a log stream for each host; each attempt has its own."""
         logs = self.services.client("logs", self.job.region)
         second = int(time.time())
         self.streams = [
@@ -267,7 +256,7 @@ class Execution(threading.Thread):
         ]
 
     def upload(self) -> None:
-        """model.tar.gz and output.tar.gz to the job's output path, or the files themselves where CompressionType is NONE."""
+        """Upload model.tar.gz and output.tar.gz, or single files where CompressionType is NONE."""
         output = self.job.request["OutputDataConfig"]
         compressed = output.get("CompressionType", "GZIP") != "NONE"
         prefix = f"{output['S3OutputPath'].rstrip('/')}/{self.job.name}/output"
@@ -279,7 +268,7 @@ class Execution(threading.Thread):
         self.job.model_uri = model if compressed else f"{model}/"
 
     def failure_reason(self, name: str) -> str:
-        """In AWS's form, from the failed host's exit code and failure file."""
+        """FailureReason in AWS's form, from a host's failure file and exit code."""
         host = next(host for host in self.hosts if host.name == name)
         file = host.base / "output/failure"
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""

@@ -1,4 +1,4 @@
-"""The hosts of a training job: what SageMaker writes for each below /opt/ml, and the toolkit's process that stands for it."""
+"""The hosts of a training job: the files that SageMaker writes below /opt/ml, and the toolkit's process."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from typing import IO, Any
 import psutil
 
 from launcher.backends import local_hosts
-from launcher.emulator.operations import FAR_SIDE_KEY
+from launcher.emulator.account import SAGEMAKER_KEY
 from launcher.emulator.training_job import TrainingJob
 
 GROUP = "homogeneousCluster"
-"""SageMaker's name for the instance group of a job that has none."""
+"""SageMaker's name for the only instance group of a job without groups."""
 
 LAUNCHERS = (
     "sagemaker_distributed_dataparallel_enabled",
     "sagemaker_pytorch_ddp_enabled",
     "sagemaker_mpi_enabled",
 )
-"""Hyperparameters that start the script with mpirun, which needs sshd on every host and, for the first two, SMDDP."""
+"""Hyperparameters that start the script with mpirun, which needs sshd on every host; the first two also need SMDDP."""
 
 TORCHRUN = "sagemaker_torch_distributed_enabled"
 PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
 """The toolkit reads this name for every launcher: runner.py of sagemaker-training 5.1.4."""
 
 DIFFERENCES: Mapping[str, str] = {
-    "SM_HOSTS": "127.0.0.1, 127.0.0.2 … instead of algo-1, algo-2 …; wherever hosts are named",
+    "SM_HOSTS": "127.0.0.1, 127.0.0.2 … instead of algo-1, algo-2 …, wherever a host is named",
     "SM_NETWORK_INTERFACE_NAME": "lo: the hosts are on one machine",
-    "NCCL_SOCKET_IFNAME": "lo too",
+    "NCCL_SOCKET_IFNAME": "lo, for the same reason",
     "SM_NUM_CPUS": "this machine's; SM_NUM_GPUS too",
-    "MASTER_PORT": "a free one, because hosts of other runs are on the same machine",
-    "PET_MASTER_PORT": "the same, torchrun's name for it",
-    "OMP_NUM_THREADS": "this machine's cores shared among the processes of all hosts",
-    "GOMP_SPINCOUNT": "short, because this machine has other work too",
-    "SAGEMAKER_BASE_DIR": "the host's folder here, in the place of /opt/ml",
+    "MASTER_PORT": "a free port: other runs share this machine",
+    "PET_MASTER_PORT": "torchrun's name for MASTER_PORT",
+    "OMP_NUM_THREADS": "all processes share this machine's cores",
+    "GOMP_SPINCOUNT": "short: other work shares this machine",
+    "SAGEMAKER_BASE_DIR": "the host's folder, instead of /opt/ml",
     "AWS_ENDPOINT_URL": "the emulator's address",
-    "S3_ENDPOINT_URL": "the same, by the toolkit's name for it",
-    "NO_PROXY": "that address",
-    "AWS_ACCESS_KEY_ID": "the emulator's own; on SageMaker the container asks for its role's",
-    "AWS_SECRET_ACCESS_KEY": "the same",
-    "AWS_CONFIG_FILE": "none: the settings of whoever runs the emulator do not reach the job",
-    "AWS_SHARED_CREDENTIALS_FILE": "none, for the same reason",
-    "PIP_DRY_RUN": "a requirements.txt is looked at, not installed into this machine's Python",
+    "S3_ENDPOINT_URL": "the toolkit's name for AWS_ENDPOINT_URL",
+    "NO_PROXY": "the emulator's address",
+    "AWS_ACCESS_KEY_ID": "the emulator's; on SageMaker a container uses its role's credentials",
+    "AWS_SECRET_ACCESS_KEY": "the emulator's too",
+    "AWS_CONFIG_FILE": "empty: a job does not use the settings of this machine's user",
+    "AWS_SHARED_CREDENTIALS_FILE": "empty, for the same reason",
+    "PIP_DRY_RUN": "requirements.txt is checked, not installed into this machine's Python",
     "PIP_NO_INDEX": "for the same reason",
     "PIP_CONFIG_FILE": "for the same reason",
     "PIP_DISABLE_PIP_VERSION_CHECK": "for the same reason",
 }
-"""What a script sees otherwise than on SageMaker, by its variable, and why."""
+"""Differences from SageMaker: variable -> reason."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Host:
     name: str
     """algo-1 …, as in the names of log streams."""
     address: str
-    """127.0.0.1 …: what the script reads as SM_CURRENT_HOST, because it has to resolve on this machine."""
+    """127.0.0.1 …: the script's SM_CURRENT_HOST, which has to resolve on this machine."""
     instance_type: str
     group: str
     base: Path
-    """What is /opt/ml on SageMaker."""
+    """The folder that stands for /opt/ml."""
 
 
 def hosts_of(job: TrainingJob) -> list[Host]:
@@ -89,7 +89,7 @@ def hosts_of(job: TrainingJob) -> list[Host]:
 
 
 def write_tree(job: TrainingJob, host: Host, hosts: list[Host], hyperparameters: dict[str, str]) -> None:
-    """A host's /opt/ml as it is before the channels come; whatever an earlier attempt left is gone."""
+    """Write a host's /opt/ml without its channels, and remove that of an earlier attempt."""
     shutil.rmtree(host.base, ignore_errors=True)
     for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
         (host.base / place).mkdir(parents=True)
@@ -106,7 +106,7 @@ def write_tree(job: TrainingJob, host: Host, hosts: list[Host], hyperparameters:
 
 
 def resource_config(host: Host, hosts: list[Host]) -> dict[str, Any]:
-    """resourceconfig.json, with addresses in place of names, because a host's name has to resolve."""
+    """resourceconfig.json, with addresses instead of names, which would not resolve."""
     groups: dict[str, dict[str, Any]] = {}
     for other in hosts:
         entry = {"instance_group_name": other.group, "instance_type": other.instance_type, "hosts": []}
@@ -122,7 +122,7 @@ def resource_config(host: Host, hosts: list[Host]) -> dict[str, Any]:
 
 
 def channels_of(job: TrainingJob, host: Host) -> list[dict[str, Any]]:
-    """The channels that a host gets: a heterogeneous job may give each group its own."""
+    """A host's channels. Those of a heterogeneous job may belong to single groups."""
     found = []
     for channel in job.request.get("InputDataConfig", []):
         names = channel["DataSource"].get("S3DataSource", {}).get("InstanceGroupNames")
@@ -156,9 +156,9 @@ def input_mode(job: TrainingJob, channel: dict[str, Any]) -> str:
 
 
 def hyperparameters_here(job: TrainingJob, host_count: int) -> tuple[dict[str, str], str]:
-    """The job's hyperparameters with a launcher that this machine has, and what to tell in the log about it.
+    """The job's hyperparameters with a launcher that this machine has, and a line about that for the log.
 
-    Where nothing says how many processes a host has, the hosts share this machine's GPUs.
+    Without a number of processes per host, the hosts share this machine's GPUs.
     """
     here, note = dict(job.hyperparameters), ""
     mpirun = [name for name in LAUNCHERS if here.get(name, "").strip('"').lower() == "true"]
@@ -166,14 +166,14 @@ def hyperparameters_here(job: TrainingJob, host_count: int) -> tuple[dict[str, s
         for name in mpirun:
             del here[name]
         here[TORCHRUN] = "true"
-        note = f"emulator: {', '.join(mpirun)} needs mpirun and sshd, which are on SageMaker only; torchrun starts the script"
+        note = f"emulator: {', '.join(mpirun)} needs mpirun and sshd, which exist on SageMaker only; torchrun starts the script"
     if here.get(TORCHRUN, "").lower() == "true" and PROCESSES not in here:
         here[PROCESSES] = str(max(1, local_hosts.gpu_count() // host_count))
     return here, note
 
 
 def environment(job: TrainingJob, host: Host, hosts: list[Host], processes: int, url: str) -> dict[str, str]:
-    """A host's whole environment: a clean one, as in a container, which leads AWS clients to the emulator."""
+    """A host's environment: as clean as a container's, with the emulator as the endpoint of AWS clients."""
     inherited = local_hosts.inherited(os.environ)
     no_proxy = ",".join(filter(None, [inherited.get("NO_PROXY") or inherited.get("no_proxy"), "127.0.0.1"]))
     return {
@@ -191,13 +191,13 @@ def environment(job: TrainingJob, host: Host, hosts: list[Host], processes: int,
         "TRAINING_JOB_ARN": job.arn,
         "AWS_REGION": job.region,
         "AWS_DEFAULT_REGION": job.region,
-        "AWS_ACCESS_KEY_ID": FAR_SIDE_KEY,
-        "AWS_SECRET_ACCESS_KEY": FAR_SIDE_KEY,
+        "AWS_ACCESS_KEY_ID": SAGEMAKER_KEY,
+        "AWS_SECRET_ACCESS_KEY": SAGEMAKER_KEY,
         "AWS_ENDPOINT_URL": url,
         "S3_ENDPOINT_URL": url,  # the name that the toolkit reads
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        # the toolkit installs a requirements.txt into the Python that runs it, which is the user's own: only look
+        # the toolkit would install a requirements.txt into the user's own Python
         "PIP_DRY_RUN": "1",
         "PIP_NO_INDEX": "1",
         "PIP_CONFIG_FILE": os.devnull,
@@ -206,7 +206,7 @@ def environment(job: TrainingJob, host: Host, hosts: list[Host], processes: int,
 
 
 class RunningHosts:
-    """The toolkit's processes of one attempt at a job."""
+    """The toolkit's processes in one attempt."""
 
     def __init__(self) -> None:
         self.shims: dict[str, subprocess.Popen[bytes]] = {}
@@ -221,30 +221,30 @@ class RunningHosts:
                 log.flush()
                 environment_here = environment(job, host, hosts, processes, url)
                 self.shims[host.name], lifeline = local_hosts.start_shim(port, log, host.base, environment_here)
-            self.lifelines.append(lifeline)  # nobody else holds it: it closes with this process, however it dies
+            self.lifelines.append(lifeline)  # closes with this process, however it dies
 
     def running(self) -> bool:
         return any(shim.poll() is None for shim in self.shims.values())
 
     def failed(self) -> str:
-        """The name of the first host that is over with an error; empty where none is."""
+        """The name of the first host that failed; empty: none."""
         return next((name for name, shim in self.shims.items() if shim.poll()), "")
 
     def terminate(self) -> None:
-        """SIGTERM, which the shim hands on to the training processes."""
+        """Send SIGTERM, which the shim forwards to the training processes."""
         for shim in self.shims.values():
             if shim.poll() is None:
                 shim.send_signal(signal.SIGTERM)
 
     def close(self, folder: Path) -> None:
-        """End whatever still runs, at once, and all that it started."""
+        """Kill what still runs, with all its children."""
         for lifeline in self.lifelines:
             os.close(lifeline)
         self.lifelines.clear()
         deadline = time.monotonic() + 10
         while self.running() and time.monotonic() < deadline:
             time.sleep(0.02)
-        end_processes_below(folder)  # of shims that did not hear, or that somebody killed
+        end_processes_below(folder)  # of shims that hang or were killed
         for shim in self.shims.values():
             shim.wait()
         if self.port_lock is not None:
@@ -252,18 +252,18 @@ class RunningHosts:
 
 
 def exit_code(shim: subprocess.Popen[bytes]) -> int:
-    """As a container reports it: 128 and the signal's number where a signal ended it."""
+    """The exit code as a container reports it: 128 plus the signal's number after a signal."""
     code = shim.returncode or 0
     return code if code >= 0 else 128 - code
 
 
 def log_file(host: Host) -> Path:
-    """What a host wrote to its standard output and error."""
+    """A host's standard output and error."""
     return host.base.parents[1] / "log.txt"
 
 
 def end_processes_below(folder: Path) -> None:
-    """SIGKILL every process of ours whose /opt/ml lies below a folder."""
+    """SIGKILL this user's processes whose /opt/ml is below a folder."""
     for candidate in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if candidate.uids().real != os.getuid():

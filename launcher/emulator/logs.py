@@ -1,4 +1,4 @@
-"""What the hosts write, line by line into CloudWatch Logs, as SageMaker names its groups and streams."""
+"""The hosts' output, line by line in CloudWatch Logs, with SageMaker's names of groups and streams."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from botocore.exceptions import ClientError
 GROUP = "/aws/sagemaker/TrainingJobs"
 
 MOST_EVENTS = 1000
-"""Events a call; CloudWatch Logs takes 10,000 and 1 MiB.
+"""Events in one call; CloudWatch Logs accepts 10,000 and 1 MiB.
 https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutLogEvents.html"""
 
 LONGEST_EVENT = 256 * 1024 - 26
-"""Bytes of one event, less those that CloudWatch Logs counts for its overhead (same page)."""
+"""Bytes of one event, without CloudWatch Logs' overhead of 26 (same page)."""
 
 
 class LogStream:
-    """One host's log file and the stream that it goes to."""
+    """One host's log file and its stream."""
 
     def __init__(self, client: Any, file: Path, stream: str, read: Callable[[str, float], None]):
-        """`read` gets every line, and the time at which it was found, in seconds since the epoch."""
+        """`read` is called with each line and its time, in seconds since the epoch."""
         self.client, self.stream, self.read = client, stream, read
         self.file = open(file, "rb")  # noqa: SIM115 - read until the job is over
         self.rest = b""
-        with contextlib.suppress(ClientError):  # there is one already
+        with contextlib.suppress(ClientError):  # it exists already
             client.create_log_group(logGroupName=GROUP)
         client.create_log_stream(logGroupName=GROUP, logStreamName=stream)
 
     def pump(self, last: bool = False) -> None:
-        """Send the lines that were written since the last time.
+        """Send the lines that are new.
 
         Args:
-            last: nobody writes any more: what has no line end is a line too.
+            last: the file is complete, so text without a line end is a line too.
         """
         *lines, self.rest = (self.rest + self.file.read()).split(b"\n")
         if last:
@@ -44,7 +44,7 @@ class LogStream:
             self.file.close()
         now = time.time()
         texts = [line[:LONGEST_EVENT].decode(errors="replace").rstrip("\r") for line in lines]
-        texts = [text for text in texts if text]  # CloudWatch Logs takes no empty event
+        texts = [text for text in texts if text]  # CloudWatch Logs accepts no empty event
         for text in texts:
             self.read(text, now)
         for first in range(0, len(texts), MOST_EVENTS):

@@ -1,4 +1,4 @@
-"""`launcher emulate`: an emulator that has what some configs name, for one command or until Ctrl-C."""
+"""`launcher emulate`: a SageMaker emulator that holds what given configs name, for one command or until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.config.job import Job
 from launcher.config.loading import load
+from launcher.emulator.account import ACCOUNT
 from launcher.emulator.emulator import Emulator
 
-ACCOUNT = "123456789012"
-"""moto's, and the one that AWS's documentation uses."""
-
 REGION = "us-east-1"
-"""Of a config that names none."""
+"""The region of a config without one."""
 
 
 def serve(
@@ -37,21 +35,21 @@ def serve(
     file_systems: Mapping[str, Path] | None = None,
     folder: Path | None = None,
 ) -> int:
-    """Run an emulator, and a command against it.
+    """Run an emulator and a command against it.
 
     Args:
-        configs: files whose buckets, role, subnets, security groups, file systems and quotas shall be there.
-        command: what to run with the emulator's environment; empty: print that environment and wait for Ctrl-C.
+        configs: files whose buckets, role, subnets, security groups, file systems and quotas the emulator holds.
+        command: runs with the emulator's environment; empty: print that environment and wait for Ctrl-C.
         port: on 127.0.0.1; 0 takes a free one.
         prices: US dollars an instance-hour by instance type, in the regions of the configs; us-east-1 where they name none.
         file_systems: file system's id -> the folder that stands for its root; others are empty.
-        folder: where the hosts' /opt/ml trees lie and stay; None: in a temporary folder.
+        folder: keeps the hosts' /opt/ml trees; None: a temporary folder.
 
     Returns:
         The command's exit status; 0 without one.
 
     Raises:
-        UserError: as `start`; or the command is not there.
+        UserError: as `start`; or no such command.
     """
     with tempfile.TemporaryDirectory(prefix="launcher-emulator-") as temporary:
         place = folder.absolute() if folder is not None else Path(temporary)
@@ -72,33 +70,33 @@ def start(
     prices: Mapping[str, float] | None = None,
     file_systems: Mapping[str, Path] | None = None,
 ) -> Emulator:
-    """An emulator in this process that has what some configs name. `close` ends it.
+    """An emulator in this process that holds what given configs name. `close` ends it.
 
     >>> import os, tempfile
     >>> from launcher import emulator
-    >>> far_side = emulator.start(["configs/quickstart.yaml"], tempfile.mkdtemp(), prices={"ml.m5.xlarge": 0.23})
-    >>> os.environ.update(far_side.environment)        # boto3, the SageMaker SDK and this kit now talk to it
+    >>> emulated = emulator.start(["configs/quickstart.yaml"], tempfile.mkdtemp(), prices={"ml.m5.xlarge": 0.23})
+    >>> os.environ.update(emulated.environment)        # boto3, the SageMaker SDK and this kit now talk to it
     >>> launcher.check(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws")).price.ceiling
     0.23
-    >>> far_side.close()
+    >>> emulated.close()
 
     Args:
-        configs: files whose buckets, role, subnets, security groups, file systems and quotas shall be there.
-        folder: where the hosts' /opt/ml trees lie and stay.
+        configs: files whose buckets, role, subnets, security groups, file systems and quotas the emulator holds.
+        folder: keeps the hosts' /opt/ml trees.
         port: on 127.0.0.1; 0 takes a free one.
         prices: US dollars an instance-hour by instance type, in the regions of the configs; us-east-1 where they name none.
         file_systems: file system's id -> the folder that stands for its root; others are empty.
 
     Raises:
-        UserError: a config is no job; a price is none, or of a type that SageMaker does not train on; a file system is in no config, or
-            its folder is not there.
-        RuntimeError: there is an emulator in this process already.
+        UserError: a config is not valid; a price is not valid, or its instance type is unknown; no config names a file system, or
+            its folder does not exist.
+        RuntimeError: this process has an emulator already.
     """
     jobs = [job for config in configs for job in _both(config)]
     prices, file_systems = prices or {}, file_systems or {}
     issues = [*_wrong_prices(prices), *_wrong_file_systems(file_systems, jobs)]
     if issues:
-        raise UserError(issues, "what the emulator shall have")
+        raise UserError(issues, "the emulator's options")
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     emulator = Emulator(place, port)
@@ -115,10 +113,10 @@ def _wrong_prices(prices: Mapping[str, float]) -> Iterator[Issue]:
     for name, dollars in prices.items():
         if name not in types:
             fix = did_you_mean(name, types)
-            yield Issue(key="--price", found=name, valid="an instance type of SageMaker's training jobs", fix=fix)
+            yield Issue(key="--price", found=name, valid="an instance type for training", fix=fix)
         if not (math.isfinite(dollars) and dollars > 0):
             fix = f"write {name}=1.23"
-            yield Issue(key="--price", found=f"{name}={dollars}", valid="US dollars an hour, more than 0", fix=fix)
+            yield Issue(key="--price", found=f"{name}={dollars}", valid="US dollars an hour, above 0", fix=fix)
 
 
 def _wrong_file_systems(file_systems: Mapping[str, Path], jobs: Sequence[Job]) -> Iterator[Issue]:
@@ -126,15 +124,15 @@ def _wrong_file_systems(file_systems: Mapping[str, Path], jobs: Sequence[Job]) -
     named = {name for name in systems if name is not None}
     for name, folder in file_systems.items():
         if name not in named:
-            valid = f"a file system of the configs: {', '.join(sorted(named)) or 'they name none'}"
+            valid = f"a file system of the configs: {', '.join(sorted(named)) or 'none'}"
             yield Issue(key="--file-system", found=name, valid=valid, fix=did_you_mean(name, named))
         if not folder.is_dir():
             fix = "check its path"
-            yield Issue(key="--file-system", found=f"{name}={folder}", valid="a folder that is there", fix=fix)
+            yield Issue(key="--file-system", found=f"{name}={folder}", valid="an existing folder", fix=fix)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command to its end. Ctrl-C is the command's: it may ask, and use the emulator until it is done."""
+    """Run a command to its end. Ctrl-C goes to the command, which may still use the emulator."""
     ours = signal.getsignal(signal.SIGINT)
     try:
         child = subprocess.Popen(command, env={**os.environ, **environment})
@@ -151,9 +149,9 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 def prepare(
     emulator: Emulator, jobs: Sequence[Job], prices: Mapping[str, float], file_systems: Mapping[str, Path], folder: Path
 ) -> None:
-    """Make everything that jobs name exist in the emulator's account, once."""
+    """Add what jobs name to the emulator's account, each once."""
     wanted: dict[tuple[str, str, str], int] = {}
-    """(what, name, region) -> how many hosts, for an instance type; else 0."""
+    """(kind, name, region) -> number of hosts of an instance type; else 0."""
     there: set[tuple[str, str]] = set()
     for job in jobs:
         region = job.region or REGION
@@ -162,19 +160,19 @@ def prepare(
         named = [("bucket", split(uri)[0]) for uri in uris if uri is not None]
         if job.role is not None:
             if job.role.split(":")[4] != ACCOUNT:
-                fix = f"give it for the trial as role={job.role.replace(job.role.split(':')[4], ACCOUNT)}, in the config too"
-                raise mistake("role", f"{job.role}: the emulator is account {ACCOUNT}", fix)
+                fix = f"write role={job.role.replace(job.role.split(':')[4], ACCOUNT)} on the command line and in the config"
+                raise mistake("role", f"{job.role}: the emulator's account is {ACCOUNT}", fix)
             named.append(("role", job.role))
         named += [("subnet", name) for name in job.network.subnets]
         named += [("security group", name) for name in job.network.security_groups]
         named += [("FSxLustre", given.fsx) for given in job.inputs.values() if given.fsx]
         named += [("EFS", given.efs) for given in job.inputs.values() if given.efs]
         wanted |= {(what, name, region): 0 for what, name in named if ("bucket", name) not in there}
-        there |= {(what, name) for what, name in named if what == "bucket"}  # a bucket's name is one in all regions
+        there |= {(what, name) for what, name in named if what == "bucket"}  # bucket names are unique across regions
         for kind, count in instances(job).items():
             wanted["instance", kind, region] = max(count, wanted.get(("instance", kind, region), 0))
     for region in {job.region or REGION for job in jobs} or {REGION}:
-        for name, dollars in prices.items():  # of types that no config names too: a command may override the type
+        for name, dollars in prices.items():  # also of types that only a command names
             emulator.set_price(name, dollars, region)
     for (what, name, region), count in wanted.items():
         if what == "bucket":
@@ -195,6 +193,6 @@ def prepare(
 
 
 def _both(config: str | Path) -> list[Job]:
-    """A config's job, and the one that --smoke makes of it."""
+    """A config's job, and its smoke version."""
     has_smoke = "smoke" in yaml_file.read(config).values
     return [load(config), *([load(config, smoke=True)] if has_smoke else [])]

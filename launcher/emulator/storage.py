@@ -1,4 +1,4 @@
-"""Between S3 and the hosts' folders: channels that are fetched, checkpoints that go both ways, archives that are left."""
+"""Transfers between S3 and the hosts' folders: channels down, checkpoints both ways, results up."""
 
 from __future__ import annotations
 
@@ -7,49 +7,37 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any
 
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
+from launcher.aws.upload import split
 from launcher.backends import local_hosts
 
 
-class Location(NamedTuple):
-    """An S3 URI in its two parts."""
-
-    bucket: str
-    key: str
-
-
 class DownloadFailed(Exception):
-    """A channel could not be fetched; the message is what follows `Data download failed:` in the FailureReason."""
-
-
-def location(uri: str) -> Location:
-    parts = urlsplit(uri, allow_fragments=False)
-    return Location(parts.netloc, parts.path.lstrip("/") + (f"?{parts.query}" if parts.query else ""))
+    """A channel could not be fetched. FailureReason is `Data download failed:` and the message."""
 
 
 def keys_below(client: Any, bucket: str, prefix: str) -> list[str]:
-    """All keys that begin with a prefix, in S3's order, without the empty objects that stand for folders."""
+    """The keys that begin with a prefix, in S3's order, without the empty objects of folders."""
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     found = itertools.chain.from_iterable(page.get("Contents", []) for page in pages)
     return [entry["Key"] for entry in found if not entry["Key"].endswith("/")]
 
 
 def channel_files(client: Any, source: dict[str, Any], fast_file: bool, region: str, role: str) -> dict[str, str]:
-    """Key -> path below the channel's folder, for an S3DataSource of the kind S3Prefix.
+    """Key -> path below the channel's folder, for an S3DataSource of the type S3Prefix.
 
-    A prefix matches whatever begins with it, also where no `/` follows: `data/train` takes `data/train-small/` too, except
-    in FastFile mode, which refuses that. https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html
+    A prefix need not end at a `/`: `data/train` matches `data/train-small/` too. FastFile mode refuses such a prefix.
+    https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html
 
     Raises:
-        DownloadFailed: in AWS's words, for the FailureReason.
+        DownloadFailed: no objects, or a partial prefix in FastFile mode; the message is AWS's.
     """
     uri = source["S3Uri"]
-    bucket, prefix = location(uri)
+    bucket, prefix = split(uri)
     trouble = ""
     try:
         keys = keys_below(client, bucket, prefix)
@@ -76,12 +64,12 @@ def channel_files(client: Any, source: dict[str, Any], fast_file: bool, region: 
 
 
 def share(keys: Iterable[str], index: int, count: int) -> list[str]:
-    """Host `index`'s part of the keys of a channel that is ShardedByS3Key."""
+    """Host `index`'s keys of a channel that is ShardedByS3Key."""
     return sorted(keys)[index::count]
 
 
 def download(client: Any, bucket: str, key: str, file: Path) -> None:
-    """One object to one file, whose folder is made."""
+    """Write an object to a file, and create its folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     body = client.get_object(Bucket=bucket, Key=key)["Body"]
     with open(file, "wb") as target:
@@ -89,16 +77,16 @@ def download(client: Any, bucket: str, key: str, file: Path) -> None:
 
 
 class Checkpoints:
-    """The hosts' checkpoint folders and the S3 prefix that they share, as CheckpointConfig asks for."""
+    """The hosts' checkpoint folders, and the S3 prefix of CheckpointConfig that they share."""
 
     def __init__(self, client: Any, uri: str, folders: list[Path]):
         self.client, self.folders = client, folders
-        self.bucket, prefix = location(uri)
+        self.bucket, prefix = split(uri)
         self.prefix = prefix.rstrip("/") + "/" if prefix else ""
         self.seen: dict[Path, tuple[int, int]] = {}
 
     def restore(self) -> None:
-        """Every object below the prefix to every host, before the script starts."""
+        """Copy every object below the prefix to every host, before the script starts."""
         for key in keys_below(self.client, self.bucket, self.prefix):
             for folder in self.folders:
                 file = folder / key.removeprefix(self.prefix)
@@ -106,10 +94,10 @@ class Checkpoints:
                 self.seen[file] = _fingerprint(file)
 
     def save(self, last: bool = False) -> None:
-        """What is new or changed since the last time to S3; what was deleted stays there, as on SageMaker.
+        """Copy new and changed files to S3. Deleted files stay there, as on SageMaker.
 
         Args:
-            last: nobody writes any more: what cannot be stored now is an error, and not a file that just changes.
+            last: the files are complete, so one that cannot be stored is an error.
         """
         for folder in self.folders:
             for file in files_below(folder):
@@ -127,36 +115,32 @@ class Checkpoints:
 
 
 def files_below(root: Path) -> list[Path]:
-    """Every file below a folder, also behind links, in a fixed order."""
+    """The files below a folder, sorted; links are followed."""
     found = []
     for place, _, names in os.walk(root, followlinks=True):
         found += [Path(place, name) for name in names]
     return sorted(file for file in found if file.is_file())
 
 
-def save_results(client: Any, roots: list[Path], uri: str, archive: Path | None) -> bool:
-    """What several hosts left in the same folder, as one archive or as single files; the first host's wins for each name.
+def save_results(client: Any, roots: list[Path], uri: str, archive: Path | None) -> None:
+    """Upload the files of one folder of all hosts, as an archive or singly. For each name the first host's file counts.
 
     Args:
         roots: that folder of each host.
-        uri: where it goes; the archive's own, or the prefix of the files.
-        archive: where the .tar.gz is built; None: files are stored as they are.
-
-    Returns:
-        Whether there was anything to save.
+        uri: the archive's target, or the prefix of the files.
+        archive: where to build the .tar.gz; None: upload single files.
     """
     files = local_hosts.merged_files(roots)
     if not files:
-        return False
-    bucket, key = location(uri)
+        return
+    bucket, key = split(uri)
     if archive is None:
         for name, file in files.items():
             client.upload_file(str(file), bucket, f"{key}/{name}")
-        return True
+        return
     local_hosts.pack(files, archive)
     client.upload_file(str(archive), bucket, key)
     archive.unlink()
-    return True
 
 
 def _fingerprint(file: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""One training job as DescribeTrainingJob tells it: the request as it came, and the state that it has reached."""
+"""One training job: its request, its state, and what DescribeTrainingJob answers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MESSAGES = {
     "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds provided",
     "MaxWaitTimeExceeded": "Training job runtime exceeded MaxWaitTimeInSeconds provided",
 }
-"""The StatusMessage of each secondary status, as the logs of real jobs show them. Those of Interrupted and
-MaxWaitTimeExceeded were seen nowhere and are ours."""
+"""The StatusMessage of each secondary status, from logs of real jobs; no source shows those of Interrupted and
+MaxWaitTimeExceeded."""
 
 IN_PROGRESS, STOPPING, COMPLETED, FAILED, STOPPED = "InProgress", "Stopping", "Completed", "Failed", "Stopped"
 OVER = (COMPLETED, FAILED, STOPPED)
@@ -34,13 +34,13 @@ DEFAULTS = {
     "EnableInterContainerTrafficEncryption": False,
     "EnableManagedSpotTraining": False,
 }
-"""What DescribeTrainingJob says where the request said nothing."""
+"""DescribeTrainingJob's values for members that a request omits."""
 
 
 class TrainingJob:
-    """A job's request, its history, and the events by which others ask its executor for something.
+    """A job's request, its history, and the events that its executor watches.
 
-    All times are seconds since the epoch, as the JSON protocol writes timestamps.
+    Times are seconds since the epoch, as in the JSON protocol.
     """
 
     def __init__(self, request: dict[str, Any], arn: str, region: str, folder: Path):
@@ -48,7 +48,7 @@ class TrainingJob:
         self.name: str = request["TrainingJobName"]
         self.arn, self.region = arn, region
         self.folder = folder
-        """Where the hosts' /opt/ml trees lie."""
+        """Holds the hosts' /opt/ml trees."""
         self.lock = threading.RLock()
         self.status, self.secondary = IN_PROGRESS, "Starting"
         self.created = self.modified = time.time()
@@ -60,8 +60,9 @@ class TrainingJob:
         self.metrics: dict[str, dict[str, Any]] = {}
         self.stop_requested = threading.Event()
         self.interrupted = threading.Event()
+        """The spot instances were taken away."""
         self.closing = threading.Event()
-        """The emulator goes: end everything at once, and leave no trace in the records."""
+        """The emulator closes: end the processes and record nothing."""
         self._billed_seconds = 0.0
         self._billed_since: float | None = None
         self.enter("Starting")
@@ -76,7 +77,7 @@ class TrainingJob:
         return given
 
     def enter(self, secondary: str, message: str = "") -> None:
-        """Go to a secondary status; the clock of the bill runs from Downloading until the job ends or is interrupted."""
+        """Enter a secondary status. Billed time runs from Downloading to the job's end or interruption."""
         with self.lock:
             now = self.modified = time.time()
             if self.transitions:
@@ -92,14 +93,14 @@ class TrainingJob:
                 self._stop_billing(now)
 
     def stopping(self) -> None:
-        """The job has been asked, or has itself decided, to stop."""
+        """Enter the status Stopping, on request or at a time limit."""
         with self.lock:
             if self.status == IN_PROGRESS:
                 self.status = STOPPING
                 self.enter("Stopping")
 
     def end(self, secondary: str, failure_reason: str = "") -> None:
-        """Go to one of the last secondary statuses, and to the status that belongs to it."""
+        """Enter a final secondary status, and its status."""
         with self.lock:
             self.enter(secondary)
             self.transitions[-1]["EndTime"] = self.ended = self.modified
@@ -108,21 +109,19 @@ class TrainingJob:
             self.status = secondary if secondary in (COMPLETED, FAILED) else STOPPED
 
     def billed_seconds(self) -> float:
-        """How long instances have been paid for until now."""
+        """Billed time so far, in seconds."""
         with self.lock:
             running = time.time() - self._billed_since if self._billed_since is not None else 0.0
             return self._billed_seconds + running
 
-    def update(self, profiler: dict[str, Any] | None, resources: dict[str, Any] | None) -> None:
-        """What UpdateTrainingJob changes: members of ProfilerConfig and ResourceConfig."""
+    def update_profiler(self, changes: dict[str, Any]) -> None:
+        """Change members of ProfilerConfig, as UpdateTrainingJob does."""
         with self.lock:
-            for key, changes in (("ProfilerConfig", profiler), ("ResourceConfig", resources)):
-                if changes:
-                    self.request.setdefault(key, {}).update(changes)
+            self.request.setdefault("ProfilerConfig", {}).update(changes)
             self.modified = time.time()
 
     def read_metrics(self, line: str, seconds: float) -> None:
-        """Keep the values that the job's MetricDefinitions find in a line of its log."""
+        """Keep the values that the MetricDefinitions match in a line of the log."""
         for definition in self.request.get("AlgorithmSpecification", {}).get("MetricDefinitions", []):
             found = re.search(definition["Regex"], line)
             if found and found.groups():
@@ -135,7 +134,7 @@ class TrainingJob:
                     self.metrics[name] = {"MetricName": name, "Value": value, "Timestamp": seconds}
 
     def describe(self) -> dict[str, Any]:
-        """The answer of DescribeTrainingJob."""
+        """DescribeTrainingJob's answer."""
         with self.lock:
             request = copy.deepcopy(self.request)
             request.pop("Tags", None)
@@ -169,21 +168,6 @@ class TrainingJob:
             if request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
                 answer["WarmPoolStatus"] = {"Status": "Available" if self.over else "InUse"}
             return answer
-
-    def summary(self) -> dict[str, Any]:
-        """An entry of ListTrainingJobs."""
-        told = self.describe()
-        members = (
-            "TrainingJobName",
-            "TrainingJobArn",
-            "CreationTime",
-            "TrainingEndTime",
-            "LastModifiedTime",
-            "TrainingJobStatus",
-            "SecondaryStatus",
-            "WarmPoolStatus",
-        )
-        return {member: told[member] for member in members if member in told}
 
     def _stop_billing(self, now: float) -> None:
         if self._billed_since is not None:

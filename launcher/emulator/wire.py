@@ -1,20 +1,55 @@
-"""What stands between the clients and moto: it notes every call, fails those that shall fail, and answers what moto cannot."""
+"""The WSGI application between the clients and moto: it answers what moto cannot, in AWS's JSON protocol."""
 
 from __future__ import annotations
 
-import inspect
+import functools
+import io
 import json
-import threading
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from botocore.exceptions import ClientError
-from werkzeug.wrappers import Request, Response
+from werkzeug.wrappers import Response
 
-from launcher.emulator.operations import FAR_SIDE_KEY, AwsError, Call, error_response, recognise
+SERVICES = {"servicequotas": "service-quotas"}
+"""Signing name -> boto3's name of the service, where the two differ."""
 
-CONTROL = "/_emulator/"
-"""The path below which the emulator itself is spoken to."""
+
+class AwsError(Exception):
+    """An error that the client sees as its ClientError."""
+
+    def __init__(self, code: str, message: str, status: int = 400):
+        super().__init__(message)
+        self.code, self.message, self.status = code, message, status
+
+
+@dataclass
+class Call:
+    """One request of a client."""
+
+    service: str
+    """boto3's name: sagemaker, service-quotas …"""
+    operation: str
+    """CreateTrainingJob …; empty for services of other protocols, which moto answers."""
+    region: str
+    environ: dict[str, Any]
+    """The WSGI environment. Its body can be read again."""
+    moto: Callable[..., Any]
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, Any]:
+        """The JSON body."""
+        members: dict[str, Any] = json.loads(_body(self.environ) or b"{}")
+        return members
+
+    def forward(self) -> Response:
+        """moto's answer to the same request."""
+        body = _body(self.environ)
+        response = Response.from_app(self.moto, self.environ)
+        self.environ["wsgi.input"] = io.BytesIO(body)
+        return response
+
 
 Answer = Callable[[Call], "dict[str, Any] | Response"]
 
@@ -22,74 +57,40 @@ Answer = Callable[[Call], "dict[str, Any] | Response"]
 class Wire:
     """A WSGI application around moto's."""
 
-    def __init__(
-        self, moto: Callable[..., Any], answers: dict[tuple[str, str], Answer], controls: dict[str, Callable[..., Any]]
-    ):
+    def __init__(self, moto: Callable[..., Any], answers: dict[tuple[str, str], Answer]):
         self.moto = moto
         self.answers = answers
         """(service, operation) -> what answers in moto's place."""
-        self.controls = controls
-        """The last part of a path below CONTROL -> what it calls with the members of the JSON body."""
-        self.calls: list[tuple[str, str]] = []
-        self.lock = threading.Lock()
-        self.injected: dict[str, list[AwsError]] = {}
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        path = environ.get("PATH_INFO", "")
-        response = (
-            self.control(environ, path.removeprefix(CONTROL)) if path.startswith(CONTROL) else self.answer(environ)
-        )
-        return (response or self.moto)(environ, start_response)
-
-    def inject(self, operation: str, code: str, times: int, status: int, message: str) -> None:
-        """Let the next calls of an operation fail; see `Emulator.inject`."""
-        with self.lock:
-            self.injected.setdefault(operation, []).extend([AwsError(code, message, status)] * times)
+        return (self.answer(environ) or self.moto)(environ, start_response)
 
     def answer(self, environ: dict[str, Any]) -> Response | None:
-        """Our own answer to a client's call; None where moto shall give it."""
+        """Our own answer to a call; None where moto answers."""
         call = recognise(environ, self.moto)
+        answer = self.answers.get((call.service, call.operation))
+        if answer is None:
+            return None
         try:
-            if call.access_key != FAR_SIDE_KEY:
-                self.note(call)
-            answer = self.answers.get((call.service, call.operation))
-            if answer is None:
-                return None
             result = answer(call)
         except AwsError as error:
-            return error_response(call.service, error)
+            body, headers = {"__type": error.code, "message": error.message}, {"x-amzn-ErrorType": error.code}
+            return Response(json.dumps(body), error.status, headers, content_type="application/x-amz-json-1.1")
         if isinstance(result, Response):
             return result
         return Response(json.dumps(result), content_type="application/x-amz-json-1.1")
 
-    def note(self, call: Call) -> None:
-        """Remember a client's call, and fail it where that was asked for.
 
-        Raises:
-            AwsError: the injected error.
-        """
-        with self.lock:
-            self.calls.append((call.service, call.operation))
-            waiting = self.injected.get(call.operation)
-            if waiting:
-                raise waiting.pop(0)
-
-    def control(self, environ: dict[str, Any], name: str) -> Response:
-        """One of the emulator's own controls, for clients in other processes."""
-        if name == "calls":
-            with self.lock:
-                return Response(json.dumps(self.calls), content_type="application/json")
-        control = self.controls.get(name)
-        if control is None:
-            return _refusal(f"no control {name}; there are: calls, {', '.join(self.controls)}", 404)
-        try:
-            arguments = json.loads(Request(environ).get_data() or b"{}")
-            inspect.signature(control).bind(**arguments)
-            control(**arguments)
-        except (ValueError, TypeError, ClientError) as error:
-            return _refusal(str(error), 400)
-        return Response("{}", content_type="application/json")
+def recognise(environ: dict[str, Any], moto: Callable[..., Any]) -> Call:
+    """The call that a WSGI environment holds: its service and region by the signature, its operation by X-Amz-Target."""
+    scope = re.search(r"Credential=[^/,\s]+/[^/]*/([^/]*)/([^/]*)/", environ.get("HTTP_AUTHORIZATION", ""))
+    region, signing_name = scope.groups() if scope else ("", "")
+    operation = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
+    return Call(SERVICES.get(signing_name, signing_name), operation, region, environ, moto)
 
 
-def _refusal(message: str, status: int) -> Response:
-    return Response(json.dumps({"error": message}), status, content_type="application/json")
+def _body(environ: dict[str, Any]) -> bytes:
+    """The request's body, which is put back for the next reader."""
+    body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    environ["wsgi.input"] = io.BytesIO(body)
+    return body

@@ -1,4 +1,4 @@
-"""What the tests of SageMaker's side share: a request as the real SDK sends it, and as botocore's service model judges it."""
+"""What the tests for SageMaker share: a request of the real SDK, its check by botocore's service model, runs on the emulator."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ import functools
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
+import launcher
+from launcher.aws import follow, session
+from launcher.emulator import Emulator
+from launcher.runner import run as running
+from tests.aws.jobs import with_a_script
+from tests.aws_calls import aws_calls  # noqa: F401 - a fixture
+
 os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+
+REGION, BUCKET = "us-west-2", "amzn-s3-demo-bucket"
+ROLE = "arn:aws:iam::123456789012:role/SageMakerTraining"
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +92,8 @@ def _strict(value: Any, shape: Any, at: str) -> Iterator[str]:
                 yield from _strict(item, shape.members[name], f"{at}.{name}")
     elif shape.type_name == "list":
         yield from _length(len(value), shape, at)
-        for number, item in enumerate(value):
-            yield from _strict(item, shape.member, f"{at}[{number}]")
+        for index, item in enumerate(value):
+            yield from _strict(item, shape.member, f"{at}[{index}]")
     elif shape.type_name == "map":
         yield from _length(len(value), shape, at)
         for name, item in value.items():
@@ -101,3 +113,98 @@ def _strict(value: Any, shape: Any, at: str) -> Iterator[str]:
 def _length(size: int, shape: Any, at: str) -> Iterator[str]:
     if size < shape.metadata.get("min", size) or size > shape.metadata.get("max", size):
         yield f"{at}: {size} is not in {shape.metadata.get('min')} to {shape.metadata.get('max')}"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> dict[str, Any]:
+    """A job's values that SageMaker accepts, with a script of the user's own."""
+    return with_a_script(tmp_path_factory.mktemp("source"))
+
+
+# -- runs on the emulator -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    with Emulator(tmp_path_factory.mktemp("emulator")) as emulator:
+        emulator.add_bucket(BUCKET, REGION)
+        emulator.add_role(ROLE)
+        emulator.set_price("ml.m5.xlarge", 0.23, REGION)
+        emulator.set_price("ml.g5.xlarge", 1.41, REGION)
+        for kind in ("ml.m5.xlarge", "ml.g5.xlarge"):
+            for use in ("training job", "spot training job", "training warm pool"):
+                emulator.set_quota(f"{kind} for {use} usage", 4.0, REGION)
+        yield emulator
+
+
+@pytest.fixture
+def connected(emulator, nobody, monkeypatch):
+    """This process as a client of the emulator, with short pauses."""
+    for name, value in emulator.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(running, "LONGEST_PAUSE", 0.3)
+    monkeypatch.setattr(running, "PAUSE_IN_TROUBLE", 0.3)
+    monkeypatch.setattr(follow, "LAST_LINES_SECONDS", 0.3)
+    session.forget_clients()
+    yield
+    session.forget_clients()
+
+
+@pytest.fixture
+def sagemaker_job(connected, script_job):
+    """Makes a job of a script's text that SageMaker can take."""
+
+    def make(text: str, **values) -> launcher.Job:
+        compute = {"instance_type": "ml.m5.xlarge", "max_hours": 0.5, **values.pop("compute", {})}
+        base = {
+            "role": ROLE,
+            "region": REGION,
+            "output": f"s3://{BUCKET}/runs",
+            "image": {"framework_version": "2.8.0", "python": "py312"},
+        }
+        return script_job(text, compute=compute, **{**base, **values})
+
+    return make
+
+
+def started(job: launcher.Job, **options) -> launcher.Run:
+    return launcher.run(launcher.plan(job, on="aws"), **options)
+
+
+def described(name: str) -> dict:
+    return boto3.client("sagemaker", region_name=REGION).describe_training_job(TrainingJobName=name)
+
+
+TRAINS = """
+    import json, os, pathlib
+    channel = pathlib.Path(os.environ["SM_CHANNEL_TRAIN"])
+    print(f"read {sorted(path.name for path in channel.rglob('*') if path.is_file())}", flush=True)
+    print("epoch 1/2 step 5/10 loss 0.5000 images/s 100.0", flush=True)
+    print("epoch 2/2 step 10/10 validation_accuracy 0.9000", flush=True)
+    pathlib.Path(os.environ["SM_MODEL_DIR"], "weights.txt").write_text("1 2 3")
+    output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], os.environ["SM_CURRENT_HOST"])
+    output.mkdir(parents=True)
+    (output / "result.json").write_text(json.dumps({"validation_accuracy": 0.9}))
+    (output / "metrics.jsonl").write_text(json.dumps({"rank": 0, "epoch": 2, "step": 10, "loss": 0.5}) + chr(10))
+"""
+
+
+SLEEPS = """
+    import signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    print("ready", flush=True)
+    time.sleep(120)
+"""
+
+
+def is_ready(run: launcher.Run) -> bool:
+    return any(line == "ready" for _, line in run.logs())
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("a.txt", "b ü.txt"):
+        (folder / name).write_text(name)
+    return folder

@@ -129,22 +129,22 @@ def test_a_broken_variant_is_refused_with_what_to_do(story, change, key, fix):
 
 
 @pytest.fixture
-def far_side(place, tmp_path, monkeypatch):
+def emulator(place, tmp_path, monkeypatch):
     """An emulator in another process, as a user starts it in another terminal; its printed variables are taken over."""
     prices = ["--price", "ml.m5.xlarge=0.23"]
-    emulator = subprocess.Popen(
+    process = subprocess.Popen(
         [*HERE, "emulate", "configs/quickstart.yaml", *prices],
         stdout=subprocess.PIPE,
         text=True,
         preexec_fn=as_in_a_terminal,
     )
-    exported = emulator.stdout.readline()
+    exported = process.stdout.readline()
     assert exported.startswith("export AWS_ENDPOINT_URL=http://127.0.0.1:")
     for name, value in re.findall(r"(\w+)=(\S+)", exported):
         monkeypatch.setenv(name, value)
     yield
-    emulator.send_signal(signal.SIGINT)
-    assert emulator.wait(30) == 130
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def lines_of(run: str, seconds: float = 60) -> str:
     return text
 
 
-def test_a_detached_job_is_listed_shown_profiled_and_stopped(far_side, config):
+def test_a_detached_job_is_listed_shown_profiled_and_stopped(emulator, config):
     done = typed("run", str(config), "--on", "aws", "--detach")
     assert done.returncode == 0, done.stderr
     [name] = re.findall(r"^run (sleeper-\S+) on aws", done.stdout, re.MULTILINE)
@@ -185,7 +185,7 @@ def test_a_detached_job_is_listed_shown_profiled_and_stopped(far_side, config):
     assert typed("profile", name, "--off").returncode == 2
 
 
-def test_a_job_goes_on_when_the_terminal_closes_and_ends_with_an_interrupt_in_ci(far_side, config):
+def test_a_job_goes_on_when_the_terminal_closes_and_ends_with_an_interrupt_in_ci(emulator, config):
     as_typed = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "preexec_fn": as_in_a_terminal}
     following = subprocess.Popen([*HERE, "run", str(config), "--on", "aws"], **as_typed)
     name = next(line.split()[1] for line in following.stdout if line.startswith("run sleeper-"))
@@ -200,7 +200,7 @@ def test_a_job_goes_on_when_the_terminal_closes_and_ends_with_an_interrupt_in_ci
     assert f"{name}: Stopped" in rest and "Ctrl-C" in rest
 
 
-def test_another_machine_follows_by_name_and_region(far_side, config, monkeypatch, tmp_path):
+def test_another_machine_follows_by_name_and_region(emulator, config, monkeypatch, tmp_path):
     done = typed("run", str(config), "--on", "aws", "--detach")
     [name] = re.findall(r"^run (sleeper-\S+) on aws", done.stdout, re.MULTILINE)
     lines_of(name)

@@ -17,9 +17,9 @@ FOOD = f"s3://{BUCKET}/kt/food"
 
 
 @pytest.fixture(scope="module")
-def far_side(tmp_path_factory):
+def emulator(tmp_path_factory):
     """An account that has all that the KT and Hyundai configs name."""
-    folder = tmp_path_factory.mktemp("far-side")
+    folder = tmp_path_factory.mktemp("emulator")
     with Emulator(folder) as emulator:
         emulator.add_bucket(BUCKET, REGION)
         emulator.add_bucket("amzn-s3-demo-bucket-elsewhere", "eu-west-1")
@@ -49,8 +49,8 @@ def far_side(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def connected(far_side, nobody, monkeypatch):
-    for name, value in far_side.environment.items():
+def connected(emulator, nobody, monkeypatch):
+    for name, value in emulator.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(session, "MAX_ATTEMPTS", 1)
     session.forget_clients()
@@ -68,16 +68,15 @@ def found(plan: launcher.Plan, level: str) -> list[str]:
     return [str(issue) for issue in plan.issues if issue.level == level]
 
 
-def test_what_is_all_there_passes_and_every_request_only_reads(far_side):
-    before = len(far_side.calls)
+def test_what_is_all_there_passes_and_every_request_only_reads(aws_calls):
     assert looked("kt_food_tag").errors == ()
     looked("hyundai_segmentation")  # also reads network and file system; its security group is a case below
-    operations = {operation for _, operation in far_side.calls[before:]}
+    operations = {operation for _, operation in aws_calls.made}
     assert {"GetRole", "ListObjectsV2", "DescribeSubnets", "DescribeFileSystems", "GetProducts"} <= operations
     assert all(name.startswith(("Get", "List", "Describe", "Head")) for name in operations), operations
 
 
-def test_the_ceiling_comes_from_the_price_list_and_is_kept_with_its_date(far_side):
+def test_the_ceiling_comes_from_the_price_list_and_is_kept_with_its_date(emulator):
     plan = looked("kt_food_tag")
     assert plan.price.ceiling == pytest.approx(4 * 32.77 * 30)
     offline = launcher.plan(launcher.load(ROOT / "configs/kt_food_tag.yaml"), on="aws")
@@ -105,15 +104,15 @@ def test_the_ceiling_comes_from_the_price_list_and_is_kept_with_its_date(far_sid
         ("hyundai_segmentation", [], "error", ["no group lets its own members in, and 4 hosts have to reach each other"]),
     ],
 )  # fmt: skip
-def test_what_is_not_as_the_job_says_is_told_with_its_fix(config, overrides, level, expected):
+def test_what_is_not_as_the_job_says_is_reported_with_its_fix(config, overrides, level, expected):
     text = "\n".join(found(looked(config, *overrides), level))
     for piece in expected:
         assert piece in text
 
 
-def test_security_groups_that_open_lustre_and_themselves_pass(far_side):
+def test_security_groups_that_open_lustre_and_themselves_pass(emulator):
     ec2 = boto3.client("ec2", region_name=REGION)
-    far_side.add_security_group("sg-0aaaaaaaaaaaaaaa0", REGION)
+    emulator.add_security_group("sg-0aaaaaaaaaaaaaaa0", REGION)
     everything = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-0aaaaaaaaaaaaaaa0"}]}
     ec2.authorize_security_group_ingress(GroupId="sg-0aaaaaaaaaaaaaaa0", IpPermissions=[everything])
     plan = looked("hyundai_segmentation", "network.security_groups=[sg-0aaaaaaaaaaaaaaa0]")
@@ -164,8 +163,8 @@ def test_without_credentials_nothing_is_called_ok(monkeypatch):
         ("ListObjectsV2", "inputs.train"),
     ],
 )
-def test_what_is_not_allowed_is_not_checked_and_named(far_side, operation, key):
-    far_side.inject(
+def test_what_is_not_allowed_is_not_checked_and_named(aws_calls, operation, key):
+    aws_calls.fail(
         operation, code="AccessDeniedException", times=1, status=403, message=f"not authorized to perform {operation}"
     )
     text = "\n".join(found(looked("kt_food_tag"), "not checked"))
@@ -173,10 +172,9 @@ def test_what_is_not_allowed_is_not_checked_and_named(far_side, operation, key):
     assert f"not authorized to perform {operation}" in text
 
 
-def test_a_run_is_looked_at_before_anything_is_uploaded(far_side):
+def test_a_run_is_looked_at_before_anything_is_uploaded(aws_calls):
     plan = launcher.plan(launcher.load(ROOT / "configs/kt_food_tag.yaml", [f"inputs.train.s3={FOOD}/trian/"]), on="aws")
-    before = len(far_side.calls)
     with pytest.raises(launcher.UserError, match="no objects under"):
         launcher.run(plan)
-    assert not any(operation.startswith(("Put", "Create")) for _, operation in far_side.calls[before:])
+    assert not any(operation.startswith(("Put", "Create")) for _, operation in aws_calls.made)
     assert launcher.runs() == []

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import launcher
+from tests.aws.jobs import GROUPED, GROUPS, changed
 from tests.conftest import ROOT
 
 CONFIGS = ["kt_food_tag", "hyundai_segmentation", "dali_imagenette", "quickstart"]
@@ -19,19 +21,19 @@ import json, os, sys
 opened = []
 def watch(event, arguments):
     if event.startswith("socket.") and event != "socket.__new__":
-        raise OSError(f"{event}: planning asks nobody")
+        raise OSError(f"{event}: planning uses no network")
     if event == "open" and isinstance(arguments[0], (str, bytes)) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
         opened.append(os.fsdecode(arguments[0]))
 sys.addaudithook(watch)
 import launcher
-told = {}
+errors = {}
 for config in sys.argv[1:]:
     overrides = ["inputs.teacher={s3: s3://amzn-s3-demo-bucket/teacher/}"] if config == "quickstart" else []
     plan = launcher.plan(launcher.load(f"configs/{config}.yaml", overrides), on="aws")
     assert str(plan) and json.loads(plan.to_json())["request"]
-    told[config] = [str(issue) for issue in plan.errors]
+    errors[config] = [str(issue) for issue in plan.errors]
 heavy = ("sagemaker", "boto3", "botocore", "torch", "numpy", "timm", "moto", "sagemaker_training")
-print(json.dumps({"errors": told, "heavy": [name for name in heavy if name in sys.modules], "opened": [path for path in opened if path != os.devnull]}))
+print(json.dumps({"errors": errors, "heavy": [name for name in heavy if name in sys.modules], "opened": [path for path in opened if path != os.devnull]}))
 """
 
 
@@ -75,4 +77,20 @@ def test_planning_every_config_for_sagemaker_has_no_effect_and_imports_no_sdk(ho
 def test_the_tests_own_block_of_sockets_works():
     code = PLAN_ALL.partition("import launcher")[0] + "import socket; socket.create_connection(('127.0.0.1', 9))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "planning asks nobody" in done.stderr
+    assert "planning uses no network" in done.stderr
+
+
+def test_a_plan_says_which_group_starts_what(good):
+    planned = changed(good, {"compute": {**GROUPED, "instance_groups": GROUPS[::-1]}})
+    plan = launcher.plan(launcher.from_values(planned), on="aws")
+    assert [(host.group, host.command[0]) for host in plan.hosts] == [
+        ("cpus", "python"),
+        ("gpus", "mpirun"),
+        ("gpus", "sshd"),
+    ]
+    assert "algo-1      cpus, algo-1: python train.py" in str(
+        plan
+    ) and "gpus, algo-2: mpirun --host algo-2:8,algo-3:8 -np 16" in str(plan)
+    here = launcher.plan(launcher.from_values(planned)).issues
+    [issue] = [issue for issue in here if issue.key == "compute.instance_groups"]
+    assert issue.level == "warning" and "launcher emulate" in issue.fix

@@ -1,4 +1,4 @@
-"""What a job costs: the ceiling before, the spend under way, the bill after, and prices as AWS's list tells them."""
+"""What a job costs: the ceiling before, the spend under way, the bill after, and prices from AWS's price list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import launcher
 from launcher.aws import prices
 from launcher.emulator import Emulator
-from tests.aws.test_traps import GROUPED, P4D, changed, with_a_script
+from tests.aws.jobs import GROUPED, P4D, changed
 
 REGION = "us-west-2"
 TODAY = f"{datetime.now(timezone.utc):%Y-%m-%d}"
@@ -20,14 +20,9 @@ SPOT = {"EnableManagedSpotTraining": True}
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory) -> dict:
-    return with_a_script(tmp_path_factory.mktemp("source"))
-
-
-@pytest.fixture(scope="module")
 def price_list(tmp_path_factory):
     """A client of AWS's Price List which knows a few prices."""
-    with Emulator(tmp_path_factory.mktemp("far side")) as emulator:
+    with Emulator(tmp_path_factory.mktemp("emulator")) as emulator:
         emulator.set_price(P4D, 32.77, REGION)
         emulator.set_price(P4D, 40.1, "eu-west-1")
         emulator.set_price("ml.c5.4xlarge", 0.816, REGION)
@@ -53,7 +48,7 @@ def test_without_a_price_the_plan_says_how_to_know_it(good):
     assert f"price not known for {P4D}: launcher plan --check" in unknown.text and "price_per_hour" in unknown.text
 
 
-def test_a_job_without_an_instance_type_has_no_price_and_is_told_what_is_missing(good):
+def test_a_job_without_an_instance_type_has_no_price_and_reports_what_is_missing(good):
     plan = launcher.plan(launcher.from_values(changed(good, {"compute": {}})), on="aws")
     assert plan.price.ceiling is None
     assert "compute.instance_type" in [issue.key for issue in plan.errors]
@@ -175,7 +170,7 @@ def test_the_bill_counts_billable_seconds_of_all_hosts():
     }
 
 
-def test_the_bill_of_a_spot_job_tells_the_saving():
+def test_the_bill_of_a_spot_job_holds_the_saving():
     described = {"BillableTimeInSeconds": 300, "TrainingTimeInSeconds": 1000}
     assert prices.bill(SPOT, 36.0, described) == {
         "billable_seconds": 300,

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import inspect
 import sys
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +13,15 @@ import pytest
 
 import launcher
 from launcher.aws import catalog, cluster, limits, validation
-from launcher.backends.plans import plan_config
 from launcher.config.issues import Issue
 from launcher.config.loading import SDK_NAMES, _field_at
-from tests.conftest import ROOT
+from tests.aws.jobs import CPU, FSX, G5, GROUPED, GROUPS, KIT, P3, P4D, S3, VPC, changed
 
 US_WEST_2 = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
-P4D, P3, G5, CPU = "ml.p4d.24xlarge", "ml.p3.16xlarge", "ml.g5.12xlarge", "ml.m5.xlarge"
-FSX = {"fsx": "fs-0123456789abcdef0", "path": "/fsx/train"}
-VPC = {"subnets": ["subnet-0a1b2c3d"], "security_groups": ["sg-0a1b2c3d"]}
-GROUPS = [
-    {"name": "gpus", "instance_type": P4D, "instance_count": 2},
-    {"name": "cpus", "instance_type": "ml.c5.4xlarge", "instance_count": 1},
-]
-GROUPED = {"instance_groups": GROUPS, "training_groups": ["gpus"]}
-KIT = {"source": None, "script": "train_classifier.py", "hyperparameters": {"model": "resnet18"}}
-"""One of this kit's own scripts instead of the user's."""
+
+
 DALI = {"model": "resnet18", "preprocessing": "dali"}
 
-S3 = "s3://amzn-s3-demo-bucket/"
-GOOD = {
-    "name": "test",
-    "script": "train.py",
-    "role": "arn:aws:iam::123456789012:role/SageMakerTraining",
-    "region": "us-west-2",
-    "output": f"{S3}runs",
-    "image": {"framework_version": "2.0.1", "python": "py310"},
-    "compute": {"instance_type": P4D, "instance_count": 2},
-    "distribution": "smddp",
-    "inputs": {"train": {"s3": f"{S3}train/"}, "validation": {"s3": f"{S3}validation/"}},
-}
 
 # What is changed in GOOD; then the issue's key, a piece of `found` and a piece of `fix`.
 ERRORS = [
@@ -107,7 +85,7 @@ ERRORS = [
     ({"compute.instance_type": P3, "distribution": "torchrun", "hyperparameters": {"dtype": "bf16"}}, "hyperparameters.dtype", "bf16 on V100", "fp16 or fp32"),
     ({"compute.instance_type": P3, "distribution": "torchrun", "hyperparameters": {"precision": "tf32"}}, "hyperparameters.precision", "tf32 on V100", "fp16 or fp32"),
     ({**KIT, "hyperparameters": {"student": "vit_small_patch16_224", "gradient_compression": "bf16"}}, "hyperparameters.gradient_compression", "bf16 with smddp", "gradient_compression: none"),
-    ({"hyperparameters": {"global_batch_size": 100}}, "hyperparameters.global_batch_size", "100 images do not divide by 16 processes", "96 or 112"),
+    ({"hyperparameters": {"global_batch_size": 100}}, "hyperparameters.global_batch_size", "100 images do not divide evenly among 16 processes", "96 or 112"),
     # -- the image
     ({"image": {"framework_version": "2.0.2", "python": "py310"}}, "image", "2.0.2", "image.framework_version"),
     ({"region": "eu-west-1", "image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "an image in us-west-2 for a job in eu-west-1", "write eu-west-1 in the address"),
@@ -127,7 +105,7 @@ ERRORS = [
     ({"inputs.train": {**FSX, "mode": "FastFile"}}, "inputs.train", "mode with fsx: only data from S3 can have it", "correct train"),
     ({"inputs.train": {"s3": S3, "folder": "data"}}, "inputs.train", "folder and s3", "correct train"),
     ({"inputs.train": "s3://amzn-s3-demo-bucket/x"}, "inputs.train", "s3://", "{s3: s3://amzn-s3-demo-bucket/x}"),
-    ({"inputs.a b": {"s3": S3}}, "inputs.a b", "not a channel name", "rename it"),
+    ({"inputs.a b": {"s3": S3}}, "inputs.a b", "not a valid channel name", "rename it"),
     # -- network
     ({"network": {"subnets": ["subnet-0a1b2c3d"]}}, "network", "security_groups missing", "add security_groups"),
     ({"network": {"security_groups": ["sg-0a1b2c3d"]}}, "network", "subnets missing", "add subnets"),
@@ -145,7 +123,7 @@ ERRORS = [
     ({"debugger": {}, **KIT, "script": "train_kd.py"}, "debugger", "with a frozen teacher", "remove debugger:"),
     # -- sizes
     ({"hyperparameters": {"text": "x" * 5000}}, "hyperparameters.text", "5002 characters as JSON", "a file in an input channel"),
-    ({"hyperparameters": {f"h{number}": 1 for number in range(101)}}, "hyperparameters", "101 of them", "a file in an input channel"),
+    ({"hyperparameters": {f"h{number}": 1 for number in range(101)}}, "hyperparameters", "101 hyperparameters", "a file in an input channel"),
     ({"hyperparameters": {f"h{number}": 1 for number in range(95)}}, "hyperparameters", "103 of them, with the 8 that the container's toolkit needs", "a file in an input channel"),
     ({"custom_mpi_options": "x" * 2499}, "custom_mpi_options", "2501 characters", "shorten it"),
     ({"inputs": {f"c{number}": {"s3": S3} for number in range(21)}}, "inputs", "21 of them", "remove some"),
@@ -163,6 +141,7 @@ ERRORS = [
     ({"metrics": {"loss": "loss [0-9]+"}}, "metrics.loss", "0 groups", "into ( )"),
     ({"metrics": {"loss": "(" + "." * 499 + ")"}}, "metrics.loss", "too long", "shorten it"),
 ]  # fmt: skip
+
 
 WARNINGS = [
     ({**KIT, "hyperparameters": DALI, "distribution": "torchrun", "compute.instance_type": CPU, "image": {"framework_version": "2.8.0", "python": "py312"}}, "hyperparameters.preprocessing", "dali on ml.m5.xlarge, which has no GPU", "preprocessing: cpu"),
@@ -185,12 +164,14 @@ WARNINGS = [
     ({"debugger": {}}, "debugger", "closed to new customers since 2026-07-30", "remove debugger:"),
 ]  # fmt: skip
 
+
 NOT_CHECKED = [
     ({"image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "image", "mine:1: not one of AWS's images", "container toolkit"),
     ({"image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "distribution", "whether the image holds SageMaker's data parallel library", "import smdistributed.dataparallel"),
     ({**KIT, "hyperparameters": DALI, "image": {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}}, "hyperparameters.preprocessing", "whether the image holds NVIDIA's package", "pip install nvidia-dali-cuda120"),
     ({}, "hyperparameters", "train.py declares no settings class", "dataclass"),
 ]  # fmt: skip
+
 
 FINE = [
     {"distribution": "torchrun", "compute.instance_type": CPU, "image": {"framework_version": "2.8.0", "python": "py312"}},
@@ -215,34 +196,12 @@ FINE = [
 """Nothing of these is refused."""
 
 
-def changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A config with dotted keys set; a whole part is replaced by its own key."""
-    made = deepcopy(values)
-    for key, value in changes.items():
-        at, (*above, last) = made, key.split(".")
-        for name in above:
-            at = at.setdefault(name, {})
-        at[last] = deepcopy(value)
-    return made
-
-
 def issues(values: dict[str, Any]) -> list[Issue]:
-    """What is told of a config for SageMaker, whether it is a job or not."""
+    """What is reported of a config for SageMaker, valid or not."""
     try:
         return list(launcher.plan(launcher.from_values(values), on="aws").issues)
     except launcher.UserError as error:
         return list(error.issues)
-
-
-def with_a_script(source: Path) -> dict[str, Any]:
-    """GOOD with a script of the user's own, which imports nothing and declares no settings."""
-    (source / "train.py").write_text("print('trained')\n")
-    return {**GOOD, "source": str(source)}
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory) -> dict[str, Any]:
-    return with_a_script(tmp_path_factory.mktemp("source"))
 
 
 CASES = (
@@ -257,11 +216,11 @@ def short(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("level", "changes", "key", "found", "fix"), CASES, ids=short)
-def test_a_trap_is_told_with_its_level_its_place_and_its_fix(good, level, changes, key, found, fix):
-    told = issues(changed(good, changes))
-    assert [issue for issue in told if issue.key == key and issue.level == level and found in issue.found and fix in issue.fix], "\n".join(f"{issue.level}: {issue}" for issue in told)  # fmt: skip
+def test_a_mistake_is_reported_with_its_level_its_key_and_its_fix(good, level, changes, key, found, fix):
+    reported = issues(changed(good, changes))
+    assert [issue for issue in reported if issue.key == key and issue.level == level and found in issue.found and fix in issue.fix], "\n".join(f"{issue.level}: {issue}" for issue in reported)  # fmt: skip
     if level != "error":
-        assert not [issue for issue in told if issue.level == "error"]
+        assert not [issue for issue in reported if issue.level == "error"]
 
 
 @pytest.mark.parametrize("changes", FINE, ids=short)
@@ -270,12 +229,12 @@ def test_what_sagemaker_takes_is_not_refused(good, changes):
 
 
 def test_a_good_config_has_no_finding_but_about_its_settings_class_and_its_images_age(good):
-    told = [(issue.level, issue.key) for issue in issues(good)]
-    assert told == [("not checked", "hyperparameters"), ("warning", "image")]  # 2.0.1 gets no patches any more
+    reported = [(issue.level, issue.key) for issue in issues(good)]
+    assert reported == [("not checked", "hyperparameters"), ("warning", "image")]  # 2.0.1 gets no patches any more
 
 
 def test_no_rule_is_without_a_case(good):
-    """Every line of the rules that makes a Issue runs in at least one case above."""
+    """Every line of the rules that makes an Issue runs in at least one case above."""
     wanted = {
         (module.__file__, node.lineno)
         for module in (validation, cluster, limits)
@@ -296,14 +255,14 @@ def test_no_rule_is_without_a_case(good):
     try:
         for _, changes, *_ in CASES:
             with contextlib.suppress(launcher.UserError):
-                traps_of(launcher.from_values(changed(good, changes)))
+                checked(launcher.from_values(changed(good, changes)))
     finally:
         sys.settrace(before)
     left = sorted(f"{Path(file).name}:{line}" for file, line in wanted - run)
     assert len(wanted) > 50 and left == []
 
 
-def traps_of(job: launcher.Job) -> list[Issue]:
+def checked(job: launcher.Job) -> list[Issue]:
     return validation.check(job, kit_script=job.source is None, requirements=job.source is None)
 
 
@@ -317,126 +276,6 @@ def test_what_the_sdk_calls_a_thing_is_answered_with_what_a_config_calls_it():
         assert _field_at(ours.split("."))[1] is not None, ours
 
 
-# -- the stories' configs ---------------------------------------------------------------------------------------------
-
-STORIES = ("kt_food_tag", "hyundai_segmentation", "dali_imagenette")
-TEACHER = "inputs.teacher={s3: s3://amzn-s3-demo-bucket/teacher/}"
-
-BROKEN = {
-    "kt_food_tag": [
-        (["compute.instance_type=ml.g5.48xlarge"], "distribution", "smddp on ml.g5.48xlarge", "torchrun"),
-        (['image={framework_version: "2.6.0", python: py312}'], "distribution", "smddp with PyTorch 2.6.0", "torchrun"),
-        (["compute.use_spot_instance=true"], "compute.use_spot_instance", "unknown key", "did you mean compute.spot"),
-        (["compute.spot=true"], "compute.spot", "spot without checkpoints, for up to 60 h", "add checkpoints"),
-        (["debugger={}"], "debugger", "frozen teacher", "remove debugger"),
-        (["region=eu-west-1"], "image.uri", "an image in us-west-2 for a job in eu-west-1", "write eu-west-1"),
-        (["hyperparameters.global_batch_size=1000"], "hyperparameters.global_batch_size", "1000 images do not divide by 32 processes", "992 or 1024"),
-        (["hyperparameters.temprature=4"], "hyperparameters.temprature", "has no such hyperparameter", "did you mean temperature?"),
-        (["name=kt_food_tag"], "name", "kt_food_tag", "write name: kt-food-tag"),
-        (["profiling.profiler.cpu_seconds=0"], "profiling.profiler.cpu_seconds", "0", "cpu_seconds: 3600"),
-    ],
-    "hyundai_segmentation": [
-        (["network.subnets=[]", "network.security_groups=[]"], "inputs.train", "FSx for Lustre without network.subnets", "add network"),
-        (["inputs.train={fsx: fs-0123456789abcdef0}"], "inputs.train", "fsx without path", "correct train"),
-        (["inputs.train.mode=FastFile"], "inputs.train", "mode with fsx", "correct train"),
-        (["compute.instance_type=ml.p4.24xlarge"], "compute.instance_type", "no such instance type", "did you mean ml.p4d.24xlarge?"),
-        (["compute.spot=true", "compute.max_wait_hours=6", "checkpoints=s3://amzn-s3-demo-bucket/c"], "compute.max_wait_hours", "6 h, less than max_hours (12 h)", "max_wait_hours: 24"),
-        (["compute.spot=true", "compute.keep_alive_minutes=30"], "compute.keep_alive_minutes", "a warm pool with spot", "remove keep_alive_minutes or spot"),
-        (["profiling.system_interval_ms=250"], "profiling.system_interval_ms", "250", "system_interval_ms: 500"),
-        (["network.isolation=true"], "network.isolation", "requirements.txt travels", "image"),
-    ],
-    "dali_imagenette": [
-        (["distribution=smddp"], "distribution", "smddp on ml.p3.2xlarge", "torchrun"),
-        (['image={framework_version: "1.8.1", python: py36}'], "image", "PyTorch 1.8.1 with py36", "2.0.1"),
-        (["compute.instance_count=2"], "distribution", "none, with 2 hosts", "torchrun"),
-        (["profiling.rules={ProfilerRaport: {}}"], "profiling.rules.ProfilerRaport", "no such rule", "did you mean ProfilerReport?"),
-        (["region=ap-southeast-7"], "profiling.rules", "no image sagemaker-debugger-rules:latest", "do without its rules"),
-        (["inputs.train.mode=Pipe"], "inputs.train.mode", "this kit's scripts read files", "FastFile"),
-        (["output=s3://Bucket/runs"], "output", "s3://Bucket/runs", "s3://bucket/prefix"),
-    ],
-}  # fmt: skip
-
-
-def told_of(config: str, overrides: list[str]) -> list[Issue]:
-    try:
-        return list(plan_config(ROOT / "configs" / f"{config}.yaml", overrides, on="aws").issues)
-    except launcher.UserError as error:
-        return list(error.issues)
-
-
-@pytest.mark.parametrize(
-    ("config", "overrides", "key", "found", "fix"),
-    [(config, *case) for config, cases in BROKEN.items() for case in cases],
-    ids=short,
-)
-def test_a_broken_variant_of_a_story_is_refused(config, overrides, key, found, fix):
-    errors = [issue for issue in told_of(config, overrides) if issue.level == "error"]
-    assert [
-        issue for issue in errors if issue.key.split(" (line")[0] == key and found in issue.found and fix in issue.fix
-    ], "\n".join(map(str, errors))
-
-
-@pytest.mark.parametrize(("config", "overrides"), [*((story, []) for story in STORIES), ("quickstart", [TEACHER])])
-def test_the_configs_as_they_stand_are_not_refused(config, overrides, tmp_path, monkeypatch):
-    for split in ("train", "validation"):
-        (tmp_path / "data/digits" / split / "0").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert [str(issue) for issue in told_of(config, overrides) if issue.level == "error"] == []
-
-
-def test_many_mistakes_in_one_config_come_all_at_once(tmp_path):
-    config = tmp_path / "broken.yaml"
-    config.write_text(
-        """
-name: my_job
-script: train_classifier.py
-role: SageMakerTraining
-region: us-west-2
-use_spot_instances: true
-compute: {instance_type: ml.g5.12xlarge, instance_count: 2, max_wait_hours: 5, keep_alive_minutes: 10, spot: true}
-distribution: smddp
-image: {framework_version: "2.6.0", python: py312}
-inputs:
-  train: {fsx: fs-0123456789abcdef0, path: /fsx/train}
-  validation: {s3: s3://amzn-s3-demo-bucket/v/, mode: Pipe}
-output: s3://amzn-s3-demo-bucket/runs
-tags: {"aws:team": vision}
-metrics: {loss: "loss [0-9]+"}
-environment: {SM_MODEL_DIR: /tmp}
-profiling: {rules: {ProfilerRaport: {}}}
-hyperparameters: {model: resnet18, epohcs: 3, global_batch_size: 30, note: "%s"}
-"""
-        % ("x" * 2500)
-    )
-    with pytest.raises(launcher.UserError) as told:
-        plan_config(config, on="aws")
-    keys = [issue.key.partition(" (line")[0] for issue in told.value.issues]
-    assert sorted(keys) == sorted([
-        "name", "role", "use_spot_instances",
-        "compute.spot", "compute.max_wait_hours", "compute.keep_alive_minutes", "distribution", "distribution",
-        "inputs.train", "inputs.validation.mode", "tags.aws:team", "metrics.loss", "environment.SM_MODEL_DIR",
-        "profiling.rules.ProfilerRaport", "hyperparameters.epohcs", "hyperparameters.global_batch_size",
-        "hyperparameters.note",
-    ])  # fmt: skip
-    assert str(told.value).startswith(f"{len(keys)} mistakes in {config}:")
-
-
 def test_a_version_that_the_rules_propose_has_an_image():
     catalog.training_image("us-west-2", P4D, "2.0.1", "py310")
     catalog.training_image("us-west-2", P4D, "2.8.0", "py312")
-
-
-def test_a_plan_says_which_group_starts_what(good):
-    planned = changed(good, {"compute": {**GROUPED, "instance_groups": GROUPS[::-1]}})
-    plan = launcher.plan(launcher.from_values(planned), on="aws")
-    assert [(host.group, host.command[0]) for host in plan.hosts] == [
-        ("cpus", "python"),
-        ("gpus", "mpirun"),
-        ("gpus", "sshd"),
-    ]
-    assert "algo-1      cpus, algo-1: python train.py" in str(
-        plan
-    ) and "gpus, algo-2: mpirun --host algo-2:8,algo-3:8 -np 16" in str(plan)
-    here = launcher.plan(launcher.from_values(planned)).issues
-    [issue] = [issue for issue in here if issue.key == "compute.instance_groups"]
-    assert issue.level == "warning" and "launcher emulate" in issue.fix

@@ -22,7 +22,7 @@ OVER = ("Completed", "Failed", "Stopped")
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory):
-    with Emulator(tmp_path_factory.mktemp("far side")) as emulator:
+    with Emulator(tmp_path_factory.mktemp("emulator")) as emulator:
         emulator.add_bucket(BUCKET, REGION)
         emulator.add_role(ROLE)
         yield emulator
@@ -110,6 +110,13 @@ class Aws:
         return next(json.loads(line[5:]) for line in self.log(name, host) if line.startswith("said "))
 
 
+def interrupt(emulator: Emulator, name: str) -> None:
+    """Take away a spot job's instances, without a warning to its processes."""
+    [job] = [job for (_, known), job in emulator.jobs.jobs.items() if known == name]
+    assert job.secondary == "Training" and job.request["EnableManagedSpotTraining"]
+    job.interrupted.set()
+
+
 def pack(files: dict[str, str]) -> bytes:
     """A sourcedir.tar.gz."""
     buffer = io.BytesIO()
@@ -145,4 +152,4 @@ SAY = """
         folder = pathlib.Path(folder)
         return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
 """
-"""How a script tells a test something: one line of JSON, which the toolkit leaves whole."""
+"""How a script reports to a test: one line of JSON, which the toolkit leaves whole."""

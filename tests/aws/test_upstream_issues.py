@@ -2,7 +2,7 @@
 
 Each test's docstring names the thread. Tested elsewhere:
 #4187, #5091, #2875 (no ignore file): test_planning.py, test_ignored_files_stay_and_the_kits_training_package_comes_along,
-    test_what_git_ignores_stays, test_secret_files_never_travel; test_package.py, test_what_looks_like_a_secret_is_refused…
+    test_what_git_ignores_stays, test_secret_files_are_never_packaged; test_source_package.py, test_what_looks_like_a_secret_is_refused…
 #4247 and accelerate #980 (booleans): test_hyperparameters.py, test_every_type_survives_the_real_toolkit; test_request.py,
     test_hyperparameters_survive_quotes_and_types
 #6188 (Debugger and Profiler on by default): test_request.py, test_profiling_and_debugger_are_off_unless_asked_for
@@ -22,15 +22,10 @@ import pytest
 import launcher
 from launcher.config import hyperparameters
 from tests.aws.conftest import complaints
-from tests.aws.test_traps import FSX, GOOD, GROUPED, KIT, S3, VPC, changed, with_a_script
+from tests.aws.jobs import FSX, GOOD, GROUPED, KIT, S3, VPC, changed
 from tests.conftest import ROOT
 
 KT = ROOT / "configs/kt_food_tag.yaml"
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory) -> dict:
-    return with_a_script(tmp_path_factory.mktemp("source"))
 
 
 def planned(values: dict) -> launcher.Plan:
@@ -126,7 +121,7 @@ def test_a_channel_reads_fsx_and_the_network_to_reach_it_is_demanded(good):
     assert request["VpcConfig"] == {"Subnets": ["subnet-0a1b2c3d"], "SecurityGroupIds": ["sg-0a1b2c3d"]}
 
 
-def test_data_that_is_not_there_is_told_before_anything_is_uploaded(good, tmp_path):
+def test_data_that_is_not_there_is_reported_before_anything_is_uploaded(good, tmp_path):
     """https://github.com/aws/sagemaker-python-sdk/issues/2776, the part that needs no network"""
     folder = tmp_path / "train"
     values = changed(good, {"inputs.train": {"folder": str(folder)}})
@@ -201,7 +196,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_a_job_that_only_ran_here_is_told_at_once_all_that_sagemaker_needs():
+def test_a_job_that_only_ran_here_reports_at_once_all_that_sagemaker_needs():
     """A user who adds nothing but --on aws."""
     values = {"name": "a", **{key: value for key, value in KIT.items() if value is not None}}
     values |= {"compute": {"price_per_hour": 1.0}, "inputs": GOOD["inputs"]}

@@ -30,7 +30,7 @@ def completed(job: launcher.Job, plan: launcher.Plan) -> dict:
         "hyperparameters": dict(job.hyperparameters),
         "output_path": job.output,
         "max_run": request.seconds(job.compute.max_hours),
-        "metric_definitions": [{"Name": name, "Regex": regex} for name, regex in request.METRICS.items()],
+        "metric_definitions": [{"Name": name, "Regex": regex} for name, regex in request.metrics(job).items()],
         "debugger_hook_config": False,  # the SDK adds Debugger's tensor hook unasked, which fails on a frozen teacher
         "source_dir": request.code_uri(job, plan.name),  # uploaded by this kit, the same bytes each time
     }

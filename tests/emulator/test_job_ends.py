@@ -1,4 +1,4 @@
-"""What goes wrong with jobs and calls: stops, limits, interruptions, refused requests, errors on demand, sudden ends."""
+"""What goes wrong with a job: stops, time limits, interruptions, refused requests, a killed emulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from launcher.emulator import Emulator
 from tests.conftest import SLEEPER, processes_of, wait_until
-from tests.emulator.conftest import BUCKET, REGION, ROLE, SAY, Aws, unpack
+from tests.emulator.conftest import BUCKET, REGION, ROLE, SAY, Aws, interrupt, unpack
 
 LEAVES_A_MODEL = SLEEPER.replace(
     "time.sleep(120)",
@@ -69,13 +69,11 @@ def test_a_running_job_is_updated_and_stopped_and_keeps_what_it_has(aws):
     sagemaker.update_training_job(
         TrainingJobName="is-stopped",
         ProfilerConfig={"S3OutputPath": f"s3://{BUCKET}/profile", "ProfilingIntervalInMilliseconds": 100},
-        ResourceConfig={"KeepAlivePeriodInSeconds": 0},
     )
     updated = aws.describe("is-stopped")
     assert (
         updated["ProfilerConfig"]["ProfilingIntervalInMilliseconds"] == 100 and updated["ProfilingStatus"] == "Enabled"
     )
-    assert updated["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 0 and "WarmPoolStatus" not in updated
     sagemaker.update_training_job(TrainingJobName="is-stopped", ProfilerConfig={"DisableProfiler": True})
     assert aws.describe("is-stopped")["ProfilingStatus"] == "Disabled"
     sagemaker.stop_training_job(TrainingJobName="is-stopped")
@@ -102,7 +100,7 @@ def test_a_job_is_stopped_at_its_max_runtime(aws):
 
 def test_an_interrupted_spot_job_goes_on_from_its_checkpoints_and_does_not_pay_for_the_pause(aws, emulator):
     wait_until(lambda: int(aws.objects("checkpoints/counts/deep/count.txt").get("", b"0")) > 3, 90, "a few checkpoints")
-    emulator.interrupt("counts")
+    interrupt(emulator, "counts")
     job = aws.ended("counts")
     assert job["TrainingJobStatus"] == "Completed", job.get("FailureReason")
     states = [entry["Status"] for entry in job["SecondaryStatusTransitions"]]
@@ -116,19 +114,17 @@ def test_an_interrupted_spot_job_goes_on_from_its_checkpoints_and_does_not_pay_f
     assert 1 <= job["TrainingTimeInSeconds"] - job["BillableTimeInSeconds"] <= 5
 
 
-def test_only_a_job_that_trains_can_be_interrupted(aws, emulator):
-    aws.ended("is-over")
-    with pytest.raises(ValueError, match="no managed spot job is-over has the status Training"):
-        emulator.interrupt("is-over")
-
-
-def test_a_job_for_which_there_are_no_instances_fails_while_it_starts(aws, emulator):
-    reason = "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
-    emulator.fail_start(reason)
-    job = aws.ended(aws.start("gets-nothing"))
-    assert (job["TrainingJobStatus"], job["FailureReason"]) == ("Failed", reason)
+def test_a_job_for_which_there_are_no_instances_fails_while_it_starts(aws):
+    job = aws.ended(aws.start("gets-nothing", ResourceConfig={"InstanceCount": 17}))
+    assert job["TrainingJobStatus"] == "Failed" and "at most 16 hosts" in job["FailureReason"]
     assert [entry["Status"] for entry in job["SecondaryStatusTransitions"]] == ["Starting", "Failed"]
     assert "TrainingTimeInSeconds" not in job
+
+
+@pytest.mark.parametrize(("operation", "given"), [("list_training_jobs", {}), ("search", {"Resource": "TrainingJob"})])
+def test_what_the_emulator_does_not_emulate_is_refused(aws, operation, given):
+    code, message = refusal(getattr(aws.client("sagemaker"), operation), **given)
+    assert code == "NotImplemented" and message.startswith("the SageMaker emulator has no ")
 
 
 def test_a_job_that_is_over_is_neither_stopped_nor_updated(aws):
@@ -177,36 +173,6 @@ def test_a_quota_that_was_set_is_kept(aws, emulator):
     assert "'ml.p5.48xlarge for training job usage' is 2 Instances, with current utilization of 0 Instances" in message
 
 
-def test_botocore_repeats_a_throttled_call_until_it_gets_its_answer(aws, emulator):
-    aws.ended("is-over")
-    before = len(emulator.calls)
-    emulator.inject("DescribeTrainingJob", code="ThrottlingException", times=2)
-    assert aws.describe("is-over")["TrainingJobStatus"] == "Completed"
-    assert emulator.calls[before:] == [("sagemaker", "DescribeTrainingJob")] * 3
-
-
-@pytest.mark.parametrize(
-    ("service", "operation", "method", "given"),
-    [
-        ("sagemaker", "ListTrainingJobs", "list_training_jobs", {}),
-        ("sts", "GetCallerIdentity", "get_caller_identity", {}),
-        ("ec2", "DescribeSubnets", "describe_subnets", {}),
-        ("iam", "GetRole", "get_role", {"RoleName": "SageMakerTraining"}),
-        ("s3", "ListObjectsV2", "list_objects_v2", {"Bucket": BUCKET}),
-        ("efs", "DescribeFileSystems", "describe_file_systems", {}),
-    ],
-)
-def test_an_injected_error_reaches_the_client_in_every_services_protocol(
-    aws, emulator, service, operation, method, given
-):
-    call = getattr(aws.client(service), method)
-    emulator.inject(
-        operation, code="ExpiredTokenException", message="The security token included in the request is expired"
-    )
-    assert refusal(call, **given) == ("ExpiredTokenException", "The security token included in the request is expired")
-    call(**given)
-
-
 SERVER = f"""
 import pathlib, sys
 from launcher.emulator import Emulator
@@ -219,7 +185,7 @@ emulator.close()
 print("closed", flush=True)
 sys.stdin.readline()
 """
-"""Closes its emulator when it is told to, and stays."""
+"""Closes its emulator when a line comes, and stays."""
 
 
 @pytest.fixture

@@ -1,0 +1,144 @@
+"""Runs on SageMaker while AWS does not answer, throttles, or denies a part; and runs that another process follows too."""
+
+from __future__ import annotations
+
+import threading
+
+import boto3
+import pytest
+
+import launcher
+from launcher.aws import follow, session
+from launcher.runner import run as running
+from tests.aws.conftest import REGION, SLEEPS, TRAINS, is_ready, started
+from tests.conftest import wait_until
+
+
+def test_expired_credentials_and_throttling_do_not_lose_the_run(sagemaker_job, aws_calls):
+    run = started(sagemaker_job(SLEEPS))
+    wait_until(lambda: is_ready(run), 60, "the script's line")
+    aws_calls.fail("DescribeTrainingJob", code="ExpiredTokenException", times=1)
+    wait_until(lambda: run.state and run.trouble, 20, "trouble")
+    assert "expired" in run.trouble and "aws sso login" in run.trouble
+    assert run.folder.state() == "InProgress"
+    wait_until(lambda: run.state and not run.trouble, 20, "an answer")
+    aws_calls.fail("DescribeTrainingJob", code="ThrottlingException", times=2)
+    run.stop("a test")
+    assert run.wait(60) == "Stopped"
+
+
+def test_a_throttled_start_is_tried_again_and_starts_one_job(sagemaker_job, emulator, aws_calls):
+    """https://github.com/aws/sagemaker-python-sdk/issues/645"""
+    aws_calls.fail("CreateTrainingJob", code="ThrottlingException", times=2)
+    run = started(sagemaker_job("print('started')\n"))
+    assert run.wait(120) == "Completed"
+    assert [name for _, name in emulator.jobs.jobs if name.startswith(run.name)] == [run.name]
+
+
+def test_a_job_whose_answer_was_lost_is_followed_and_not_called_failed(sagemaker_job):
+    """CreateTrainingJob went through, and botocore's second try is refused because the name is taken."""
+    plan = launcher.plan(sagemaker_job(SLEEPS), on="aws")
+    launcher.upload(plan)
+    boto3.client("sagemaker", region_name=REGION).create_training_job(**plan.request)
+    run = launcher.run(plan)
+    assert run.state == "InProgress"
+    run.stop()
+    assert run.wait(60) == "Stopped"
+
+
+def test_a_job_that_sagemaker_does_not_know_any_more_is_over(sagemaker_job, aws_calls, monkeypatch):
+    run = started(sagemaker_job(SLEEPS))
+    wait_until(lambda: is_ready(run), 60, "the script's line")
+    aws_calls.fail("DescribeTrainingJob", code="ValidationException", times=1, message="Requested resource not found.")
+    monkeypatch.setattr(follow, "UNKNOWN_SECONDS", 0)
+    wait_until(lambda: run.state == "Failed", 30, "the end")
+    assert "does not know this job" in run.outcome()["failure"]
+    boto3.client("sagemaker", region_name=REGION).stop_training_job(TrainingJobName=run.name)
+
+
+def test_without_the_right_to_read_logs_a_run_is_still_followed_to_its_end(sagemaker_job, data, aws_calls):
+    aws_calls.fail("DescribeLogStreams", code="AccessDeniedException", times=1000, message="not authorized: logs")
+    run = started(sagemaker_job(TRAINS, inputs={"train": {"folder": str(data)}}))
+    assert run.wait(120) == "Completed"
+    assert any("logs: not allowed" in text for text in run.outcome()["not_saved"])
+    assert run.result() == {"validation_accuracy": 0.9}
+
+
+def test_the_record_can_be_read_while_aws_does_not_answer(sagemaker_job, monkeypatch, emulator):
+    run = started(sagemaker_job(SLEEPS))
+    wait_until(lambda: is_ready(run), 60, "the script's line")
+    monkeypatch.setattr(session, "MAX_ATTEMPTS", 1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    session.forget_clients()
+    offline = launcher.attach(run.name)
+    assert offline.state == "InProgress"
+    assert "cannot be reached" in offline.trouble
+    assert "ready" in [line for _, line in offline.logs()]
+    with pytest.raises(launcher.UserError, match="cannot be reached"):
+        offline.stop()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", emulator.url)
+    session.forget_clients()
+    offline.stop()
+    assert offline.wait(60) == "Stopped"
+
+
+def test_two_followers_of_one_run_write_each_line_once(sagemaker_job):
+    text = "import time\nfor number in range(60):\n    print(f'line {number}', flush=True)\n    time.sleep(0.1)\n"
+    run = started(sagemaker_job(text))
+    other = launcher.attach(run.name)
+    watching = threading.Thread(target=other.wait, args=(120,))
+    watching.start()
+    assert run.wait(120) == "Completed"
+    watching.join()
+    numbers = [int(line.split()[1]) for _, line in run.logs() if line.startswith("line ")]
+    assert numbers == list(range(60))
+
+
+def test_lines_that_a_crash_left_half_recorded_are_not_doubled(sagemaker_job, data):
+    run = started(sagemaker_job(TRAINS, inputs={"train": {"folder": str(data)}}))
+    wait_until(
+        lambda: run.state and run.folder.log("algo-1").exists() and run.folder.log("algo-1").stat().st_size,
+        90,
+        "a line",
+    )
+    with open(run.folder.log("algo-1"), "ab") as log:
+        log.write(b"written before the power failed, and not noted in streams.json\n")
+    assert run.wait(120) == "Completed"
+    text = run.folder.log("algo-1").read_text()
+    assert "power" not in text
+    assert text.count("epoch 1/2 step 5/10") == 1
+
+
+def test_log_pages_without_lines_are_not_the_end():
+    """https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html: only an equal token is."""
+    pages = {None: ("1", ["a"]), "1": ("2", []), "2": ("3", ["b"]), "3": ("3", [])}
+
+    class Wire:
+        def get_log_events(self, **options):
+            token, lines = pages[options.get("nextToken")]
+            return {"nextForwardToken": token, "events": [{"message": line} for line in lines]}
+
+    assert [line for _, lines in follow._events(Wire(), "stream", None) for line in lines] == ["a", "b"]
+
+
+def test_a_known_name_needs_no_region_and_a_broken_adoption_can_be_repeated(sagemaker_job, data):
+    run = started(sagemaker_job(TRAINS, inputs={"train": {"folder": str(data)}}))
+    assert launcher.attach("test", region="eu-west-1").name == run.name
+    assert run.wait(120) == "Completed"
+    (running.records.store() / "half").mkdir()
+    with pytest.raises(launcher.UserError, match="no such training job"):
+        launcher.attach("half", region=REGION)
+
+
+@pytest.mark.parametrize("name", session.WHOSE)
+def test_where_the_environment_names_another_account_another_client_is_asked(name, monkeypatch, tmp_path):
+    """As in a notebook: an emulator that was closed and started again has another port."""
+    (tmp_path / "config").write_text("[profile http://127.0.0.1:1]\nregion = eu-west-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    first = session.client("s3", REGION)
+    assert session.client("s3", REGION) is first
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    if name == "AWS_ACCESS_KEY_ID":
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    assert session.client("s3", REGION) is not first
+    session.forget_clients()
