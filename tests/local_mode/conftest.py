@@ -5,6 +5,7 @@ LAUNCHER_TEST_DOCKER=1 pytest tests/local_mode        LAUNCHER_TEST_IMAGE=… ta
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -60,3 +61,57 @@ def assert_nothing_left(run: launcher.Run, seconds: float = 15) -> None:
     while left(run):
         assert time.monotonic() < end, left(run)
         time.sleep(0.1)
+
+
+INFO = json.dumps(
+    {"ServerVersion": "27.0", "DockerRootDir": "/", "SecurityOptions": ["name=seccomp"], "Runtimes": {"runc": {}}}
+)
+HERE = {"context inspect": ("unix:///var/run/docker.sock\n", "", 0)}
+WORKING = {
+    "info": (INFO, "", 0),
+    **HERE,
+    "compose version": ("2.35.1\n", "", 0),
+    "image inspect": ('[{"Id": "sha256:1"}]', "", 0),
+}
+NO_COMPOSE = ("", "docker: 'compose' is not a docker command.\n", 1)
+DOWN = (
+    "{}",
+    "ERROR: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?\n",
+    1,
+)
+DOWN_BUT_0 = (
+    json.dumps({"ServerErrors": ["Cannot connect to the Docker daemon at unix:///var/run/docker.sock."]}),
+    "",
+    0,
+)
+DENIED = ("", "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock: Get \"http://%2Fvar%2Frun%2Fdocker.sock/v1.24/info\": dial unix /var/run/docker.sock: connect: permission denied\n", 1)  # fmt: skip
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A PATH with a `docker` that gives these answers, and with a `docker-compose` of this version: `machine({"info": …}, "1.29.2")`."""
+
+    def make(answers: dict[str, tuple[str, str, int]], standalone: str | None = None) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        cases = ""
+        for index, (words, (output, errors, status)) in enumerate(answers.items()):
+            (tmp_path / f"out{index}").write_text(output)
+            (tmp_path / f"err{index}").write_text(errors)
+            cases += f'"{words}"*) cat {tmp_path}/out{index}; cat {tmp_path}/err{index} >&2; exit {status};;\n'
+        (folder / "docker").write_text(f'#!/bin/sh\ncase "$*" in\n{cases}*) echo "unknown: $*" >&2; exit 1;;\nesac\n')
+        (folder / "docker").chmod(0o755)
+        if standalone is not None:
+            (folder / "docker-compose").write_text(f"#!/bin/sh\necho {standalone}\n")
+            (folder / "docker-compose").chmod(0o755)
+        for tool in ("cat", "sh"):
+            if not (folder / tool).exists():
+                (folder / tool).symlink_to(f"/bin/{tool}")
+        monkeypatch.setenv("PATH", str(folder))
+        monkeypatch.delenv("DOCKER_HOST", raising=False)
+
+    return make
+
+
+def no_network(*_: object) -> None:
+    raise AssertionError("local mode used the network")

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from launcher.commands import doctor, main
-from tests.local_mode.test_compose import DOWN, WORKING, machine  # noqa: F401 - a fixture
+from tests.local_mode.conftest import DOWN, WORKING
 
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch, tmp_path):
     def connect(*_: object) -> None:
-        raise AssertionError("doctor asked the network")
+        raise AssertionError("doctor used the network")
 
     monkeypatch.setattr("socket.socket.connect", connect)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -25,17 +25,19 @@ def needs(backend: str) -> dict[str, doctor.Need]:
     return {need.subject: need for need in doctor.look() if need.backend == backend}
 
 
-def test_a_machine_with_everything_is_ready(machine, monkeypatch, capsys):  # noqa: F811
+def test_a_machine_with_everything_is_ready(machine, monkeypatch, capsys):
     machine({**WORKING, "image inspect": ('[{"Id": "sha256:1", "Size": 2147483648}]', "", 0)})
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     assert main.main(["doctor"]) == 0
-    said = capsys.readouterr().out
-    assert "docker: ready" in said and "process: ready" in said and "aws: ready" in said and "2.0 GB" in said
-    assert "hunter2" not in said
+    printed = capsys.readouterr().out
+    assert (
+        "docker: ready" in printed and "process: ready" in printed and "aws: ready" in printed and "2.0 GB" in printed
+    )
+    assert "hunter2" not in printed
 
 
-def test_what_is_missing_is_said_with_its_cure_and_what_hangs_on_it_is_not_checked(machine, capsys):  # noqa: F811
+def test_what_is_missing_is_reported_with_its_fix_and_what_hangs_on_it_is_not_checked(machine, capsys):
     machine({**WORKING, "info": DOWN})
     assert main.main(["doctor", "--json"]) == 0, "the process backend is ready all the same"
     found = json.loads(capsys.readouterr().out)

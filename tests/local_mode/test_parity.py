@@ -1,4 +1,4 @@
-"""The same job as processes, through SageMaker's far side and in containers: a script sees the same, but for what is declared.
+"""One job as processes, on the SageMaker emulator and in containers: the script sees the same, except for declared differences.
 
 LAUNCHER_TEST_DOCKER=1 adds the containers.
 """
@@ -77,9 +77,9 @@ ROLE = "arn:aws:iam::123456789012:role/SageMakerTraining"
 
 
 @pytest.fixture
-def far_side(tmp_path, monkeypatch):
-    """SageMaker's far side, and this process as its client."""
-    with Emulator(tmp_path / "far side") as emulator:
+def emulator(tmp_path, monkeypatch):
+    """The SageMaker emulator, and this process as its client."""
+    with Emulator(tmp_path / "emulator") as emulator:
         emulator.add_bucket(BUCKET, REGION)
         emulator.add_role(ROLE)
         emulator.set_quota("ml.m5.xlarge for training job usage", 2, REGION)
@@ -91,7 +91,7 @@ def far_side(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_same_job_gives_the_same_script_the_same(far_side, script_job, request, tmp_path, monkeypatch, hosts):
+def test_the_same_job_gives_the_same_script_the_same(emulator, script_job, request, tmp_path, monkeypatch, hosts):
     if WITH_DOCKER:
         request.getfixturevalue("engine")
         monkeypatch.setattr(docker, "IMAGE", IMAGE)

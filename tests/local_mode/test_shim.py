@@ -54,8 +54,8 @@ def test_under_mpirun_it_reaches_the_ranks_and_neither_mpirun_nor_the_way_to_oth
     assert found == toolkit.ranks_below(top)
 
 
-def test_a_fork_that_is_not_the_script_yet_is_not_told_before_it_is():
-    """It has the parent's handler, which would swallow the signal; and nobody is told twice."""
+def test_a_fork_gets_no_signal_before_it_is_the_script():
+    """It has the parent's handler, which would swallow the signal; and no process gets it twice."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,0 +1,155 @@
+"""A plan for containers, and what the SDK's local mode makes of it. No engine is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import launcher
+from launcher.backends import docker, local_mode
+from launcher.config.job import Input
+from tests.conftest import ROOT
+from tests.local_mode.conftest import no_network
+
+
+@pytest.mark.parametrize(
+    ("image", "taken"),
+    [
+        (None, docker.IMAGE),
+        ({"framework_version": "2.0.0", "python": "py310"}, docker.IMAGE),
+        ({"uri": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.0.0-gpu-py310"}, docker.IMAGE),
+        ({"uri": "localhost:5000/team:1"}, "localhost:5000/team:1"),
+    ],
+)
+def test_the_image_is_the_jobs_own_where_it_can_be_here(script_job, image, taken):
+    job = script_job("print(1)", **({"image": image} if image else {}))
+    assert docker.image(job) == taken
+    plan = launcher.plan(job, on="docker")
+    assert taken in str(plan)
+    reported = any(issue.key == "image.uri" for issue in plan.issues)
+    assert reported == (image is not None and "uri" in image and taken == docker.IMAGE)
+
+
+def test_the_plan_shows_every_difference_with_its_reason(script_job):
+    for backend in ("docker", "process"):
+        plan = launcher.plan(script_job("print(1)"), on=backend)
+        differences = launcher.backends.get(backend).DIFFERENCES
+        assert differences and all(f"    {name}: {why}" in str(plan) for name, why in differences.items())
+        assert json.loads(plan.to_json())["differences"] == differences
+
+
+def test_data_that_lies_on_sagemakers_side_needs_a_folder_and_the_plan_says_so(script_job):
+    job = script_job(
+        "print(1)",
+        inputs={"train": {"s3": "s3://bucket/train"}, "more": {"fsx": "fs-0123456789abcdef0", "path": "/fsx/x"}},
+    )
+    found = {issue.key: issue for issue in launcher.plan(job, on="docker").errors}
+    assert set(found) == {"inputs.train", "inputs.more"} and "folder" in found["inputs.train"].valid
+
+
+def test_shared_memory_is_as_the_job_says_or_a_share_of_this_machines(script_job):
+    assert docker.shm_mb(script_job("print(1)", compute={"shm_gb": 1.5})) == 1536
+    alone = docker.shm_mb(script_job("print(1)"))
+    many = docker.shm_mb(script_job("print(1)", distribution="torchrun", compute={"instance_count": 4}))
+    assert alone > 64 and abs(alone - 4 * many) < 8
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"distribution": "torchrun", "compute": {"instance_count": 2, "processes_per_host": 2}},
+        {
+            "distribution": "smddp",
+            "custom_mpi_options": "-x A=1",
+            "role": "arn:aws:iam::123456789012:role/a",
+            "region": "eu-west-1",
+            "compute": {
+                "instance_type": "ml.p4d.24xlarge",
+                "spot": True,
+                "max_wait_hours": 30,
+                "keep_alive_minutes": 5,
+            },
+            "checkpoints": {"s3": "s3://bucket/c", "path": "/opt/ml/other"},
+            "output": "s3://bucket/o",
+            "profiling": {"system_interval_ms": 500},
+            "network": {
+                "subnets": ["subnet-1"],
+                "security_groups": ["sg-1"],
+                "isolation": True,
+                "encrypt_traffic": True,
+            },
+            "hyperparameters": {"a": 1, "b": "it's", "c": [1, {"x": None}], "d": None, "e": True, "f": 0.1},
+            "tags": {"a": "b"},
+        },
+    ],
+)
+def test_the_sdks_local_mode_takes_every_job_and_sends_what_the_plan_shows(script_job, tmp_path, monkeypatch, values):
+    (tmp_path / "da#ta?").mkdir()
+    (tmp_path / "da#ta?/x").touch()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("socket.socket.connect", no_network)
+    job = script_job(
+        "print(1)",
+        inputs={"train": {"folder": str(tmp_path / "da#ta?"), "sharded": True, "mode": "FastFile"}},
+        **values,
+    )
+    plan = launcher.plan(job, on="docker")
+    assert not plan.errors
+    started = []
+    local_mode.fit(plan, plan.source, lambda: started.append(plan.name))
+    assert started == [plan.name]
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_configs_hyperparameters_reach_the_container_as_the_plan_shows_them(tmp_path, monkeypatch, config, smoke):
+    (tmp_path / "data").touch()
+    job = launcher.load(config, smoke=smoke)
+    job = job.model_copy(update={"inputs": {name: Input(folder=str(tmp_path)) for name in job.inputs}})
+    plan = launcher.plan(job, on="docker")
+    assert not plan.errors
+    seen = []
+    monkeypatch.setattr(local_mode.Containers, "train", lambda _, inputs, output, given, *others: seen.append(given))
+    local_mode.fit(plan, plan.source, lambda: None)
+    [sent] = seen
+    corrected = {"sagemaker_submit_directory": '"/opt/ml/code"', "sagemaker_program": f'"{job.script}"'}
+    assert sent | corrected == plan.hyperparameters
+    assert job.hyperparameters == {name: json.loads(plan.hyperparameters[name]) for name in job.hyperparameters}
+
+
+def test_nothing_is_asked_at_ec2s_address_without_credentials(tmp_path):
+    """The SDK makes sessions of its own, when it is imported and in every estimator: a fresh process shows both."""
+    code = """
+    import socket
+    def connect(_, address):
+        raise SystemExit(f"asked {address}")
+    socket.socket.connect = connect
+    import boto3, launcher
+    job = launcher.load("configs/kt_food_tag.yaml")
+    estimator, inputs = launcher.plan(job, on="aws").estimator(boto3.Session("a", "b", region_name=job.region))
+    assert boto3.DEFAULT_SESSION is None and "AWS_EC2_METADATA_DISABLED" not in __import__("os").environ
+    from launcher.backends import local_mode
+    print(type(estimator).__name__)
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment |= {"AWS_CONFIG_FILE": str(tmp_path / "none"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["PyTorch"]), done.stderr
+
+
+def test_a_script_below_the_source_folder_is_found_too(tmp_path):
+    (tmp_path / "src/deep").mkdir(parents=True)
+    (tmp_path / "src/deep/script.py").write_text("print(1)")
+    job = launcher.from_values({"name": "test", "script": "deep/script.py", "source": str(tmp_path / "src")})
+    plan = launcher.plan(job, on="docker")
+    local_mode.fit(plan, plan.source, lambda: None)
+    assert plan.hyperparameters["sagemaker_program"] == '"deep/script.py"'
