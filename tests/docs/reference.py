@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -194,6 +195,7 @@ def _takes(cls: type, item: dataclasses.Field[Any]) -> str:
     return "; ".join(filter(None, [kind, _conditions(cls).get(item.name, "")]))
 
 
+@functools.cache
 def _conditions(cls: type) -> dict[str, str]:
     """What settings must hold together, in words."""
     if not hasattr(cls, "conditions"):
@@ -242,6 +244,7 @@ def _usage(name: str, parser: argparse.ArgumentParser) -> list[str]:
 # Text
 
 
+@functools.cache
 def _sentences(cls: type) -> dict[str, str]:
     """The docstring under each field of a class."""
     [body] = [
