@@ -59,7 +59,7 @@ def main(settings: ClassifierSettings) -> None:
             probed = probe.input_alone(alone, settings.probe_input_images, world)
         if settings.repeat_batch:
             say(
-                "repeat_batch: every step gets the first batch again: this run measures the model and teaches it nothing"
+                "repeat_batch: every step gets the first batch again; this run measures the model and teaches it nothing"
             )
             loaders = replace(loaders, train=probe.RepeatedBatch(loaders.train))
         task = Classification(state.trained, settings.label_smoothing, run.timeline)

@@ -1,7 +1,7 @@
-"""A job that is killed at random moments and resumed, beside the same job undisturbed: do their curves coincide?
+"""Drill: a job killed at random moments and resumed must follow the curve of the same job undisturbed.
 
-On as many hosts every value of every step, and the final weights, must be the same bit for bit. On another number of hosts sums
-over the processes are taken in another order, so that values differ by rounding, and by what follows from it.
+On the same number of hosts every value of every step and the final weights must be equal bit for bit. On another number of hosts
+the sums over processes are taken in another order, so that values differ by rounding and what follows from it.
 """
 
 from __future__ import annotations
@@ -29,59 +29,59 @@ from launcher.show.table import Table
 
 WORKERS, STOP, HOST, MACHINE = "SIGKILL to the script", "SIGTERM", "SIGKILL to a host", "SIGKILL to all of the run"
 ORDER = (WORKERS, STOP, HOST, MACHINE)
-"""How a run is ended, in turns: the training processes of one host die; the run is stopped; a host is lost; the machine fails."""
+"""How runs are ended, in turn: one host's training processes die; the run is stopped; a host is lost; the machine fails."""
 
 MEASURED = re.compile(r".*(/s|_s|_share|_gib)")
-"""Metrics that are speeds, seconds, shares of them, and memory: no two runs have the same."""
+"""Metrics of speed, time and memory, which differ from run to run."""
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
-"""Files in SM_MODEL_DIR that hold what was learnt and nothing else."""
+"""Suffixes of files in SM_MODEL_DIR that hold nothing but weights."""
 
 TOLERANCE = 0.01
-"""How far a value may be off on another number of hosts, as a share of the largest that its metric has on the curve."""
+"""Largest difference allowed on another number of hosts, as a share of the metric's largest value on the curve."""
 
 WRITING_SECONDS = 20
-"""How long a kill waits for a checkpoint to be under way."""
+"""Seconds that a kill waits for a checkpoint to begin."""
 
 TRIES = 5
-"""Trainings in a row that may be over before their first kill."""
+"""Trainings in a row that may end before their first kill."""
 
-GOES_ON = re.compile(r"^going on from the checkpoint of step (\d+)$")
-"""How a script tells where it resumes, as entrypoints/training/engine/loop.py does."""
+GOES_ON = re.compile(r"^resuming from the checkpoint of step (\d+)$")
+"""How a script reports where it resumes, as entrypoints/training/engine/loop.py does."""
 
 Curve = dict[int, dict[str, Any]]
-"""Step -> rank 0's metrics of it by name, less those MEASURED."""
+"""Step -> rank 0's metrics by name, without those of MEASURED."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One interruption, and how the next run went on."""
+    """One kill, and how the next run continued."""
 
     how: str
     at_step: int
-    """The last step that the killed run told."""
+    """The last step that the killed run reported."""
     resumed_from: int = 0
-    """The step that the next run went on from; 0: it began anew."""
+    """The step from which the next run resumed; 0: it started over."""
     seconds: float = 0.0
-    """From the kill to the next run's first metric line."""
+    """Seconds from the kill to the next run's first metric line."""
 
 
 @dataclass
 class Drill:
-    """What a drill found."""
+    """The result of a drill."""
 
     undisturbed: Run
     exact: bool
-    """Whether everything had to coincide bit for bit."""
+    """Whether everything had to be equal bit for bit."""
     steps: int = 0
     runs: list[Run] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
     weights: dict[str, str] = field(default_factory=dict)
-    """The final weights' SHA-256 by file."""
+    """File of the final weights -> SHA-256."""
     furthest: float = 0.0
-    """The largest difference of a value, as a share of the largest that its metric has."""
+    """The largest difference, as a share of the metric's largest value."""
     difference: str = ""
-    """The first thing that was not as in the undisturbed run; empty where there is none."""
+    """The first difference from the undisturbed run; empty where there is none."""
 
     def __str__(self) -> str:
         head = ["kill", "how", "at step", "resumed from", "steps lost", "seconds"]
@@ -98,9 +98,9 @@ class Drill:
             return f"DIFFERENT: {self.difference}"
         curve = f"the metrics of all {self.steps} steps"
         if not self.exact:
-            return f"{curve} are the undisturbed run's, to {self.furthest:.2g} of each one's largest value"
+            return f"{curve} equal the undisturbed run's, to within {self.furthest:.2g} of each metric's largest value"
         weights = ", ".join(f"{name} {checksum[:12]}" for name, checksum in self.weights.items())
-        return f"{curve} and the weights ({weights or 'the script left none'}) are the undisturbed run's, bit for bit"
+        return f"{curve} and the weights ({weights or 'the script left none'}) equal the undisturbed run's, bit for bit"
 
 
 def drill(
@@ -109,35 +109,35 @@ def drill(
     """Run a job undisturbed, then again, killed and resumed, all on the process backend.
 
     Args:
-        kills: how many. Where the job is over before the last one, it begins anew.
+        kills: how many. If the job ends before the last one, it starts over.
         hosts_after: every other run has this many hosts instead of the job's own.
-        seed: of the moments and of the hosts that are hit.
+        seed: of the times and hosts of the kills.
         say: takes a line for people at each stage.
 
     Raises:
-        UserError: the plan has errors, or the job gives nothing to kill or nothing to compare.
+        UserError: the plan has errors, or the job gives nothing to kill or to compare.
     """
     for option, count in (("--kills", kills), ("--hosts-after", hosts_after)):
         if count is not None and count < 1:
             raise mistake(option, str(count), f"write {option} 1 or more")
-    name = f"{job.name[:36].rstrip('-')}-drill"  # so that these are never the latest runs of the job's own name
+    name = f"{job.name[:36].rstrip('-')}-drill"  # so that none is the latest run of the job's own name
     job = job.model_copy(update={"name": name})
-    if job.source is None:  # of this kit's scripts every step is compared
+    if job.source is None:  # compare every step of this kit's scripts
         job = job.model_copy(update={"hyperparameters": {"log_every": 1, **job.hyperparameters}})
     counts = (job.compute.instance_count, hosts_after or job.compute.instance_count)
     for count in counts:
-        refuse_errors(plan(_with_hosts(job, count)))  # all of them now, not in the middle
+        refuse_errors(plan(_with_hosts(job, count)))  # before anything starts
     undisturbed = start(plan(job))
     say(f"undisturbed: {undisturbed.name}")
     result = Drill(undisturbed, exact=len(set(counts)) == 1)
     if undisturbed.wait() != records.COMPLETED:
-        result.difference = f"{_end(undisturbed)}, and nobody disturbed it"
+        result.difference = f"{_end(undisturbed)} without a kill"
         return result
     reference = curve(undisturbed)
     result.steps, result.weights = max(reference, default=0), weights(undisturbed)
     if result.steps < 2:
-        found = f"{undisturbed.name} told {'one step' if result.steps else 'no metric'}"
-        raise mistake("script", found, "let it train several steps, and tell each as training.runtime.reporting does")
+        found = f"{undisturbed.name} reported {'one step' if result.steps else 'no metric'}"
+        raise mistake("script", found, "let it train several steps, and report each as training.runtime.reporting does")
     job = job.model_copy(update={"source": str(undisturbed.folder.code)})
     series = _Series([_with_hosts(job, count) for count in counts], result, reference, seed, say)
     in_vain = 0
@@ -146,22 +146,22 @@ def drill(
         series.train(kills - before)
         in_vain = in_vain + 1 if len(result.kills) == before else 0
         if in_vain == TRIES and not result.difference:
-            fix = "give it more to do, for example hyperparameters.epochs"
-            raise mistake("script", f"its {result.steps} steps were over before it could be killed", fix)
+            fix = "train longer, for example with hyperparameters.epochs"
+            raise mistake("script", f"its {result.steps} steps ended before it could be killed", fix)
     return result
 
 
 class _Series:
-    """Trainings from the first step to the last, each by runs that are killed and one that is not, which take the jobs in turns."""
+    """Trainings from the first step to the last. Each takes several runs, all but the last killed; runs take the jobs in turn."""
 
     def __init__(self, jobs: Sequence[Job], result: Drill, reference: Curve, seed: int, say: Callable[[str], None]):
         self.jobs, self.result, self.reference, self.say = jobs, result, reference, say
         self.rng = random.Random(seed)
 
     def train(self, kills: int) -> None:
-        """One training, killed so many times if it lasts that long; what was found goes to the result."""
+        """One training with N kills, or fewer if it ends before; adds to the result."""
         steps = self.result.steps
-        told: Curve = {}
+        reported: Curve = {}
         targets = sorted(self.rng.sample(range(1, steps), min(kills, steps - 1)))
         earlier, kill, struck = None, None, 0.0
         while not self.result.difference:
@@ -177,30 +177,30 @@ class _Series:
             kill = Kill(how, max(found, default=0)) if how and state != records.COMPLETED else None
             self.judge(run, found, kill)
             for step, values in found.items():
-                told.setdefault(step, {}).update(values)
+                reported.setdefault(step, {}).update(values)
             if kill is None:
                 break
             self.say(f"kill {len(self.result.kills) + 1}: {how} at step {kill.at_step} of {run.name}")
             earlier = run
         if not self.result.difference:
             self.say(f"to the end: {run.name}")
-            self.result.difference = missing(self.reference, told)
+            self.result.difference = missing(self.reference, reported)
             other = other_file(self.result.weights, weights(run)) if self.result.exact else ""
             if other and not self.result.difference:
-                self.result.difference = f"{other} of {run.name} is not the undisturbed run's"
+                self.result.difference = f"{other} of {run.name} differs from the undisturbed run's"
 
     def plan(self, earlier: Run | None) -> Plan:
-        """The next run's: from the checkpoints of the one before, or anew where that left none."""
+        """The next run's plan: from the checkpoints of the run before, or from the start where it left none."""
         made = plan(self.jobs[len(self.result.runs) % len(self.jobs)])
         return (
             replace(made, resumes=earlier.name) if earlier is not None and earlier.folder.left_checkpoints() else made
         )
 
     def strike(self, run: Run, step: int) -> tuple[str, float]:
-        """End a run at a random moment after a step, every other time while a checkpoint is written.
+        """End a run at a random moment after a step; half of the time while a checkpoint is being written.
 
         Returns:
-            How, and when by the monotonic clock; ("", 0) where the run was over before.
+            How, and when by the monotonic clock; ("", 0) where the run ended before.
         """
         how = ORDER[len(self.result.kills) % len(ORDER)]
         seconds_a_step = self.result.undisturbed.outcome()["seconds"] / self.result.steps
@@ -216,12 +216,12 @@ class _Series:
         if how == STOP:
             run.stop("launcher drill")
         else:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself in this moment
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by itself
                 _kill(run, how, self.rng)
         return how, time.monotonic()
 
     def judge(self, run: Run, found: Curve, kill: Kill | None) -> None:
-        """Whether a run ended as it should, and told what the undisturbed run told."""
+        """Check that a run ended as expected and reported the undisturbed run's values."""
         wanted = records.COMPLETED if kill is None else records.STOPPED if kill.how == STOP else records.FAILED
         if run.state != wanted:
             self.result.difference = f"{_end(run)}, not {wanted}"
@@ -232,8 +232,8 @@ class _Series:
 
 
 def curve(run: Run) -> Curve:
-    """Rank 0's metrics at full precision, as far as a run came."""
-    if not run.folder.metrics.is_file():  # its supervisor was killed before it could
+    """Rank 0's metrics at full precision, as far as the run got."""
+    if not run.folder.metrics.is_file():  # its supervisor was killed before it wrote them
         records.merge_metrics(run.folder, run.hosts)
     found: Curve = {}
     for line in run.metrics():
@@ -244,17 +244,17 @@ def curve(run: Run) -> Curve:
 
 
 def weights(run: Run) -> dict[str, str]:
-    """SHA-256 of each file of weights that the first host left, by its path."""
+    """File of weights on the first host -> SHA-256."""
     root = run.folder.host(run.hosts[0]) / "model"
     files = sorted(file for file in root.rglob("*") if file.suffix in WEIGHTS)
     return {file.relative_to(root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def compare(reference: Curve, found: Curve, tolerance: float) -> tuple[float, str]:
-    """How far values of the same step and name lie apart, as a share of the largest that the metric has in `reference`.
+    """Differences of values of the same step and name, as shares of the metric's largest value in `reference`.
 
     Returns:
-        The furthest; and the first that is further than the tolerance, in words, or "" where none is.
+        The largest difference; and the first above the tolerance, in words, or "".
     """
     largest = _largest(reference)
     furthest = 0.0
@@ -272,12 +272,12 @@ def missing(reference: Curve, found: Curve) -> str:
     """The first metric that only `reference` has, in words; "" where there is none."""
     for step in sorted(reference):
         for name in sorted(set(reference[step]) - set(found.get(step, {}))):
-            return f"step {step}: {name} was told by the undisturbed run only"
+            return f"step {step}: only the undisturbed run reported {name}"
     return ""
 
 
 def other_file(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """The first file whose checksum is another, or that only one side has; "" where there is none."""
+    """The first file whose checksum differs, or that only one side has; "" where there is none."""
     return next((name for name in sorted({**expected, **found}) if expected.get(name) != found.get(name)), "")
 
 
@@ -292,7 +292,7 @@ def _largest(reference: Curve) -> dict[str, float]:
 
 
 def _off(expected: Any, value: Any, largest: float) -> float:
-    """How far two values lie apart as a share of `largest`; 0 only where they are the same."""
+    """The difference of two values as a share of `largest`; 0 only where they are equal."""
     if value == expected or (value != value and expected != expected):
         return 0.0
     numbers = isinstance(value, (int, float)) and isinstance(expected, (int, float))
@@ -305,9 +305,9 @@ def _with_hosts(job: Job, count: int) -> Job:
 
 
 def _resumed_from(run: Run) -> int:
-    """The step that a run says it goes on from; 0 where it says nothing."""
-    told = [GOES_ON.match(line) for host, line in run.logs() if host == run.hosts[0]]
-    return next((int(match[1]) for match in told if match), 0)
+    """The step from which a run says that it resumed; 0 where it says nothing."""
+    matches = [GOES_ON.match(line) for host, line in run.logs() if host == run.hosts[0]]
+    return next((int(match[1]) for match in matches if match), 0)
 
 
 def _end(run: Run) -> str:
@@ -317,7 +317,7 @@ def _end(run: Run) -> str:
 
 
 def _wait_for_a_checkpoint_under_way(run: Run) -> None:
-    """Until a hidden name in the first host's folder of checkpoints comes or changes, as of a checkpoint that is not whole yet."""
+    """Wait until a hidden file, a checkpoint that is not complete, appears or changes in the first host's folder."""
     folder = run.folder.host(run.hosts[0]) / "checkpoints"
     before, end = _hidden(folder), time.monotonic() + WRITING_SECONDS  # an earlier kill may have left one
     while time.monotonic() < end and not run.folder.outcome.exists() and _hidden(folder) <= before:
@@ -328,13 +328,13 @@ def _hidden(folder: Path) -> set[tuple[str, int]]:
     found = set()
     for path in folder.iterdir():
         if path.name.startswith("."):
-            with contextlib.suppress(FileNotFoundError):  # it is whole now
+            with contextlib.suppress(FileNotFoundError):  # it is complete now
                 found.add((path.name, path.stat().st_mtime_ns))
     return found
 
 
 def _kill(run: Run, how: str, rng: random.Random) -> None:
-    """SIGKILL to all of a run, to all that stands for one of its hosts, or to the training processes there."""
+    """SIGKILL to the whole run, to one of its hosts, or to the training processes there."""
     supervisor = psutil.Process(run.folder.read(run.folder.supervisor)["pid"])
     host = str(run.folder.host(rng.choice(run.hosts)))
     shims = [child for child in supervisor.children() if child.cwd() == host]
@@ -347,13 +347,13 @@ def _kill(run: Run, how: str, rng: random.Random) -> None:
 
 
 def _kill_tree(root: psutil.Process) -> None:
-    """SIGKILL to a process and everything below it at once: all are halted first, so that none sees another die."""
-    halted: list[psutil.Process] = []
-    while new := [process for process in [root, *root.children(recursive=True)] if process not in halted]:
+    """SIGKILL to a process and its descendants: all are suspended first, so that none sees another die."""
+    suspended: list[psutil.Process] = []
+    while new := [process for process in [root, *root.children(recursive=True)] if process not in suspended]:
         for process in new:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
-        halted += new
-    for process in halted:
+        suspended += new
+    for process in suspended:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -85,7 +85,7 @@ def test_a_batch_that_the_memory_cannot_hold_is_halved(runs: Runs, monkeypatch, 
     runs("train_classifier", name="auto", batch_size_per_device="auto", max_steps=1)
     assert "a step of 8 images ran out of the GPU's memory, trying fewer" in capsys.readouterr().out
     monkeypatch.setattr(StepTrial, "fits", lambda *_: False)
-    with pytest.raises(ValueError, match="not one image fits into the GPU's memory"):
+    with pytest.raises(ValueError, match="not even one image fits in the GPU's memory"):
         runs("train_classifier", name="none", batch_size_per_device="auto", max_steps=1)
 
 

@@ -84,7 +84,7 @@ def test_resumed_within_an_epoch_at_another_world_size_the_same_order_goes_on(ra
 
 def test_another_epoch_or_seed_is_another_order():
     def order(seed: int, epoch: int) -> tuple:
-        return tuple(TrainingBatches(50, 10, world(), seed).numbers(epoch).tolist())
+        return tuple(TrainingBatches(50, 10, world(), seed).indices(epoch).tolist())
 
     assert len({order(seed, epoch) for seed in range(3) for epoch in range(1, 4)}) == 9
     assert order(0, 1) == order(0, 1)
@@ -95,7 +95,7 @@ def test_another_epoch_or_seed_is_another_order():
 
 def test_the_numbers_of_an_epoch_are_those_that_all_ranks_draw():
     for epoch in (1, 2, 3):
-        found = TrainingBatches(50, 8, world(), 3, views=2).numbers(epoch)
+        found = TrainingBatches(50, 8, world(), 3, views=2).indices(epoch)
         assert found.dtype == np.int64
         assert found.tolist() == [number for step in steps_of(2, views=2, epoch=epoch) for _, number in step]
 
@@ -111,16 +111,16 @@ def test_views_come_round_again():
 def test_an_epoch_that_repeats_a_view_draws_the_same_images_in_another_order(size):
     """So what one pass keeps of a view is all that later passes need; without views each epoch leaves out others."""
     batches = TrainingBatches(61, size, world(), 3, views=2)
-    assert set(batches.numbers(1)) == set(batches.numbers(3)) == set(batches.numbers(5)) != set(batches.numbers(2))
-    assert len({tuple(batches.numbers(epoch).tolist()) for epoch in (1, 3, 5)}) == 3
-    assert all(len(batches.numbers(epoch)) == len(set(batches.numbers(epoch))) == 61 // size * size for epoch in (1, 3))
+    assert set(batches.indices(1)) == set(batches.indices(3)) == set(batches.indices(5)) != set(batches.indices(2))
+    assert len({tuple(batches.indices(epoch).tolist()) for epoch in (1, 3, 5)}) == 3
+    assert all(len(batches.indices(epoch)) == len(set(batches.indices(epoch))) == 61 // size * size for epoch in (1, 3))
     free = TrainingBatches(61, size, world(), 3)
-    assert set(free.numbers(1)) != set(free.numbers(3))
+    assert set(free.indices(1)) != set(free.indices(3))
 
 
 def test_neighbours_stay_together_when_a_view_is_drawn_again():
     batches = TrainingBatches(64, 8, world(), 0, views=1)
-    first, again = (batches.numbers(epoch).reshape(-1, 2).tolist() for epoch in (1, 2))
+    first, again = (batches.indices(epoch).reshape(-1, 2).tolist() for epoch in (1, 2))
     assert sorted(first) == sorted(again) and first != again
 
 
@@ -162,7 +162,7 @@ def test_an_iteration_gives_the_epoch_and_step_that_it_was_started_with_whatever
     made, order = loaders(workers=workers), TrainingBatches(24, 4, world(), 0)
 
     def expected(epoch: int, step: int) -> list:
-        return [(epoch, number) for number in order.numbers(epoch)[step * 4 :].tolist()]
+        return [(epoch, number) for number in order.indices(epoch)[step * 4 :].tolist()]
 
     for epoch, step in ((1, 0), (2, 3), (2, 5), (3, 0)):
         made.train_batches.start(epoch, step)

@@ -113,7 +113,7 @@ def test_where_every_checkpoint_is_damaged_the_run_starts_anew_and_says_so(check
     checkpoints().save(1, state(1), {})
     torn(tmp_path / "kept/step-00000001/shared.pt")
     assert checkpoints().load() is None
-    assert len(said) == 1 and said[0].endswith("there is no whole one: starting from the first step")
+    assert len(said) == 1 and said[0].endswith("no other is intact: starting from the first step")
 
 
 def test_damaged_ones_do_not_take_the_place_of_good_ones(checkpoints, tmp_path):
@@ -222,7 +222,7 @@ def test_a_checkpoint_of_another_job_is_refused_with_what_differs(checkpoints):
         ValueError, match='model is "vit_tiny" there and "vit_small" here; precision is absent there and "bf16" here'
     ) as error:
         checkpoints(fingerprint={**ours, "model": "vit_small", "precision": "bf16"}).load()
-    assert "or start anew, with another `checkpoints`" in str(error.value) and "seed" not in str(error.value)
+    assert "or start anew with another `checkpoints`" in str(error.value) and "seed" not in str(error.value)
 
 
 def test_random_numbers_go_on_bit_for_bit(checkpoints):

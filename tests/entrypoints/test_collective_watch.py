@@ -27,11 +27,11 @@ def other(**values) -> Beat:
 @pytest.mark.parametrize(
     ("others", "silent", "words"),
     [
-        ({1: other(), 2: other(step=41, doing="data_wait", number=1190)}, set(), ["rank 2 (algo-2) is in data_wait after step 41 and has not come: it waits for its input"]),
+        ({1: other(), 2: other(step=41, doing="data_wait", number=1190)}, set(), ["rank 2 (algo-2) is in data_wait after step 41 and has not arrived: it waits for its input"]),
         ({1: other(step=42, doing="checkpoint", number=1233)}, set(), ["rank 1 (algo-2) is in checkpoint after step 42", "raise process_group_minutes, or checkpoint_every"]),
-        ({1: other(step=41, doing="student_forward", number=None)}, set(), ["rank 1 (algo-2) is in student_forward after step 41", "took another way through the script"]),
+        ({1: other(step=41, doing="student_forward", number=None)}, set(), ["rank 1 (algo-2) is in student_forward after step 41", "took another path through the script"]),
         ({1: other(step=40, doing="data_wait", number=1200)}, {1}, ["rank 1 (algo-2) gives no sign of life, last heard in data_wait after step 40", "it was killed"]),
-        ({1: other(), 2: other()}, set(), ["all ranks came: the connections between them are broken", "security group"]),
+        ({1: other(), 2: other()}, set(), ["all ranks arrived: the connections between them are broken", "security group"]),
         ({}, {1}, ["rank 1 was never heard"]),
         ({1: other(step=42, doing="optimizer", number=None), 2: other(step=42, doing="data_wait", number=None)}, set(), ["cause: rank 2 (algo-2) is in data_wait after step 42"]),
     ],
@@ -95,7 +95,8 @@ def test_a_process_that_is_aborted_has_left_a_failure_file(tmp_path):
     text = (tmp_path / "0/failure").read_text()
     assert "in the collective of backward, in backward after step 41" in text
     assert (
-        "cause: rank 1 (" in text and "is in data_wait after step 41 and has not come: it waits for its input" in text
+        "cause: rank 1 (" in text
+        and "is in data_wait after step 41 and has not arrived: it waits for its input" in text
     )
     assert len(text) <= 1024 and not (tmp_path / "1/failure").exists()
 
@@ -104,7 +105,7 @@ def test_an_exception_that_comes_after_all_takes_its_place_and_keeps_the_cause(t
     first, _ = ranks(tmp_path, "raise")
     assert first.returncode == 1
     text = (tmp_path / "0/failure").read_text()
-    assert text.startswith("rank 0: RuntimeError") and "is in data_wait after step 41 and has not come" in text
+    assert text.startswith("rank 0: RuntimeError") and "is in data_wait after step 41 and has not arrived" in text
 
 
 def test_what_was_foretold_is_taken_back_where_training_goes_on(tmp_path):

@@ -187,7 +187,7 @@ def test_batches_are_those_of_the_reference_path(root, mixing, augmentation, siz
         found, wanted = epoch(asked, sampler, number), reference(asked, sampler, number)
         assert len(found) == len(wanted) == accumulation
         for one, other in zip(found, wanted, strict=True):
-            for name in ("labels", "labels_b", "lam", "numbers", "views"):
+            for name in ("labels", "labels_b", "lam", "indices", "views"):
                 assert torch.equal(getattr(one, name), getattr(other, name)), name
                 assert getattr(one, name).dtype == getattr(other, name).dtype, name
             assert one.images.dtype == torch.uint8 and one.images.shape == other.images.shape
@@ -217,7 +217,7 @@ def test_an_erased_box_is_the_reference_paths_noise_to_the_bit(root):
     always = Augmentation(random_erasing=1.0)
     asked = views(root, always, Mixing())
     (batch,) = epoch(asked, batches())
-    for image, view, number in zip(batch.images.numpy(), batch.views.tolist(), batch.numbers.tolist(), strict=True):
+    for image, view, number in zip(batch.images.numpy(), batch.views.tolist(), batch.indices.tolist(), strict=True):
         rng = asked.rng(view, number)
         always.draw((1, 1), 64, rng)
         drawn = always.draw_erasing((3, 64, 64), rng)
@@ -237,7 +237,7 @@ def test_an_epoch_can_be_begun_in_the_middle_and_broken_off(root):
     again += list(loader)  # the first iterator is given up, with batches in flight
     for found in (whole[3:] + rest[:0], whole[:5]):
         for one, other in zip(found, rest if len(found) == 2 else again, strict=True):
-            assert torch.equal(one.images, other.images) and torch.equal(one.numbers, other.numbers)
+            assert torch.equal(one.images, other.images) and torch.equal(one.indices, other.indices)
     assert list(first) == []
 
 
@@ -294,7 +294,7 @@ def test_files_of_every_kind_show_what_they_show_on_the_reference_path(tmp_path,
     sampler = TrainingBatches(len(ODD_FILES), len(ODD_FILES), ALONE, 1)
     (found,), (wanted,) = epoch(asked, sampler), reference(asked, sampler)
     for image, expected, number in zip(
-        found.images.numpy(), wanted.images.numpy(), found.numbers.tolist(), strict=True
+        found.images.numpy(), wanted.images.numpy(), found.indices.tolist(), strict=True
     ):
         assert fidelity(image, expected) > 50, asked.source.name(number)
 
@@ -329,7 +329,7 @@ def test_what_comes_in_place_of_broken_images_is_what_the_reference_path_brings(
         listings.append((tmp_path / name / LISTING).read_text().splitlines())
     assert len(seen[0]) == len(seen[1]) == 2 * (10 // size)
     for found, wanted in zip(*seen, strict=True):
-        for name in ("labels", "labels_b", "lam", "numbers", "views"):
+        for name in ("labels", "labels_b", "lam", "indices", "views"):
             assert torch.equal(getattr(found, name), getattr(wanted, name)), name
         for image, expected in zip(found.images.numpy(), wanted.images.numpy(), strict=True):
             assert fidelity(image, expected) > 38
@@ -349,7 +349,7 @@ def test_an_image_that_only_pillow_decodes_does_not_end_an_epoch(root, monkeypat
     """DALI stops on a file that seems good; the batches before and after it, in flight with it, stay as they are."""
     asked, sampler = views(root, Augmentation(0.3, True), Mixing()), batches(size=2)
     wanted = epoch(asked, sampler)
-    victim, original = int(wanted[1].numbers[0]), dali_graph.prepare
+    victim, original = int(wanted[1].indices[0]), dali_graph.prepare
 
     def spoilt(encoded, *rest, **options):
         prepared = original(encoded, *rest, **options)
@@ -360,15 +360,15 @@ def test_an_image_that_only_pillow_decodes_does_not_end_an_epoch(root, monkeypat
     found = epoch(asked, sampler)
     assert len(found) == 5
     for one, expected in zip(found, wanted, strict=True):
-        assert torch.equal(one.images, expected.images) and torch.equal(one.numbers, expected.numbers)
+        assert torch.equal(one.images, expected.images) and torch.equal(one.indices, expected.indices)
 
 
 def test_a_file_that_is_gone_is_broken_too(tmp_path):
     asked = views(odd_folder(tmp_path, SOUND), Augmentation(), Mixing(), 48, broken=BrokenImages(fail=False))
     (tmp_path / "5" / "5.jpg").unlink()
     (batch,) = epoch(asked, TrainingBatches(5, 5, ALONE, 1))
-    assert sorted(batch.numbers.tolist()) == [0, 2, 2, 3, 4]
-    one, other = (place for place, number in enumerate(batch.numbers.tolist()) if number == 2)
+    assert sorted(batch.indices.tolist()) == [0, 2, 2, 3, 4]
+    one, other = (place for place, number in enumerate(batch.indices.tolist()) if number == 2)
     assert torch.equal(batch.images[one], batch.images[other])
     asked = TrainingViews(asked.source, 48, Augmentation(), Mixing(), 1, preprocessor=DaliPreprocessor(), broken=BrokenImages(fail=True))  # fmt: skip
     with pytest.raises(BrokenImage, match="5.jpg cannot be read"):
@@ -430,7 +430,7 @@ def test_without_the_package_the_launcher_says_so_first(monkeypatch):
             3,
             4,
             3,
-            r"3 threads, as num_workers says \(8 cores for 4 processes\). WARNING: these are more than the cores",
+            r"3 threads, as num_workers says \(8 cores for 4 processes\). WARNING: more workers than cores",
         ),
     ],
 )

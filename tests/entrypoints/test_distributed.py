@@ -271,8 +271,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     "launcher, expected",
     [
-        ("torchrun", "there is no GPU; smddp was asked for and not taken: under torchrun its AllReduce falls back to NCCL"),
-        ("mpirun", "there is no GPU; smddp was asked for and not taken: ModuleNotFoundError: No module named 'smdistributed'"),
+        ("torchrun", "there is no GPU; smddp was requested but not used: under torchrun its AllReduce falls back to NCCL"),
+        ("mpirun", "there is no GPU; smddp was requested but not used: ModuleNotFoundError: No module named 'smdistributed'"),
     ],
 )  # fmt: skip
 def test_why_smddp_was_not_taken_is_said(monkeypatch, launcher, expected):
@@ -479,7 +479,7 @@ def test_a_name_that_is_not_known_is_told(monkeypatch, capsys):
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)  # a resolver may take its time to say so
     said, raised = unreached(monkeypatch, "algo-9", 7777, capsys)
-    cause = "the name algo-9 is not known here, because that host is not up, or MASTER_ADDR is wrong"
+    cause = "the name algo-9 cannot be resolved, because that host is not up, or MASTER_ADDR is wrong"
     assert said.splitlines()[0] == f"rank 1 on algo-2: waiting 0 s for rank 0 at algo-9:7777: {cause}"
     assert raised == f"after 0.5 s rank 1 on algo-2 has not reached rank 0 at algo-9:7777: {cause}"
 
@@ -487,7 +487,7 @@ def test_a_name_that_is_not_known_is_told(monkeypatch, capsys):
 def test_a_host_that_refuses_has_no_rank_0_yet(monkeypatch, capsys):
     said, raised = unreached(monkeypatch, "127.0.0.1", free_port(), capsys)
     for text in (said, raised):
-        assert "the host is there and nothing listens yet, because rank 0 has not come so far or has ended" in text
+        assert "the host answers but nothing listens yet, because rank 0 is still starting or has ended" in text
 
 
 def test_silence_points_at_the_security_group(monkeypatch, capsys):
@@ -499,9 +499,7 @@ def test_silence_points_at_the_security_group(monkeypatch, capsys):
             caller.setblocking(False)
             caller.connect_ex(full.getsockname())
         _, raised = unreached(monkeypatch, *full.getsockname(), capsys)
-    assert (
-        "no answer (timed out), because that host is down, or a firewall is between: let the security group" in raised
-    )
+    assert "no answer (timed out), because that host is down, or a firewall blocks it: let the security group" in raised
 
 
 def test_a_port_that_is_taken_is_said(monkeypatch):

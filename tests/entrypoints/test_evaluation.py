@@ -67,7 +67,7 @@ def test_what_a_teacher_leaves_is_what_its_student_is_compared_with():
 
 def test_a_loader_in_another_order_than_the_teachers_is_noticed():
     logits = torch.randn(3, 4)
-    with pytest.raises(AssertionError, match="other batches than it gave the teacher"):
+    with pytest.raises(AssertionError, match="differ from those that the teacher got"):
         evaluate(nn.Identity(), of(logits, [0] * 3, batch=3), ALONE, teacher_logits=logits.split(1))
 
 

@@ -63,7 +63,7 @@ def test_a_device_that_answers_nothing_hides_no_failure(monkeypatch):
     cuda = types.SimpleNamespace(is_initialized=lambda: True, memory_allocated=broken)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
     text = describe(raised(RuntimeError("CUDA error: device-side assert triggered")), "0")
-    assert "cause: a label lies outside of the model's classes" in text and "process memory" in text
+    assert "cause: a label is outside the model's classes" in text and "process memory" in text
 
 
 @pytest.mark.parametrize("message", ["x" * 5000, "x\n" * 2500, "CUDA out of memory. " * 100, "ü" * 2000])
@@ -83,10 +83,10 @@ def test_a_failure_fits_what_sagemaker_shows(message):
         (RuntimeError("a long story " * 100 + "CUDA out of memory"), "the GPU's memory is full"),
         (FloatingPointError("the loss is nan at step 12"), "training has diverged"),
         (OSError(28, "No space left on device"), "the disk is full"),
-        (IndexError("Target 10 is out of bounds."), "a label lies outside"),
-        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3456"), "another rank left without a word"),
-        (RuntimeError("[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 600000ms for recv operation to complete"), "another rank left without a word"),
-        (RuntimeError("NCCL error in: ../ProcessGroupNCCL.cpp:1269, remote process exited or there was a network error"), "another rank left without a word"),
+        (IndexError("Target 10 is out of bounds."), "a label is outside"),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3456"), "another rank ended without a message"),
+        (RuntimeError("[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 600000ms for recv operation to complete"), "another rank ended without a message"),
+        (RuntimeError("NCCL error in: ../ProcessGroupNCCL.cpp:1269, remote process exited or there was a network error"), "another rank ended without a message"),
     ],
 )  # fmt: skip
 def test_known_causes_come_with_their_fix(error, cause):
@@ -188,9 +188,9 @@ def test_ranks_that_feel_a_fault_before_the_faulty_one_tells_do_not_take_its_pla
             world.total(torch.zeros(1))
             for rank, text in ((0, ""), (1, "the reason"), (0, "later")):
                 if world.rank == rank:
-                    print(failure.progress.tell_first(text))
+                    print(failure.progress.report_first(text))
                 world.total(torch.zeros(1))
-        print(failure.progress.tell_first)
+        print(failure.progress.report_first)
         """,
     )
     assert [item.stdout.splitlines() for item in done] == [["", "the reason", "None"], ["the reason", "None"]], done

@@ -271,7 +271,7 @@ def test_loaders_give_the_views_of_the_batches(images):
         for place, draw in enumerate(draws):
             item = opened.training[draw]
             assert torch.equal(batch.images[place], item.image) and draw[0] == 1
-            found = [batch.labels, batch.labels_b, batch.lam, batch.numbers, batch.views]
+            found = [batch.labels, batch.labels_b, batch.lam, batch.indices, batch.views]
             assert [part[place].item() for part in found] == pytest.approx(
                 [item.label, item.label_b, item.lam, draw[1], 1]
             )

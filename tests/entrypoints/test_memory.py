@@ -79,7 +79,7 @@ def test_a_process_takes_whole_parts_of_its_share(asked, fits, expected):
     ("values", "fits", "words"),
     [
         ({"global_batch_size": 30}, 1, "global_batch_size 30 does not divide by 4 processes: 28 or 32"),
-        ({"global_batch_size": 96, "batch_size_per_device": "auto"}, 0, "not one image fits"),
+        ({"global_batch_size": 96, "batch_size_per_device": "auto"}, 0, "not even one image fits"),
     ],
 )
 def test_a_batch_that_does_not_divide_or_fit_names_what_does(values, fits, words):

@@ -118,7 +118,7 @@ def test_a_teacher_that_does_not_fit_is_refused(channel, options, message):
 def test_a_classifier_cannot_teach_pixels_nor_a_segmenter_images(channel, tmp_path):
     classifier = timm_models.build("pvt_v2_b0", TINY, 3)
     export.save(classifier, tmp_path, name="pvt_v2_b0", options=TINY, classes=NAMES, image_size=64)
-    with pytest.raises(ValueError, match="model.safetensors is no segmenter of train_segmentation.py"):
+    with pytest.raises(ValueError, match="model.safetensors is not a segmenter from train_segmentation.py"):
         loaded(tmp_path)
     with pytest.raises(ValueError, match="gives every pixel a class: take a classifier"):
         load(channel[0], NAMES, channels=3, image_size=64)

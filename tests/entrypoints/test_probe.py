@@ -23,7 +23,7 @@ BURNT = 0.005
 
 class Item(NamedTuple):
     images: torch.Tensor
-    numbers: torch.Tensor
+    indices: torch.Tensor
 
 
 class Laborious(Dataset):
@@ -85,7 +85,7 @@ def test_a_repeated_batch_is_the_first_for_ever(workers):
     repeated = RepeatedBatch(opened.train)
     for _ in range(2):
         batches = iter(repeated)
-        assert all(torch.equal(next(batches).numbers, first.numbers) for _ in range(9))
+        assert all(torch.equal(next(batches).indices, first.indices) for _ in range(9))
 
 
 @pytest.mark.parametrize("kind", ["processes", "threads"])

@@ -17,7 +17,7 @@ from training.data.masks import open_data
 from training.distributed.world import World
 from training.models import export, segmenter, timm_models
 from training.settings.segmentation import SegmentationSettings
-from training.tasks.evaluation import class_ious, evaluate_pixels, describe_classes
+from training.tasks.evaluation import class_ious, describe_classes, evaluate_pixels
 from training.tasks.losses import pixel_cross_entropy
 
 import launcher

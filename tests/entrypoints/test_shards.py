@@ -171,8 +171,8 @@ def test_loaders_bring_every_image_once_also_after_a_stop_at_another_world_size(
         loaders.train_batches.start(2, first)
         batches = [batch for batch, _ in zip(loaders.train, range(last - first), strict=False)]
         for batch in batches:
-            assert torch.equal(batch.images[:, 0, 0, 0], batch.numbers.to(torch.uint8)), "the image that was asked for"
-        return Counter(number for batch in batches for number in batch.numbers.tolist())
+            assert torch.equal(batch.images[:, 0, 0, 0], batch.indices.to(torch.uint8)), "the image that was asked for"
+        return Counter(number for batch in batches for number in batch.indices.tolist())
 
     together = seen(0, 1, 0, 3)
     for rank in range(ranks):
@@ -400,9 +400,9 @@ def test_streamed_shards_are_copied_ahead_in_order_and_removed_behind(tmp_path, 
     loaders = open_loaders(data, chosen, world(), batch_size_per_device=8)
     loaders.train_batches.start(1)
     for batch in loaders.train:
-        assert torch.equal(batch.images[:, 0, 0, 0], batch.numbers.to(torch.uint8))
+        assert torch.equal(batch.images[:, 0, 0, 0], batch.indices.to(torch.uint8))
         assert len(copies(disk)) <= 6
-    in_order = list(dict.fromkeys(number // 8 for number in loaders.train_batches.numbers(1).tolist()))
+    in_order = list(dict.fromkeys(number // 8 for number in loaders.train_batches.indices(1).tolist()))
     assert sorted(read) == sorted(f"part-{shard:x}.tar" for shard in range(12)), "each once"
     assert {name for name in read[:6]} == {f"part-{shard:x}.tar" for shard in in_order[:6]}
 

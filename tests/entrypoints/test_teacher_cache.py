@@ -554,7 +554,7 @@ def test_what_a_read_only_cache_lacks_is_computed_and_said_to_be_computed_again(
     forget(opened(folder), folder, [5])
     with locked():
         cache, teacher = opened(folder, views=1), CountedTeacher()
-        assert "it is read-only: what it lacks is computed on every pass and not kept" in cache.say()
+        assert "it is read-only: missing logits are computed on every pass and not stored" in cache.say()
         for _ in range(2):
             assert not cache.begin_epoch(1, np.arange(IMAGES))
             cache.logits(batch_of(np.arange(10)), teacher)
@@ -563,7 +563,7 @@ def test_what_a_read_only_cache_lacks_is_computed_and_said_to_be_computed_again(
 
 def test_a_read_only_cache_without_all_views_or_of_a_wrong_size_is_refused(read_only):
     folder, locked = read_only
-    with locked(), pytest.raises(ValueError, match="holds no teacher cache, and none can be begun there"):
+    with locked(), pytest.raises(ValueError, match="holds no teacher cache, and none can be created there"):
         opened(folder)
     folder.chmod(0o755)
     filled(folder)

@@ -103,7 +103,7 @@ def test_every_image_comes_once_over_ranks_and_threads_also_after_a_stop(photogr
         made = open_loaders(data, chosen, world(rank, size), batch_size_per_device=6 // size)
         made.train_batches.start(5, first)
         batches = [batch for batch, _ in zip(made.train, range(last - first), strict=False)]
-        return Counter(number for batch in batches for number in batch.numbers.tolist())
+        return Counter(number for batch in batches for number in batch.indices.tolist())
 
     before = seen(0, 1, 0, 1)
     together = sum((seen(rank, ranks, 1, 3) for rank in range(ranks)), before)

@@ -303,7 +303,7 @@ def test_an_image_is_mixed_with_the_very_view_that_its_partner_would_be(root):
     for number in range(11):
         own, item = plain[(2, number)], mixed[(2, number)]
         assert (own.label, own.lam, own.number, own.view) == (own.label_b, 1.0, number, 2)
-        assert (item.label, item.number, item.view) == (own.label, number, 2)
+        assert (item.label, item.image_index, item.view) == (own.label, number, 2)
         if item.lam == 1.0:
             assert torch.equal(item.image, own.image)
             continue
@@ -325,5 +325,5 @@ def test_mixing_decodes_each_image_of_an_epoch_once(root, monkeypatch, epoch):
     batches.start(epoch)
     asked = views(root, mixing=Mixing(mixup=1.0))
     items = [item for batch in batches for item in asked.__getitems__(batch)]
-    assert len(items) == 8 and len({item.number for item in items}) == 8
-    assert read == Counter([item.number for item in items])
+    assert len(items) == 8 and len({item.image_index for item in items}) == 8
+    assert read == Counter([item.image_index for item in items])

@@ -346,7 +346,7 @@ class Bench:
         if self.sizes.compile_backend is not None:
             options["backend"] = self.sizes.compile_backend
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*cannot be compiled and runs as it is.*")
+            warnings.filterwarnings("error", message=".*cannot be compiled and runs eagerly.*")
             with mock.patch.object(torch, "compile", functools.partial(torch.compile, **options)):
                 yield
 

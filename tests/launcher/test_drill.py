@@ -25,7 +25,7 @@ COUNTS = """
     if place.exists():
         step, weight, state = json.loads(place.read_text())
         rng.setstate((state[0], tuple(state[1]), state[2]))  # where its random numbers were
-        print(f"going on from the checkpoint of step {step}", flush=True)
+        print(f"resuming from the checkpoint of step {step}", flush=True)
     stop = False
     while step < 50 and not stop:
         time.sleep(0.04)
@@ -92,7 +92,7 @@ REFERENCE = {1: {"loss": 4.0, "rate": 0.0}, 2: {"loss": 2.0, "rate": 0.5}, 3: {"
 
 @pytest.mark.parametrize(("found", "tolerance", "furthest", "difference"), [
     (REFERENCE, 0.0, 0.0, ""),
-    ({2: {"loss": 2.0}, 7: {"loss": 1.0}}, 0.0, 0.0, ""),  # a step that only a stopped run tells
+    ({2: {"loss": 2.0}, 7: {"loss": 1.0}}, 0.0, 0.0, ""),  # a step that only a stopped run reports
     ({1: {"loss": 4.000000000000001}}, 0.0, 2e-16, "step 1: loss is 4.0 undisturbed and 4.000000000000001"),
     ({1: {"loss": 4.03}, 2: {"loss": 2.01}}, 0.01, 0.0075, ""),  # of the largest loss, 4
     ({2: {"loss": 2.05}}, 0.01, 0.0125, "step 2: loss is 2.0 undisturbed and 2.05"),
@@ -104,10 +104,10 @@ def test_two_curves_are_compared_value_by_value(found, tolerance, furthest, diff
     assert compare(REFERENCE, found, tolerance) == (pytest.approx(furthest, rel=0.2), difference)
 
 
-def test_a_step_or_a_metric_that_no_resumed_run_told_is_missed():
+def test_a_step_or_a_metric_that_no_resumed_run_reported_is_missed():
     assert missing(REFERENCE, REFERENCE) == ""
-    assert missing(REFERENCE, {**REFERENCE, 2: {"loss": 2.0}}) == "step 2: rate was told by the undisturbed run only"
-    assert missing(REFERENCE, {1: REFERENCE[1]}) == "step 2: loss was told by the undisturbed run only"
+    assert missing(REFERENCE, {**REFERENCE, 2: {"loss": 2.0}}) == "step 2: only the undisturbed run reported rate"
+    assert missing(REFERENCE, {1: REFERENCE[1]}) == "step 2: only the undisturbed run reported loss"
 
 
 def test_other_weights_are_found_out():
@@ -117,21 +117,21 @@ def test_other_weights_are_found_out():
 
 
 def test_a_job_with_nothing_to_compare_is_refused(script_job, said):
-    with pytest.raises(launcher.UserError, match="told no metric"):
+    with pytest.raises(launcher.UserError, match="reported no metric"):
         drill(script_job("print('done')"), say=said.append)
     with pytest.raises(launcher.UserError, match="--kills: 0"):
         drill(script_job("print('done')"), kills=0)
     with pytest.raises(launcher.UserError, match="global_batch_size: 3 images do not divide evenly among 2 processes"):
         drill(script_job("x = 1", hyperparameters={"global_batch_size": 3}), hosts_after=2, say=pytest.fail)
     failed = drill(script_job("raise ValueError('no')"), say=said.append)
-    assert failed.difference.endswith("and nobody disturbed it") and "is Failed" in failed.difference
+    assert failed.difference.endswith("without a kill") and "is Failed" in failed.difference
     _Series([], failed, {}, 0, said.append).judge(failed.undisturbed, {}, None)
     assert failed.difference.endswith(", not Completed"), "as one that cannot go on from a checkpoint"
 
 
 def test_a_job_that_is_over_at_once_cannot_be_killed(script_job, said, monkeypatch):
     monkeypatch.setattr("launcher.runner.drill.TRIES", 1)
-    with pytest.raises(launcher.UserError, match="its 2 steps were over before it could be killed"):
+    with pytest.raises(launcher.UserError, match="its 2 steps ended before it could be killed"):
         drill(script_job("print('epoch 1/1 step 1/2 loss 1.0\\nepoch 1/1 step 2/2 loss 1.0')"), say=said.append)
 
 

@@ -70,7 +70,7 @@ def decibels(one: torch.Tensor, other: torch.Tensor) -> float:
 def test_every_pipeline_makes_the_same_views_of_the_same_shuffled_images(folder, load, least):
     """At load 12 the others' pixels are interpolated twelve times and the composed ones once, so these are sharper."""
     reference = epochs(folder, "cpu_reference", load)
-    orders = [[int(number) for batch in batches for number in batch.numbers] for batches in reference]
+    orders = [[int(number) for batch in batches for number in batch.indices] for batches in reference]
     assert [sorted(order) for order in orders] == [[*range(IMAGES)]] * 2, "an epoch is every image once"
     assert orders[0] != orders[1] and sorted(orders[0]) not in orders, "shuffled anew for each epoch"
     assert decibels(reference[0][0].images, reference[1][0].images) < 20, "other images, or other draws, are far below"
@@ -78,7 +78,7 @@ def test_every_pipeline_makes_the_same_views_of_the_same_shuffled_images(folder,
         for batch, same in zip(
             itertools.chain(*epochs(folder, pipeline, load)), itertools.chain(*reference), strict=True
         ):
-            assert torch.equal(batch.numbers.cpu(), same.numbers) and torch.equal(batch.labels.cpu(), same.labels)
+            assert torch.equal(batch.indices.cpu(), same.indices) and torch.equal(batch.labels.cpu(), same.labels)
             assert batch.images.shape == same.images.shape == (BATCH, 3, 112, 112) and batch.images.dtype == torch.uint8
             assert decibels(batch.images.cpu(), same.images) > least, f"{pipeline} does other work"
 

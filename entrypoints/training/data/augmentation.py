@@ -27,7 +27,7 @@ class Turn(NamedTuple):
 
 
 class Variation(NamedTuple):
-    """What is done to one image, in this order, so that every way of preprocessing does the same."""
+    """What is done to one image, in this order, so that every pipeline does the same."""
 
     turns: tuple[Turn, ...] = ()
     box: tuple[int, int, int, int] | None = None

@@ -13,7 +13,7 @@ from training.data.orders import FreeOrder, Order
 from training.distributed.world import World
 
 SampleKey = tuple[int, int]
-"""(view, image number): what a sampler yields, so that a worker process knows the view too."""
+"""(view, image index): what a sampler yields, so that a worker process knows the view too."""
 
 
 class Images(Protocol):
@@ -26,7 +26,7 @@ class Images(Protocol):
 
 
 Announce = Callable[[np.ndarray], Callable[[int], None]]
-"""Tells a source what will be read of it; see TrainingBatches."""
+"""Announces to a source what will be read from it; see TrainingBatches."""
 
 
 class LabelledBatch(NamedTuple):
@@ -40,7 +40,7 @@ class LabelledBatch(NamedTuple):
     """int64 (batch,), class numbers of the images mixed in; `labels` where nothing is mixed in."""
     lam: torch.Tensor
     """float32 (batch,), how much of an image is its own, in 0…1; 1 where nothing is mixed in."""
-    numbers: torch.Tensor
+    indices: torch.Tensor
     """int64 (batch,), which training images."""
     views: torch.Tensor
     """int64 (batch,), which view of each."""
@@ -127,18 +127,18 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         return self.images // self.global_batch_size
 
     def start(self, epoch: int, first_step: int = 0) -> None:
-        """What the next iteration yields: an epoch, from 1 on, without its first so many optimizer steps."""
+        """What the next iteration yields: an epoch, from 1 on, without its first N optimizer steps."""
         assert epoch >= 1 and 0 <= first_step <= len(self)
         self.epoch, self._first_step = epoch, first_step
 
-    def numbers(self, epoch: int) -> np.ndarray:
+    def indices(self, epoch: int) -> np.ndarray:
         """The images that all ranks together draw in an epoch, int64 (steps × global_batch_size,), in their order."""
         view = view_of(epoch, self.views)
         return self._order.of_epoch(self.seed, view, epoch, len(self), self.global_batch_size).ravel()
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         view = view_of(self.epoch, self.views)
-        steps = self.numbers(self.epoch).reshape(len(self), self.world.size, self.accumulation, -1)
+        steps = self.indices(self.epoch).reshape(len(self), self.world.size, self.accumulation, -1)
         batches = steps[self._first_step :, self.world.rank].reshape(-1, steps.shape[-1])
         asked_for = self._announce(batches.ravel()) if self._announce else None
         return _draws(view, batches, asked_for)
@@ -149,22 +149,22 @@ def _draws(view: int, batches: np.ndarray, asked_for: Callable[[int], None] | No
     for count, batch in enumerate(batches, start=1):
         if asked_for is not None:
             asked_for(count * len(batch))
-        yield [(view, number) for number in batch.tolist()]
+        yield [(view, index) for index in batch.tolist()]
 
 
 class EvaluationBatches(Sampler[list[SampleKey]]):
     """This rank's share of all images, each exactly once over all ranks."""
 
     def __init__(self, images: int, batch_size: int, world: World):
-        self.numbers = range(world.rank, images, world.size)
+        self.indices = range(world.rank, images, world.size)
         self.batch_size = batch_size
 
     def __len__(self) -> int:
-        return -(-len(self.numbers) // self.batch_size)
+        return -(-len(self.indices) // self.batch_size)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        for first in range(0, len(self.numbers), self.batch_size):
-            yield [(0, number) for number in self.numbers[first : first + self.batch_size]]
+        for first in range(0, len(self.indices), self.batch_size):
+            yield [(0, index) for index in self.indices[first : first + self.batch_size]]
 
 
 def nearest_divisors(number: int, size: int) -> str:

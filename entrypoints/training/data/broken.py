@@ -16,7 +16,7 @@ LISTING = "broken_images.txt"
 
 
 IN_A_ROW = 1000
-"""So many broken images after each other, in the order of their numbers, end a run whatever the settings say: the folder is gone."""
+"""This many broken images in a row, by index, end a run whatever the settings say: the folder is gone."""
 
 Read = TypeVar("Read")
 
@@ -31,7 +31,7 @@ class BrokenImages:
 
     def __init__(self, fail: bool, output: Path | None = None):
         self.fail, self.listing = fail, output / LISTING if output is not None else None
-        self._told: set[str] = set()
+        self._named: set[str] = set()
 
     def handle(self, error: BrokenImage) -> None:
         """Name an image, so that the run can go on without it.
@@ -42,9 +42,9 @@ class BrokenImages:
         if self.fail:
             raise error
         line = " ".join(str(error).split())
-        if line not in self._told and self._is_first(line):
+        if line not in self._named and self._is_first(line):
             write_line(f"skipped a broken image: {line}")
-        self._told.add(line)
+        self._named.add(line)
 
     def _is_first(self, line: str) -> bool:
         """Whether nobody on this host has listed it, who then does."""
@@ -61,7 +61,7 @@ class BrokenImages:
 
 
 class StandIns:
-    """In place of a broken image comes the next readable one, in the order of their numbers.
+    """In place of a broken image comes the next readable one, in the order of their indices.
 
     Args:
         count: how many images there are.
@@ -72,14 +72,14 @@ class StandIns:
         self._broken, self._count, self._name = broken, count, name
         self._numbers: set[int] = set()
 
-    def first(self, number: int, read: Callable[[int], Read]) -> tuple[int, Read]:
-        """The first number from this one on whose image can be read, and what reading it gives.
+    def first(self, index: int, read: Callable[[int], Read]) -> tuple[int, Read]:
+        """The first index from this one on whose image can be read, and what reading it gives.
 
         Raises:
             BrokenImage: what `read` raises, where the run is to fail; or IN_A_ROW images after each other are broken.
         """
         problem, tried = None, min(self._count, IN_A_ROW)
-        for candidate in ((number + step) % self._count for step in range(tried)):
+        for candidate in ((index + step) % self._count for step in range(tried)):
             if candidate in self._numbers:
                 continue
             try:
@@ -88,4 +88,4 @@ class StandIns:
                 self._broken.handle(error)
                 self._numbers.add(candidate)
                 problem = error
-        raise BrokenImage(f"{tried:,} images in a row cannot be read, from {self._name(number)} on") from problem
+        raise BrokenImage(f"{tried:,} images in a row cannot be read, from {self._name(index)} on") from problem

@@ -59,7 +59,7 @@ class Data(Generic[Training, HeldOut]):
     order: Order | None = None
     """How training images are shuffled. None: all of them among each other."""
     announce: Announce | None = None
-    """What wants to be told which training images an epoch draws; see TrainingBatches."""
+    """Gets the training images that an epoch will draw; see TrainingBatches."""
     notes: Sequence[str] = ()
     """What was chosen in opening the data, and why: for the log."""
     recipe: Recipe[Any, Any] | None = None
@@ -91,7 +91,7 @@ def open_loaders(
     Args:
         batch_size_per_device: images that a process passes through the model at once.
         views: how many views of each training image there are. None: a new one every epoch.
-        say: told how many workers make the batches, and why.
+        say: logs how many workers make the batches, and why.
 
     Raises:
         ValueError: a batch does not divide, or there are too few images for one.

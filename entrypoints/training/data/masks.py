@@ -28,8 +28,8 @@ Made = TypeVar("Made")
 class MaskedImages:
     """Images of a channel, each with its mask.
 
-    Indexed by (view, number); gives a uint8 image (channels, height, width) and its uint8 mask: varied and (height, width)
-    with a variation, else as the file has it. What is drawn for an image depends on the seed, the view and its number alone.
+    Indexed by (view, index); gives a uint8 image (channels, height, width) and its uint8 mask: varied and (height, width)
+    with a variation, else as the file has it. What is drawn for an image depends on the seed, the view and its index alone.
     In place of a broken image, or one with a broken mask, the next readable one comes where there is a variation, else None.
     """
 
@@ -51,59 +51,59 @@ class MaskedImages:
         return len(self.pairs)
 
     def __getitem__(self, draw: SampleKey) -> tuple[torch.Tensor, torch.Tensor] | None:
-        view, number = draw
+        view, index = draw
         if self.variation is not None:
-            return self.readable(view, number, self._varied)
+            return self.readable(view, index, self._varied)
         try:
-            pixels, mask = self._whole(number)
+            pixels, mask = self._whole(index)
         except BrokenImage as error:
             self._broken.handle(error)
             return None
         return torch.from_numpy(self.preprocessor.scaled(pixels, self.settings.image_size)), torch.from_numpy(mask)
 
-    def readable(self, view: int, number: int, make: Callable[[int, int], Made]) -> Made:
-        """What is made of the first image from this number on that can be read, as its mask can."""
-        return self._stand_ins.first(number, lambda candidate: make(view, candidate))[1]
+    def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> Made:
+        """What is made of the first image from this index on that can be read, as its mask can."""
+        return self._stand_ins.first(index, lambda candidate: make(view, candidate))[1]
 
-    def cut(self, view: int, number: int, mask: np.ndarray) -> tuple[Cut, np.ndarray]:
+    def cut(self, view: int, index: int, mask: np.ndarray) -> tuple[Cut, np.ndarray]:
         """What a view shows of an image whose whole mask is given, and the mask of that, uint8 (*crop_size)."""
         settings, variation = self.settings, self.variation
         assert variation is not None, "only training images are cut"
-        rng = random.Random(f"{settings.seed}/{view}/{number}")
+        rng = random.Random(f"{settings.seed}/{view}/{index}")
         cut = variation.draw(mask.shape, settings.image_size, rng)
         left, top, right, bottom = cut.box
         labels = Image.fromarray(mask[top:bottom, left:right]).resize(cut.size[::-1], Image.Resampling.NEAREST)
         return cut, cut.on_canvas(np.array(labels), variation.crop_size, settings.ignore_index)
 
-    def mask(self, number: int, image_size: tuple[int, int]) -> np.ndarray:
+    def mask(self, index: int, image_size: tuple[int, int]) -> np.ndarray:
         """The mask of an image of that height and width, upright, as the file has it: uint8 (height, width).
 
         Raises:
             BrokenImage: it cannot be read.
             ValueError: it is of another size, or its pixels are no class numbers.
         """
-        file, settings = self.pairs.mask_name(number), self.settings
-        mask = read_mask(self.pairs.mask(number), file, settings.classes, settings.ignore_index)
+        file, settings = self.pairs.mask_name(index), self.settings
+        mask = read_mask(self.pairs.mask(index), file, settings.classes, settings.ignore_index)
         if image_size != mask.shape:
             (high, wide), (mask_high, mask_wide) = image_size, mask.shape
             raise ValueError(
-                f"{file} is {mask_wide} × {mask_high} pixels, its image {Path(self.pairs.name(number)).name} {wide} × {high}, "
-                "upright as EXIF says: a mask has a pixel for each of its image's"
+                f"{file} is {mask_wide} × {mask_high} pixels, its image {Path(self.pairs.name(index)).name} {wide} × {high}, "
+                "upright as EXIF says: a mask needs one pixel for each pixel of its image"
             )
         return mask
 
-    def _varied(self, view: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        pixels, mask = self._whole(number)
-        cut, labels = self.cut(view, number, mask)
+    def _varied(self, view: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pixels, mask = self._whole(index)
+        cut, labels = self.cut(view, index, mask)
         left, top, right, bottom = cut.box
         image = self.preprocessor.scaled(pixels[top:bottom, left:right], cut.size)
         high, wide = labels.shape
         return torch.from_numpy(cut.on_canvas(image, (high, wide), 0)), torch.from_numpy(labels)
 
-    def _whole(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def _whole(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """An image and its mask as the files have them, upright: uint8 (height, width[, 3]) and (height, width)."""
-        pixels = self.preprocessor.whole(self.pairs.image(number), self.pairs.name(number), self.channels)
-        return pixels, self.mask(number, pixels.shape[:2])
+        pixels = self.preprocessor.whole(self.pairs.image(index), self.pairs.name(index), self.channels)
+        return pixels, self.mask(index, pixels.shape[:2])
 
 
 def open_data(

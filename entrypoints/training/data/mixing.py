@@ -94,10 +94,10 @@ def partners(order: Order, seed: int, view: int) -> np.ndarray:
     Returns:
         int32 (images,), read-only.
     """
-    numbers = order.of_view(seed, view)
-    found = np.empty(len(numbers), np.int32)
-    found[numbers] = np.roll(numbers, -1)
-    second = numbers[1::2]
-    found[second] = numbers[0 : 2 * len(second) : 2]
+    indices = order.of_view(seed, view)
+    found = np.empty(len(indices), np.int32)
+    found[indices] = np.roll(indices, -1)
+    second = indices[1::2]
+    found[second] = indices[0 : 2 * len(second) : 2]
     found.flags.writeable = False
     return found

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 LANES = 8
-"""Streams of shards that every global batch takes equal parts of. Ranks of n hosts read n-th parts of them, so that up to so many
+"""Streams of shards that every global batch takes equal parts of. Ranks of n hosts read n-th parts of them, so that up to as many
 hosts read each shard once. A constant, and not the number of hosts, so that the order does not depend on it."""
 
 
@@ -18,7 +18,7 @@ class Order(Protocol):
     def __hash__(self) -> int: ...
 
     def of_view(self, seed: int, view: int) -> np.ndarray:
-        """All image numbers, int64 (images,): the first of them are drawn, and two neighbours are partners in mixing."""
+        """All image indices, int64 (images,): the first of them are drawn, and two neighbours are partners in mixing."""
 
     def of_epoch(self, seed: int, view: int, epoch: int, steps: int, batch_size: int) -> np.ndarray:
         """What an epoch draws, int64 (steps, batch_size): the first of the view, two neighbours always next to each other.
@@ -51,7 +51,7 @@ class ShardOrder:
     images are sorted by lane, so that a rank, which takes a contiguous part of the batch, reads only some of the lanes.
 
     Args:
-        counts: images of each shard, int64 (shards,); a shard's images have neighbouring numbers.
+        counts: images of each shard, int64 (shards,); a shard's images have neighbouring indices.
         window: shards among which images are shuffled, over all lanes.
     """
 
@@ -93,11 +93,11 @@ class ShardOrder:
             own, done = shards[lane :: self.lanes], 0
             for first in range(0, len(own), self.window_of_lane):
                 inside = own[first : first + self.window_of_lane]
-                numbers = np.concatenate([np.arange(self._starts[shard], self._starts[shard + 1]) for shard in inside])
-                parts.append(rng.permutation(numbers))
-                turns.append((done + np.arange(len(numbers))) // 2)  # pairs of this lane that come before
-                windows.append(np.full(len(numbers), window))
-                done, window = done + len(numbers), window + 1
+                indices = np.concatenate([np.arange(self._starts[shard], self._starts[shard + 1]) for shard in inside])
+                parts.append(rng.permutation(indices))
+                turns.append((done + np.arange(len(indices))) // 2)  # pairs of this lane that come before
+                windows.append(np.full(len(indices), window))
+                done, window = done + len(indices), window + 1
             lanes.append(np.full(done, lane))
             if done % 2:  # one image is left over: behind all others, where it does not part the pairs of other lanes
                 turns[-1][-1] = self.images

@@ -28,20 +28,20 @@ class Pairs(Protocol):
 
     def __len__(self) -> int: ...
 
-    def name(self, number: int) -> str:
+    def name(self, index: int) -> str:
         """Where an image lies, for messages."""
 
-    def mask_name(self, number: int) -> str:
+    def mask_name(self, index: int) -> str:
         """Where its mask lies."""
 
-    def image(self, number: int) -> bytes:
+    def image(self, index: int) -> bytes:
         """An image file as it is; a ValueError names one that cannot be read."""
 
-    def mask(self, number: int) -> bytes:
-        """A mask file as it is, likewise."""
+    def mask(self, index: int) -> bytes:
+        """A mask file as it is; a ValueError names one that cannot be read."""
 
     def announce(self) -> Announce | None:
-        """What wants to be told which of them an epoch draws, before they are read. None: nothing."""
+        """Gets the images that an epoch will draw, before they are read. None: the source reads nothing ahead."""
 
 
 def open_pairs(root: Path, settings: TrainingSettings) -> Pairs:
@@ -64,17 +64,17 @@ class PairFolder:
     def __len__(self) -> int:
         return len(self._files)
 
-    def name(self, number: int) -> str:
-        return str(self._files[number][0])
+    def name(self, index: int) -> str:
+        return str(self._files[index][0])
 
-    def mask_name(self, number: int) -> str:
-        return str(self._files[number][1])
+    def mask_name(self, index: int) -> str:
+        return str(self._files[index][1])
 
-    def image(self, number: int) -> bytes:
-        return read_file(self._files[number][0])
+    def image(self, index: int) -> bytes:
+        return read_file(self._files[index][0])
 
-    def mask(self, number: int) -> bytes:
-        return read_file(self._files[number][1])
+    def mask(self, index: int) -> bytes:
+        return read_file(self._files[index][1])
 
     def announce(self) -> None:
         return None

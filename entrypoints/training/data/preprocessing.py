@@ -1,4 +1,4 @@
-"""Ways from an image file to pixels, and which one a run takes."""
+"""Pipelines from an image file to pixels, and which one a run takes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from training.data.decode.reference import ReferencePreprocessor
 
 
 class Preprocessor(Protocol):
-    """A way from an image file to pixels."""
+    """A pipeline from an image file to pixels."""
 
     name: str
     """What its pixels depend on, beside what is asked for."""
 
     def about(self) -> str:
-        """What does the work, for people."""
+        """What does the work, for the log."""
 
     def varied(
         self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, rng: random.Random
@@ -43,7 +43,7 @@ class Preprocessor(Protocol):
 
 
 def open_preprocessor(name: str, *, compose: bool = False) -> Preprocessor:
-    """The way of that name.
+    """The pipeline of that name.
 
     Args:
         name: as the setting `preprocessing`.

@@ -24,7 +24,7 @@ AHEAD = 2
 """Batches that are made while one is used."""
 
 PARTS = 4
-"""Into so many parts for each thread a batch is divided: one slow image then keeps few others waiting."""
+"""Parts a batch is divided into, for each thread: one slow image then keeps few others waiting."""
 
 
 class ThreadedLoader:

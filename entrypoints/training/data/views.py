@@ -30,8 +30,8 @@ Made = TypeVar("Made")
 class HeldOutImages:
     """Images as they are, scaled to `size` and cut to the middle square.
 
-    Indexed by (0, number); gives uint8 pixels (channels, size, size) and the class number, or None for a broken image. They are
-    always preprocessed the reference way, so that an accuracy does not depend on how the training images were.
+    Indexed by (0, index); gives uint8 pixels (channels, size, size) and the class number, or None for a broken image. They are
+    always preprocessed by the reference pipeline, so that accuracy does not depend on the training images' pipeline.
     """
 
     def __init__(self, source: Source, size: int, channels: int, broken: BrokenImages):
@@ -42,14 +42,14 @@ class HeldOutImages:
         return len(self.source)
 
     def __getitem__(self, draw: SampleKey) -> tuple[torch.Tensor, int] | None:
-        _, number = draw
+        _, index = draw
         source = self.source
         try:
-            pixels = self._preprocessor.held_out(source.encoded(number), source.name(number), self.size, self.channels)
+            pixels = self._preprocessor.held_out(source.encoded(index), source.name(index), self.size, self.channels)
         except BrokenImage as error:
             self.broken.handle(error)
             return None
-        return torch.from_numpy(pixels), int(source.labels[number])
+        return torch.from_numpy(pixels), int(source.labels[index])
 
     def resized(self, size: int) -> HeldOutImages:
         """The same images at another size, such as a teacher's."""
@@ -63,17 +63,17 @@ class LabelledView(NamedTuple):
     label: int
     label_b: int
     lam: float
-    number: int
+    image_index: int
     view: int
 
 
 class TrainingViews:
-    """Varied and mixed training images, indexed by (view, number).
+    """Varied and mixed training images, indexed by (view, index).
 
-    What is drawn depends on the seed, the view and the number alone, never on the process, the batch or the order. An image is
+    What is drawn depends on the seed, the view and the index alone, never on the process, the batch or the order. An image is
     varied first and mixed then, as in DeiT; so it is erased before it is mixed. Its partner is varied as in its own view.
 
-    In place of a broken image the next readable one comes, under its own number and just as if itself had been asked for.
+    In place of a broken image the next readable one comes, under its own index and just as if itself had been asked for.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class TrainingViews:
         return lambda draw: self._view(*draw, varied)
 
     def view_description(self) -> dict[str, Any]:
-        """All that the pixels of (view, number) depend on beside the images themselves (`Source.digest`), JSON-ready.
+        """All that the pixels of (view, index) depend on beside the images themselves (`Source.digest`), JSON-ready.
 
         The versions of the libraries that decode are not in it, though they may round a pixel differently.
         """
@@ -122,41 +122,41 @@ class TrainingViews:
             "mixing": asdict(self.mixing),
         }
 
-    def rng(self, view: int, number: int) -> random.Random:
+    def rng(self, view: int, index: int) -> random.Random:
         """What decides how an image is varied, first, and erased, then."""
-        return random.Random(f"{self.seed}/{view}/{number}")
+        return random.Random(f"{self.seed}/{view}/{index}")
 
-    def partner(self, view: int, number: int) -> tuple[int, random.Random] | None:
+    def partner(self, view: int, index: int) -> tuple[int, random.Random] | None:
         """With which image one is mixed, and what decides how. None: it is not."""
-        rng = random.Random(f"{self.seed}/{view}/{number}/mixing")
-        return (int(partners(self.source.order, self.seed, view)[number]), rng) if self.mixing.happens(rng) else None
+        rng = random.Random(f"{self.seed}/{view}/{index}/mixing")
+        return (int(partners(self.source.order, self.seed, view)[index]), rng) if self.mixing.happens(rng) else None
 
-    def stand_in(self, number: int) -> int:
+    def stand_in(self, index: int) -> int:
         """The image that comes where this one is asked for: itself, or where it is broken the next readable one."""
-        return self.readable(1, number, self._varied)[0]
+        return self.readable(1, index, self._varied)[0]
 
-    def readable(self, view: int, number: int, make: Callable[[int, int], Made]) -> tuple[int, Made]:
-        """The first number from this one on whose image can be read, and what is made of it."""
-        return self._stand_ins.first(number, lambda candidate: make(view, candidate))
+    def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> tuple[int, Made]:
+        """The first index from this one on whose image can be read, and what is made of it."""
+        return self._stand_ins.first(index, lambda candidate: make(view, candidate))
 
-    def _varied(self, view: int, number: int) -> np.ndarray:
-        rng = self.rng(view, number)
-        encoded, file = self.source.encoded(number), self.source.name(number)
+    def _varied(self, view: int, index: int) -> np.ndarray:
+        rng = self.rng(view, index)
+        encoded, file = self.source.encoded(index), self.source.name(index)
         pixels = self.preprocessor.varied(encoded, file, self.size, self.channels, self.augmentation, rng)
         self.augmentation.erase(pixels, rng)
         return pixels
 
-    def _view(self, view: int, number: int, varied: Callable[[int, int], np.ndarray]) -> LabelledView:
-        number, pixels = self.readable(view, number, varied)
-        label = int(self.source.labels[number])
+    def _view(self, view: int, index: int, varied: Callable[[int, int], np.ndarray]) -> LabelledView:
+        index, pixels = self.readable(view, index, varied)
+        label = int(self.source.labels[index])
         label_b, share = label, 1.0
-        mixed = self.partner(view, number)
+        mixed = self.partner(view, index)
         if mixed is not None:
             partner, rng = mixed
             partner, other = self.readable(view, partner, varied)
             pixels, share = self.mixing(pixels, other, rng)
             label_b = int(self.source.labels[partner])
-        return LabelledView(torch.from_numpy(pixels), label, label_b, share, number, view)
+        return LabelledView(torch.from_numpy(pixels), label, label_b, share, index, view)
 
 
 def collate_views(views: list[LabelledView], images: torch.Tensor | None = None) -> LabelledBatch:

@@ -1,4 +1,4 @@
-"""How many workers decode images beside a training process, and why so many."""
+"""How many workers decode images beside a training process, and why."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Workers:
     count: int
     """0: the training process itself."""
     about: str = ""
-    """How many there are, and why, for people."""
+    """How many there are, and why: for the log."""
 
 
 def choose(
     settings: TrainingSettings, world: World, images: Images, environ: Mapping[str, str] = os.environ
 ) -> Workers:
-    """As many workers as the settings say; with auto as many as there are cores for, where an image is worth one.
+    """As many workers as the settings ask for; with auto as many as there are cores for, unless images cost too little.
 
     Args:
         images: the training images, indexed by a SampleKey.
@@ -71,7 +71,7 @@ def worker_kind(settings: TrainingSettings, device: torch.device) -> WorkerKind:
 
 
 def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.environ) -> Workers:
-    """Threads of DALI, which needs one at least: as many as the settings say; with auto as many as there are cores for."""
+    """DALI's threads, at least one: as many as the settings ask for; with auto as many as there are cores for."""
     asked = settings.num_workers
     share, where = cores_a_process(environ)
     if asked != "auto":
@@ -83,7 +83,7 @@ def choose_threads(settings: TrainingSettings, environ: Mapping[str, str] = os.e
 
 
 def cores_a_process(environ: Mapping[str, str]) -> tuple[float, str]:
-    """Cores that each training process of this host may use, and how that is reckoned, for people."""
+    """Cores that each training process of this host may use, and how that is reckoned, for the log."""
     processes = processes_on_host(environ)
     cores = usable_cores()
     where = f"{cores:g} core{'s' if cores != 1 else ''} for {processes} process{'es' if processes > 1 else ''}"
@@ -95,7 +95,7 @@ def _as_asked(asked: int, share: float, where: str) -> str:
     if asked <= max(share, 1):
         return about
     return (
-        f"{about}. WARNING: these are more than the cores: they take them from each other and from the training process, so that "
+        f"{about}. WARNING: more workers than cores: they compete with each other and with the training process, so "
         f"the CPU is at 100 % and the GPU waits for data; set num_workers to auto, or to {max(int(share), 1)} or less"
     )
 
@@ -103,9 +103,9 @@ def _as_asked(asked: int, share: float, where: str) -> str:
 def milliseconds_an_image(images: Images) -> float:
     """What it takes to read, decode and vary one training image: the least of a few, because other programs only add to it."""
     times = []
-    for number in range(min(MEASURED, len(images))):  # neighbours: others might lie in shards that are not needed yet
+    for index in range(min(MEASURED, len(images))):  # neighbours: others might lie in shards that are not needed yet
         started = time.perf_counter()
-        images[1, number]
+        images[1, index]
         times.append((time.perf_counter() - started) * 1000)
     return min(times[1:] or times)
 

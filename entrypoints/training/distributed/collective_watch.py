@@ -1,6 +1,6 @@
-"""Who has not come to a collective, written down before NCCL's watchdog ends the process by SIGABRT, after which nothing can be.
+"""Who has not arrived at a collective, written down before NCCL's watchdog ends the process by SIGABRT, after which nothing can be.
 
-Each rank's thread tells the store where its rank is. A rank that has stood still for most of the time-out asks where the others are,
+Each rank's thread reports to the store where its rank is. A rank that has stood still for most of the time-out asks where the others are,
 and leaves what it finds in the failure file. It takes that back where training goes on after all.
 """
 
@@ -28,7 +28,7 @@ SILENT_BEATS = 3
 """A rank that misses as many is taken for gone."""
 
 OUTSIDE = {"", "data_wait", "waiting for rank 0"}
-"""What a rank does without a collective, as far as our own phases tell; start-up and the end have none."""
+"""What a rank does without a collective, by our own phases; start-up and the end have none."""
 
 ORDER = (*PAUSES, *(phase.name for phase in PHASES if not phase.inside))
 """What a rank does from one optimizer step to the next."""
@@ -84,7 +84,7 @@ class CollectiveWatch:
         self._interval = min(15.0, timeout / 20)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="collective watch", daemon=True)
-        self._changes, self._since, self._told = -1, time.monotonic(), False
+        self._changes, self._since, self._reported = -1, time.monotonic(), False
         self._counted: tuple[float, dict[int, int]] | None = None
         """When the ranks' beats were counted, and how many there were, since this rank stands still for long."""
 
@@ -115,21 +115,21 @@ class CollectiveWatch:
         progress, now = failure.progress, time.monotonic()
         if progress.changes != self._changes:
             self._changes, self._since, self._counted = progress.changes, now, None
-            if self._told:
-                self._told = False
+            if self._reported:
+                self._reported = False
                 failure.take_back()
         beat = self._beat(now - self._since)
         self._store.set(str(self._rank), json.dumps(asdict(beat)))
         self._store.add(f"beats {self._rank}", 1)
         in_one = beat.collective is not None or beat.doing not in OUTSIDE
-        if beat.still < PATIENCE * self._timeout or self._told or progress.alone or not in_one:
+        if beat.still < PATIENCE * self._timeout or self._reported or progress.alone or not in_one:
             return
         if self._counted is None:
             self._counted = now, self._counts()
         counted, counts = self._counted
         if now - counted >= SILENT_BEATS * self._interval:
             silent = {rank for rank, count in self._counts().items() if count == counts[rank] and rank != self._rank}
-            self._told = True
+            self._reported = True
             failure.foretell(explain(self._rank, beat, self._others(), silent, self._timeout, self._backend))
 
     def _beat(self, still: float) -> Beat:
@@ -192,7 +192,7 @@ class Lobby:
 
 
 def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], timeout: float, backend: str) -> str:
-    """Which collective a rank waits for, who has not come to it, and why, in two lines.
+    """Which collective a rank waits for, who has not arrived, and why, in two lines.
 
     Args:
         others: of the ranks that were ever heard.
@@ -213,11 +213,11 @@ def explain(rank: int, own: Beat, others: Mapping[int, Beat], silent: set[int], 
     late = [one for one, beat in sorted(others.items()) if _behind(beat, own)]
     if late:
         doing = others[late[0]].doing
-        why = CAUSES.get(doing, "it is busy alone, or took another way through the script than the others")
+        why = CAUSES.get(doing, "it is busy alone, or took another path through the script than the others")
         where = _some([f"rank {one} ({others[one].host}) is {others[one].place()}" for one in late])
-        return f"{head}\ncause: {where} and has not come: {why}"
+        return f"{head}\ncause: {where} and has not arrived: {why}"
     return (
-        f"{head}\ncause: all ranks came: the connections between them are broken. Let the security group pass all traffic among its own "
+        f"{head}\ncause: all ranks arrived: the connections between them are broken. Let the security group pass all traffic among its own "
         "members; NCCL_DEBUG=INFO shows more"
     )
 
@@ -257,7 +257,7 @@ def remember_collectives() -> None:
 
 
 def _behind(beat: Beat, own: Beat) -> bool:
-    """Whether a rank has not come to the collective that this one is in."""
+    """Whether a rank has not arrived at the collective that this one is in."""
     if beat.number is not None and own.number is not None:
         return beat.number < own.number
     return _order(beat) < _order(own)

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """What a launcher tells a process."""
+    """What a launcher sets for a process."""
 
     rank: int
     size: int
@@ -63,7 +63,7 @@ class Wait:
 
     @property
     def limit(self) -> str:
-        """The whole wait, for people."""
+        """The whole wait, for the log."""
         return f"{self._seconds / 60:g} min" if self._seconds >= 60 else f"{self._seconds:g} s"
 
     def pause(self, what: Callable[[], str], is_heard: bool = True) -> None:
@@ -77,7 +77,7 @@ class Wait:
 
 
 def read_place(environ: MutableMapping[str, str] = os.environ) -> Place:
-    """This process's place among all, as torchrun, mpirun or whoever started it says; rank 0 of 1 where nobody did.
+    """This process's place among all, as torchrun or mpirun set it; rank 0 of 1 in a plain shell.
 
     Under mpirun, what torch and smddp look for in the environment is added to it where it lacks.
 
@@ -245,11 +245,11 @@ def _reach(host: str, port: int, wait: Wait) -> None:
 
 def _why_unreachable(host: str, error: OSError) -> str:
     if isinstance(error, socket.gaierror):
-        return f"the name {host} is not known here, because that host is not up, or MASTER_ADDR is wrong"
+        return f"the name {host} cannot be resolved, because that host is not up, or MASTER_ADDR is wrong"
     if isinstance(error, ConnectionRefusedError):
-        return "the host is there and nothing listens yet, because rank 0 has not come so far or has ended: see its log"
+        return "the host answers but nothing listens yet, because rank 0 is still starting or has ended: see its log"
     return (
-        f"no answer ({error}), because that host is down, or a firewall is between: let the security group pass all traffic "
+        f"no answer ({error}), because that host is down, or a firewall blocks it: let the security group pass all traffic "
         "among its own members"
     )
 
@@ -273,7 +273,7 @@ def _enter(store: Store, rank: int, kind: str) -> None:
 
 
 def _absent(store: Store, size: int) -> str:
-    """Who has not entered, for people."""
+    """Who has not entered, for the log."""
     absent = [rank for rank in range(size) if not store.add(_entered(rank), 0)]
     silent = [host for host in contract_value(os.environ, "SM_HOSTS", []) if not store.add(f"host {host}", 0)]
     return f"{_ranks(absent)} (of {size})" + (f", and anyone from {', '.join(silent)}" if silent else "")
@@ -288,7 +288,7 @@ def _leave_last(store: Store, place: Place) -> None:
 
 
 def _kinds(store: Store, size: int) -> str:
-    """Which ranks want what, for people."""
+    """Which ranks want what, for the log."""
     kinds: dict[str, list[int]] = {}
     for rank in range(size):
         if store.add(_entered(rank), 0):

@@ -195,7 +195,7 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
     lobby = Lobby(store, watch.beats_of_first)
     world = World(place.rank, place.size, place.local_rank, device, backend, reason, lobby, collectives)
     _connect(world, store, timedelta(minutes=timeout_minutes), wait)
-    failure.progress.tell_first = functools.partial(_tell_first, store)
+    failure.progress.report_first = functools.partial(_report_first, store)
     watch.start()
     try:
         yield world
@@ -204,7 +204,7 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
         raise
     watch.stop()
     # Only after success: without it gloo may abort at interpreter exit, and after a failure it may wait for ranks that hang.
-    failure.progress.tell_first = None
+    failure.progress.report_first = None
     if backend == "gloo":
         # The group's end waits for gloo's threads and holds Python's lock; one of them that has yet to let go of the last
         # collective's tensor waits for that lock. Torch 2.0 hung there once in six times.
@@ -229,7 +229,7 @@ def _choose_backend(place: Place, device: torch.device) -> tuple[str, str, Modul
         collectives, why = smddp.find(place)
         if collectives is not None:
             return "smddp", why, collectives
-        reason += f"; smddp was asked for and not taken: {why}"
+        reason += f"; smddp was requested but not used: {why}"
     return backend, reason, dist
 
 
@@ -297,8 +297,8 @@ def _prove(world: World) -> None:
         )
 
 
-def _tell_first(store: Store, text: str) -> str | None:
-    """What the first rank to fail told: this text, where no other was before. None where the store does not answer."""
+def _report_first(store: Store, text: str) -> str | None:
+    """What the first rank to fail reported: this text, where no other did before. None where the store does not answer."""
     answers: list[str] = []
 
     def ask() -> None:  # without compare_set, where torch 2.0 crashes if the answer is shorter than two characters:

@@ -54,7 +54,7 @@ class Checkpoints:
         folder: made where it is missing. None, on every rank: nothing is saved, and nothing found.
         fingerprint: settings that a checkpoint must have been saved with, so that this run may go on from it; JSON-ready.
         keep: how many stay. There is room for one more while it is written.
-        say: takes lines for people; rank 0 alone calls it.
+        say: writes a line to the log; rank 0 alone calls it.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Checkpoints:
         """Save a step. A collective: every rank calls it after the same step.
 
         The new checkpoint appears whole or not at all, and only then the oldest goes. Where the disk fails, the ones before
-        stay, a warning is said and training goes on: losing steps later is better than losing all of them now.
+        stay, a warning is logged and training continues: losing steps later is better than losing all of them now.
         Beside a GPU a thread writes a copy in main memory while training goes on, at most one behind; on the CPU that would take the cores
         from training.
         `load` comes first in every process: checkpoints of later steps are taken for those that it passed over, and removed.
@@ -91,7 +91,7 @@ class Checkpoints:
             step: optimizer steps done.
             shared: from rank 0, None on the others: dicts, lists and tuples of tensors, numbers, texts and None.
             own: this rank's tensors, of the same names, shapes and types on every rank.
-            required: the job ends with this one, so a failure must be told: it raises.
+            required: the job ends with this one, so a failure is reported: it raises.
 
         Raises:
             OSError: on every rank, where the checkpoint is required and could not be written.
@@ -105,7 +105,7 @@ class Checkpoints:
             _refuse_what_cannot_be_read_again(shared, "shared")
             files = {SHARED: shared, OWN: rows}
             if accelerator.is_gpu(self._world.device):
-                self._tell(trouble)
+                self._warn(trouble)
                 trouble, kept = "", snapshot(files, self._world.device)
                 self._writing = self._writer.submit(self._written, step, kept)
                 if required:
@@ -115,18 +115,18 @@ class Checkpoints:
         if required:
             trouble = self._world.broadcast_bytes(trouble.encode() if self._world.is_first else None).decode()
             if trouble:
-                raise OSError(f"{trouble}. A job that goes on from here repeats the steps since the one before")
+                raise OSError(f"{trouble}. A job that resumes here repeats the steps since the previous checkpoint")
         else:
-            self._tell(trouble)
+            self._warn(trouble)
 
     def finish(self) -> None:
         """Wait until the last one is on the disk."""
-        self._tell(self._settled())
+        self._warn(self._settled())
 
-    def _tell(self, trouble: str) -> None:
+    def _warn(self, trouble: str) -> None:
         if trouble:
             fix = f"make room for {self._keep + 1} checkpoints (compute.volume_gb), or keep fewer"
-            self._say(f"WARNING: {trouble}. The ones before stay and training goes on; {fix}")
+            self._say(f"WARNING: {trouble}. Earlier checkpoints are kept and training continues; {fix}")
 
     def _settled(self) -> str:
         """What went wrong with the one that is still being written, once it is."""
@@ -147,7 +147,7 @@ class Checkpoints:
     def load(self) -> Loaded | None:
         """The newest checkpoint that is whole, the same one on every rank; None where there is none. A collective.
 
-        Damaged ones, which a lost host or a copy to S3 that was cut short leaves, are passed over and said.
+        Damaged ones, which a lost host or a copy to S3 that was cut short leaves, are skipped and logged.
 
         Raises:
             ValueError: on every rank: it was saved with other settings.
@@ -163,7 +163,7 @@ class Checkpoints:
         if different:
             raise ValueError(
                 f"the checkpoint of step {manifest['step']} in {self._folder} is of another job: {'; '.join(different)}. "
-                "Go on with its settings; or start anew, with another `checkpoints` in the config or without that folder"
+                "Resume with its settings, or start anew with another `checkpoints` in the config or without that folder"
             )
         shared, rows = (
             torch.load(io.BytesIO(self._from_first(contents.pop(name, b""))), map_location="cpu", weights_only=True)
@@ -231,7 +231,7 @@ class Checkpoints:
                 self._say(f"{complaint}, taking {place.name}")
             return manifest, contents
         for complaint in complaints:
-            self._say(f"{complaint}, and there is no whole one: starting from the first step")
+            self._say(f"{complaint}, and no other is intact: starting from the first step")
         return None, {}
 
 
@@ -342,8 +342,8 @@ def _step(place: Path) -> int:
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """What differs between two fingerprints, at most five settings of it."""
     names = [name for name in sorted({**there, **here}) if there.get(name) != here.get(name)]
-    told = [f"{name} is {_shown(there, name)} there and {_shown(here, name)} here" for name in names[:5]]
-    return told + ([f"and {len(names) - 5} more"] if len(names) > 5 else [])
+    shown = [f"{name} is {_shown(there, name)} there and {_shown(here, name)} here" for name in names[:5]]
+    return shown + ([f"and {len(names) - 5} more"] if len(names) > 5 else [])
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

@@ -107,7 +107,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
             else:
                 timeline.step()
             if stopped:
-                report.say(f"stopped after step {state.step} of {steps}, as asked by SIGTERM")
+                report.say(f"stopped after step {state.step} of {steps} on SIGTERM")
                 break
             if settings.checkpoint_every and state.step % settings.checkpoint_every == 0:
                 saved = _save(state, place, run)
@@ -193,7 +193,7 @@ def _step(
 
 
 def _on_device(batches: Iterator[NamedTuple], world: World, timeline: Timeline) -> Iterator[NamedTuple]:
-    """The loader's batches with their tensors on this rank's device; those called numbers and views stay where they are."""
+    """The loader's batches with their tensors on this rank's device; `indices` and `views` stay where they are."""
     while True:
         with timeline.phase("data_wait"):
             batch = next(batches, None)
@@ -203,7 +203,7 @@ def _on_device(batches: Iterator[NamedTuple], world: World, timeline: Timeline) 
             moved = {
                 name: value.to(world.device, non_blocking=True)
                 for name, value in batch._asdict().items()
-                if name not in ("numbers", "views")
+                if name not in ("indices", "views")
             }
         yield batch._replace(**moved)
 
@@ -293,5 +293,5 @@ def _resume(state: TrainingState, run: Run) -> int | None:
         restore_rng(loaded.own, run.world.device)
         for name, buffer in state.own_buffers().items():
             buffer.copy_(loaded.own[f"buffer {name}"])
-    run.report.say(f"going on from the checkpoint of step {state.step}")
+    run.report.say(f"resuming from the checkpoint of step {state.step}")
     return state.step

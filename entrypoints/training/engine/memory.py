@@ -60,11 +60,11 @@ class Footprint:
         return 2 * self.weights + self.casts + self.optimizer + self.average + self.teacher
 
     def step(self, images: int) -> float:
-        """Bytes of a step on so many images. The teacher is done before the student begins."""
+        """Bytes of a step on N images. The teacher is done before the student begins."""
         return self.fixed + images * max(self.activations, self.teacher_activations)
 
     def largest_batch(self, capacity: int) -> int:
-        """Images that fit into so many bytes at once, with headroom."""
+        """Images that fit into N bytes at once, with headroom."""
         an_image = max(self.activations, self.teacher_activations, 1)
         return max(0, int((capacity * (1 - HEADROOM) - self.fixed) / an_image))
 
@@ -168,7 +168,7 @@ def batch_size_per_device(settings: TrainingSettings, world: World, fits: int) -
         return asked
     if fits < 1:
         raise ValueError(
-            "batch_size_per_device auto: not one image fits into the memory. Take a smaller model or image_size, set zero or "
+            "batch_size_per_device auto: not even one image fits in memory. Take a smaller model or image_size, set zero or "
             "precision bf16, or take a larger device"
         )
     return parts_of(share, fits)[0]

@@ -55,7 +55,7 @@ class StepTrial:
         values = (value.expand(size, *value.shape[1:]) for value in self._one)
         names = self._one._fields
         batch = self._one._make(
-            value if name in ("numbers", "views") else value.to(device) for name, value in zip(names, values)
+            value if name in ("indices", "views") else value.to(device) for name, value in zip(names, values)
         )
         state = torch.empty(self._optimizer_bytes, dtype=torch.uint8, device=device)
         with self._state.precision.autocast():
@@ -69,7 +69,7 @@ def largest_that_fits(sizes: list[int], trial: StepTrial, world: World, say: Cal
 
     Args:
         sizes: falling.
-        say: told of each that did not fit.
+        say: logs each size that did not fit.
 
     Raises:
         ValueError: none fits.
@@ -79,6 +79,6 @@ def largest_that_fits(sizes: list[int], trial: StepTrial, world: World, say: Cal
             return size
         say(f"batch_size_per_device auto: a step of {size} images ran out of the GPU's memory, trying fewer")
     raise ValueError(
-        "batch_size_per_device auto: not one image fits into the GPU's memory. Take a smaller model or image_size, set zero or "
+        "batch_size_per_device auto: not even one image fits in the GPU's memory. Take a smaller model or image_size, set zero or "
         "precision bf16, or take a larger device"
     )

@@ -122,28 +122,28 @@ class _Bench:
         )
         found["as_it_is"].append(self.whole_steps(task, self._open(self.today), "as_it_is", self.today))
         found["phases"] = self.phases
-        self.tell("as it is", found["as_it_is"][0])
+        self.log_speed("as it is", found["as_it_is"][0])
         alone = self._open(0)
         alone = replace(alone, train=RepeatedBatch(alone.train))
         found["one_batch"] = self.whole_steps(task, alone, "one_batch", 0)
-        self.tell("on one batch over and over", found["one_batch"])
+        self.log_speed("on one batch over and over", found["one_batch"])
         if without_teacher is not None and self.there_is_time_for("one_batch_without_teacher"):
             found["one_batch_without_teacher"] = self.whole_steps(
                 without_teacher, alone, "one_batch_without_teacher", 0
             )
-            self.tell("the same without the teacher", found["one_batch_without_teacher"])
+            self.log_speed("the same without the teacher", found["one_batch_without_teacher"])
         for count in counts:
             if self.there_is_time_for("input_alone", str(count)):
                 found["input_alone"].append(self.input_alone(self._open(count), count))
-                self.tell(f"the input alone, {count} workers", found["input_alone"][-1]["images_per_second"])
+                self.log_speed(f"the input alone, {count} workers", found["input_alone"][-1]["images_per_second"])
         best = self.best_workers()
         if best is not None and self.there_is_time_for("with_workers"):
             speed = self.whole_steps(task, self._open(best), "with_workers", best)
             found["with_workers"] = {"workers": best, "images_per_second": speed}
-            self.tell(f"whole steps with {best} workers", speed)
+            self.log_speed(f"whole steps with {best} workers", speed)
         if self.there_is_time_for("again"):  # what else this machine does changes: how much shows here
             found["as_it_is"].append(self.whole_steps(task, self._open(self.today), "again", self.today))
-            self.tell("as it is, again", found["as_it_is"][-1])
+            self.log_speed("as it is, again", found["as_it_is"][-1])
         found["finished"] = True
         self._write()
 
@@ -211,14 +211,14 @@ class _Bench:
         self.found["left_out"][f"{name} {detail}".strip()] = f"{max(left, 0):.1f} s were left"
         return False
 
-    def tell(self, what: str, speed: float) -> None:
+    def log_speed(self, what: str, speed: float) -> None:
         self.say(f"{what}: {speed:.1f} images/s")
 
     def _open(self, workers: int) -> Loaders:
         return self.opened(replace(self.settings, num_workers=workers))
 
     def _advance(self, steps: Iterator[None], least: int, seconds: float, longest: float) -> tuple[int, float]:
-        """Do at least so many steps, for at least so many seconds, but no more than MOST and not much longer than `longest`.
+        """Do at least `least` steps, for at least `seconds`, but at most MOST steps and not much longer than `longest`.
 
         Returns:
             How many, and the seconds that they took. Both are the same on every rank.
@@ -256,7 +256,7 @@ class _Bench:
 
 
 def _workers(loaders: Loaders) -> tuple[int, str]:
-    """How many workers make the training images now, and what they are: threads, processes, or DALI's threads."""
+    """How many workers make the training images now, and of what kind: threads, processes, or DALI's threads."""
     if isinstance(loaders.train, DaliBatches):
         return loaders.train.threads.count, "dali"
     return loaders.workers.count, loaders.workers.kind

@@ -83,7 +83,7 @@ class TrainingState:
 
 
 def prepare(model: Normalized, settings: TrainingSettings, steps: int, world: World) -> TrainingState:
-    """A model made ready for so many steps of training: on its device, in its memory order, compiled, distributed.
+    """A model made ready for N steps of training: on its device, in its memory order, compiled, distributed.
 
     Raises:
         ValueError: the device lacks the precision, the optimizer or the compression that the settings ask for.

@@ -14,7 +14,7 @@ CONFIG = "/opt/ml/input/config/debughookconfig.json"
 
 
 def register_hook(model: nn.Module, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
-    """Have smdebug save what the job's `debugger` section names. Where it cannot, that is said, and training goes on.
+    """Have smdebug save what the job's `debugger` section names. Where it cannot, it logs that, and training continues.
 
     Args:
         model: the trained one, not wrapped.
@@ -27,10 +27,10 @@ def register_hook(model: nn.Module, say: Callable[[str], None], environ: Mapping
         import smdebug.pytorch
 
         if not hasattr(np.ndarray, "tostring"):  # smdebug 1.0.34 saves by it, in the middle of a forward pass
-            raise ImportError(f"it needs numpy below 2.3, and here is {np.__version__}")
+            raise ImportError(f"it needs numpy below 2.3, but the image has {np.__version__}")
         hook = smdebug.pytorch.Hook.create_from_json_file(str(file))
         hook.register_module(model)
     except Exception as error:  # its image has none, or one that does not fit its torch, protobuf or Python
-        say(f"Debugger's hook was asked for ({file}) and is not there: {type(error).__name__}: {error}")
+        say(f"Debugger's hook was requested ({file}) but cannot be loaded: {type(error).__name__}: {error}")
         return
     say(f"Debugger's hook saves tensors, as {file.name} says")

@@ -38,7 +38,7 @@ class Cgroup(NamedTuple):
 
 
 class HostSamples:
-    """Values since the last look. Rates and percentages are over that time; what this machine does not tell is left out."""
+    """Values since the last look. Rates and percentages are over that time; what this machine does not report is left out."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")):
         """
@@ -158,7 +158,7 @@ class HostSamples:
         return {(kind, name, dimension): self._rate(name, count, seconds) for name, count in counts.items()}
 
     def _rate(self, name: str, count: float, seconds: float) -> float:
-        """Of a counter, so many a second since the last look; 0 where it began anew, as with an interface that went and came."""
+        """A counter's rate per second since the last look; 0 where it began anew, as with an interface that went and came."""
         grown = count - self._before.get(name, count)
         self._before[name] = count
         return grown / seconds if seconds > 0 and grown > 0 else 0.0

@@ -151,7 +151,7 @@ class Writer:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         if free < FREE_BYTES:
-            raise OSError(f"{free / 2**20:.0f} MiB are left on the disk; samples are written where there is 1 GiB")
+            raise OSError(f"{free / 2**20:.0f} MiB left on the disk; sampling needs 1 GiB")
         self._file = os.open(folder / f"{minute}.{self._node}.json", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._minute = minute
 
@@ -160,11 +160,11 @@ class Errors:
     """Names each kind of error once."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
-    def tell(self, what: str, error: Exception) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def report(self, what: str, error: Exception) -> None:
+        if what not in self._reported:
+            self._reported.add(what)
             with contextlib.suppress(OSError):  # nobody reads the log any more
                 sys.stderr.write(f"system monitor: {what}: {error or type(error).__name__}\n")
                 sys.stderr.flush()
@@ -176,9 +176,9 @@ def open_gpus(errors: Errors) -> Gpus | None:
         return Gpus()
     except OSError as error:
         if Path("/dev/nvidiactl").exists():  # there are GPUs, and a reason to wonder
-            errors.tell("no GPU metrics", error)
+            errors.report("no GPU metrics", error)
     except Exception as error:  # an older driver lacks a function
-        errors.tell("no GPU metrics", error)
+        errors.report("no GPU metrics", error)
     return None
 
 
@@ -198,24 +198,24 @@ def sample_until_the_end(output: Path, node: str, interval: float, parent: int) 
         try:
             values |= host.look(time.monotonic())
         except Exception as error:  # a kernel's file that looks otherwise: what else there is goes on
-            errors.tell("no metrics of the cores, memory, disks and network", error)
+            errors.report("no metrics of the cores, memory, disks and network", error)
         if gpus is not None:
             try:
                 values |= gpus.look()
                 for what, words in gpus.refused.items():
-                    errors.tell(f"no {what}", OSError(words))
+                    errors.report(f"no {what}", OSError(words))
             except Exception as error:
-                errors.tell("GPU metrics end", error)
+                errors.report("GPU metrics end", error)
                 gpus = None
         try:
             writer.write(time.time(), values)
         except OSError as error:
-            errors.tell("not written", error)
+            errors.report("not written", error)
         due = max(due + slowed(interval, writer.written), time.monotonic())  # after a machine's sleep, go on from now
 
 
 def slowed(interval: float, written: int) -> float:
-    """Seconds between two samples, after so many bytes: twice as many with each FULL_RATE_BYTES."""
+    """Seconds between two samples, by the bytes written: doubled with each FULL_RATE_BYTES."""
     return interval * 2.0 ** (written // FULL_RATE_BYTES)
 
 

@@ -42,12 +42,12 @@ class Gpus:
         names = [str(number) for number in range(count.value)] if visible is None else visible.split(",")
         self._devices = [self._device(name.strip()) for name in names if name.strip()]
         self.refused: dict[str, str] = {}
-        """What the driver said instead of a value, by GPU and function; not where the GPU has no such value."""
+        """The driver's error instead of a value, by GPU and function; not where the GPU has no such value."""
 
     def look(self) -> dict[tuple[str, str, str], float]:
         """Percent by (Type, Name, Dimension).
 
-        A value that a GPU does not tell is left out, and the others stay: one that is cut into parts (MIG) has no utilisation, a container
+        A value that a GPU does not report is left out: one that is cut into parts (MIG) has no utilisation, a container
         may lack the right to a value, and a GPU may be lost while the others work.
         """
         values: dict[tuple[str, str, str], float] = {}

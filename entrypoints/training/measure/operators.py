@@ -37,7 +37,7 @@ class OperatorWindow:
 
     Args:
         folder: where both go.
-        say: told what is recorded and what took longest.
+        say: logs what is recorded and what took longest.
     """
 
     def __init__(self, settings: TrainingSettings, world: World, folder: Path, say: Callable[[str], None]):

@@ -22,7 +22,7 @@ class SageMakerProfiler:
     """Records a window of this process's steps: `profile_steps` of them, or STEPS, after `profile_after`. Every rank records its own.
 
     Args:
-        say: told what is recorded, or why nothing is though the job asks for it.
+        say: logs what is recorded, or why nothing is although the job asks for it.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class SageMakerProfiler:
         self._module = module if asked or settings.profile_steps else None
         if asked and module is None:
             say(
-                "SageMaker Profiler was asked for (profiling.profiler) and records nothing: this image has no module smprof. "
+                "SageMaker Profiler was requested (profiling.profiler) but records nothing: this image lacks the module smprof. "
                 "Take an image with AWS's wheel of it, or set profile_steps, for which PyTorch's own profiler is enough"
             )
 

@@ -26,7 +26,7 @@ class Timeline:
     """Seconds of the phases of training steps, summed since the last look.
 
     On a GPU a phase, and a single step, is what lies between two events in its queue: nothing waits for the device but `window`, which
-    is called where the host has just read a loss anyway. The host's own clock would tell how far it runs ahead.
+    is called where the host has just read a loss anyway. The host's own clock would show how far it runs ahead.
     """
 
     def __init__(self, device: torch.device):
@@ -105,7 +105,7 @@ class Timeline:
         return means
 
     def _count(self, seconds: float, counts: bool) -> None:
-        """A step took so long.
+        """Count a step of that duration.
 
         Args:
             counts: it is past the warm-up.

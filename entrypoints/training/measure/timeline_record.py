@@ -56,7 +56,7 @@ class TimelineRecord:
         )
 
     def first_step(self, step: int, workers: int) -> None:
-        """A step has ended: told once, of this process's first.
+        """A step has ended: recorded once, for this process's first.
 
         Args:
             workers: data workers beside this process, which `num_workers` may leave to the program.

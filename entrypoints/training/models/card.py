@@ -21,7 +21,7 @@ SOURCE = Path(__file__).with_name("source.json")
 PACKAGES = ("torchvision", "timm", "safetensors", "numpy", "pillow")
 
 SECTIONS = {"data": "Data", "teacher": "Teacher", "metrics": "Results on the validation images", "settings": "Settings"}
-"""What a card tells beside the model itself, in this order."""
+"""Sections of a card beside the model itself, in this order."""
 
 
 def write(folder: Path, facts: Mapping[str, Mapping[str, Any] | None]) -> None:

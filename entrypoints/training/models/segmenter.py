@@ -59,7 +59,7 @@ class Segmenter(nn.Module):
 def build(
     name: str, options: Mapping[str, Any], classes: int, *, decoder_channels: int, pretrained: bool = False
 ) -> timm_models.Normalized:
-    """A segmenter for so many classes.
+    """A segmenter for N classes.
 
     Args:
         name: the encoder, for example resnet50.

@@ -93,7 +93,7 @@ def only_channels_last(parameter: torch.Tensor) -> bool:
 def build(
     name: str, options: Mapping[str, Any], classes: int, *, pretrained: bool = False, image_size: int | None = None
 ) -> Normalized:
-    """A timm model for so many classes.
+    """A timm model for N classes.
 
     Args:
         name: for example vit_small_patch16_224.

@@ -29,8 +29,8 @@ class Progress:
 
     step: int | None = None
     """Optimizer steps done; None before training."""
-    tell_first: Callable[[str], str | None] | None = None
-    """Tells the other ranks why this one fails, where none failed before, and gives what the first one told: empty where that
+    report_first: Callable[[str], str | None] | None = None
+    """Reports to the other ranks why this one fails, where none failed before, and gives the first one's report: empty where that
     one knew no reason, None where nobody answers. Without it this process trains alone."""
     doing: str = ""
     """The phase that this process is in."""
@@ -67,7 +67,7 @@ OTHER_RANK = Cause(
     r"Connection (closed|reset) by peer|Broken pipe|Timed out waiting \d+ ?ms|collective operation timeout"
     r"|NCCL error|ncclSystemError|ncclRemoteError|ncclInternalError|NCCL communicator (was|has been) aborted|DistBackendError"
     r"|Some NCCL operations have failed or timed out|[Ww]atchdog caught collective|[Gg]loo\b",
-    "another rank left without a word, or is late: see which host's log ends first. A process is killed where its host's memory "
+    "another rank ended without a message, or is late: see which host's log ends first. A process is killed where its host's memory "
     "is full; one that is busy alone for long needs a larger process_group_minutes",
 )
 """What torch.distributed raises where the fault is not this rank's own."""
@@ -96,7 +96,7 @@ CAUSES = (
     ),
     Cause(
         r"device-side assert|Target -?\d+ is out of bounds",
-        "a label lies outside of the model's classes. Run once on the CPU, which names the place",
+        "a label is outside the model's classes. Run once on the CPU to see where",
     ),
 )
 """In the order in which they are looked for; the settings they name are those of training.settings.scripts."""
@@ -166,9 +166,13 @@ def describe(error: Exception, rank: str) -> str:
         own_cause = f"the GPU's memory is full. {progress.out_of_memory}"
     # torch's errors of the kind are RuntimeErrors; a connection to S3 that breaks is none
     from_another = own_cause is None and isinstance(error, RuntimeError) and re.search(OTHER_RANK.pattern, head)
-    told = progress.tell_first("" if from_another else f"{head[: LIMIT // 4]} ({where})") if progress.tell_first else ""
-    cause = _other_rank(told) if from_another else own_cause
-    if from_another and not told and progress.foretold:
+    reported = (
+        progress.report_first("" if from_another else f"{head[: LIMIT // 4]} ({where})")
+        if progress.report_first
+        else ""
+    )
+    cause = _other_rank(reported) if from_another else own_cause
+    if from_another and not reported and progress.foretold:
         cause = progress.foretold.partition("cause: ")[2].partition("\n")[0]
     lines = [head, *([f"cause: {cause}"] if cause else []), _where()]
     text = "\n".join(line[: LIMIT // 2] for line in lines) + "\n"
@@ -176,11 +180,11 @@ def describe(error: Exception, rank: str) -> str:
     return (text + frames[-max(LIMIT - len(text), 1) :])[:LIMIT]
 
 
-def _other_rank(told: str | None) -> str:
-    """Why another rank's fault is felt here, from what the first one to fail told."""
-    if told is None:
-        return "rank 0, which keeps who failed first, has ended too: see its host's log"
-    return f"the first to fail was {told}" if told else OTHER_RANK.text
+def _other_rank(reported: str | None) -> str:
+    """Why another rank's fault shows here, from what the first one to fail reported."""
+    if reported is None:
+        return "rank 0, which records the first failure, has ended too: see its host's log"
+    return f"the first to fail was {reported}" if reported else OTHER_RANK.text
 
 
 def _host() -> str:

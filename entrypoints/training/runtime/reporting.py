@@ -1,4 +1,4 @@
-"""What a run tells, from rank 0: metric lines, metrics.jsonl and result.json. Standard library only."""
+"""What a run reports, from rank 0: metric lines, metrics.jsonl and result.json. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reporter:
             (folder / "metrics.jsonl").write_text("", encoding="utf-8")  # an earlier run's, in a plain shell
 
     def say(self, text: str) -> None:
-        """One line for people."""
+        """One line for the log."""
         if self._active:
             write_line(text)
 

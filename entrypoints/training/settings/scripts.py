@@ -1,4 +1,4 @@
-"""What each of the kit's scripts can be told. Standard library only, so that the launcher can check a config without torch."""
+"""The settings of the kit's scripts. Standard library only, so that the launcher can check a config without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WorkerKind = Literal["threads", "processes"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """What every training script can be told."""
+    """Settings of every training script."""
 
     epochs: int = setting(10, at_least=1, on_resume="may change")
     """Passes over the training images."""
@@ -54,8 +54,8 @@ class TrainingSettings:
     seed: int = setting(0, at_least=0, at_most=2**32 - 1)
     """Seed of the initial weights, the order of images and their augmentation."""
     preprocessing: Literal["cpu", "cpu_reference", "dali"] = "cpu"
-    """How training images become pixels: cpu, the fast way; cpu_reference, Pillow alone; dali, NVIDIA DALI, on a GPU where there
-    is one. Held-out images always go the reference's way."""
+    """How training images become pixels: cpu, the fast pipeline; cpu_reference, Pillow alone; dali, NVIDIA DALI, on a GPU where there
+    is one. Held-out images always take the reference pipeline."""
     on_broken_image: Literal["skip", "fail"] = setting("skip", on_resume="may change")
     """What happens where a file is no image, or a damaged one. skip: the next readable image is trained on in its place, an
     evaluation leaves it out, and broken_images.txt among the output names it. fail: the run ends, and names it."""
@@ -77,7 +77,7 @@ class TrainingSettings:
     checkpoint_every: int | None = setting(None, at_least=1, on_resume="may change")
     """Optimizer steps between two checkpoints. None: one at the end of each epoch. A stop is always followed by one."""
     keep_checkpoints: int = setting(2, at_least=1, on_resume="may change")
-    """The newest so many are kept."""
+    """How many of the newest are kept."""
     system_monitor: bool = setting(True, on_resume="may change")
     """Sample each host's cores, memory, disks, network and GPUs while it trains, in SageMaker Debugger's format, every
     profiling.system_interval_ms of the job or 500 ms, into profiler-output of its output folder."""
@@ -89,7 +89,7 @@ class TrainingSettings:
     profile_after: int = setting(10, at_least=0, on_resume="may change")
     """Steps that come before these, in which memory is allocated and libraries choose their kernels."""
     probe_seconds: float = setting(0.0, at_least=0, on_resume="may change")
-    """Measure instead of training, until about so many seconds after the process's start: whole steps, steps on one batch over and
+    """Measure instead of training, until about N seconds after the process's start: whole steps, steps on one batch over and
     over, without a teacher, and the input side alone by its number of workers; probe.json in the output folder has the speeds.
     There is no checkpoint and no model. `launcher diagnose RUN --probe` sets it. 0: train."""
     process_group_minutes: float = setting(10.0, above=0, on_resume="may change")
@@ -114,12 +114,12 @@ class TrainingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledImageSettings(TrainingSettings):
-    """What every script can be told that learns one class an image."""
+    """Settings of every script that learns one class an image."""
 
     label_smoothing: float = setting(0.0, at_least=0, below=1)
     """Weight of the uniform distribution in the label loss (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567)."""
     images_per_class: int | None = setting(None, at_least=1)
-    """Train on no more than the first so many images of each class, by file name. None: on all."""
+    """Train on at most the first N images of each class, by file name. None: on all."""
     image_size: int = setting(224, at_least=8)
     """Height and width in pixels of what the models see."""
     augmentation_load: int = setting(0, at_least=0)
@@ -163,7 +163,7 @@ class ClassifierSettings(LabelledImageSettings):
     pretrained: bool = False
     """Start from timm's published weights; the training machine must reach the Hugging Face hub."""
     probe_input_images: int = setting(0, at_least=0)
-    """Before training, make batches of so many images and drop them, to tell how fast the input side is alone. 0: no."""
+    """Before training, make batches of N images and drop them, to measure the input side alone. 0: no."""
     probe_image_size: int | None = setting(None, at_least=8)
     """Height and width in pixels of the images that are made for that. None: image_size."""
     repeat_batch: bool = False
@@ -172,7 +172,7 @@ class ClassifierSettings(LabelledImageSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSettings(TrainingSettings):
-    """What every script can be told that may learn from a teacher, beside what it learns from labels."""
+    """Settings of every script that may learn from a teacher as well as from labels."""
 
     teacher_precision: Literal["fp32", "bf16", "fp16"] | None = None
     """Of the teacher's weights and arithmetic, whatever the student's. None: bf16 or fp16 where `precision` is, else fp32."""

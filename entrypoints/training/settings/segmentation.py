@@ -1,4 +1,4 @@
-"""What train_segmentation.py can be told. Standard library only, so that the launcher can check a config without torch."""
+"""The settings of train_segmentation.py. Standard library only, so that the launcher can check a config without torch."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Distillation:
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
         if self.cache is not None:
-            complete = self.cache.begin_epoch(view_of(epoch, batches.views), batches.numbers(epoch))
+            complete = self.cache.begin_epoch(view_of(epoch, batches.views), batches.indices(epoch))
             if complete and self.teacher is not None:
                 self.teacher.to(torch.device("cpu"))
 

@@ -67,7 +67,7 @@ def evaluate(
             sums[:3] += torch.stack([*_right(logits, labels), loss])
             if teacher_logits is not None:
                 teacher = teacher_logits[number].to(world.device, non_blocking=True).float()
-                assert teacher.shape == logits.shape, "the loader gave other batches than it gave the teacher"
+                assert teacher.shape == logits.shape, "the loader's batches differ from those that the teacher got"
                 kl = temperature_kl(logits, teacher, 1.0).double() * len(labels)
                 sums[3:] += torch.stack([*_right(logits, teacher.argmax(1)), kl])
             if keep is not None:
@@ -166,7 +166,7 @@ def class_ious(confusion: torch.Tensor, ignore_index: int) -> torch.Tensor:
 
 
 def describe_classes(found: Mapping[str, Any]) -> str:
-    """What `evaluate_pixels` gives of each class, as a line for people."""
+    """What `evaluate_pixels` gives of each class, as a line for the log."""
     ious = ", ".join(f"{name} {'-' if iou is None else f'{iou:.4f}'}" for name, iou in found["validation_iou"].items())
     majority = found["validation_majority"]
     return f"IoU: {ious}; with {majority['class']} for every pixel the mean would be {majority['miou']:.4f}"

@@ -41,7 +41,7 @@ def distillation_loss(
     if settings.method == "dist":
         inter, intra = relation_distances(student, teacher, temperature)
         return {"dist_inter": settings.dist_beta * inter, "dist_intra": settings.dist_gamma * intra}
-    raise ValueError(f"method {settings.method!r} is no way to distil: kl, hard, dkd or dist")
+    raise ValueError(f"method {settings.method!r} is unknown: kl, hard, dkd or dist")
 
 
 def temperature_kl(student_logits: torch.Tensor, teacher_logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -53,7 +53,7 @@ def temperature_kl(student_logits: torch.Tensor, teacher_logits: torch.Tensor, t
     Of logits for each pixel it is the mean over all pixels, as Liu et al. have it (2019, https://arxiv.org/abs/1903.04197,
     equation 1, there at T = 1). Those that nobody labelled count too: a teacher's answer needs no label, and where there is
     none it is all that a student can learn from. So each process's mean is over as many pixels, and no count is exchanged.
-    What a crop has beyond its image counts likewise: both models see it black.
+    What a crop has beyond its image counts too: both models see it black.
 
     Args:
         student_logits, teacher_logits: (batch, classes), or (batch, classes, height, width). The teacher's may be -inf where it
@@ -236,7 +236,7 @@ def dice_loss(sums: torch.Tensor) -> torch.Tensor:
 
     Drozdzal et al. 2016, https://arxiv.org/abs/1608.04117, section 2.2, for two classes; of several classes the mean, as in
     nnU-Net (https://arxiv.org/abs/1809.10486, section 2.2), over the pixels of the whole batch and not image by image: an image
-    shows few of the classes. A class without a labelled pixel has no gradient that would tell right from wrong, and is left out.
+    shows few of the classes. A class without a labelled pixel has no gradient that would be of use, and is left out.
 
     Args:
         sums: (3, classes), of `dice_sums`.

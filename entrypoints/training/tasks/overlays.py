@@ -53,7 +53,7 @@ def save(
 ) -> None:
     """Write overlays.png of `settings.overlays` held-out images, the same ones in every run on them. Rank 0 alone calls it.
 
-    It never ends a run: what goes wrong is said, and there is no picture then.
+    It never ends a run: a failure is logged, and there is no picture then.
     """
     if not settings.overlays:
         return
@@ -70,19 +70,19 @@ def save(
 
 @torch.no_grad()
 def rows(state: TrainingState, data: Data[MaskedImages, MaskedImages], settings: SegmentationSettings) -> list[Row]:
-    """So many readable images, evenly spread over the held-out ones, and what the model predicts for each."""
+    """N readable images, evenly spread over the held-out ones, and what the model predicts for each."""
     count, images = min(settings.overlays, len(data.held_out)), len(data.held_out)
     found = []
     with evaluating(state.evaluated):
-        for number in (place * images // count for place in range(count)):
-            item = data.held_out[0, number]
-            if item is None:  # broken; the evaluation has told of it
+        for index in (place * images // count for place in range(count)):
+            item = data.held_out[0, index]
+            if item is None:  # broken; the evaluation has named it
                 continue
             image, mask = item
             with state.precision.autocast():
                 logits = state.evaluated(image[None].to(state.world.device))
             prediction = of_size(logits.float(), mask.shape)[0].argmax(0).byte().cpu()
-            name = Path(data.held_out.pairs.name(number)).name
+            name = Path(data.held_out.pairs.name(index)).name
             found.append(Row(name, image.permute(1, 2, 0).numpy(), mask.numpy(), prediction.numpy()))
     return found
 
@@ -97,7 +97,7 @@ def voc_colour(number: int) -> Colour:
     """A class's colour in PASCAL VOC: bits 0, 3 and 6 of its number are the highest bits of red, 1, 4 and 7 of green, 2 and 5 of blue.
 
     VOClabelcolormap.m of the development kit, http://host.robots.ox.ac.uk/pascal/VOC/voc2012/#devkit; neighbours among the
-    numbers are easily told apart.
+    numbers are easy to tell apart.
     """
     red, green, blue = (
         sum((number >> (3 * place + channel) & 1) << (7 - place) for place in range(8)) for channel in range(3)
@@ -160,7 +160,7 @@ def _tinted(image: Image.Image, colour: np.ndarray, where: np.ndarray) -> Image.
 
 
 def _legend(names: Sequence[str], palette: Sequence[Colour], whole: int) -> Image.Image:
-    """A patch of colour and a name for each class, in lines of so many pixels."""
+    """A patch of colour and a name for each class, in lines of N pixels."""
     font, left, top, places = _font(), MARGIN, MARGIN, []
     measuring = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     labels = [_printable(name) for name in names]

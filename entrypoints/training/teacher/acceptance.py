@@ -17,7 +17,7 @@ HINTS = {
     MIOU.name: (
         "a mean IoU",
         "min_teacher_miou",
-        "the masks number the classes as those that it learned from did",
+        "the masks number the classes as its own training masks did",
     ),
 }
 """By metric: its name in a sentence, the setting of its minimum, and what to check where it is lower."""

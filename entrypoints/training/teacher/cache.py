@@ -1,7 +1,7 @@
 """The teacher's logits kept in files, so that a view of an image passes through the teacher once, and never in a later epoch or run.
 
 A folder holds manifest.json, which says what the logits are of, and a file a view with a record for every training image, at
-the place that the image's number gives. A record whose checksum does not hold is absent, be it unwritten, torn by a kill or
+the place that the image's index gives. A record whose checksum does not hold is absent, be it unwritten, torn by a kill or
 damaged later; the teacher then computes it again. So there is no index to repair and no order to keep.
 """
 
@@ -41,7 +41,7 @@ TRIED = 1000
 """Where no more records than these are missing, the images are read, because records that broken images lack are not missing."""
 
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
-"""What file systems say that take no writing, or none in the middle of a file, as mounted S3 buckets do not."""
+"""Errors of file systems that take no writing, or none in the middle of a file, as mounted S3 buckets do not."""
 
 
 class TeacherCache:
@@ -137,16 +137,16 @@ class TeacherCache:
             + (
                 f"{_readable(shutil.disk_usage(self.where).free)} are free there"
                 if self.writable
-                else "it is read-only: what it lacks is computed on every pass and not kept"
+                else "it is read-only: missing logits are computed on every pass and not stored"
             )
         )
 
-    def begin_epoch(self, view: int, numbers: np.ndarray | torch.Tensor | list[int]) -> bool:
+    def begin_epoch(self, view: int, indices: np.ndarray | torch.Tensor | list[int]) -> bool:
         """Turn to a view and find out whether it holds all that an epoch will draw. A collective.
 
         Args:
             view: from 1 to `views`.
-            numbers: of the images that this rank will draw; those of all ranks are fine, and take longer.
+            indices: of the images that this rank will draw; those of all ranks are fine, and take longer.
 
         Returns:
             Whether all ranks found all of theirs, so that the epoch needs no teacher.
@@ -155,9 +155,9 @@ class TeacherCache:
         self.close()
         self.world.any(False)  # whoever writes has written
         self._view, self._file = view, ViewFile(self._path(view), self.images, self.layout.size, self.writable)
-        missing = self._missing(np.sort(np.asarray(numbers, dtype=np.int64)))
+        missing = self._missing(np.sort(np.asarray(indices, dtype=np.int64)))
         if 0 < len(missing) <= TRIED:  # a broken image has no record of its own
-            missing = self._missing(np.unique([self._stand_in(number) for number in missing.tolist()]))
+            missing = self._missing(np.unique([self._stand_in(index) for index in missing.tolist()]))
         self.complete = self.world.all(not len(missing))
         return self.complete
 
@@ -171,7 +171,7 @@ class TeacherCache:
         Where `complete` is false this is a collective: every rank calls it equally often, with batches of one size.
 
         Args:
-            batch: its numbers and views are on the CPU; all of its views are the one that `begin_epoch` was given.
+            batch: its indices and views are on the CPU; all of its views are the one that `begin_epoch` was given.
             teacher: uint8 images (batch, channels, height, width) -> logits (batch, classes).
 
         Raises:
@@ -180,25 +180,25 @@ class TeacherCache:
         """
         assert (batch.views == self._view).all(), "a batch of another view than the epoch's"
         assert self._file is not None, "begin_epoch comes first"
-        numbers = batch.numbers.numpy()
-        records = self._file.read(numbers)
-        missing = ~self._seal.holds(records, numbers, self._view)
+        indices = batch.indices.numpy()
+        records = self._file.read(indices)
+        missing = ~self._seal.holds(records, indices, self._view)
         absent = int(missing.sum())
-        self.hits, self.misses = self.hits + len(numbers) - absent, self.misses + absent
+        self.hits, self.misses = self.hits + len(indices) - absent, self.misses + absent
         device = batch.images.device
         if not absent:
             found = self.layout.decode(records, device)
             if not self.complete and self._exchanged:  # the others may have computed something
-                nothing = torch.zeros((len(numbers), self.layout.width), device=device)
-                self._filling.add(nothing, numbers, missing, self._writer if self._writes else None, True)
+                nothing = torch.zeros((len(indices), self.layout.width), device=device)
+                self._filling.add(nothing, indices, missing, self._writer if self._writes else None, True)
             return found
         packed = self.layout.pack(teacher(batch.images))
         if not self.complete and self._exchanged:
-            self._filling.add(packed, numbers, missing, self._writer if self._writes else None, True)
+            self._filling.add(packed, indices, missing, self._writer if self._writes else None, True)
         elif self.writable:  # damaged since the epoch began: the other ranks do not know of it
-            self._filling.add(packed, numbers, missing, self._writer, False)
+            self._filling.add(packed, indices, missing, self._writer, False)
         computed = self.layout.rounded(packed)
-        if absent == len(numbers):
+        if absent == len(indices):
             return computed
         records[missing] = 0  # what is damaged there may be no class at all
         is_missing = accelerator.pinned(torch.from_numpy(missing), device).to(device, non_blocking=True)
@@ -258,22 +258,22 @@ class TeacherCache:
                 "smaller teacher_cache.top_k or fewer views, another teacher_cache.where, or a larger compute.volume_gb"
             )
 
-    def _missing(self, numbers: np.ndarray) -> np.ndarray:
-        """The images without a record, or some more than TRIED of them; numbers in rising order, in which disks read fastest."""
+    def _missing(self, indices: np.ndarray) -> np.ndarray:
+        """The images without a record, or some more than TRIED of them; indices in rising order, in which disks read fastest."""
         assert self._file is not None, "begin_epoch has opened it"
         step, missing = max(1, SCANNED // self.layout.size), []
-        for first in range(0, len(numbers), step):
-            part = numbers[first : first + step]
+        for first in range(0, len(indices), step):
+            part = indices[first : first + step]
             missing.append(part[~self._seal.holds(self._file.read(part), part, self._view)])
             if sum(map(len, missing)) > TRIED:
                 break
-        return np.concatenate(missing) if missing else numbers
+        return np.concatenate(missing) if missing else indices
 
-    def _writer(self, records: np.ndarray, numbers: np.ndarray) -> None:
+    def _writer(self, records: np.ndarray, indices: np.ndarray) -> None:
         """Seals and writes records of this view; in the thread that fills the cache."""
         assert self._file is not None
-        self._seal.close(records, numbers, self._view)
-        self._file.write(records, numbers)
+        self._seal.close(records, indices, self._view)
+        self._file.write(records, indices)
 
     def _sees_the_first(self) -> bool:
         """Whether `where` is rank 0's own folder, as on FSx, where hosts that write into one file wait for each other's locks.
@@ -344,7 +344,7 @@ def _cannot_begin(where: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(
-            f"{where} holds no teacher cache, and none can be begun there ({error.strerror or error}): set teacher_cache.where to "
+            f"{where} holds no teacher cache, and none can be created there ({error.strerror or error}): set teacher_cache.where to "
             "a folder on a disk or FSx, or to one that holds a cache"
         ) from error
 

@@ -16,11 +16,11 @@ from training.teacher.logit_records import RecordLayout
 BEHIND = 2
 """Batches that may be on their way to the disk; with more, training waits for the oldest."""
 
-NUMBER = 8
-"""Bytes of an image's number."""
+INDEX_BYTES = 8
+"""Bytes of an image's index."""
 
 Write = Callable[[np.ndarray, np.ndarray], None]
-"""Takes records without checksums, uint8 (images, record size), and the images' numbers, int64 (images,)."""
+"""Takes records without checksums, uint8 (images, record size), and the images' indices, int64 (images,)."""
 
 
 class Filling:
@@ -36,13 +36,13 @@ class Filling:
         self._under_way: deque[Future[None]] = deque()
 
     def add(
-        self, packed: torch.Tensor, numbers: np.ndarray, new: np.ndarray, write: Write | None, exchanged: bool
+        self, packed: torch.Tensor, indices: np.ndarray, new: np.ndarray, write: Write | None, exchanged: bool
     ) -> None:
         """Have the new logits of a batch written, some time.
 
         Args:
             packed: as RecordLayout.pack gives them, on the device.
-            numbers: of the images, int64 (batch,).
+            indices: of the images, int64 (batch,).
             new: which of them are to be written, bool (batch,).
             write: None: another process of this host writes.
             exchanged: all ranks' are written. A collective then: every rank calls it equally often, with as many images.
@@ -50,7 +50,7 @@ class Filling:
         Raises:
             ValueError, OSError: an earlier batch could not be written.
         """
-        about = np.concatenate([new[:, None].astype(np.uint8), numbers.astype("<i8")[:, None].view(np.uint8)], axis=1)
+        about = np.concatenate([new[:, None].astype(np.uint8), indices.astype("<i8")[:, None].view(np.uint8)], axis=1)
         device = packed.device
         moved = accelerator.pinned(torch.from_numpy(about), device).to(device, non_blocking=True)
         rows = torch.cat([moved, packed.contiguous().view(torch.uint8)], dim=1)
@@ -84,6 +84,6 @@ class Filling:
             done.synchronize()
         rows = host.numpy()
         rows = rows[rows[:, 0] == 1]
-        numbers = np.ascontiguousarray(rows[:, 1 : 1 + NUMBER]).view("<i8")[:, 0]
-        packed = np.ascontiguousarray(rows[:, 1 + NUMBER :]).view("<f4")
-        write(self._layout.encode(packed), numbers)
+        indices = np.ascontiguousarray(rows[:, 1 : 1 + INDEX_BYTES]).view("<i8")[:, 0]
+        packed = np.ascontiguousarray(rows[:, 1 + INDEX_BYTES :]).view("<f4")
+        write(self._layout.encode(packed), indices)

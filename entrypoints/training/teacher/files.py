@@ -74,7 +74,7 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
         state = read(file)
     except pickle.UnpicklingError as error:
         fix = "save the state dict alone: torch.save(model.state_dict(), FILE)"
-        raise ValueError(f"{file.name} is no file of weights alone, and nothing else is run: {fix}") from error
+        raise ValueError(f"{file.name} is not a weights-only file, and no other kind is loaded: {fix}") from error
     except (SafetensorError, RuntimeError, EOFError, OSError) as error:
         raise ValueError(f"{file.name} is damaged: copy it again ({_first_line(error)})") from error
     for key in ("state_dict_ema", "state_dict", "model_ema", "model"):
@@ -99,7 +99,7 @@ def _unpack(archive: Path, target: Path) -> Path:
                 place = (target / member.name).resolve()
                 if not place.is_relative_to(target.resolve()):
                     raise ValueError(
-                        f"{archive.name} holds {member.name}, which lies outside of it: take an archive that a run left"
+                        f"{archive.name} holds {member.name}, which points outside it: use an archive that a run wrote"
                     )
                 content = opened.extractfile(member) if member.isfile() else None
                 if content is not None:

@@ -86,7 +86,7 @@ class FrozenModel:
             except TorchDynamoException as error:
                 cause = " ".join(str(error).split())[:300]
                 warnings.warn(
-                    f"{self.name} cannot be compiled and runs as it is; compile_teacher: false saves the attempt. {cause}",
+                    f"{self.name} cannot be compiled and runs eagerly; compile_teacher: false saves the attempt. {cause}",
                     stacklevel=3,
                 )
                 self.run_as_it_is()
@@ -284,7 +284,7 @@ def _read_segmenter(source: _Source, classes: Sequence[str], channels: int, imag
     file, description = weights_file(source.folder), read_description(source.folder)
     if description is None or description.decoder is None:
         raise ValueError(
-            f"{file.name} is no segmenter of train_segmentation.py, whose config.json tells its encoder and its decoder: give the "
+            f"{file.name} is not a segmenter from train_segmentation.py with a config.json that names its encoder and decoder: give the "
             "model.tar.gz of such a run as the channel teacher"
         )
     name, options = description.name, description.options
@@ -320,7 +320,7 @@ def _published(name: str, options: Mapping[str, Any], classes: Sequence[str], ch
     except (OSError, RuntimeError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"the published weights of {name} cannot be had ({first}): give them as the channel teacher, or let the training "
+            f"the published weights of {name} cannot be loaded ({first}): give them as the channel teacher, or let the training "
             "machine reach the Hugging Face hub"
         ) from error
     published = model.pretrained_cfg

@@ -82,7 +82,7 @@ class RecordLayout:
         """
         records = np.zeros((len(packed), self.size), np.uint8)
         fields = self._of(records)
-        with np.errstate(over="ignore"):  # it is told below
+        with np.errstate(over="ignore"):  # an error below says so
             if self.top_k is None:
                 fields["logits"] = packed
             else:
@@ -151,19 +151,19 @@ class Seal:
     def __init__(self, key: bytes, record_size: int):
         words = record_size // WORD - 1
         weights = np.frombuffer(hashlib.shake_256(key).digest(8 * (3 + words)), "<u8")
-        self._start, self._number, self._view, self._words = weights[0], weights[1], weights[2], weights[3:]
+        self._start, self._index, self._view, self._words = weights[0], weights[1], weights[2], weights[3:]
 
-    def close(self, records: np.ndarray, numbers: np.ndarray, view: int) -> None:
-        """Write the checksums of records, uint8 (batch, size), of images with these numbers; in place."""
-        records.view("<u4")[:, -1] = self._checksums(records, numbers, view)
+    def close(self, records: np.ndarray, indices: np.ndarray, view: int) -> None:
+        """Write the checksums of records, uint8 (batch, size), of images with these indices; in place."""
+        records.view("<u4")[:, -1] = self._checksums(records, indices, view)
 
-    def holds(self, records: np.ndarray, numbers: np.ndarray, view: int) -> np.ndarray:
+    def holds(self, records: np.ndarray, indices: np.ndarray, view: int) -> np.ndarray:
         """Which records, uint8 (batch, size), are whole and belong to these images: bool (batch,)."""
-        held: np.ndarray = records.view("<u4")[:, -1] == self._checksums(records, numbers, view)
+        held: np.ndarray = records.view("<u4")[:, -1] == self._checksums(records, indices, view)
         return held
 
-    def _checksums(self, records: np.ndarray, numbers: np.ndarray, view: int) -> np.ndarray:
-        place = self._start + self._number * numbers.astype(np.uint64) + self._view * np.array([view], np.uint64)
+    def _checksums(self, records: np.ndarray, indices: np.ndarray, view: int) -> np.ndarray:
+        place = self._start + self._index * indices.astype(np.uint64) + self._view * np.array([view], np.uint64)
         # einsum takes the words as they lie; a matrix product would copy them as 64-bit numbers
         total = place + np.einsum("ij,j->i", records.view("<u4")[:, :-1], self._words)
         checksums: np.ndarray = np.maximum(total >> np.uint64(32), np.uint64(1)).astype(np.uint32)
@@ -171,7 +171,7 @@ class Seal:
 
 
 class ViewFile:
-    """The records of one view, one an image, at the place that the image's number gives. Unwritten ones are zeros and take no room."""
+    """The records of one view, one an image, at the place that the image's index gives. Unwritten ones are zeros and take no room."""
 
     def __init__(self, path: Path, images: int, record_size: int, writable: bool):
         """
@@ -190,20 +190,20 @@ class ViewFile:
             raise ValueError(f"{path} has {size:,} bytes instead of {expected:,}: copy it again, or fill a new cache")
         self._records = np.asarray(np.memmap(path, np.uint8, "r", shape=(images, record_size)))
 
-    def read(self, numbers: np.ndarray) -> np.ndarray:
+    def read(self, indices: np.ndarray) -> np.ndarray:
         """The records of images, uint8 (batch, record size); zeros where none was written."""
-        records: np.ndarray = self._records[numbers]
+        records: np.ndarray = self._records[indices]
         return records
 
-    def write(self, records: np.ndarray, numbers: np.ndarray) -> None:
+    def write(self, records: np.ndarray, indices: np.ndarray) -> None:
         """Write records, uint8 (batch, record size), to the places of images.
 
         Raises:
             OSError: the disk is full.
         """
         try:
-            for record, number in zip(records, numbers.tolist()):
-                os.pwrite(self._file, record.data, number * self.record_size)
+            for record, index in zip(records, indices.tolist()):
+                os.pwrite(self._file, record.data, index * self.record_size)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -1,4 +1,4 @@
-"""What NVIDIA DALI does with pixels: its graph of operators, and what it is told of each image of a batch."""
+"""What NVIDIA DALI does with pixels: its graph of operators, and the inputs for each image of a batch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Operations(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What the graph is told of one image. Matrices are those of `geometry`."""
+    """The graph's inputs for one image. Matrices are those of `geometry`."""
 
     encoded: np.ndarray
     """uint8 (bytes,), a file that DALI decodes."""

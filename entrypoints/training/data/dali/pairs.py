@@ -27,20 +27,20 @@ class MaskedViews(Protocol):
     channels: int
     variation: RandomCrop | None
 
-    def readable(self, view: int, number: int, make: Callable[[int, int], Made]) -> Made:
+    def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> Made:
         """What `make` makes of the first readable image from this one on."""
 
-    def cut(self, view: int, number: int, mask: np.ndarray) -> tuple[Cut, np.ndarray]:
+    def cut(self, view: int, index: int, mask: np.ndarray) -> tuple[Cut, np.ndarray]:
         """What a view shows of an image whose whole mask is given, and the mask of that, uint8 (*crop_size)."""
 
-    def mask(self, number: int, image_size: tuple[int, int]) -> np.ndarray:
+    def mask(self, index: int, image_size: tuple[int, int]) -> np.ndarray:
         """The mask of an image of that height and width, uint8 (height, width)."""
 
 
 class DrawnPair(NamedTuple):
     """One image of a batch, and its mask."""
 
-    number: int
+    image_index: int
     prepared: Prepared
     mask: np.ndarray
     """uint8 (height, width), as the batch has it."""
@@ -64,18 +64,18 @@ class PairsByDali:
         item = partial(self._item, fallback_indices)
         return lambda draw: self.images.readable(*draw, item)
 
-    def _item(self, fallback_indices: Collection[int], view: int, number: int) -> DrawnPair:
+    def _item(self, fallback_indices: Collection[int], view: int, index: int) -> DrawnPair:
         images = self.images
         encoded, (width, height) = graph.readable_file(
-            images.pairs.image(number),
-            images.pairs.name(number),
+            images.pairs.image(index),
+            images.pairs.name(index),
             images.channels,
-            fallback_indices=number in fallback_indices,
+            fallback_indices=index in fallback_indices,
         )
-        cut, mask = images.cut(view, number, images.mask(number, (height, width)))
+        cut, mask = images.cut(view, index, images.mask(index, (height, width)))
         begin = cut.begin(self.operations.size)
         prepared = graph.prepare_part(encoded, cut.box, cut.size, begin, mirrored=cut.mirrored)
-        return DrawnPair(number, prepared, mask)
+        return DrawnPair(index, prepared, mask)
 
     def finish(self, batch: ReadBatch[DrawnPair, DrawnPair], pixels: torch.Tensor) -> MaskedBatch:
         masks = torch.from_numpy(np.stack([one.mask for one in batch.drawn]))

@@ -46,7 +46,7 @@ class DaliPreprocessor(ReferencePreprocessor):
     name = "dali"
 
     def about(self) -> str:
-        """What decodes, for people."""
+        """What decodes, for the log."""
         return "preprocessing dali: training images by NVIDIA DALI, what it cannot read by Pillow"
 
 
@@ -54,12 +54,12 @@ class Item(Protocol):
     """One image that a batch is made of."""
 
     @property
-    def number(self) -> int:
+    def image_index(self) -> int:
         """Of the image."""
 
     @property
     def prepared(self) -> Prepared:
-        """What DALI is told of it."""
+        """DALI's inputs for it."""
 
 
 class DrawnSample(Protocol):
@@ -85,7 +85,7 @@ class Recipe(Protocol[OneItem, OneDrawn]):
         """What reads the draws of one batch, in several threads; an Item that two of them need is one object.
 
         Args:
-            fallback_indices: numbers of images that DALI does not decode, and the reference decoder shall.
+            fallback_indices: indices of images that DALI does not decode, and the reference decoder shall.
         """
 
     def finish(self, batch: ReadBatch[OneItem, OneDrawn], pixels: torch.Tensor) -> Any:
@@ -130,7 +130,7 @@ class DaliBatches:
     """Iterated, this rank's micro-batches of the epoch that `batches` was started with, with images on the device.
 
     A file that DALI decodes differently or not at all is decoded as on the reference path. Where DALI stops on a damaged one that
-    nothing told beforehand, the batch is made again so; only then it is known whether the image is broken.
+    no check foresaw, the batch is made again so; only then it is known whether the image is broken.
 
     Args:
         threads: CPU threads of DALI.
@@ -146,7 +146,7 @@ class DaliBatches:
         self._start()
 
     def about(self) -> str:
-        """What makes the pixels, for people."""
+        """What makes the pixels, for the log."""
         import nvidia.dali
 
         return f"DALI {nvidia.dali.__version__} on the {self.world.device.type.upper().replace('CUDA', 'GPU')}, {self.threads.about}"
@@ -263,7 +263,7 @@ class DaliBatches:
                 if attempt == 2:
                     raise RuntimeError(f"DALI cannot make a batch of training images: {error}") from error
                 named = [int(place) for place in re.findall(r"sample #(\d+)", str(error))] if attempt == 0 else []
-                self._by_reference |= {batch.items[place].number for place in named or range(len(batch.items))}
+                self._by_reference |= {batch.items[place].image_index for place in named or range(len(batch.items))}
                 batch = self._plan(batch.draws).read()  # other images come in place of what proves broken
         queued[0] = batch
         assert pixels is not None
@@ -288,10 +288,10 @@ def _own_tensor(made: TensorListCPU | TensorListGPU, device: torch.device) -> to
 
 
 def require_package() -> None:
-    """Find out before training whether DALI is there.
+    """Check before training that DALI is installed.
 
     Raises:
-        ValueError: it is not; the message says how to get it.
+        ValueError: it is missing; the message says how to install it.
     """
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
         cuda = 120 if (torch.version.cuda or "13") < "13" else 130

@@ -32,20 +32,20 @@ class Views(Protocol):
     augmentation: Augmentation
     mixing: Mixing
 
-    def rng(self, view: int, number: int) -> random.Random:
+    def rng(self, view: int, index: int) -> random.Random:
         """What decides how an image is varied, first, and erased, then."""
 
-    def partner(self, view: int, number: int) -> tuple[int, random.Random] | None:
+    def partner(self, view: int, index: int) -> tuple[int, random.Random] | None:
         """The image that one is mixed with, and what decides how. None: it is not mixed."""
 
-    def readable(self, view: int, number: int, make: Callable[[int, int], Made]) -> tuple[int, Made]:
+    def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> tuple[int, Made]:
         """The first readable image from this one on, and what `make` makes of it."""
 
 
 class ViewItem(NamedTuple):
     """A varied image."""
 
-    number: int
+    image_index: int
     prepared: graph.Prepared
     erasing: Erasing | None
 
@@ -73,10 +73,10 @@ class ViewsByDali:
         item = PerBatchMemo(partial(self._item, fallback_indices))
         return lambda draw: self._drawn(*draw, item)
 
-    def _drawn(self, view: int, number: int, item: Callable[[int, int], ViewItem]) -> DrawnView:
+    def _drawn(self, view: int, index: int, item: Callable[[int, int], ViewItem]) -> DrawnView:
         views = self.views
-        number, own = views.readable(view, number, item)
-        mixed = views.partner(view, number)
+        index, own = views.readable(view, index, item)
+        mixed = views.partner(view, index)
         if mixed is None:
             return DrawnView(view, (own,), None)
         partner, rng = mixed
@@ -86,36 +86,36 @@ class ViewsByDali:
             views.mixing.draw((views.size, views.size), rng),
         )
 
-    def _item(self, fallback_indices: Collection[int], view: int, number: int) -> ViewItem:
+    def _item(self, fallback_indices: Collection[int], view: int, index: int) -> ViewItem:
         """Draws in the order of TrainingViews: first the variation, then what is erased."""
-        views, rng = self.views, self.views.rng(view, number)
+        views, rng = self.views, self.views.rng(view, index)
         encoded, size = graph.readable_file(
-            views.source.encoded(number),
-            views.source.name(number),
+            views.source.encoded(index),
+            views.source.name(index),
             views.channels,
-            fallback_indices=number in fallback_indices,
+            fallback_indices=index in fallback_indices,
         )
         variation = views.augmentation.draw(size, views.size, rng)
         prepared = graph.prepare(encoded, size, variation, self.operations)
         shape = (views.channels, views.size, views.size)
-        return ViewItem(number, prepared, views.augmentation.draw_erasing(shape, rng))
+        return ViewItem(index, prepared, views.augmentation.draw_erasing(shape, rng))
 
     def finish(self, batch: ReadBatch[ViewItem, DrawnView], pixels: torch.Tensor) -> LabelledBatch:
         erase(pixels, [item.erasing for item in batch.items])
         labels = torch.from_numpy(self.views.source.labels)
         own, others = ([one.items[which] for one in batch.drawn] for which in (0, -1))
-        numbers, partners = (torch.tensor([item.number for item in items]) for items in (own, others))
+        indices, partners = (torch.tensor([item.image_index for item in items]) for items in (own, others))
         mixes = [one.mix for one in batch.drawn]
         shares = torch.tensor([1.0 if mix is None else mix.lam for mix in mixes], dtype=torch.float32)
         own_labels, labels_b, lam = (
-            accelerator.pinned(values, pixels.device) for values in (labels[numbers], labels[partners], shares)
+            accelerator.pinned(values, pixels.device) for values in (labels[indices], labels[partners], shares)
         )
         return LabelledBatch(
             mixed(pixels, batch.places(own), batch.places(others), mixes),
             own_labels,
             labels_b,
             lam,
-            numbers,
+            indices,
             torch.tensor([one.view for one in batch.drawn]),
         )
 

@@ -1,4 +1,4 @@
-"""The fast way from an image file to the pixels of a view: libjpeg-turbo, only as large as the crop needs, and few operations."""
+"""The fast pipeline from an image file to the pixels of a view: libjpeg-turbo, only as large as the crop needs, and few operations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FastPreprocessor:
         self.name = "cpu composed" if compose else "cpu"
 
     def about(self) -> str:
-        """What decodes and what warps, for people."""
+        """What decodes and what warps, for the log."""
         warps = "OpenCV" if opencv() is not None else "Pillow (OpenCV is not installed)"
         return f"preprocessing {self.name}: JPEGs decoded by {find_decoder()[1]}, rotated by {warps}"
 
@@ -186,7 +186,7 @@ def _warp_at_once(pixels: np.ndarray, header: JpegHeader, part: int, size: int, 
 def _shrunk(
     pixels: np.ndarray, matrix: np.ndarray, size: int, across: float, down: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The part that a view shows, so many times narrower and lower, and the matrix from the whole to it."""
+    """The part that a view shows, N times narrower and lower, and the matrix from the whole to it."""
     corners = matrix @ np.array([[0, 0, size, size], [0, size, 0, size], [1, 1, 1, 1]])
     (left, top), (right, bottom) = corners[:2].min(1) - 2 * across, corners[:2].max(1) + 2 * down
     left, top = max(0, int(left)), max(0, int(top))

@@ -58,7 +58,7 @@ def read_header(encoded: bytes) -> JpegHeader | None:
             return _frame(encoded, segment, tagged)
         if marker == 0xEE and segment[:5] == b"Adobe" and segment[11:12] != b"\1":
             return None  # neither YCbCr nor grey: RGB, CMYK or YCCK
-        if marker == 0xE1:  # EXIF, or XMP, which may tell the orientation too
+        if marker == 0xE1:  # EXIF, or XMP, which may hold the orientation too
             tagged = True
         elif marker == 0xDA or 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             return None

@@ -26,7 +26,7 @@ def decode_mask(encoded: bytes, file: str | Path) -> np.ndarray:
 
     Raises:
         BrokenImage: it is no image; the message names it.
-        ValueError: its pixels are no class numbers, likewise.
+        ValueError: its pixels are no class numbers; the message names the file.
     """
     try:
         with Image.open(io.BytesIO(encoded)) as opened:

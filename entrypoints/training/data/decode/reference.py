@@ -1,4 +1,4 @@
-"""The reference way from an image file to the pixels of a view: Pillow, one operation after the other, antialiased."""
+"""The reference pipeline from an image file to the pixels of a view: Pillow, one operation after the other, antialiased."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReferencePreprocessor:
     name = "cpu_reference"
 
     def about(self) -> str:
-        """What decodes and what resizes, for people."""
+        """What decodes and what resizes, for the log."""
         return f"preprocessing {self.name}: images decoded, resized and rotated by Pillow"
 
     def held_out(self, encoded: bytes, file: str, size: int, channels: int) -> np.ndarray:

@@ -37,17 +37,17 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def name(self, number: int) -> str:
+    def name(self, index: int) -> str:
         """Where an image lies, for messages."""
 
-    def encoded(self, number: int) -> bytes:
+    def encoded(self, index: int) -> bytes:
         """An image file as it is; a ValueError names one that cannot be read."""
 
     def digest(self) -> str:
         """SHA-256 of what the images are, so that what was computed from others is not used for them."""
 
     def announce(self) -> Announce | None:
-        """What wants to be told which images an epoch draws, before they are read. None: nothing."""
+        """Gets the images that an epoch will draw, before they are read. None: the source reads nothing ahead."""
 
 
 def open_source(root: Path, settings: TrainingSettings, images_per_class: int | None = None) -> Source:

@@ -29,7 +29,7 @@ class LabelledFolder:
         """List the images; none is opened.
 
         Args:
-            images_per_class: only the first so many of each class. None: all.
+            images_per_class: only the first N of each class. None: all.
 
         Raises:
             ValueError: there is no class, or one without images.
@@ -47,17 +47,17 @@ class LabelledFolder:
     def __len__(self) -> int:
         return len(self._files)
 
-    def name(self, number: int) -> str:
+    def name(self, index: int) -> str:
         """Where an image lies, for messages."""
-        return os.path.join(self.root, os.fsdecode(self._files[number]))
+        return os.path.join(self.root, os.fsdecode(self._files[index]))
 
-    def encoded(self, number: int) -> bytes:
+    def encoded(self, index: int) -> bytes:
         """An image file as it is.
 
         Raises:
             ValueError: it cannot be read; the message names it.
         """
-        return read_file(self.name(number))
+        return read_file(self.name(index))
 
     def digest(self) -> str:
         """SHA-256 of every image's path below the root, which begins with its class, and its size in bytes, in order.
@@ -77,7 +77,7 @@ class LabelledFolder:
         return found.hexdigest()
 
     def announce(self) -> None:
-        """Nothing wants to be told what an epoch draws."""
+        """The source reads nothing ahead."""
 
 
 def find_images(root: Path) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ PIECE = 8 << 20
 """Bytes that are read at once: FastFile fetches ahead where a file is read in sequence."""
 
 NO_COPY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOENT)
-"""What a disk without room says; and the last, where another process that needed room removed what was being copied."""
+"""The error of a full disk; and the last, where another process that needed room removed what was being copied."""
 
 
 def host_folder(*identity: object) -> Path:
@@ -139,13 +139,13 @@ class ReadAhead:
         self._changed = threading.Condition()
         self._epoch = self._asked_for = 0
 
-    def __call__(self, numbers: np.ndarray) -> Callable[[int], None]:
+    def __call__(self, indices: np.ndarray) -> Callable[[int], None]:
         """Begin with the images of an epoch, int64 (images,) in their order; an earlier epoch is left.
 
         Returns:
             What is to be called with how many of them were asked for until then.
         """
-        drawn = self._shard_of_image[numbers]
+        drawn = self._shard_of_image[indices]
         shards, firsts = np.unique(drawn, return_index=True)
         lasts = len(drawn) - 1 - np.unique(drawn[::-1], return_index=True)[1]
         with self._changed:

@@ -73,11 +73,11 @@ class ShardIndex:
         """int64 (images,): which shard each image lies in."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
-    def only(self, numbers: np.ndarray) -> ShardIndex:
-        """The index of some of the images, given by ascending numbers."""
-        counts = np.bincount(self.shard_of_image()[numbers], minlength=len(self.counts))
+    def only(self, indices: np.ndarray) -> ShardIndex:
+        """The index of some of the images, by their ascending indices."""
+        counts = np.bincount(self.shard_of_image()[indices], minlength=len(self.counts))
         parts = {
-            name: getattr(self, name)[numbers]
+            name: getattr(self, name)[indices]
             for name in ("offsets", "lengths", "labels", "mask_offsets", "mask_lengths")
             if len(getattr(self, name))
         }

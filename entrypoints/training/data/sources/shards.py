@@ -51,7 +51,7 @@ class LabelledShards:
         """Find out what lies where; no image is read.
 
         Args:
-            images_per_class: only the first so many of each class. None: all.
+            images_per_class: only the first N of each class. None: all.
 
         Raises:
             ValueError: a shard is missing, broken or not in the index, an image has no label, or one of no class.
@@ -85,17 +85,17 @@ class LabelledShards:
     def __len__(self) -> int:
         return len(self.files.index)
 
-    def name(self, number: int) -> str:
+    def name(self, index: int) -> str:
         """Where an image lies, for messages."""
-        return self.files.name(number)
+        return self.files.name(index)
 
-    def encoded(self, number: int) -> bytes:
+    def encoded(self, index: int) -> bytes:
         """An image file as it is.
 
         Raises:
             ValueError: it cannot be read; the message names it.
         """
-        return self.files.image(number)
+        return self.files.image(index)
 
     def digest(self) -> str:
         """SHA-256 of the shards' names, sizes and checksums, of what lies where in them, and of the classes; images are not read."""
@@ -105,7 +105,7 @@ class LabelledShards:
         return found.hexdigest()
 
     def announce(self) -> Announce | None:
-        """What is to be told which images an epoch draws, so that their shards are copied ahead; None where they are read in place."""
+        """Gets the images that an epoch will draw, so that their shards are copied ahead; None where they are read in place."""
         return self.files.announce()
 
 
@@ -136,30 +136,30 @@ class ShardFiles:
         """How images are shuffled."""
         return ShardOrder(self.index.counts, self._reading.window)
 
-    def keep(self, numbers: np.ndarray) -> None:
-        """Leave out all images but those with these ascending numbers; the others are numbered anew."""
-        self.index = self.index.only(numbers)
+    def keep(self, indices: np.ndarray) -> None:
+        """Leave out all images but those with these ascending indices; the others are numbered anew."""
+        self.index = self.index.only(indices)
         self._starts = np.cumsum(self.index.counts).tolist()
 
-    def image(self, number: int) -> bytes:
+    def image(self, index: int) -> bytes:
         """An image file.
 
         Raises:
             ValueError: it cannot be read; the message names it.
         """
-        return self._read(number, int(self.index.offsets[number]), int(self.index.lengths[number]))
+        return self._read(index, int(self.index.offsets[index]), int(self.index.lengths[index]))
 
-    def mask(self, number: int) -> bytes:
+    def mask(self, index: int) -> bytes:
         """A mask file, as `image`."""
-        return self._read(number, int(self.index.mask_offsets[number]), int(self.index.mask_lengths[number]))
+        return self._read(index, int(self.index.mask_offsets[index]), int(self.index.mask_lengths[index]))
 
-    def name(self, number: int) -> str:
+    def name(self, index: int) -> str:
         """Shard and member of an image, as its tar header says."""
-        return self._member(number, int(self.index.offsets[number]))
+        return self._member(index, int(self.index.offsets[index]))
 
-    def mask_name(self, number: int) -> str:
+    def mask_name(self, index: int) -> str:
         """Shard and member of a mask."""
-        return self._member(number, int(self.index.mask_offsets[number]))
+        return self._member(index, int(self.index.mask_offsets[index]))
 
     def digest(self) -> str:
         """SHA-256 of the shards' names, sizes and checksums, and of what lies where in them."""
@@ -174,25 +174,25 @@ class ShardFiles:
             return None
         return ReadAhead(self._cache, self._names, self.index.shard_of_image())
 
-    def _member(self, number: int, offset: int) -> str:
-        shard = bisect_right(self._starts, number)
+    def _member(self, index: int, offset: int) -> str:
+        shard = bisect_right(self._starts, index)
         try:
             header = self._pread(shard, offset - 512, 512)
         except OSError:
             header = b""
         folder, name = (os.fsdecode(part.split(b"\0")[0]) for part in (header[345:500], header[:100]))
         inside = f"{folder}/{name}" if folder and header[257:263] == b"ustar\0" else name
-        return f"{self.root / self._names[shard]}: {inside or f'image {number}'}"
+        return f"{self.root / self._names[shard]}: {inside or f'image {index}'}"
 
-    def _read(self, number: int, offset: int, length: int) -> bytes:
-        shard = bisect_right(self._starts, number)
+    def _read(self, index: int, offset: int, length: int) -> bytes:
+        shard = bisect_right(self._starts, index)
         try:
             found = self._pread(shard, offset, length)
         except OSError as error:
-            raise ValueError(f"{self._member(number, offset)} cannot be read: {error.strerror or error}") from error
+            raise ValueError(f"{self._member(index, offset)} cannot be read: {error.strerror or error}") from error
         if len(found) < length:
             raise ValueError(
-                f"{self.root / self._names[shard]} ends within image {number}: it was changed since the start. Copy it again"
+                f"{self.root / self._names[shard]} ends within image {index}: it was changed since the start. Copy it again"
             )
         return found
 
@@ -295,7 +295,7 @@ class _OpenFile:
 
 
 def _first_of_each(labels: np.ndarray, count: int) -> np.ndarray:
-    """The ascending numbers of the first so many images of each class."""
+    """The ascending indices of the first N images of each class."""
     by_class = np.argsort(labels, kind="stable")
     firsts = np.searchsorted(labels[by_class], labels[by_class])
     return np.sort(by_class[np.arange(len(labels)) - firsts < count])
