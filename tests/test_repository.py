@@ -105,6 +105,8 @@ def test_a_wheel_brings_the_entry_scripts(tmp_path):
     )
     travelling = {path for path in TRACKED if path.startswith("entrypoints/")}
     assert {name.removeprefix("launcher/") for name in names if name.startswith("launcher/entrypoints/")} == travelling
+    [about] = [zipfile.ZipFile(wheel).read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
+    assert "Description-Content-Type: text/markdown" in about and about.endswith((ROOT / "README.md").read_text())
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     code = "from launcher.config import entrypoints; print(entrypoints.entrypoints_folder())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path / "installed")
