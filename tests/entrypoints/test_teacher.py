@@ -115,13 +115,13 @@ class Noisy(nn.Module):
         return self.layers(images)
 
 
-def frozen(model: nn.Module, **options) -> frozen.Teacher:
+def freeze(model: nn.Module, **options) -> frozen.Teacher:
     return frozen.Teacher([frozen.FrozenModel(timm_models.Normalized(model, [0.5], [0.5]), "noisy", {}, **options)])
 
 
 def test_whoever_calls_train_a_teacher_stays_in_eval_mode_and_keeps_its_statistics():
     model = Noisy()
-    teaching = frozen(model)
+    teaching = freeze(model)
     assert not any(module.training for module in model.modules())
     expected, statistics = teaching(IMAGES), copy.deepcopy(model.state_dict())
     for meddle in (model.train, model.layers[1].train, model.layers[2].train, teaching.members[0].model.train):
@@ -135,7 +135,7 @@ def test_a_teacher_is_out_of_reach_of_everything_that_walks_a_models_parts():
     class Task(nn.Module):
         def __init__(self):
             super().__init__()
-            self.student, self.teacher = nn.Linear(2, 2), frozen(Noisy())
+            self.student, self.teacher = nn.Linear(2, 2), freeze(Noisy())
 
     task = Task()
     assert len([*task.modules()]) == 2 and len([*task.parameters()]) == 2
@@ -145,7 +145,7 @@ def test_a_teacher_is_out_of_reach_of_everything_that_walks_a_models_parts():
 
 
 def test_a_students_loss_keeps_the_logits_for_its_backward_pass():
-    student, teaching = nn.Linear(256, 3), frozen(Noisy())
+    student, teaching = nn.Linear(256, 3), freeze(Noisy())
     logits = teaching(IMAGES)
     assert not logits.requires_grad
     F.mse_loss(student(IMAGES.flatten(1).float()) * logits, logits).backward()
@@ -161,7 +161,7 @@ def test_a_teacher_computes_in_its_own_number_format_whatever_surrounds_it(preci
     model = Noisy()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     by_hand = timm_models.Normalized(copy.deepcopy(model).to(dtype), [0.5], [0.5]).eval()
-    teaching = frozen(model, precision=precision)
+    teaching = freeze(model, precision=precision)
     with torch.no_grad():
         expected = by_hand(IMAGES).float()
     with torch.autocast("cpu", torch.bfloat16):
@@ -172,7 +172,7 @@ def test_a_teacher_computes_in_its_own_number_format_whatever_surrounds_it(preci
 
 
 def test_a_bf16_teacher_takes_half_the_memory():
-    full, half = frozen(Noisy()), frozen(Noisy(), precision="bf16")
+    full, half = freeze(Noisy()), freeze(Noisy(), precision="bf16")
     assert 0.49 < half.memory_bytes / full.memory_bytes < 0.52
     assert full.memory_bytes == sum(4 * value.numel() for value in Noisy().state_dict().values()) + 2 * 4 + 4
 
@@ -189,7 +189,7 @@ def test_convolutions_lie_in_channels_last_order(tmp_path):
             assert features.is_contiguous(memory_format=torch.channels_last)
             return self.head(features.mean((2, 3)))
 
-    teaching = frozen(Plain())
+    teaching = freeze(Plain())
     assert teaching.members[0].model.model.second.weight.is_contiguous(memory_format=torch.channels_last)
     assert teaching(IMAGES).shape == (4, 3)
 
@@ -206,7 +206,7 @@ def with_backend(monkeypatch, backend):
 def test_a_trial_of_batch_sizes_leaves_a_compiled_teacher_no_shapes(monkeypatch):
     graphs = []
     with_backend(monkeypatch, lambda graph, _: graphs.append(graph) or graph.forward)
-    teaching = frozen(Noisy(), compile=True)
+    teaching = freeze(Noisy(), compile=True)
     tried = teaching.eager()(IMAGES)
     assert not graphs and torch.equal(teaching(IMAGES), tried) and graphs
 
@@ -216,7 +216,7 @@ def test_a_compiled_teacher_gives_the_same_logits_in_eval_mode(monkeypatch):
     graphs = []
     with_backend(monkeypatch, lambda graph, _: graphs.append(graph) or graph.forward)
     model = Noisy()
-    expected, teaching = frozen(copy.deepcopy(model))(IMAGES), frozen(model, compile=True)
+    expected, teaching = freeze(copy.deepcopy(model))(IMAGES), freeze(model, compile=True)
     assert not graphs, "nothing is compiled before the first batch"
     assert torch.equal(teaching(IMAGES), expected) and graphs
     model.train()
@@ -230,7 +230,7 @@ def test_a_teacher_that_cannot_be_compiled_says_so_once_and_runs_as_it_is(monkey
 
     with_backend(monkeypatch, broken)
     model = Noisy()
-    expected, teaching = frozen(copy.deepcopy(model))(IMAGES), frozen(model, compile=True)
+    expected, teaching = freeze(copy.deepcopy(model))(IMAGES), freeze(model, compile=True)
     with pytest.warns(UserWarning, match="noisy cannot be compiled and runs eagerly; compile_teacher: false .*no C"):
         assert torch.equal(teaching(IMAGES), expected)
     recwarn.clear()
@@ -241,7 +241,7 @@ def test_a_teacher_that_cannot_be_compiled_says_so_once_and_runs_as_it_is(monkey
 def test_an_error_of_the_model_is_no_error_of_the_compiler(monkeypatch, recwarn):
     with_backend(monkeypatch, "eager")
     with pytest.raises(ValueError, match="a model for 1 channels got images with 3"):
-        frozen(Noisy(), compile=True)(IMAGES.expand(-1, 3, -1, -1))
+        freeze(Noisy(), compile=True)(IMAGES.expand(-1, 3, -1, -1))
     assert not any("cannot be compiled" in str(warning.message) for warning in recwarn)
 
 
@@ -369,7 +369,7 @@ def test_an_ensembles_digest_does_not_depend_on_the_order_of_its_models(tmp_path
 def test_memory_order_does_not_move_the_digest():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(1152, 3))
-    teaching = frozen(model)
+    teaching = freeze(model)
     lying = teaching.digest()
     model.to(memory_format=torch.contiguous_format)
     assert teaching.digest() == lying
