@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,19 @@ class RunFolder:
     def left_checkpoints(self) -> bool:
         """Whether any host left a checkpoint in this folder."""
         return any(any(folder.iterdir()) for folder in self.path.glob("hosts/*/opt/ml/checkpoints"))
+
+    def artifacts(self, hosts: Sequence[str]) -> dict[str, Path]:
+        """The files and folders that exist, by name: model, metrics; and for each host output, checkpoints, log."""
+        places = {"model": self.model, "metrics": self.metrics}
+        for host in hosts:
+            places |= {
+                f"output {host}": self.host(host) / "output/data",
+                f"checkpoints {host}": self.host(host) / "checkpoints",
+                f"log {host}": self.log(host),
+            }
+        return {
+            name: path for name, path in places.items() if path.is_file() or (path.is_dir() and any(path.iterdir()))
+        }
 
     def result(self) -> dict[str, Any]:
         """The script's result.json, from the first host that has one; {} where none can be read."""

@@ -1,1 +1,1 @@
-"""Runs: started, followed, stopped, repeated, and compared."""
+"""Runs: started, followed, stopped, replayed and compared."""

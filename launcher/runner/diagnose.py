@@ -1,4 +1,4 @@
-"""Why a run is slow: the diagnosis of one run, with a probe where asked for, or of two side by side."""
+"""Why a run is slow: the diagnosis of one run, with or without a probe, or of two runs side by side."""
 
 from __future__ import annotations
 
@@ -48,27 +48,26 @@ def diagnose(
     on: str = backends.DEFAULT,
     say: Say = lambda text: None,
 ) -> Diagnosis | Comparison:
-    """Explain where a run's time went.
+    """Explain where a run's time goes.
 
     >>> diagnosis = launcher.diagnose("quickstart-teacher")
     >>> diagnosis.save_html("why.html").name
     'why.html'
 
     Args:
-        source: a run's name, its folder, or system metrics in Debugger's format, SageMaker's or ours: a folder or s3:// prefix
-            profiler-output.
-        after: the run after a change, to lay beside it.
-        probe: also start its job again on this machine for up to two minutes, to measure what observation cannot tell apart.
-        overrides: with probe, `key=value` texts, for example inputs.train={folder: data/train} for a run whose data are elsewhere.
-        on: with probe, the backend: process or docker.
-        say: with probe, takes lines for people.
+        source: a run's name, its folder, or system metrics in Debugger's format: a folder or s3:// prefix profiler-output.
+        after: the run after a change, to compare with.
+        probe: also run its job again on this machine for up to two minutes, to measure what observation cannot separate.
+        overrides: for the probe, `key=value` texts, for example inputs.train={folder: data/train} if the data were elsewhere.
+        on: the probe's backend: process or docker.
+        say: takes the probe's lines for people.
 
     Returns:
-        The diagnosis, or with `after` both of them side by side. Printing it shows it, a notebook too; `save_html` makes a page.
-        Where a probe fails or is interrupted, the diagnosis without it, which says why.
+        The diagnosis, or with `after` a comparison. Printing shows it, as does a notebook; `save_html` writes a page. If the
+        probe fails or is interrupted, the diagnosis says so.
 
     Raises:
-        UserError: nothing was measured there, or numpy is not installed, or a probe cannot be started.
+        UserError: nothing was measured there, numpy is not installed, or the probe cannot start.
     """
     if after is None:
         return probed(str(source), overrides, on=on, say=say) if probe else insight.diagnose(str(source))

@@ -1,4 +1,4 @@
-"""How a run shows itself in a notebook, once and while it goes on."""
+"""A run as a notebook shows it, once or while it goes on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from launcher.show import html
 from launcher.show.text import counted, dollars
 
 REDRAW_SECONDS = 0.5
-"""At least, between two drawings of a run that goes on."""
+"""Seconds, at least, between two drawings of a run that goes on."""
 
 
 class Shown(Protocol):
-    """What is asked of a Run."""
+    """What a display needs of a Run."""
 
     folder: RunFolder
     trouble: str
@@ -40,26 +40,26 @@ class Shown(Protocol):
 
 
 def fragment(shown: Shown) -> str:
-    """How far a run is or how it ended, its cost, and what it measured, as HTML."""
+    """A run's progress or end, its cost and its results, as HTML."""
     watched = _Watched(shown)
     watched.read()
     return watched.html()
 
 
 def watch(shown: Shown) -> Watch | None:
-    """A display of a run that goes on, in the notebook whose kernel this is; None outside a notebook."""
+    """A live display of a run in this process's notebook; None outside a notebook."""
     return Watch(shown) if in_notebook() else None
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel. IPython is not imported: a kernel has it there already."""
+    """Whether this process is a notebook's kernel. A kernel has imported IPython, so this does not."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 class Watch:
-    """One output that is written over and over: whoever comes back to the notebook sees the latest, and no more than that."""
+    """One output that is redrawn in place, so that a notebook holds only the latest."""
 
     def __init__(self, shown: Shown):
         from IPython.display import HTML, display  # a kernel has it
@@ -70,7 +70,7 @@ class Watch:
         self._handle = display(HTML(self._drawn), display_id=True)
 
     def update(self, *, last: bool = False) -> None:
-        """Draw what is new, unless it was drawn a moment ago; the last time always."""
+        """Draw what is new, at most every REDRAW_SECONDS, but always the last time."""
         if not last and time.monotonic() - self._at < REDRAW_SECONDS:
             return
         from IPython.display import HTML
@@ -83,14 +83,14 @@ class Watch:
 
 
 class _Watched:
-    """A run, and what was read of its log so far."""
+    """A run, and what was read from its log so far."""
 
     def __init__(self, shown: Shown):
         self.run, self.progress = shown, Progress()
         self._positions: dict[str, int] = {}
 
     def read(self) -> None:
-        """Take in the log lines that are new."""
+        """Read the new log lines."""
         first, now = self.run.hosts[0], time.monotonic()
         for host, line in self.run.logs(positions=self._positions):
             metric = parse_line(line) if host == first else None
@@ -123,7 +123,7 @@ class _Watched:
 
 
 def _results(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What of a script's result people ask for first."""
+    """The parts of a script's result that people look for first."""
     found = [("on held-out images", quality(dict(result)))] if quality(dict(result)) != "-" else []
     forms = {"model": "", "parameters": ",", "steps": ",", "images_per_second": ",.0f"}
     for name, form in forms.items():

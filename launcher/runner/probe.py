@@ -1,4 +1,4 @@
-"""A probe of a run: the same job once more, which measures instead of training. In under two minutes."""
+"""A probe of a run: the same job again, which measures instead of training, in under two minutes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher import backends
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.planner.plan import Plan
 from launcher.record import records
-from launcher.runner.again import again
+from launcher.runner.recorded_plan import plan_again
 
 if TYPE_CHECKING:
     from launcher.insight.probe import Probe
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 SETTING = "probe_seconds"
 
 SECONDS = 90.0
-"""From the start of its processes until it begins no more measurement; the last one and the end come on top."""
+"""Seconds from the start of its processes until it begins no further measurement; the last one and the end come on top."""
 
 LONGEST = 118.0
-"""After which it is stopped."""
+"""Seconds after which it is stopped."""
 
 INTERRUPTED = "it was interrupted"
-"""Why there is no probe after Ctrl-C."""
+"""Why a probe that Ctrl-C ended measured nothing."""
 
 
 def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") -> Plan:
-    """The plan of the run that probes another one: its job, with its code, that measures and does not train.
+    """Plan the probe of a run: its job and code, set to measure instead of training.
 
     Args:
         source: a run's name, a job's name for the latest, or a run's folder.
-        overrides: `key=value` texts, for example inputs.train={folder: data/train} where the run's data are elsewhere.
+        overrides: `key=value` texts, for example inputs.train={folder: data/train} if the run's data were elsewhere.
         on: process or docker.
 
     Raises:
-        UserError: there is no such run or it is still running, its data are not here, or its script cannot be probed.
+        UserError: no such run, it is still running, its data are not here, or its script cannot be probed.
     """
     here = [name for name in backends.BACKENDS if backends.get(name).on_this_machine]
     if on not in here:
@@ -46,22 +46,24 @@ def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") 
     folder = records.RunFolder(Path(source).absolute())
     if not folder.plan.is_file():
         if source.startswith("s3://") or folder.path.is_dir():
-            fix = "give a run's name (launcher runs lists them): its record says what to start again"
-            raise mistake("--probe", f"{source} holds measurements, and not what they are of", fix)
+            fix = "name a run (launcher runs lists them): only its record says what to start"
+            raise mistake("--probe", f"{source} holds measurements, but not the job that they come from", fix)
         folder = records.find(source)
     recorded = folder.read(folder.plan)
     if backends.get(recorded["backend"]).on_this_machine and (state := folder.state()) not in records.OVER:
-        fix = f"wait for its end, or launcher stop {folder.name}"
-        raise mistake("--probe", f"{folder.name} is {state} on this machine: each would slow the other down", fix)
+        fix = f"wait until it ends, or launcher stop {folder.name}"
+        raise mistake(
+            "--probe", f"{folder.name} is {state} on this machine, and the two would slow each other down", fix
+        )
     name = recorded["job"]["name"][: 42 - len("-probe")].rstrip("-")
     own = [f"name={name}-probe", f"hyperparameters.{SETTING}={SECONDS:g}"]
-    made = again(folder, [*own, *overrides], on)
+    made = plan_again(folder, [*own, *overrides], on)
     _refuse(folder.name, made)
     return made
 
 
 def read(folder: records.RunFolder) -> Probe | str:
-    """What a probe's run measured; or why nothing was, where it failed."""
+    """What a probe measured; or, where it failed, why it measured nothing."""
     from launcher.insight.probe import Probe
 
     values = {}
@@ -75,15 +77,15 @@ def read(folder: records.RunFolder) -> Probe | str:
 
 
 def _refuse(run: str, made: Plan) -> None:
-    """Raise a UserError where a probe cannot be started, with what to do."""
+    """Raise a UserError where the probe cannot start."""
     script = made.job.script
     unknown = [one for one in made.issues if one.key in (f"hyperparameters.{SETTING}", "hyperparameters")]
     if [one for one in unknown if one.level == "not checked" or "has no such" in one.found]:
         raise mistake(
             "--probe",
-            f"{script} of {run} has no setting {SETTING}: it is a script of your own, or of an older version of this kit",
-            f"give its settings class {SETTING}: float = 0.0, and where it is above 0 have main call training.engine.probe.measure "
-            "in the place of the loop's train, as this kit's train_classifier.py does; then run it once more and probe that run",
+            f"{script} of {run} has no setting {SETTING}: it is your own script, or from an older version of this kit",
+            f"add {SETTING}: float = 0.0 to its settings class and, where it is above 0, let main call training.engine.probe.measure "
+            "instead of the loop's train, as this kit's train_classifier.py does; then run it again and probe that run",
         )
     if not made.errors:
         return
@@ -93,16 +95,16 @@ def _refuse(run: str, made: Plan) -> None:
         found.append(
             Issue(
                 key="compute.instance_count",
-                found=f"{hosts} hosts, which would all share this machine",
+                found=f"{hosts} hosts, which would share this machine",
                 fix="--with compute.instance_count=1 --with compute.processes_per_host=P --with hyperparameters.global_batch_size=N, "
-                "with as many images for each process as in the run",
+                "with as many images a process as in the run",
             )
         )
     raise UserError(found, f"the probe of {run}")
 
 
 def _for_a_probe(error: Issue) -> Issue:
-    """A plan's error with the fix that there is in `launcher diagnose`."""
+    """A plan's error, with its fix as an option of `launcher diagnose`."""
     if not error.key.startswith("inputs."):
         return error
-    return replace(error, fix=f"tell where the same data lie on this machine: --with '{error.key}={{folder: FOLDER}}'")
+    return replace(error, fix=f"name the same data on this machine: --with '{error.key}={{folder: FOLDER}}'")

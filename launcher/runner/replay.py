@@ -1,4 +1,4 @@
-"""Two runs compared by what they were started with, and a run started again from its record: anew, or from its checkpoints."""
+"""How two runs differ, and a run's job planned again: from the start, or from its checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher import backends
 from launcher.config.issues import UserError, mistake
 from launcher.planner.plan import Plan
 from launcher.record import records
-from launcher.runner.again import again
+from launcher.runner.recorded_plan import plan_again
 from launcher.runner.run import Run
 
 ABSENT = "-"
@@ -21,7 +21,7 @@ ABSENT = "-"
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that two runs were not started with alike."""
+    """One thing in which two runs differ."""
 
     about: str
     """backend, job, code, commit, request or version."""
@@ -31,19 +31,19 @@ class Difference:
 
 
 def diff(first: Run, second: Run) -> list[Difference]:
-    """What differed between two runs: their jobs key by key, their code file by file, commit, request and package versions.
+    """How two runs differ: backend, job by key, code by file, commit, request, package versions.
 
     >>> run = launcher.attach("quickstart-teacher")
     >>> launcher.diff(run, run)
     []
 
-    Names and times, which always differ, are left out.
+    Names and times, which always differ, are omitted.
     """
     found = []
-    for about, tell in _TOLD.items():
-        one, other = tell(first.folder), tell(second.folder)
+    for about, read in _COMPARED.items():
+        one, other = read(first.folder), read(second.folder)
         if about == "request" and not (one and other):
-            continue  # one of them sent none, which the backend says
+            continue  # only one sent a request, which the backend shows
         for key in sorted({**one, **other}):
             if one.get(key, ABSENT) != other.get(key, ABSENT):
                 found.append(Difference(about, key, one.get(key, ABSENT), other.get(key, ABSENT)))
@@ -51,7 +51,7 @@ def diff(first: Run, second: Run) -> list[Difference]:
 
 
 def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -> Plan:
-    """The plan of a run's job again, with the code and the earlier runs that it was started with.
+    """Plan a run's job again, with the code and the earlier runs that it used.
 
     >>> plan = launcher.replay("quickstart-teacher", ["hyperparameters.learning_rate=1e-3"])
     >>> plan.replay_of, plan.job.hyperparameters["learning_rate"]
@@ -59,37 +59,37 @@ def replay(name: str, overrides: Sequence[str] = (), *, on: str | None = None) -
 
     Args:
         name: a run, or a job's name for the latest.
-        overrides: `key=value` texts. Secrets have to be given again: no record holds them.
-        on: another backend than the run's.
+        overrides: `key=value` texts. Pass secrets again: a record does not hold them.
+        on: another backend; None: the run's.
 
     Raises:
-        UserError: no such run, or its record is not whole.
+        UserError: no such run, or its record is incomplete.
     """
-    return again(records.find(name), overrides, on)
+    return plan_again(records.find(name), overrides, on)
 
 
 def resume(name: str, overrides: Sequence[str] = ()) -> Plan:
-    """The plan of a run's job again, from its last checkpoint, on the same backend: with the code and the earlier runs that it had.
+    """Plan a run's job again from its last checkpoint, on the same backend, with the code and the earlier runs that it used.
 
     >>> plan = launcher.resume("quickstart-teacher", ["hyperparameters.max_steps=6"])
     >>> plan.resumes
     'quickstart-teacher-...'
 
-    On this machine each host begins with a copy of the checkpoints that the host of its name left. On SageMaker the new job has the
-    same `checkpoints`, from which SageMaker fills its hosts.
+    On this machine each host starts with a copy of the checkpoints that the host of the same name left. On SageMaker the new job
+    has the same `checkpoints`, which SageMaker copies to its hosts.
 
     Args:
-        name: a run that is over, or a job's name for the latest.
-        overrides: `key=value` texts, for example compute.instance_count=2. The script refuses those that make it another job.
+        name: a run that has ended, or a job's name for the latest.
+        overrides: `key=value` texts, for example compute.instance_count=2. The script refuses those that change the training.
 
     Raises:
-        UserError: no such run, it is not over, or it left no checkpoint.
+        UserError: no such run, it has not ended, or it left no checkpoint.
     """
     folder = records.find(name)
     earlier = Run(folder)
     if earlier.state not in records.OVER:
-        raise mistake("run", f"{folder.name} is {earlier.state}", f"launcher stop {folder.name}, or wait for its end")
-    made = again(folder, overrides, None)
+        raise mistake("run", f"{folder.name} is {earlier.state}", f"launcher stop {folder.name}, or wait until it ends")
+    made = plan_again(folder, overrides, None)
     why_not = backends.get(made.backend).why_not_resumed(made.job, folder)
     if why_not is not None:
         raise UserError([why_not])
@@ -102,7 +102,7 @@ def _job(folder: records.RunFolder) -> dict[str, str]:
 
 
 def _code(folder: records.RunFolder) -> dict[str, str]:
-    """Each file that travelled, with the first digits of its SHA-256."""
+    """File of the source package -> the first digits of its SHA-256."""
     return {
         file.relative_to(folder.code).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()[:12]
         for file in sorted(folder.code.rglob("*"))
@@ -123,7 +123,7 @@ def _backend(folder: records.RunFolder) -> dict[str, str]:
 
 
 def _request(folder: records.RunFolder) -> dict[str, str]:
-    """The request less what the job says already, and with the run's own name left out."""
+    """The request, without what the job already shows and without the run's name."""
     flat = _flat(folder.read(folder.request))
     return {
         key: value.replace(folder.name, "<run>")
@@ -136,11 +136,18 @@ def _versions(folder: records.RunFolder) -> dict[str, str]:
     return _flat(folder.read(folder.versions))
 
 
-_TOLD = {"backend": _backend, "job": _job, "code": _code, "commit": _commit, "request": _request, "version": _versions}
+_COMPARED = {
+    "backend": _backend,
+    "job": _job,
+    "code": _code,
+    "commit": _commit,
+    "request": _request,
+    "version": _versions,
+}
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, str]:
-    """Nested values by dotted key, as texts."""
+    """Nested values as dotted key -> text."""
     if isinstance(values, Mapping) and values:
         items: Iterable[tuple[Any, Any]] = values.items()
     elif isinstance(values, list) and any(isinstance(item, (dict, list)) for item in values):

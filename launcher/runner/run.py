@@ -1,4 +1,4 @@
-"""Run: a plan under way or over, the same on every backend, and found again by name from any process."""
+"""Run: a plan under way or over, the same on every backend, found by name from any process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import functools
 import json
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,24 +24,25 @@ from launcher.record.log_lines import complete_lines
 from launcher.record.metric_lines import Metric, parse_line
 from launcher.record.records import OVER, RunFolder
 from launcher.runner import notebook, probe, start_record
+from launcher.runner.interrupts import deferred
 
 if TYPE_CHECKING:
     from launcher.insight.diagnosis import Diagnosis
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 1.0, 15.0, 1.3
-"""Seconds between two questions to a far side: more while nothing is new."""
+"""Seconds between two requests about a run on SageMaker: longer while nothing is new."""
 
 HOSTS_A_SECOND = 8
-"""Log requests a second that one follower makes on average; CloudWatch Logs allows an account 25 in most regions.
+"""Log requests a second, on average, of one follower; CloudWatch Logs allows an account 25 in most regions.
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""
 
 PAUSE_IN_TROUBLE = 20.0
-"""Seconds until a far side that did not answer is asked again."""
+"""Seconds until SageMaker is asked again after it did not answer."""
 
 
 @dataclass
 class Run:
-    """A run's folder, and what can be asked of it. A notebook shows its state, cost and key numbers.
+    """One run. A notebook shows its state, cost and key numbers.
 
     >>> run = launcher.attach("quickstart-teacher")
     >>> run.state, run.result()["steps"], run.metrics()[-1]["step"]
@@ -53,13 +52,13 @@ class Run:
     >>> run.artifacts()["model"].name
     'model.tar.gz'
 
-    A run on this machine that this process started and did not `detach` is stopped when this process dies. One on SageMaker goes on.
+    A run on this machine stops when the process that started it dies, unless it was detached. A run on SageMaker goes on.
     """
 
     folder: RunFolder
     _lifeline: int | None = field(default=None, repr=False)
     trouble: str = field(default="", repr=False)
-    """Why the far side cannot be asked just now; "" where it answers. What the folder holds is what was last heard."""
+    """Why SageMaker does not answer; "" where it does. The folder holds its last answer."""
     _pause: float = field(default=FIRST_PAUSE, repr=False)
     _ask_at: float = field(default=0.0, repr=False)
 
@@ -79,13 +78,13 @@ class Run:
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether its hosts are on this machine: then it ends with the terminal that started it, unless it was detached."""
+        """Whether its hosts are on this machine; it then ends with the terminal that started it, unless it was detached."""
         return backends.get(self.backend).on_this_machine
 
     def refresh(self) -> None:
-        """Bring what is new of a run elsewhere into its folder, unless it was asked a moment ago.
+        """Update the folder of a run on SageMaker, unless that was done a moment ago.
 
-        Where the far side does not answer, `trouble` says why, and it is asked again later: the run does not depend on us.
+        Where SageMaker does not answer, `trouble` says why, and a later call asks again. The run goes on meanwhile.
         """
         now = time.monotonic()
         if now < self._ask_at or self.folder.outcome.exists():
@@ -93,7 +92,7 @@ class Run:
         try:
             new = backends.get(self.backend).refresh(self.folder)
             self.trouble = ""
-            least = len(self.hosts) / HOSTS_A_SECOND  # each host's log is a request of its own
+            least = len(self.hosts) / HOSTS_A_SECOND  # each host's log takes a request of its own
             self._pause = max(least, FIRST_PAUSE if new else min(self._pause * PAUSE_GROWTH, LONGEST_PAUSE))
         except Unreachable as error:
             self.trouble = str(error)
@@ -102,7 +101,7 @@ class Run:
 
     @property
     def spend(self) -> float | None:
-        """What the run has cost so far, US dollars; None where it costs nothing or the price is not known."""
+        """Cost so far, in US dollars; None where the run is free or its price is unknown."""
         return backends.get(self.backend).spend(self.folder)
 
     @functools.cached_property
@@ -116,16 +115,16 @@ class Run:
         return notebook.fragment(self)
 
     def wait(self, timeout: float | None = None, *, progress: bool = True) -> str:
-        """Wait until the run is over, at most `timeout` seconds. In a notebook its progress is shown meanwhile.
+        """Wait until the run is over, at most `timeout` seconds. A notebook shows its progress meanwhile.
 
-        What is shown comes from the run's record: whoever interrupts this, or comes back in another kernel, goes on with
-        `launcher.attach(name).wait()`, where a run of this machine was started with `detach=True` or runs elsewhere.
+        After an interrupt, or in another kernel, `launcher.attach(name).wait()` continues, if the run is on SageMaker or was
+        started with `detach=True`.
 
         Args:
-            progress: False: show nothing in a notebook either.
+            progress: False: show nothing in a notebook.
 
         Returns:
-            The state then; it is the unfinished one where the time was too short.
+            The state; InProgress or Stopping where the time was too short.
         """
         end = time.monotonic() + (timeout if timeout is not None else float("inf"))
         shown = notebook.watch(self) if progress else None
@@ -149,13 +148,13 @@ class Run:
         """The hosts' log lines as (host, line), each host's in order.
 
         Args:
-            follow: go on until the run is over; else stop at what is there now.
-            positions: bytes of each host's log to pass over; it is kept up to date, so that a later call goes on from there.
-            idle: called each time that all lines so far were given.
+            follow: continue until the run is over; else end with the lines that exist now.
+            positions: host -> bytes of its log to skip. Updated, so that a later call continues there.
+            idle: called whenever all lines so far were returned.
         """
         positions = {} if positions is None else positions
         while True:
-            over = self.state in OVER  # asked before reading, so that nothing written before the end is missed
+            over = self.state in OVER  # read before the logs, so that no last line is missed
             for host in self.hosts:
                 for line, after in complete_lines(
                     self.folder.log(host), positions.get(host, 0), last=over or not follow
@@ -168,7 +167,7 @@ class Run:
             time.sleep(0.2)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The measurements so far, one dict a logged step and rank; while the run goes on, those that its log lines show."""
+        """The measurements, one dict a logged step and rank; while the run goes on, those in its log lines."""
         if self.folder.metrics.is_file():
             return [json.loads(line) for line in self.folder.metrics.read_text(encoding="utf-8").splitlines()]
         return [metric.values for metric in self.progress()]
@@ -186,7 +185,7 @@ class Run:
             backends.get(self.backend).stop(self.folder, reason)
 
     def profile(self, interval_ms: int | None) -> None:
-        """Switch the system metrics of a job that runs on SageMaker.
+        """Switch the system metrics of a job that is running on SageMaker.
 
         Args:
             interval_ms: milliseconds between two samples: 100, 200, 500, 1000, 5000 or 60000; None: off.
@@ -198,14 +197,14 @@ class Run:
         backends.get(self.backend).profile(self.folder, interval_ms)
 
     def diagnose(self, *, probe: bool = False, overrides: Sequence[str] = ()) -> Diagnosis:
-        """Why the run is as slow as it is: its measurements explained. In a notebook it shows itself.
+        """Explain where the run's time goes. A notebook shows the result.
 
         Args:
-            probe: also start its job again on this machine for up to two minutes, to measure what observation cannot tell apart.
-            overrides: with probe, `key=value` texts, for example inputs.train={folder: data/train} where its data are elsewhere.
+            probe: also run its job again on this machine for up to two minutes, to measure what observation cannot separate.
+            overrides: for the probe, `key=value` texts, for example inputs.train={folder: data/train} if its data were elsewhere.
 
         Raises:
-            UserError: nothing was measured, numpy is not installed, or a probe cannot be started.
+            UserError: nothing was measured, numpy is not installed, or the probe cannot start.
         """
         if probe:
             return probed(str(self.folder.path), overrides)
@@ -220,50 +219,41 @@ class Run:
             self._lifeline = None
 
     def artifacts(self) -> dict[str, Path]:
-        """What the run left, by name, as far as it is there: model, metrics, output (by host), checkpoints (by host), logs (by host)."""
-        places = {"model": self.folder.model, "metrics": self.folder.metrics}
-        for host in self.hosts:
-            places |= {
-                f"output {host}": self.folder.host(host) / "output/data",
-                f"checkpoints {host}": self.folder.host(host) / "checkpoints",
-                f"log {host}": self.folder.log(host),
-            }
-        return {
-            name: path for name, path in places.items() if path.is_file() or (path.is_dir() and any(path.iterdir()))
-        }
+        """The files and folders that exist, by name: model, metrics; and for each host output, checkpoints, log."""
+        return self.folder.artifacts(self.hosts)
 
     def result(self) -> dict[str, Any]:
-        """The script's own summary (result.json); {} where it wrote none."""
+        """The script's result.json; {} where it wrote none."""
         return self.folder.result()
 
     def outcome(self) -> dict[str, Any]:
-        """How the run ended; {} while it goes on. A run whose supervisor was killed is Failed and says so."""
+        """How the run ended; {} while it goes on. A run whose supervisor was killed is Failed."""
         outcome = self.folder.read(self.folder.outcome)
         if outcome or self.state not in OVER:
             return outcome
         return {
             "state": records.FAILED,
-            "failure": "the process that stayed with the run was killed; what its hosts wrote until then is in the folder",
+            "failure": "the run's supervising process was killed; its folder holds what its hosts wrote until then",
         }
 
 
 def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) -> Run:
-    """Carry a plan out.
+    """Start a planned run.
 
     >>> run = launcher.run(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True)))
     >>> run.wait(), run.result()["steps"]
     ('Completed', 3)
 
     Args:
-        plan: from `plan()`. For SageMaker it is looked at online first, unless `check()` did.
-        detach: let a run of this machine outlive this process from the start.
-        max_cost: refuse a plan that could cost more US dollars than this, or whose price is not known.
+        plan: from `plan()`. One for SageMaker is checked online first, unless `check()` did that.
+        detach: let a run on this machine outlive this process from the start.
+        max_cost: US dollars. Refuse a plan that could cost more, or whose price is unknown.
 
     Returns:
         The Run, under way.
 
     Raises:
-        UserError: the plan has errors, costs too much, or could not be started; nothing runs.
+        UserError: the plan has errors, costs too much, or could not start. Nothing runs.
     """
     refuse_errors(plan)
     if not plan.checked:
@@ -272,16 +262,14 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
     if max_cost is not None:
         refuse_cost(plan, max_cost)
     not_seen = [issue for issue in plan.issues if issue.key == "online"]
-    if not_seen:  # nothing of AWS could be reached, and nothing could be started
+    if not_seen:  # AWS cannot be reached, so nothing can start
         raise UserError([replace(issue, level="error") for issue in not_seen], f"the plan for {plan.job.name}")
     folder = RunFolder(records.store() / plan.name)
     try:
         folder.path.mkdir(parents=True)
     except FileExistsError:
-        raise mistake(
-            "run", f"{plan.name} was started already", "plan again: every run needs a plan of its own"
-        ) from None
-    with open(folder.lock, "wb") as lock:  # the supervisor inherits it and holds it after us
+        raise mistake("run", f"{plan.name} has already started", "plan again: a plan starts one run") from None
+    with open(folder.lock, "wb") as lock:  # the supervisor inherits it, and holds it after this process
         fcntl.flock(lock, fcntl.LOCK_EX)
         start_record.write(plan, folder)
         reading, writing = (None, None) if detach else os.pipe()
@@ -294,24 +282,23 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
 
 
 def attach(name: str, *, region: str | None = None) -> Run:
-    """A run by its name, or the latest of a job's name.
+    """Find a run by its name, or the latest run of a job by the job's name.
 
     >>> launcher.attach("quickstart-teacher").wait()
     'Completed'
 
     Args:
-        region: where this machine knows no such run: the AWS region in which a training job of this name is looked for. Its
-            record then comes from its output in S3.
+        region: the AWS region of a training job that another machine started. Its record comes from its output in S3.
 
     Raises:
-        UserError: there is none.
+        UserError: no such run.
     """
     try:
         return Run(records.find(name))
     except UserError:
         if region is None:
             raise
-    from launcher.aws.adopt import adopt  # here: what is known on this machine needs nothing of AWS
+    from launcher.aws.adopt import adopt  # here: a run in the store needs no AWS
 
     return Run(adopt(name, region))
 
@@ -334,16 +321,16 @@ def to_its_end(
     started: Callable[[Run], None] = lambda run: None,
     seconds: float = math.inf,
 ) -> Run:
-    """Carry out a plan and wait until it is over. Where this process is interrupted the run is stopped first.
+    """Start a planned run and wait until it is over. An interrupt stops the run first.
 
     Args:
-        say: takes a line while the run's far side cannot be asked.
-        interrupted: called before the run is stopped for that.
-        started: called with the run when it is under way.
-        seconds: after which it is stopped.
+        say: takes a line when SageMaker stops answering, and when it answers again.
+        interrupted: called before an interrupt stops the run.
+        started: called with the run once it has started.
+        seconds: stop the run after this time.
     """
     trouble, ends = "", time.monotonic() + seconds
-    with _later() as came:
+    with deferred() as came:
         run = start(planned, max_cost=max_cost)
     started(run)
     try:
@@ -364,22 +351,6 @@ def to_its_end(
     return run
 
 
-@contextlib.contextmanager
-def _later() -> Iterator[list[int]]:
-    """Notes what would interrupt this process, and lets it go on: half a start would leave a run that nobody stops."""
-    came: list[int] = []
-    ours = threading.current_thread() is threading.main_thread()  # no other thread is interrupted
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if ours}
-    noted = {number: given for number, given in before.items() if given is signal.default_int_handler}
-    for number in noted:
-        signal.signal(number, lambda number, _frame: came.append(number))
-    try:
-        yield came
-    finally:
-        for number, given in noted.items():
-            signal.signal(number, given)
-
-
 def probed(
     source: str,
     overrides: Sequence[str] = (),
@@ -387,9 +358,9 @@ def probed(
     on: str = backends.DEFAULT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
-    """The diagnosis of a run, with what a probe of it measures: its job once more on this machine, for two minutes at most.
+    """Diagnose a run with a probe: its job again on this machine, for two minutes at most.
 
-    Where the probe fails or is interrupted, the diagnosis says why.
+    If the probe fails or is interrupted, the diagnosis says why.
 
     Args:
         source: a run's name, a job's name for the latest, or a run's folder.
@@ -398,7 +369,7 @@ def probed(
         say: takes lines for people.
 
     Raises:
-        UserError: nothing was measured there, or a probe cannot be started.
+        UserError: nothing was measured there, or the probe cannot start.
     """
     planned = probe.planned(source, overrides, on=on)
     observed = diagnose.diagnose(source).measurements

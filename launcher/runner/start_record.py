@@ -1,4 +1,4 @@
-"""The record of what a run is started with: job, plan, request, code, git state and package versions."""
+"""What a run records before it starts: job, plan, request, code, git state and package versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.record.records import RunFolder
 
 
 def write(plan: Plan, folder: RunFolder) -> None:
-    """What the run is started with, before anything starts."""
+    """Write a run's record, before anything starts."""
     replayed = records.RunFolder(records.store() / plan.replay_of) if plan.replay_of else None
     if replayed is not None and replayed.git.exists():
         state = replayed.read(replayed.git)
@@ -27,4 +27,4 @@ def write(plan: Plan, folder: RunFolder) -> None:
     if plan.request is not None:
         records.write_json(folder.request, plan.kept_request())
     records.write_atomically(folder.job, yaml.safe_dump(plan.kept_job(), sort_keys=False, allow_unicode=True))
-    records.write_atomically(folder.plan, plan.to_json() + "\n")  # last: with it the run can be found
+    records.write_atomically(folder.plan, plan.to_json() + "\n")  # last: the run can be found once this exists

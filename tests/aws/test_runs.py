@@ -17,7 +17,7 @@ from launcher.aws import follow
 from launcher.record.metric_lines import parse_line
 from tests.aws.conftest import BUCKET, REGION, SLEEPS, TRAINS, described, is_ready, started
 from tests.conftest import wait_until
-from tests.launcher.test_repeating import COUNTS
+from tests.launcher.test_replay import COUNTS
 
 
 def as_sent(answer, sent):

@@ -84,7 +84,7 @@ def test_a_script_that_resumes_almost_exactly_is_found_out_at_its_first_wrong_st
 def test_on_another_number_of_hosts_values_may_differ_by_rounding(script_job, said):
     found = drill(script_job(COUNTS), kills=1, hosts_after=2, seed=0, say=said.append)
     assert found.difference == "" and [len(run.hosts) for run in found.runs] == [1, 2]
-    assert 0 < found.furthest < 1e-5 and "to 1e-06 of each one's largest value" in str(found)
+    assert 0 < found.furthest < 1e-5 and "to within 1e-06 of each metric's largest value" in str(found)
 
 
 REFERENCE = {1: {"loss": 4.0, "rate": 0.0}, 2: {"loss": 2.0, "rate": 0.5}, 3: {"loss": float("nan"), "note": "end"}}

@@ -353,7 +353,7 @@ def test_a_failure_before_the_stop_stays_a_failure(script_job):
 def test_the_same_plan_is_not_run_twice(script_job):
     plan = launcher.plan(script_job("print(1)"))
     assert launcher.run(plan).wait(60) == "Completed"
-    with pytest.raises(launcher.UserError, match="was started already"):
+    with pytest.raises(launcher.UserError, match="has already started"):
         launcher.run(plan)
 
 

@@ -1,4 +1,4 @@
-"""The plan of a recorded run's job again: what a replay, a resumed run and a probe begin with."""
+"""A recorded run's job planned again, for a replay, a resumed run or a probe."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from launcher.planner.plan import Plan
 from launcher.record import records
 
 
-def again(folder: records.RunFolder, overrides: Sequence[str], on: str | None) -> Plan:
-    """The plan of a recorded run's job, with overrides and on another backend where asked for.
+def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | None) -> Plan:
+    """Plan a recorded run's job again, with its code, overrides, and possibly another backend.
 
     Raises:
-        UserError: its record is not whole, or an override is wrong.
+        UserError: its record is incomplete, or an override is wrong.
     """
     if not folder.job.is_file() or not folder.code.is_dir():
         missing = folder.job if not folder.job.is_file() else folder.code
-        raise mistake(
-            "run", f"{folder.name} left no {missing.name}", "only a run with its whole record can be repeated"
-        )
+        raise mistake("run", f"{folder.name} has no {missing.name}", "name a run whose record is complete")
     values = yaml.safe_load(folder.job.read_text(encoding="utf-8"))
     values["source"] = str(folder.code)
     changed, problems = yaml_file.override(yaml_file.Config(str(folder.job), values), overrides)
