@@ -19,7 +19,7 @@ class NotMeasured:
 
 @dataclass(frozen=True)
 class DoesNotApply:
-    """A rule has nothing to look at in this run, or another rule's finding explains what it saw."""
+    """The rule has nothing to look at in this run, or another rule's finding explains what it sees."""
 
     why: str
 

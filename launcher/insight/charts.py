@@ -1,4 +1,4 @@
-"""A run's measurements as the page's charts take them: thinned to what a screen can show, by means over bins of equal time."""
+"""A run's measurements as the page's charts take them: thinned to what a screen shows, as means over bins of equal time."""
 
 from __future__ import annotations
 
@@ -56,24 +56,22 @@ def payload(evidence: Evidence) -> dict[str, Any]:
 
 def notes(evidence: Evidence, hosts: list[dict[str, Any]], hosts_left_out: int, ranks_left_out: int) -> list[str]:
     """How the charts were thinned."""
-    told = [evidence.measurements.sampled] if evidence.measurements.sampled else []
+    lines = [evidence.measurements.sampled] if evidence.measurements.sampled else []
     for host in hosts:
         if host["samples"] > host["bins"]:
-            told.append(
+            lines.append(
                 f"{host['name']}: each of the {host['bins']} points over time is the mean of {host['samples'] / host['bins']:.3g} "
-                "samples; peaks are their highest. The table below counts all samples"
+                "samples, with the highest as its peak. The table below counts all samples"
             )
     if hosts_left_out:
-        told.append(
-            f"charts of {hosts_left_out} more hosts are left out, so that the page stays small; the table has them"
-        )
+        lines.append(f"charts of {hosts_left_out} more hosts are left out to keep the page small; the table has them")
     if ranks_left_out:
-        told.append(f"step charts of {ranks_left_out} more ranks are left out; findings and comparison count all")
-    return told
+        lines.append(f"step charts of {ranks_left_out} more ranks are left out; findings and comparison include them")
+    return lines
 
 
 def binned(series: Series, began: float, ended: float, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """(bins,) mean and highest value in each of so many equal parts of the time; nan where nothing was sampled."""
+    """(bins,) mean and highest value in each of `bins` equal parts of the time; nan where nothing was sampled."""
     place = ((series.times - began) / max(ended - began, 1e-9) * bins).astype(int).clip(0, bins - 1)
     inside = (series.times >= began) & (series.times <= ended) & np.isfinite(series.values)
     place, values = place[inside], series.values[inside]
@@ -86,7 +84,7 @@ def binned(series: Series, began: float, ended: float, bins: int) -> tuple[np.nd
 
 
 def _period(evidence: Evidence) -> tuple[float, float]:
-    """Unix seconds of the first and the last thing that was measured."""
+    """Unix seconds of the first and the last measurement."""
     records = [
         series.times
         for host in evidence.measurements.hosts.values()
@@ -143,7 +141,7 @@ def _percentages(host: Host) -> dict[str, Series]:
     if host.io_wait:
         found["I/O wait"] = summary.mean_of(list(host.io_wait.values()))
     if host.throttled is not None:
-        found["held back by the quota"] = host.throttled
+        found["throttled by the quota"] = host.throttled
     return found
 
 
@@ -170,7 +168,7 @@ def _lines(found: Mapping[str, Series], began: float, ended: float, bins: int) -
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:
-    """With one decimal, and as integers where they are; null for what was not sampled."""
+    """With one decimal, or as integers; null for what was not sampled."""
     return [
         None if value != value else int(value) if value == int(value) else value
         for value in np.round(values, 1).tolist()
@@ -178,7 +176,7 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 
 
 def _rank(steps: Steps, began: float, most: int) -> dict[str, Any]:
-    """A rank's logged windows, several taken together where there are too many."""
+    """A rank's logged windows, merged where there are too many."""
     counts = windows.counts(steps)
     together = -(-len(counts) // most)
     groups = np.arange(len(counts)) // together

@@ -1,4 +1,4 @@
-"""Two runs side by side: what an epoch takes and costs, the phases before and after, and whether a fix did what was said."""
+"""Two runs side by side: what an epoch takes and costs, the phases before and after, and whether a fix did what it promised."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from launcher.record.records import write_atomically
 from launcher.show.table import Table
 
 PAUSES = "beside the steps: epochs' first batches, checkpoints, evaluations"
-"""What passes of the training time beside its usual steps."""
+"""The training time outside usual steps."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One row of the result table that KT published: what an epoch takes on what."""
+    """A row of the result table, which has the columns that KT published."""
 
     source: str
     spec: str
@@ -43,7 +43,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Kept:
-    """A fix of the first run's diagnosis that the second run took up, as it was advised or at least in that direction."""
+    """A fix from the first run's diagnosis that the second run applied, as advised or at least in that direction."""
 
     setting: str
     before: Any
@@ -69,7 +69,7 @@ class Comparison:
     after: Diagnosis
 
     def results(self) -> list[Result]:
-        """A row a run that was timed; the ratio is to the last."""
+        """A row for each timed run; the ratio is to the last."""
         rows = [row for row in (_result(self.before), _result(self.after)) if row is not None]
         if len(rows) < 2:
             return rows
@@ -79,12 +79,13 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        """Images a second after over before; None where one was not timed."""
+        """Images a second after, over before; None where a run was not timed."""
         before, after = (_images_per_second(run.evidence) for run in (self.before, self.after))
         return after / before if before and after else None
 
     def phases(self) -> list[tuple[str, float | None, float | None]]:
-        """(phase, seconds an image before, after), and the whole step; None where a run lacks the phase."""
+        """(phase, seconds a step before, after), then the whole step; seconds an image where the batches differ. None where a run lacks the
+        phase."""
         tables = []
         for run in (self.before, self.after):
             batch = run.evidence.settings.get("global_batch_size")
@@ -134,11 +135,11 @@ class Comparison:
 
     @property
     def _unit(self) -> tuple[str, float]:
-        """Of the phases, and what makes it of seconds."""
+        """Of the phases, and its factor from seconds."""
         return ("µs an image", 1e6) if self._batches_differ else ("ms a step", 1e3)
 
     def kept(self) -> list[Kept]:
-        """The first run's fixes that the second applied, with what was expected and what came of it."""
+        """The first run's fixes that the second applied, with the expected and the obtained speed-up."""
         found = []
         for finding in self.before.findings:
             fix = finding.fixes[0]
@@ -174,7 +175,7 @@ class Comparison:
         }
 
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """(head, rows) of the result table, of the phases, and of the settings that differ; without those that are empty."""
+        """(head, rows) of the result table, the phases, the operators and the settings that differ; without empty ones."""
         results = [
             [
                 *(row.source, row.spec, str(row.devices), f"{row.hours:.4g}", f"{row.epochs:.4g}"),
@@ -209,19 +210,19 @@ class Comparison:
         return [(head, rows) for head, rows in found if rows]
 
     def sentences(self) -> list[str]:
-        """What changed in all, and whether fixes brought what was expected."""
-        told = [] if self.speedup is None else [f"images a second: {self.speedup:.2f} times as many"]
+        """The speed-up, and whether fixes brought the expected one."""
+        sentences = [] if self.speedup is None else [f"speed-up {self.speedup:.2f}, in images a second"]
         for kept in self.kept():
             expected = (
                 f"at most {kept.at_most:.2f}"
                 if kept.expected is None
                 else f"{kept.expected:.2f} (at most {kept.at_most:.2f})"
             )
-            told.append(
+            sentences.append(
                 f"{kept.setting} from {_short(kept.before)} to {_short(kept.after)} (advised: {_short(kept.advised)}): "
-                f"expected {expected} times as fast, obtained {kept.obtained:.2f}"
+                f"expected speed-up {expected}, obtained {kept.obtained:.2f}"
             )
-        return told
+        return sentences
 
     def __str__(self) -> str:
         lines = [
@@ -241,7 +242,8 @@ class Comparison:
             for name, run in (("Before:", self.before), ("After:", self.after))
         )
         tables = "".join(f"<div class='scroll'>{Table(head, rows).html()}</div>" for head, rows in self.tables())
-        return f"<div class='diagnosis'>{heads}{self._svg()}{tables}{''.join(f'<p>{escape(told)}</p>' for told in self.sentences())}</div>"
+        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences())
+        return f"<div class='diagnosis'>{heads}{self._svg()}{tables}{sentences}</div>"
 
     def _svg(self) -> str:
         """Both runs' phases and cores; "" where no step was measured."""
@@ -253,7 +255,7 @@ class Comparison:
         return pictures.before_and_after(course, unit, changed if len(changed) <= 110 else "", runs)
 
     def plot(self, file: Path | str) -> Path:
-        """Write a picture of both as SVG: where a step's time goes, and how busy the cores were.
+        """Write both as one SVG picture: where the training time goes, and how busy the cores are.
 
         Raises:
             UserError: neither run measured its steps.
@@ -296,7 +298,7 @@ def epochs_done(evidence: Evidence) -> float | None:
     """Passes over the data in the measured steps; None where no step was measured.
 
     An epoch's steps follow from the number of training images where it is known. Else from the logged steps: step s of epoch e says
-    that an epoch has at least s / e of them, and the last of an epoch that it has just so many.
+    that an epoch has at least s / e of them, and an epoch's last step says exactly that.
     """
     if not evidence.ranks:
         return None

@@ -1,4 +1,4 @@
-"""A run's measurements explained: the findings, and what they rest on, for people and for machines."""
+"""A run's measurements explained: the findings and their evidence, for people and for machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.insight.rules.table import judge
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What holds a run up, and how that is known. `print` shows it, a notebook too; `save_html` makes a page with charts.
+    """What makes a run slow, and the evidence. `print` shows it, a notebook too; `save_html` makes a page with charts.
 
     >>> diagnosis = launcher.diagnose("quickstart-teacher")
     >>> advice = [(finding.title, str(finding.fixes[0])) for finding in diagnosis.findings]
@@ -28,7 +28,7 @@ class Diagnosis:
 
     measurements: Measurements
     probe: Probe | str | None = None
-    """What a probe of the run measured, or why it could not; None: none was asked for."""
+    """What a probe of the run measured, or why it could not; None: no probe."""
 
     @functools.cached_property
     def evidence(self) -> Evidence:
@@ -41,7 +41,7 @@ class Diagnosis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Ranked: what takes most of the training time first, risks last."""
+        """The one that takes most of the training time first; risks last."""
         return self.report.findings
 
     @property
@@ -58,7 +58,7 @@ class Diagnosis:
         return page.fragment(self.evidence, self.report)
 
     def save_html(self, file: Path | str) -> Path:
-        """One page with charts, which needs no other file and no network."""
+        """Write one page with charts; it needs no other file and no network."""
         path = Path(file)
         title = f"{self.measurements.source}: {self.headline}"
         path.write_text(page.page(title, "", [(self.evidence, self.report)]), encoding="utf-8")
@@ -92,5 +92,5 @@ class Diagnosis:
             return None
         answer = self.report.probe
         assert answer is not None
-        told = {"title": answer.title, "sentences": list(answer.sentences)}
-        return {**told, **({"failed": self.probe} if isinstance(self.probe, str) else self.probe.to_dict())}
+        answered = {"title": answer.title, "sentences": list(answer.sentences)}
+        return {**answered, **({"failed": self.probe} if isinstance(self.probe, str) else self.probe.to_dict())}

@@ -1,4 +1,4 @@
-"""The numbers that rules judge by, derived from a run's measurements: shares of a step, busy cores, idle GPUs."""
+"""The numbers that rules use, derived from a run's measurements: shares of a step, busy cores, idle GPUs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from launcher.insight.measurements import Host, Measurements, Series, Steps
 COMPUTE_PHASES = ("augment", "teacher_forward", "student_forward", "forward", "loss", "backward", "optimizer")
 
 INSIDE_OTHERS = {"grad_sync"}
-"""Phases that are a part of another one: the exchange that is left when backward's own work is done."""
+"""Phases inside another one: the exchange that remains when backward is done."""
 
 IDLE_GPU = 0.3
-"""Idle share of a GPU from which something starves it; Debugger's LowGPUUtilization speaks of below 70 % too."""
+"""Idle share of a GPU from which something starves it: the threshold of Debugger's LowGPUUtilization, 70 % use."""
 
 UNEVEN = 30.0
-"""Percentage points between the most and the least used GPU's mean; Debugger's LoadBalancing compares histograms that leave out
-what lies above 98 %."""
+"""Percentage points between the means of the most and the least used GPU from which use is uneven. Debugger's LoadBalancing compares
+histograms without values above 98 %."""
 
 FEW_SAMPLES = 5
 """Fewer samples of a series than this say nothing about a run."""
@@ -56,7 +56,7 @@ class Evidence:
 
     @functools.cached_property
     def unsteady(self) -> float | None:
-        """Share of the time by which usual steps lag behind the quick ones among them (the 10th percentile), on the first rank."""
+        """Share of the time by which usual steps are slower than quick ones (their 10th percentile), on the first rank."""
         if not self.ranks:
             return None
         seconds = self.ranks[0].seconds["step"][windows.steady(self.ranks[0])]
@@ -71,7 +71,7 @@ class Evidence:
         return float(np.nanmax(np.concatenate(longest))) if longest else None
 
     def mean_extra(self, name: str) -> float | None:
-        """Mean over ranks of another number a step; None where a rank lacks it."""
+        """Mean over ranks of a number per step; None where a rank lacks it."""
         means = []
         for steps in self.ranks:
             values = steps.extra.get(name)
@@ -125,7 +125,7 @@ class Evidence:
         return windows.seconds(self.ranks[0])
 
     def stall_seconds(self, kind: str) -> float:
-        """Seconds of all stalls of a kind, on the rank that stood still longest."""
+        """Seconds of all stalls of a kind, on the rank where they took longest."""
         by_rank: dict[int, float] = {}
         for stall in self.measurements.stalls:
             if stall.kind == kind:
@@ -134,14 +134,14 @@ class Evidence:
 
     @functools.cached_property
     def training_seconds(self) -> float:
-        """Seconds of steps, stalls, and what lies between steps otherwise."""
+        """Seconds of steps, of stalls, and of other time between steps."""
         kinds = {stall.kind for stall in self.measurements.stalls}
         pauses = float(windows.between(self.ranks[0], self.measurements.stalls).sum()) if self.ranks else 0.0
         return self.steps_seconds + sum(self.stall_seconds(kind) for kind in kinds) + pauses
 
     @functools.cached_property
     def steps_part(self) -> float:
-        """Share of the training time that passes as in usual steps; the rest are stalls, outliers and the first steps."""
+        """Share of the training time at the speed of usual steps; the rest are stalls, outliers and the first steps."""
         if not self.training_seconds or not self.step_seconds:
             return 1.0
         usual = self.step_seconds * windows.steps_done(self.ranks[0])
@@ -245,7 +245,7 @@ class Evidence:
 
     @functools.cached_property
     def throttled(self) -> float | None:
-        """Share of the time that the cgroup's quota held processes back, on the host where it was most, 0 to 1."""
+        """Share of the time in which the cgroup's quota throttled processes, on the most throttled host, 0 to 1."""
         means = [
             min(1.0, float(self.during(host.throttled).mean()) / 100)
             for host in self.measurements.hosts.values()
@@ -315,8 +315,8 @@ class Evidence:
 
     @functools.cached_property
     def worker_use(self) -> float | None:
-        """Cores that one data worker keeps busy, 0 to 1, or at most so many where the training process's own part is not known;
-        None where no CPU time was measured."""
+        """Cores that one data worker keeps busy, 0 to 1; an upper bound where the training process's own part is not known. None where no
+        CPU time was measured."""
         seconds = self.mean_extra("worker_cpu_seconds")
         seconds = self.all_cpu if seconds is None else seconds
         if seconds is None or not self.workers or not self.step_seconds:
@@ -330,7 +330,7 @@ class Evidence:
 
     @functools.cached_property
     def own_cpu(self) -> float | None:
-        """The same without the workers' part; None where that was not recorded: threads are a part of the process."""
+        """The same without the workers' part; None where that was not recorded, as with threads, which are part of the process."""
         theirs = 0.0 if self.workers == 0 else self.mean_extra("worker_cpu_seconds")
         return None if self.all_cpu is None or theirs is None else max(0.0, self.all_cpu - theirs)
 

@@ -1,4 +1,4 @@
-"""A finding: what holds a run up, with its evidence, cause, fixes and gain."""
+"""A finding: what makes a run slow, with its evidence, cause, fixes and gain."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 NOTICEABLE = 0.10
-"""Share of the training time from which something is called a bottleneck: removing all of it makes training 1.11 times as fast.
-OpenXLA's profiler speaks of input from 5 % on (moderately) and 20 % (highly bound); below 10 % a fix is lost in a run's noise."""
+"""Share of the training time from which something is called a bottleneck: without it the speed-up is 1.11. OpenXLA's profiler calls
+a step moderately input-bound from 5 % and highly from 20 %; below 10 % a fix is lost in a run's noise."""
 
 Level = Literal["bottleneck", "risk"]
 
@@ -19,11 +19,11 @@ class Fix:
     """One change of a job's config, or of where it runs."""
 
     setting: str | None
-    """The config key, such as hyperparameters.num_workers; None: it is no setting."""
+    """The config key, such as hyperparameters.num_workers; None: the fix is not a setting."""
     value: Any
-    """What to set it to; where it is no setting, what to do, in words."""
+    """Its new value; where the fix is not a setting, what to do, in words."""
     now: Any = None
-    """What it was in this run; None: not known."""
+    """Its value in this run; None: not known."""
     why: str = ""
 
     def __str__(self) -> str:
@@ -37,26 +37,30 @@ class Fix:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What a fix can bring, as a factor of training speed."""
+    """The speed-up of training that a fix can bring."""
 
     share: float
     """Of the training time that the fix can touch, 0 to 1."""
     formula: str
-    """How `expected` comes about, with its numbers; for a fix of which no more than the bound is known, that of the bound."""
+    """How `expected` is computed, with its numbers; without it, how the bound is."""
     expected: float | None = None
-    """Times as fast as now; None: only the bound is known."""
+    """Speed-up; None: only the bound is known."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.share <= 1 and (self.expected is None or self.expected >= 1)
 
     @property
     def at_most(self) -> float:
-        """Times as fast as now if all of the share went away: Amdahl's law, 1 / (1 - share)."""
+        """Speed-up if all of the share goes away: Amdahl's law, 1 / (1 - share)."""
         return 1 / (1 - min(self.share, 0.999))
 
     def __str__(self) -> str:
-        bound = f"at most {self.at_most:.2f} times as fast (1 / (1 - {self.share:.2f}))"
-        return bound if self.expected is None else f"about {self.expected:.2f} times as fast, {bound}; {self.formula}"
+        bound = f"at most {self.at_most:.2f} (1 / (1 - {self.share:.2f}))"
+        return (
+            f"speed-up {bound}"
+            if self.expected is None
+            else f"speed-up about {self.expected:.2f}, {bound}; {self.formula}"
+        )
 
 
 def bounded(share: float, expected: float | None = None, formula: str = "") -> Gain:
@@ -69,7 +73,7 @@ def bounded(share: float, expected: float | None = None, formula: str = "") -> G
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One finding: what holds the run up."""
+    """One thing that makes the run slow, or puts it at risk."""
 
     kind: str
     """For machines: too_many_workers, teacher_bound …"""
@@ -86,7 +90,7 @@ class Finding:
     """Of the first fix; None: it is not about speed."""
     level: Level = "bottleneck"
     probe: str | None = None
-    """What a probe's measurements say of it, in words that begin with confirmed or refuted; None: none was made, or it cannot tell."""
+    """What a probe says of it, starting with confirmed or refuted; None: there was no probe, or it cannot tell."""
 
     @property
     def refuted(self) -> bool:

@@ -1,6 +1,6 @@
-"""What was measured of a run, as arrays, wherever it lies: a run's folder, a profiler-output folder, a prefix in S3.
+"""What was measured of a run, as arrays: read from a run's folder, a profiler-output folder, or a prefix in S3.
 
-SageMaker's own files and those of this kit's monitor are read alike. Times are Unix seconds.
+SageMaker's own files and those of this kit's monitor have one format. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from launcher.record import records
 from launcher.record.records import RunFolder
 
 MAX_BYTES = 2**30
-"""Of the files of system metrics, no more is read: about 9 million samples, half a minute, 400 MB of memory."""
+"""The most that is read of the files of system metrics: about 9 million samples, which take half a minute and 400 MB of memory."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Series:
     """One number over time."""
 
     times: np.ndarray
-    """(n,) Unix seconds, rising. Where a record was thinned, there are gaps between minutes."""
+    """(n,) Unix seconds, rising; with gaps between minutes where a record was thinned."""
     values: np.ndarray
     """(n,)"""
 
@@ -39,12 +39,12 @@ class Host:
     name: str
     """algo-1 …"""
     cores: Mapping[str, Series] = field(default_factory=dict)
-    """cpu0 … -> percent of time not idle. As SageMaker's agent counts, waiting for a disk is part of it: less `io_wait` it is
+    """cpu0 … -> percent of time not idle. SageMaker's agent counts the wait for a disk as well: subtract `io_wait` for
     the time of computing."""
     io_wait: Mapping[str, Series] = field(default_factory=dict)
     """cpu0 … -> percent of time in which the core had nothing to do but wait for a disk."""
     memory: Series | None = None
-    """Percent used, of the machine's memory or of the container's where that is less."""
+    """Percent used of the machine's memory, or of the container's where that is less."""
     gpus: Mapping[str, Series] = field(default_factory=dict)
     """gpu0 … -> percent of time in which some kernel ran on it."""
     gpu_memory: Mapping[str, Series] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Host:
     network: Mapping[str, Series] = field(default_factory=dict)
     """receive, transmit -> bytes a second of the container."""
     throttled: Series | None = None
-    """Percent of the periods of the cgroup's quota in which it held processes back."""
+    """Percent of the cgroup quota's periods in which it throttled processes."""
     usable_cores: float | None = None
     """By affinity and quota, the least over the record."""
     memory_limit_bytes: int | None = None
@@ -98,7 +98,7 @@ class Stall:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """All that is known of where a run's time went."""
+    """Everything that was measured of a run."""
 
     source: str
     hosts: Mapping[str, Host] = field(default_factory=dict)
@@ -138,7 +138,7 @@ def read(source: str, *, max_bytes: int = MAX_BYTES) -> Measurements:
 
 
 def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
-    """What a run's hosts left, and what its records say."""
+    """The files of a run's hosts, and its records."""
     plan, outcome, result = run.read(run.plan), run.read(run.outcome), run.result()
     places = [*sorted(run.path.glob("hosts/*/opt/ml/output/data")), run.path / "profiler-output"]
     system, lines = system_files.below(places), timelines.below(places)
@@ -181,10 +181,10 @@ def _measurements(
     known: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Measurements:
-    """Everything read and put together.
+    """Everything, read and put together.
 
     Args:
-        known, settings: what the run's records say already; the ranks' own word goes before it.
+        known, settings: from the run's records; what the ranks recorded takes precedence.
     """
     if not system and not lines:
         raise mistake(
@@ -193,10 +193,10 @@ def _measurements(
             "give a run (launcher runs lists them), a folder with profiler-output, or an s3:// prefix of one; "
             "scripts of this kit measure unless system_monitor is false",
         )
-    chosen, told = system_files.thin(system, max_bytes)
+    chosen, thinned = system_files.thin(system, max_bytes)
     samples = system_files.read(chosen)
     ranks = timelines.read(lines, max_bytes // 4)
-    sampled = [text for text in (told, ranks.thinned) if text]
+    sampled = [text for text in (thinned, ranks.thinned) if text]
     hosts = {name: _host(name, series) for name, series in samples.series.items()}
     facts = {name: value for name, value in {**(known or {}), **ranks.facts}.items() if value is not None}
     if samples.unreadable + ranks.unreadable:
@@ -250,7 +250,7 @@ _NETWORK = {"receive": "ReceiveBytesPerSecond", "transmit": "TransmitBytesPerSec
 
 
 def _missing(hosts: Mapping[str, Host], timelines_found: bool) -> dict[str, str]:
-    """What no host and no rank told, and why."""
+    """What no host and no rank recorded, and why."""
     missing = {}
     if not hosts:
         missing["system"] = (
@@ -262,11 +262,11 @@ def _missing(hosts: Mapping[str, Host], timelines_found: bool) -> dict[str, str]
             ("memory", "the files hold none"),
             ("disk", "the files hold none"),
             ("network", "the files hold none"),
-            ("throttled", "the files hold no counters of a cgroup; SageMaker's own have none"),
-            ("usable_cores", "the files do not say; SageMaker's own never do. Every core counts"),
+            ("throttled", "the files hold no cgroup counters; SageMaker's own never do"),
+            ("usable_cores", "the files do not say, and SageMaker's own never do; every core counts"),
         ):
             if not any(getattr(host, name) for host in hosts.values()):
                 missing[name] = why
     if not timelines_found:
-        missing["steps"] = f"no {timelines.PATTERN}: this kit's scripts alone write them"
+        missing["steps"] = f"no {timelines.PATTERN}: only this kit's scripts write them"
     return missing

@@ -89,7 +89,7 @@
       const part = holder.appendChild(element("details"));
       part.open = number < 2;
       part.append(element("summary", "", host.name));
-      const quiet = ["held back by the quota", "I/O wait"].filter((name) => {
+      const quiet = ["throttled by the quota", "I/O wait"].filter((name) => {
         const series = host.percent.find((line) => line.name === name);
         return series && !series.mean.some((value) => value >= 1);
       });

@@ -1,4 +1,4 @@
-"""A diagnosis as HTML: findings for a notebook, and one page with charts that needs nothing else."""
+"""A diagnosis as HTML: findings for a notebook, and one page with charts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.show.page import document
 from launcher.show.table import Table
 
 RANKS = 48
-"""Of the comparison, as many rows as fit on a screen."""
+"""Rows of the comparison of ranks: as many as fit on a screen."""
 
 
 def fragment(evidence: Evidence, report: Report) -> str:
@@ -31,11 +31,11 @@ def fragment(evidence: Evidence, report: Report) -> str:
 
 
 def page(title: str, top: str, runs: Sequence[tuple[Evidence, Report]]) -> str:
-    """One HTML document with charts, which loads nothing.
+    """One HTML document with charts; it loads nothing.
 
     Args:
-        top: HTML above all.
-        runs: one, or several one below the other.
+        top: HTML above the runs.
+        runs: below each other.
     """
     here = Path(__file__)
     style, script = (here.with_suffix(ending).read_text(encoding="utf-8") for ending in (".css", ".js"))
@@ -51,7 +51,7 @@ def _run(evidence: Evidence, report: Report, place: int) -> str:
         f"{findings(report)}<div id='charts-{place}'></div>"
         f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
         f"{_section('Operators that take longest', operator_table(evidence))}"
-        f"{_section('How much was used', use_table(evidence))}{_section('Settings', settings_table(evidence))}</section>"
+        f"{_section('Use of resources', use_table(evidence))}{_section('Settings', settings_table(evidence))}</section>"
     )
 
 
@@ -60,7 +60,7 @@ def _section(title: str, body: str) -> str:
 
 
 def rank_bars(evidence: Evidence) -> str:
-    """Where each rank's step goes, as bars; the ranks that need longest for their own part come first."""
+    """Where each rank's step goes, as bars; the ranks whose own part takes longest come first."""
     if len(evidence.ranks) < 2:
         return ""
     phases = [name for name in summary.in_order(evidence.phases) if name != "grad_sync"]
@@ -71,21 +71,21 @@ def rank_bars(evidence: Evidence) -> str:
         rows.append((sum(seconds.values()) - waits, waits, steps, seconds))
     rows.sort(key=lambda row: -row[0])
     longest = max(sum(seconds.values()) for *_, seconds in rows) or 1.0
-    told = []
+    bars_of_ranks = []
     for own, waits, steps, seconds in rows[:RANKS]:
         bars = ""
         for name, value in seconds.items():
             style = f"width:{100 * value / longest:.2f}%;background:var(--c{summary.colour(name)})"
             bars += f"<i style='{style}' title='{escape(name)} {value * 1000:.4g} ms'></i>"
         numbers = f"own {own * 1000:.4g} ms" + (f", waits {waits * 1000:.4g} ms" if waits else "")
-        told.append(
+        bars_of_ranks.append(
             f"<span>rank {steps.rank}, {escape(steps.host)}</span><span class='bar'>{bars}</span><span>{numbers}</span>"
         )
     names = "".join(
         f"<span><i style='background:var(--c{summary.colour(name)})'></i>{escape(name)}</span>" for name in phases
     )
     more = f"<p class='note'>{len(rows) - RANKS} more ranks are not shown.</p>" if len(rows) > RANKS else ""
-    return f"<div class='bars'>{''.join(told)}</div><div class='legend'>{names}</div>{more}"
+    return f"<div class='bars'>{''.join(bars_of_ranks)}</div><div class='legend'>{names}</div>{more}"
 
 
 def settings_table(evidence: Evidence) -> str:
@@ -98,7 +98,7 @@ def settings_table(evidence: Evidence) -> str:
 
 
 def findings(report: Report) -> str:
-    """The ranked list, below what a probe says, and what was looked for or could not be."""
+    """What a probe says, the ranked list, and what was not found or could not be looked for."""
     parts = [_finding(finding) for finding in report.findings]
     parts = [f"<ol class='findings'>{''.join(parts)}</ol>"] if parts else []
     if report.probe is not None:
@@ -106,18 +106,18 @@ def findings(report: Report) -> str:
     if report.not_found:
         parts.append(f"<p><b>Looked for, not found:</b> {escape('; '.join(report.not_found))}.</p>")
     if report.not_applicable:
-        told = "; ".join(f"{what} ({why})" for what, why in report.not_applicable)
-        parts.append(f"<p><b>Does not apply:</b> {escape(told)}.</p>")
+        text = "; ".join(f"{what} ({why})" for what, why in report.not_applicable)
+        parts.append(f"<p><b>Does not apply:</b> {escape(text)}.</p>")
     if report.not_measured:
-        told = "; ".join(f"{'; '.join(what)} ({reason})" for reason, what in report_text.not_measured(report).items())
-        parts.append(f"<p><b>Not measured:</b> {escape(told)}.</p>")
+        text = "; ".join(f"{'; '.join(what)} ({reason})" for reason, what in report_text.not_measured(report).items())
+        parts.append(f"<p><b>Not measured:</b> {escape(text)}.</p>")
     return "".join(parts)
 
 
 def _probe(answer: ProbeAnswer) -> str:
     body = _table(answer.HEAD, answer.rows)
-    told = "".join(f"<p>{escape(sentence)}</p>" for sentence in answer.sentences)
-    return f"<div class='probe'><h3>Probe: {escape(answer.title)}</h3><div class='scroll'>{body}</div>{told}</div>"
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in answer.sentences)
+    return f"<div class='probe'><h3>Probe: {escape(answer.title)}</h3><div class='scroll'>{body}</div>{sentences}</div>"
 
 
 def phase_table(evidence: Evidence) -> str:

@@ -71,7 +71,7 @@ def _heat_maps(runs: Sequence[tuple[str, Evidence]], y: float) -> tuple[list[str
         means = (charts.binned(core, core.times[0], core.times[0] + seconds, here)[0] for core in cores)
         rows = tuple(_filled(row).tolist() for row in means)  # a sample tells of the time since the one before
         bands.append(Band(name, rows, f"{seconds:.0f} s"))
-    title = "How busy each core is while the steps run: the stronger the colour, the busier"
+    title = "How busy each core is during the steps: the stronger the colour, the busier"
     return heat_map(title, bands, LEFT, y, WIDTH / bins, max(4, min(16, 160 // number)))
 
 

@@ -1,7 +1,7 @@
-"""What a probe measured of a run, and what follows: what bounds the step, which findings hold, and how much there is to gain.
+"""What a probe measured of a run, and what follows: the limit of the step, the findings that hold, and the possible gain.
 
-A probe takes one half of a step away at a time (entrypoints/training/engine/probe.py), as DS-Analyzer does
-(https://arxiv.org/abs/2007.06775): speeds that differ tell a cause where shares of one timeline tell what happened together.
+A probe removes one half of a step at a time (entrypoints/training/engine/probe.py), as DS-Analyzer does
+(https://arxiv.org/abs/2007.06775): different speeds show a cause, where shares of one timeline only show what happens together.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from launcher.insight.findings import NOTICEABLE, Finding, bounded, percent
 from launcher.insight.report import ProbeAnswer, Report
 
 Bound = Literal["input", "shared_cores", "teacher", "model"]
-"""What holds a step up: its input side; the cores that both halves want; the teacher; the trained model itself."""
+"""What limits a step: its input side; the cores that both halves share; the teacher; the trained model itself."""
 
 LIKE_THE_RUN = 1.5
-"""Times slower or faster than the run until which a probe speaks of the same thing: else the machine was busy otherwise, or the
-files came from memory instead of the disk."""
+"""Factor from the run's speed, either way, within which a probe applies to it: beyond, the machine had other work, or the files came
+from memory instead of the disk."""
 
 BUSY = 0.7
-"""Share of the cores from which the input side alone is held up by them; below `IDLE`, by something else."""
+"""Share of the cores from which they limit the input side alone; below `IDLE`, something else does."""
 
 IDLE = 0.5
 
@@ -37,7 +37,7 @@ STEP_KINDS = {
     "synchronising_calls",
     "host_to_device_bound",
 }
-"""Findings whose time is still there with one batch over and over."""
+"""Findings whose time remains with one batch over and over."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,10 @@ class Probe:
     one_batch_without_teacher: float | None = None
     input_alone: tuple[InputAlone, ...] = ()
     with_workers: tuple[int, float] | None = None
-    """Whole steps with the fewest workers whose input side alone is about as fast as the fastest; None: those of today."""
+    """(workers, speed) of whole steps with the fewest workers whose input side alone is about as fast as the fastest; None: that is
+    today's number."""
     workers: int
-    """Of a process, today."""
+    """Per process, today."""
     worker_kind: str
     cores_a_process: float
     world_size: int
@@ -77,7 +78,7 @@ class Probe:
 
     @classmethod
     def from_file(cls, run: str, values: Mapping[str, Any], trouble: str = "") -> Probe | None:
-        """Of what the script wrote so far (probe.json); None where that is too little to say anything."""
+        """From what the script wrote so far (probe.json); None where that is too little."""
         if not values.get("as_it_is") or not values.get("one_batch"):
             return None
         checked = values["with_workers"]
@@ -95,7 +96,7 @@ class Probe:
 
     @property
     def speed(self) -> float:
-        """Whole steps as they are: the quickest measurement, because what else the machine does only slows."""
+        """Whole steps as they are: the fastest measurement, because other work on the machine only slows."""
         return max(self.as_it_is)
 
     @property
@@ -121,25 +122,25 @@ class Probe:
 
     @property
     def gained(self) -> float | None:
-        """Times as fast as now that whole steps with other workers were; None: not tried."""
+        """Speed-up of whole steps with another number of workers; None: not tried."""
         return None if self.with_workers is None else self.with_workers[1] / self.speed
 
     @property
     def helped(self) -> bool:
-        """Whether whole steps were tried with other workers, and were faster."""
+        """Whether whole steps with another number of workers were faster."""
         return self.gained is not None and self.gained >= 1 + NOTICEABLE
 
     @property
     def best_workers(self) -> int | None:
-        """Workers a process that were fastest in whole steps, where another number was tried: it replaces today's only where it
-        brings something. None: the input side alone was not measured."""
+        """Workers per process with the fastest whole steps; today's number unless another helped. None: the input side alone was not
+        measured."""
         if self.with_workers is not None and self.helped:
             return self.with_workers[0]
         return self.workers if self.today is not None else None
 
     @property
     def at_most(self) -> float | None:
-        """Times as fast as now at most by another number of workers: the slower half alone over whole steps; None: not measured."""
+        """Bound on the speed-up by another number of workers: the slower half alone over whole steps; None: not measured."""
         if self.fastest is None:
             return None
         return max(1.0, min(self.one_batch, self.fastest.images_per_second) / self.speed)
@@ -185,7 +186,7 @@ class Probe:
 
 
 def tested(report: Report, evidence: Evidence, probe: Probe | str) -> Report:
-    """A report with what a probe says of it: refuted findings come after the others, before the risks.
+    """A report with what a probe says of it; refuted findings come after the others, before the risks.
 
     Args:
         probe: or why there is none.
@@ -199,7 +200,7 @@ def tested(report: Report, evidence: Evidence, probe: Probe | str) -> Report:
 
 
 def _unlike(evidence: Evidence, probe: Probe) -> str:
-    """Why the probe does not speak of what the run was measured at; "" where it does."""
+    """Why the probe does not apply to the run as it was measured; "" where it does."""
     facts, batch = evidence.facts, evidence.settings.get("global_batch_size")
     for name, what in (("device", "on"), ("device_name", "on"), ("world_size", "by processes:")):
         before, now = facts.get(name), getattr(probe, name)
@@ -211,42 +212,42 @@ def _unlike(evidence: Evidence, probe: Probe) -> str:
     least = min(speed, batch * windows.steps_done(evidence.ranks[0]) / evidence.training_seconds)
     if not least / LIKE_THE_RUN <= probe.speed <= speed * LIKE_THE_RUN:
         return (
-            f"the run made {speed:.4g} images/s, the same steps now {probe.speed:.4g}: other work on the machine, files that come "
-            "from memory by now, or another machine"
+            f"the run made {speed:.4g} images/s, the same steps make {probe.speed:.4g} now: other work on the machine, files cached in "
+            "memory, or another machine"
         )
     return ""
 
 
 def _answer(probe: Probe, unlike: str) -> ProbeAnswer:
-    told = [f"The findings below are not judged by it: {unlike}."] if unlike else []
-    told += _workers_told(probe)
+    sentences = [f"It does not judge the findings below: {unlike}."] if unlike else []
+    sentences += _about_the_workers(probe)
     if probe.device == "cpu" and probe.bound in ("input", "shared_cores"):
-        told.append("Model and workers compute on the same cores here, so that no more than these bounds is reached.")
+        sentences.append("Model and workers share the cores here, so these gains are upper bounds.")
     if probe.trouble:
-        told.append(f"It did not end: {probe.trouble}")
-    told += [f"Not measured: {what} ({why})." for what, why in probe.left_out.items()]
-    told.append(f"Measured by the run {probe.run}.")
-    return ProbeAnswer(_title(probe), not unlike, tuple(_rows(probe)), tuple(told))
+        sentences.append(f"It did not finish: {probe.trouble}")
+    sentences += [f"Not measured: {what} ({why})." for what, why in probe.left_out.items()]
+    sentences.append(f"Measured by the run {probe.run}.")
+    return ProbeAnswer(_title(probe), not unlike, tuple(_rows(probe)), tuple(sentences))
 
 
 def _title(probe: Probe) -> str:
-    faster = f"{probe.one_batch / probe.speed:.2f} times as fast"
+    faster = f"speed-up {probe.one_batch / probe.speed:.2f}"
     share = percent(probe.input_share)
     if probe.bound == "input":
-        return f"Input-bound: on one batch over and over, steps are {faster}, so {share} of a step is for its input"
+        return f"Input-bound: one batch over and over brings a {faster}, so {share} of a step goes into its input"
     if probe.bound == "shared_cores":
         return (
-            f"Input and model take the cores from each other: each alone is faster than a step, which would be {faster} without "
-            f"its input ({share} of it)"
+            f"Input and model compete for the cores: each alone is faster than a step. Without input ({share} of a step) there is a "
+            f"{faster}"
         )
     if probe.bound == "teacher":
         assert probe.one_batch_without_teacher is not None and probe.teacher_share is not None
         bare = probe.one_batch_without_teacher / probe.one_batch
         return (
-            f"Teacher-bound: it takes {percent(probe.teacher_share)} of a step, and without it steps are {bare:.2f} times as fast; "
-            f"without its input a step is only {faster}"
+            f"Teacher-bound: the teacher takes {percent(probe.teacher_share)} of a step. Steps without it have a speed-up of {bare:.2f}, "
+            f"steps without input only a {faster}"
         )
-    return f"Model-bound: without its input a step is only {faster}, so nothing about the input can bring more"
+    return f"Model-bound: steps without input have only a {faster}, and no change of the input can bring more"
 
 
 def _rows(probe: Probe) -> list[tuple[str, str, str]]:
@@ -268,39 +269,39 @@ def _rows(probe: Probe) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _workers_told(probe: Probe) -> list[str]:
-    """What the input side could bring, in words."""
-    told = []
+def _about_the_workers(probe: Probe) -> list[str]:
+    """What a change of the input side could bring, in words."""
+    sentences = []
     if len(probe.as_it_is) > 1:
-        told.append(
-            f"As it is was measured twice: {' and '.join(f'{speed:.4g}' for speed in probe.as_it_is)} images/s."
+        sentences.append(
+            f"Whole steps as they are were measured twice: {' and '.join(f'{speed:.4g}' for speed in probe.as_it_is)} images/s."
         )
     if probe.fastest is None or probe.bound in ("teacher", "model"):
-        return told
-    told.append(
-        f"Gain to expect: at most {probe.at_most:.2f} times as fast by the number of workers, which is the slower half alone over "
-        f"steps as they are: min({probe.one_batch:.4g}, {probe.fastest.images_per_second:.4g}) / {probe.speed:.4g}."
+        return sentences
+    sentences.append(
+        f"The number of workers can bring a speed-up of at most {probe.at_most:.2f}: the slower half alone over steps as they are, "
+        f"min({probe.one_batch:.4g}, {probe.fastest.images_per_second:.4g}) / {probe.speed:.4g}."
     )
     if probe.with_workers is not None:
         tried = f"num_workers={probe.with_workers[0]}"
-        told.append(
-            f"{tried} made whole steps {probe.gained:.2f} times as fast (now {probe.workers})."
+        sentences.append(
+            f"{tried} brought whole steps a speed-up of {probe.gained:.2f} (now {probe.workers})."
             if probe.helped
-            else f"{tried} does not help: whole steps were {probe.gained:.2f} times as fast with it."
+            else f"{tried} does not help: the speed-up of whole steps was {probe.gained:.2f}."
         )
     elif probe.today is not None:
-        told.append(f"No other number of workers makes the input alone faster than today's {probe.workers}.")
+        sentences.append(f"No other number of workers makes the input alone faster than today's {probe.workers}.")
     busy, cost = probe.busy(probe.fastest), probe.fastest.cpu_seconds_an_image * 1000
     if not probe.feeds and busy >= BUSY:
-        told.append(
-            f"The fastest input alone keeps {percent(busy)} of the cores busy, at {cost:.3g} ms of CPU an image: beyond it help "
-            "cheaper images or more cores."
+        sentences.append(
+            f"The fastest input alone keeps {percent(busy)} of the cores busy, at {cost:.3g} ms of CPU an image: only cheaper "
+            "images or more cores help beyond it."
         )
     elif not probe.feeds and busy < IDLE:
-        told.append(
-            f"The fastest input alone keeps {percent(busy)} of the cores busy: it waits for storage, or for one thread."
+        sentences.append(
+            f"The fastest input alone keeps {percent(busy)} of the cores busy: it waits for storage, or for a single thread."
         )
-    return told
+    return sentences
 
 
 def _counted(workers: int) -> str:
@@ -308,7 +309,8 @@ def _counted(workers: int) -> str:
 
 
 def _tested(finding: Finding, probe: Probe) -> Finding:
-    """A finding with what the probe says of it; where whole steps were faster with other workers, with these and that gain."""
+    """A finding with what the probe says of it; with the number of workers and the gain that the probe measured, where whole steps were
+    faster."""
     said = _said(finding, probe)
     if said is None:
         return finding
@@ -318,19 +320,19 @@ def _tested(finding: Finding, probe: Probe) -> Finding:
         return replace(finding, probe=said)
     count, speed = probe.with_workers
     first = replace(finding.fixes[0], value=count, why="measured by the probe")
-    told = f"measured by the probe: {speed:.4g} images/s with {_counted(count)}, {probe.speed:.4g} as it is"
-    gain = bounded(max(finding.share or 0.0, 1 - 1 / probe.gained), probe.gained, told)
+    formula = f"measured by the probe: {speed:.4g} images/s with {_counted(count)}, {probe.speed:.4g} as it is"
+    gain = bounded(max(finding.share or 0.0, 1 - 1 / probe.gained), probe.gained, formula)
     return replace(finding, probe=said, fixes=(first, *finding.fixes[1:]), gain=gain)
 
 
 def _said(finding: Finding, probe: Probe) -> str | None:
-    """confirmed or refuted, and by what; None: the probe cannot tell."""
-    alone = f"without any input, steps are {probe.one_batch / probe.speed:.2f} times as fast"
+    """Confirmed or refuted, and by what; None: the probe cannot tell."""
+    alone = f"without input, the speed-up of steps is {probe.one_batch / probe.speed:.2f}"
     if finding.kind in STEP_KINDS and finding.share is not None:
         left = probe.speed / probe.one_batch
         if finding.share <= left + NOTICEABLE:
             return None
-        return f"refuted: {alone}, so that all but the input takes {percent(left)} of a step"
+        return f"refuted: {alone}, so everything else takes {percent(left)} of a step"
     if finding.kind == "teacher_bound":
         share = probe.teacher_share
         if share is None:
@@ -343,22 +345,26 @@ def _said(finding: Finding, probe: Probe) -> str | None:
     if finding.kind in ("too_few_workers", "too_many_workers"):
         return _said_of_workers(finding.kind, probe)
     if probe.with_workers is not None and probe.helped:
-        return f"refuted: with {_counted(probe.with_workers[0])} whole steps are {probe.gained:.2f} times as fast"
+        return f"refuted: with {_counted(probe.with_workers[0])}, the speed-up of whole steps is {probe.gained:.2f}"
     if probe.fastest is None:
         return None
     busy = probe.busy(probe.fastest)
-    told = f"{alone}, other workers do not help, and the input alone keeps {percent(busy)} of the cores busy"
+    reason = (
+        f"{alone}, other numbers of workers do not help, and the input alone keeps {percent(busy)} of the cores busy"
+    )
     if finding.kind == "data_bound":
-        return f"confirmed: {told}" if busy >= BUSY or probe.feeds else _refuted_if(busy < IDLE, told)
+        return f"confirmed: {reason}" if busy >= BUSY or probe.feeds else _refuted_if(busy < IDLE, reason)
     if probe.feeds:
-        return "refuted: the input alone is as fast as the model alone, unless the files came from memory"
+        return "refuted: the input alone is as fast as the model alone, unless the files were cached in memory"
     return (
-        f"confirmed: {told}" if busy < IDLE else _refuted_if(busy >= BUSY, f"{told}, unless the files came from memory")
+        f"confirmed: {reason}"
+        if busy < IDLE
+        else _refuted_if(busy >= BUSY, f"{reason}, unless the files were cached in memory")
     )
 
 
-def _refuted_if(holds: bool, told: str) -> str | None:
-    return f"refuted: {told}" if holds else None
+def _refuted_if(holds: bool, reason: str) -> str | None:
+    return f"refuted: {reason}" if holds else None
 
 
 def _said_of_workers(kind: str, probe: Probe) -> str | None:
@@ -367,15 +373,15 @@ def _said_of_workers(kind: str, probe: Probe) -> str | None:
     if probe.today is None:
         return None
     if probe.with_workers is not None and (probe.with_workers[0] > probe.workers) == few:
-        told = f"with {_counted(probe.with_workers[0])} whole steps are {probe.gained:.2f} times as fast"
-        return f"{'confirmed' if probe.helped else 'refuted'}: {told}"
+        result = f"with {_counted(probe.with_workers[0])}, the speed-up of whole steps is {probe.gained:.2f}"
+        return f"{'confirmed' if probe.helped else 'refuted'}: {result}"
     others = [one for one in probe.input_alone if (one.workers > probe.workers) == few and one is not probe.today]
     if not others:
         return None
     best = max(others, key=lambda one: one.images_per_second)
     faster = best.images_per_second / probe.today.images_per_second
     return (
-        f"refuted: the input alone is {faster:.2f} times as fast with {_counted(best.workers)}"
+        f"refuted: the speed-up of the input alone is {faster:.2f} with {_counted(best.workers)}"
         if faster < 1 + NOTICEABLE
         else None
     )

@@ -1,4 +1,4 @@
-"""A report: what all rules say of one run, and what a probe says of that."""
+"""A report: what all rules say of one run, and what a probe adds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from launcher.insight.findings import Finding
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """A probe for people, in every form of the report."""
+    """A probe's answer for people, in every form of the report."""
 
     HEAD: ClassVar[list[str]] = ["measured", "images/s", "x as it is"]
     title: str
     speaks: bool = False
-    """Whether it speaks of the run as it was measured."""
+    """Whether it applies to the run as it was measured."""
     rows: tuple[tuple[str, str, str], ...] = ()
     sentences: tuple[str, ...] = ()
 

@@ -16,11 +16,11 @@ WIDTH = 110
 
 
 ESSENTIAL = ("CPU", "CPU of the quota", "busiest core", "memory", "GPU", "GPU memory")
-"""What is shown of each host where there are several; the page and --json have the rest."""
+"""Shown for each of several hosts; the page and --json have the rest."""
 
 
 def headline(evidence: Evidence, report: Report) -> str:
-    """The run's finding in one sentence."""
+    """The main finding in one sentence."""
     left = [one for one in report.findings if one.level == "bottleneck" and not one.refuted]
     if report.probe is not None and report.probe.speaks and not left:
         return report.probe.title
@@ -42,7 +42,7 @@ def headline(evidence: Evidence, report: Report) -> str:
 
 
 def about(evidence: Evidence) -> str:
-    """What the run was and what of it was seen, in one line."""
+    """What ran, and which part of it was measured, in one line."""
     parts = [counted(len(evidence.measurements.hosts), "host")] if evidence.measurements.hosts else []
     world_size, step_seconds = evidence.world_size, evidence.step_seconds
     if world_size is not None and step_seconds is not None:
@@ -51,9 +51,7 @@ def about(evidence: Evidence) -> str:
         parts.append(f"steps {int(steps.step[0] - windows.counts(steps)[0]) + 1} to {int(steps.step[-1])}")
         parts.append(f"{step_seconds:.3g} s a step")
         if evidence.only_first_steps:
-            parts.append(
-                "all of them first steps, in which memory is allocated and kernels are chosen: usual ones are faster"
-            )
+            parts.append("all of them first steps, which allocate memory and choose kernels: usual ones are faster")
         batch = evidence.settings.get("global_batch_size")
         if isinstance(batch, int):
             parts.append(f"{batch / step_seconds:.4g} images/s")
@@ -117,7 +115,7 @@ def not_measured(report: Report) -> dict[str, list[str]]:
 
 
 def taken(finding: Finding) -> str:
-    """How much time a finding takes, in words."""
+    """The share of time that a finding takes, in words."""
     share = "a risk" if finding.share is None else f"{percent(finding.share)} of the time"
     return f"{share}; refuted" if finding.refuted else share
 

@@ -1,4 +1,4 @@
-"""The tables of a report: phases of a step, and how much each resource was used."""
+"""The tables of a report: phases of a step, and the use of each resource."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDER = (
     *("data_wait", "host_to_device", "augment", "teacher_forward", "student_forward", "forward", "loss", "backward"),
     *("grad_sync", "optimizer"),
 )
-"""Phases as they follow each other in a step."""
+"""Phases in the order of a step."""
 
 COLOURS = 10
 """Of phases, --c0 to --c9 in show/page.css."""
@@ -25,7 +25,7 @@ COLOURS = 10
 
 @dataclass(frozen=True)
 class Use:
-    """How much of one resource of one host was used."""
+    """The use of one resource of one host."""
 
     host: str
     resource: str
@@ -37,17 +37,17 @@ class Use:
 
 
 def in_order(phases: dict[str, float]) -> list[str]:
-    """Names of phases, as they follow each other in a step; those that are not known come last."""
+    """Names of phases, in the order of a step; unknown ones come last."""
     return sorted(phases, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
 
 
 def colour(phase: str) -> int:
-    """A phase's number among the page's colours, the same in every run; those that are not known share them."""
+    """A phase's number among the page's colours, the same in every run; unknown ones share them."""
     return ORDER.index(phase) if phase in ORDER else sum(phase.encode()) % COLOURS
 
 
 def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:
-    """(phase, seconds a step, share of a step), and what lies in no phase."""
+    """(phase, seconds a step, share of a step), and the time in no phase."""
     whole = evidence.step_seconds
     if not whole:
         return []
@@ -63,7 +63,7 @@ def operators(evidence: Evidence, most: int) -> list[tuple[str, float, float]]:
 
 
 def uses(evidence: Evidence) -> list[Use]:
-    """How much each resource of each host was used, over the whole record."""
+    """The use of each resource of each host, over the whole record."""
     return [
         Use(
             host.name,
@@ -79,7 +79,7 @@ def uses(evidence: Evidence) -> list[Use]:
 
 
 def mean_of(series: list[Series]) -> Series:
-    """The mean of several records, at the times of the first; records that end earlier count while they last."""
+    """The mean of several records, at the times of the first; to the end of the shortest."""
     shortest = min(len(one.values) for one in series)
     return Series(series[0].times[:shortest], np.mean([one.values[:shortest] for one in series], axis=0))
 
@@ -98,7 +98,7 @@ def _records(host: Host, evidence: Evidence) -> Iterator[tuple[str, str, np.ndar
     if host.memory is not None:
         yield "memory", "%", host.memory.values
     if host.throttled is not None:
-        yield "held back by the quota", "% of the time", host.throttled.values
+        yield "throttled by the quota", "% of the time", host.throttled.values
     if host.gpus:
         yield "GPU", "% mean" if len(host.gpus) > 1 else "%", mean_of(list(host.gpus.values())).values
     if host.gpu_memory:

@@ -1,4 +1,4 @@
-"""Files of system metrics in SageMaker Debugger's format: found on the disk or in S3, thinned where they are many, and parsed."""
+"""Files of system metrics in SageMaker Debugger's format: found on disk or in S3, thinned where there are many, and parsed."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ import numpy as np
 from launcher.config.issues import mistake
 
 NAME = re.compile(r"(?:^|/)system/(?:.+/)?(\d{10})\.(algo-\d+)\.json$")
-"""The second at which a file's minute begins, and its host: what smdebug's readers ask for too."""
+"""The second at which a file's minute begins, and its host; smdebug's readers expect the same."""
 
 Key = tuple[str, str, str]
 """Type, Name, Dimension."""
 
 AT_ONCE = 16
-"""Objects that are fetched from S3 side by side; so many lie in memory at a time, of some MB each."""
+"""Objects that are fetched from S3 at the same time, some MB each in memory."""
 
 
 class SystemFile(NamedTuple):
     """One host's samples of a minute."""
 
     minute: int
-    """Unix seconds at its begin."""
+    """Unix seconds at its start."""
     host: str
     size: int
     """Bytes."""
@@ -46,7 +46,7 @@ class Samples:
     series: dict[str, dict[Key, tuple[np.ndarray, np.ndarray]]] = field(default_factory=dict)
     """Host -> (Type, Name, Dimension) -> times and values, by time."""
     unreadable: int = 0
-    """Lines that are no sample, as the last one of a host that was cut off."""
+    """Lines that are no sample, such as the last one of a host that was killed."""
 
 
 def below(places: Iterable[Path]) -> list[SystemFile]:
@@ -80,19 +80,19 @@ def in_s3(prefix: str) -> list[SystemFile]:
     bucket, _, below_key = prefix.removeprefix("s3://").partition("/")
 
     @contextlib.contextmanager
-    def told() -> Iterator[None]:
+    def reported() -> Iterator[None]:
         try:
             yield
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
             raise mistake("source", f"{prefix}: {error}", "check the address, and that `aws s3 ls` shows it") from error
 
     def fetch(key: str) -> bytes:
-        with told():
+        with reported():
             body: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
             return body
 
     found = []
-    with told():
+    with reported():
         client = boto3.client("s3")
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below_key):
             for item in page.get("Contents", ()):
@@ -104,7 +104,7 @@ def in_s3(prefix: str) -> list[SystemFile]:
 
 
 def thin(files: list[SystemFile], max_bytes: int) -> tuple[list[SystemFile], str | None]:
-    """No more than about so many bytes of the files: the same minutes of every host, evenly over time, the last one among them.
+    """About the given number of bytes of the files: the same minutes of every host, evenly over time, with the last one.
 
     Returns:
         The files to read; and how they were chosen, None where all are taken.
@@ -117,15 +117,15 @@ def thin(files: list[SystemFile], max_bytes: int) -> tuple[list[SystemFile], str
     kept = set(minutes[::each]) | {minutes[-1]}
     chosen = [file for file in files if file.minute in kept]
     part = sum(file.size for file in chosen)
-    told = (
-        f"system metrics: {len(kept)} of {len(minutes)} minutes were read, one in {each}, the same of every host "
+    note = (
+        f"system metrics: {len(kept)} of {len(minutes)} minutes were read, one in {each}, the same for every host "
         f"({part / 1e9:.1f} of {total / 1e9:.1f} GB)"
     )
-    return chosen, told
+    return chosen, note
 
 
 def read(files: Iterable[SystemFile]) -> Samples:
-    """The samples of files. At any time a few of them and the numbers so far are in memory, 16 bytes a sample."""
+    """The samples of files. Only a few files are in memory at a time, and 16 bytes for each sample."""
     samples = Samples()
     numbers: dict[tuple[str, str, str, str], tuple[array[float], array[float]]] = {}
     for content in _contents(list(files)):
@@ -140,14 +140,14 @@ def read(files: Iterable[SystemFile]) -> Samples:
 
 
 def _contents(files: list[SystemFile]) -> Iterator[bytes]:
-    """Each file's bytes, in order, some of them loaded ahead."""
+    """Each file's bytes, in order; some are loaded ahead."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for first in range(0, len(files), AT_ONCE):
             yield from pool.map(lambda file: file.load(), files[first : first + AT_ONCE])
 
 
 def _add(content: bytes, numbers: dict[tuple[str, str, str, str], tuple[array[float], array[float]]]) -> int:
-    """Add a file's samples to the numbers by host and key; how many lines were none."""
+    """Add a file's samples to the numbers by host and key. Returns the number of lines that are no sample."""
     unreadable = 0
     for event in _events(content):
         try:

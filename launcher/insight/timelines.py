@@ -13,10 +13,10 @@ import numpy as np
 PATTERN = "timeline-*.jsonl"
 
 OPERATORS = "operators.json"
-"""Beside the timeline of a process whose steps torch.profiler recorded; the scripts' training/measure/operators.py says what is in it."""
+"""Beside the timeline of a process whose steps torch.profiler recorded; training/measure/operators.py documents it."""
 
 OF_THE_PROCESS = ("world_size", "backend", "device", "device_name", "instance_type", "torch", "threads")
-"""What a rank's first line says that holds for all."""
+"""Facts of a rank's first line that hold for all ranks."""
 
 WINDOW = b'{"kind": "steps"'
 """How the line of a logged window begins."""
@@ -24,7 +24,7 @@ WINDOW = b'{"kind": "steps"'
 
 @dataclass
 class Ranks:
-    """What timelines held."""
+    """The content of timelines."""
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     """Arguments of measurements.Steps."""
@@ -36,7 +36,7 @@ class Ranks:
     thinned: str | None = None
     """How long records were thinned."""
     unreadable: int = 0
-    """Lines that are no JSON, as the last one of a rank that was killed."""
+    """Lines that are no JSON, such as the last one of a rank that was killed."""
 
 
 def below(places: Iterable[Path]) -> list[Path]:
@@ -48,7 +48,7 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
     """All ranks' records.
 
     Args:
-        max_bytes: where the files are larger, every so many windows are left out.
+        max_bytes: where the files are larger, only one in N windows is read.
     """
     total = sum(file.stat().st_size for file in files)
     each = max(1, -(-total // max_bytes))

@@ -1,4 +1,4 @@
-"""One rank's logged windows of steps: how many steps each has, which of them count, and means over those."""
+"""One rank's logged windows: their numbers of steps, which of them count, and means over those."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ WARM_UP_STEPS = 5
 """Steps that do not count as steady: memory is allocated and libraries choose their kernels there."""
 
 UNKNOWN_WHERE_MISSING = {"grad_sync"}
-"""Phases that a window may lack because they were not known then. Others lack because they did not happen."""
+"""Phases that a window lacks where they are unknown; any other phase that it lacks did not happen."""
 
 FAR = 2.0
-"""Times the median from which a logged window of steps is an outlier; Debugger's data-loading analysis takes twice the median too."""
+"""Times the median from which a logged window is an outlier, as in Debugger's data-loading analysis."""
 
 FAR_STEP = 5.0
 """The same for the longest step of a window."""
 
 RARE = 0.25
-"""Share of the logged windows above which slow ones are no outliers but how the run is."""
+"""Share of the logged windows above which slow ones are no outliers but the run's usual speed."""
 
 
 def counts(steps: Steps) -> np.ndarray:
@@ -50,7 +50,7 @@ def steady(steps: Steps) -> np.ndarray:
 
 
 def far(steps: Steps) -> np.ndarray:
-    """(n,) which windows are outliers: far above the median of the steady ones, or with a step that is, and rare; else none."""
+    """(n,) which windows are outliers: rare ones far above the median of the steady ones, or with such a step."""
     seconds, kept = np.nan_to_num(steps.seconds["step"]), steady(steps)
     median = np.median(seconds[kept])
     found = seconds > FAR * median
@@ -72,14 +72,14 @@ def mean_seconds(steps: Steps, phase: str, where: np.ndarray | None = None) -> f
 
 
 def timed_mean(steps: Steps, phase: str, where: np.ndarray | None = None) -> float:
-    """The same of a phase that this rank timed in those windows, as every rank did its steps."""
+    """The same for a phase that this rank is known to have timed, as every rank times its steps."""
     mean = mean_seconds(steps, phase, where)
     assert mean is not None, f"{phase} was timed"
     return mean
 
 
 def steps_done(steps: Steps) -> float:
-    """Steps from the first window's first to the last window's last, those of windows that were not read too."""
+    """Steps from the first window's first to the last window's last, including windows that were not read."""
     return float(steps.step[-1] - steps.step[0] + counts(steps)[0])
 
 
@@ -90,7 +90,7 @@ def seconds(steps: Steps) -> float:
 
 
 def between(steps: Steps, stalls: Iterable[Stall]) -> np.ndarray:
-    """(n,) seconds before each window, since the one before, that lie in no step and no stall: loaders that start anew.
+    """(n,) seconds before each window, since the one before, that lie in no step and no stall, as when loaders restart.
 
     None where the window before was not read.
     """

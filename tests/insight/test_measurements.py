@@ -114,7 +114,7 @@ def test_a_long_record_is_thinned_to_the_same_minutes_of_every_host(tmp_path, ho
     place = sagemaker_files(tmp_path, minutes=30, nodes=hosts)
     total = sum(file.stat().st_size for file in place.rglob("*.json"))
     found = read(str(place), max_bytes=total // 7)
-    assert found.sampled.startswith("system metrics: 5 of 30 minutes were read, one in 8, the same of every host")
+    assert found.sampled.startswith("system metrics: 5 of 30 minutes were read, one in 8, the same for every host")
     minutes = [{int(when) // 60 * 60 for when in host.memory.times} for host in found.hosts.values()]
     assert minutes == [{BEGIN + 60 * number for number in (0, 8, 16, 24, 29)}] * hosts
     assert read(str(place), max_bytes=total).sampled is None

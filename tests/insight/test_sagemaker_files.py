@@ -132,7 +132,7 @@ def test_what_ours_hold_besides_adds_to_the_report_and_changes_no_number(tmp_pat
     assert all(use == theirs_use[use["resource"]] for use in ours_told["use"] if use["resource"] in theirs_use)
     assert "8 usable cores" in str(ours) and "8 cores (a quota was not recorded)" in str(theirs)
     missing = {missing["what"] for missing in theirs_told["not_measured"]}
-    assert missing - {missing["what"] for missing in ours_told["not_measured"]} == {"cores held back by a quota"}
+    assert missing - {missing["what"] for missing in ours_told["not_measured"]} == {"cores throttled by a quota"}
 
 
 @pytest.mark.parametrize("phases", [GPU, CPU], ids=["on GPUs", "on the CPU"])

@@ -1,4 +1,4 @@
-"""Where the device's time goes: copies to it, a teacher, arithmetic in more bits than it needs."""
+"""Where the device's time goes: copies to it, a teacher, and fp32 arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launcher.insight.evidence import COMPUTE_PHASES, IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 
 TEACHER = 0.25
-"""Share of a step from which a teacher is worth keeping out of it; a KD step without a cache always holds some of it."""
+"""Share of a step from which caching the teacher is worth it; a KD step without a cache always spends some time on it."""
 
 FASTER_ARITHMETIC = 2.0
 """Times that 16-bit or TF32 matrix products are faster than fp32, taken low: the peak is 8 times on an A100 (312 and 156 to 19.5
@@ -25,7 +25,9 @@ def transfer(evidence: Evidence) -> Answer:
     settings = evidence.settings
     fixes = [
         Fix(
-            setting=None, value="smaller image_size or view_size, where accuracy allows", why="bytes go with its square"
+            setting=None,
+            value="smaller image_size or view_size, where accuracy allows",
+            why="bytes grow with its square",
         )
     ]
     if evidence.on_gpu and settings.get("preprocessing", "dali") != "dali":
@@ -35,23 +37,23 @@ def transfer(evidence: Evidence) -> Answer:
                 setting="hyperparameters.preprocessing",
                 value="dali",
                 now=settings["preprocessing"],
-                why="JPEGs cross to the GPU instead of pixels",
+                why="JPEGs instead of pixels are copied to the GPU",
             ),
         )
     share_of_run = share * evidence.steps_part
     return Finding(
         kind="host_to_device_bound",
-        title="Copying batches to the device takes long",
+        title="Copying batches to the device is slow",
         share=share_of_run,
         evidence=(f"host to device: {percent(share)} of a step of {evidence.step_seconds:.3g} s",),
-        cause="the batches are large for the link, or come from memory that is not pinned",
+        cause="the batches are large for the link, or their memory is not pinned",
         fixes=tuple(fixes),
         gain=bounded(share_of_run),
     )
 
 
 def teacher(evidence: Evidence) -> Answer:
-    """The teacher takes much of the step, though its answers can be kept."""
+    """The teacher takes much of the step, though its logits can be cached."""
     share = evidence.share("teacher_forward")
     if share is None:
         if evidence.ranks:
@@ -105,14 +107,14 @@ def teacher(evidence: Evidence) -> Answer:
             + (f", student forward {percent(evidence.forward_share)}" if evidence.forward_share is not None else ""),
             f"teacher in {precision or 'fp32'}, {'with' if cached else 'without'} a cache, {epochs} epochs",
         ),
-        cause="it answers the same for the same pixels, and is asked again on every step",
+        cause="it computes the same logits for the same pixels again in every epoch",
         fixes=tuple(fixes),
         gain=bounded(share_of_run, expected, formula),
     )
 
 
 def fp32(evidence: Evidence) -> Answer:
-    """A GPU is busy with arithmetic that it could do in fewer bits."""
+    """A GPU computes in fp32 where fewer bits would do."""
     if not evidence.on_gpu:
         return DoesNotApply("no GPU")
     precision, share, idle = evidence.settings.get("precision"), evidence.share(*COMPUTE_PHASES), evidence.gpu_idle
@@ -133,7 +135,7 @@ def fp32(evidence: Evidence) -> Answer:
             f"precision fp32; forward, backward and optimizer take {percent(share)} of a step",
             *((f"GPUs busy {percent(1 - evidence.gpu_idle)} of the time",) if evidence.gpu_idle is not None else ()),
         ),
-        cause="tensor cores stand idle: fp32 products do not use them",
+        cause="tensor cores are idle: fp32 products do not use them",
         fixes=(
             Fix(setting="hyperparameters.precision", value=bits, now="fp32", why="autocast; weights stay in fp32"),
             *(
@@ -152,7 +154,7 @@ def fp32(evidence: Evidence) -> Answer:
         gain=bounded(
             share_of_run,
             1 / (1 - share_of_run * (1 - 1 / FASTER_ARITHMETIC)),
-            f"arithmetic {FASTER_ARITHMETIC:.0f} times as fast: 1 / (1 - {share_of_run:.2f} · {1 - 1 / FASTER_ARITHMETIC:.2f})",
+            f"speed-up {FASTER_ARITHMETIC:.0f} of arithmetic: 1 / (1 - {share_of_run:.2f} · {1 - 1 / FASTER_ARITHMETIC:.2f})",
         ),
     )
 

@@ -1,6 +1,6 @@
-"""Does training wait for its data, and is that for want of workers, of cores, or of storage?
+"""Does training wait for its data, and do workers, cores or storage limit it?
 
-The three are told apart by what the cores do meanwhile: more workers help only where cores are idle, whatever the loader's wait.
+What the cores do meanwhile tells the three apart: more workers help only while cores are idle, however long the loader waits.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def waiting(evidence: Evidence) -> Answer:
 
 
 def _everywhere(evidence: Evidence) -> bool:
-    """Whether the wait is in all of an epoch, and not only where it begins."""
+    """Whether steps wait during the whole epoch, not only at its start."""
     for steps in evidence.ranks:
         first, later = epoch_firsts(evidence, steps)
         if first is not None and later < NOTICEABLE * windows.timed_mean(steps, "step"):
@@ -60,9 +60,9 @@ def _everywhere(evidence: Evidence) -> bool:
 
 
 def _blocked(evidence: Evidence, cores: float) -> bool:
-    """Whether, at this share of the cores in use, what fetches images waits for something other than a core.
+    """Whether, at this share of the cores in use, the readers of images wait for something other than a core.
 
-    On full cores only workers that use hardly any of their turns do: a core that they wanted they would get, each in its turn.
+    On full cores this holds only for workers that use hardly any of their turns: they would get a core in turn if they wanted one.
     """
     if cores >= FULL:
         turn = min(1.0, (evidence.cores_each or 1.0) / max(evidence.workers or 1, 1))
@@ -76,27 +76,27 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
 
 
 def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
-    """What every finding of this file rests on."""
-    told = []
+    """The evidence that every finding of this file shares."""
+    numbers = []
     if wait is not None:
-        told.append(f"waiting for data: {percent(wait)} of a step of {evidence.step_seconds:.3g} s")
+        numbers.append(f"waiting for data: {percent(wait)} of a step of {evidence.step_seconds:.3g} s")
     if evidence.gpu_idle is not None:
-        told.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
+        numbers.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
     if evidence.busy is not None and evidence.full is not None:
-        told.append(
+        numbers.append(
             f"{percent(evidence.busy)} of {_cores(evidence)} in use; all of them full in {percent(evidence.full)} of the samples"
         )
     if evidence.workers is not None:
-        told.append(f"{evidence.workers} workers a process, {evidence.cores_each or 0:.3g} cores for each process")
+        numbers.append(f"{evidence.workers} workers a process, {evidence.cores_each or 0:.3g} cores for each process")
     if evidence.unsteady is not None and evidence.unsteady >= NOTICEABLE:
-        told.append(f"steps falter: the mean lies {percent(evidence.unsteady)} above the quick ones among them")
+        numbers.append(f"steps are unsteady: their mean is {percent(evidence.unsteady)} above the quick ones")
     if evidence.pressure is not None and evidence.pressure >= NOTICEABLE:
-        told.append(f"some process waits for a core in {percent(evidence.pressure)} of the time (CPU pressure)")
+        numbers.append(f"some process waits for a core in {percent(evidence.pressure)} of the time (CPU pressure)")
     if evidence.worker_use is not None:
-        told.append(f"each worker keeps at most {evidence.worker_use:.2f} cores busy")
+        numbers.append(f"each worker keeps at most {evidence.worker_use:.2f} cores busy")
     if evidence.waiting_cores is not None:
-        told.append(f"{evidence.waiting_cores:.1f} cores wait for disks (I/O wait)")
-    return told
+        numbers.append(f"{evidence.waiting_cores:.1f} cores wait for disks (I/O wait)")
+    return numbers
 
 
 def _cores(evidence: Evidence) -> str:
@@ -116,18 +116,21 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
         left = 1 - evidence.steps_part * (1 - needed) - starts * (1 - sensible / workers)
         formula = (
             f"the step's {work:.3g} CPU seconds on {cores:.3g} cores take {needed * evidence.step_seconds:.3g} s of its "
-            f"{evidence.step_seconds:.3g} s; waits where epochs begin, {percent(starts)} of the time, become {sensible} / {workers} "
-            "of that; what the workers lose by taking turns comes on top"
+            f"{evidence.step_seconds:.3g} s; waits at the start of epochs, {percent(starts)} of the time, become {sensible} / {workers} "
+            "of that; the cost of taking turns is not counted"
         )
         if not evidence.on_gpu and busy > left:  # the same work on the same cores, whoever does it
             left = busy
-            formula = f"the cores are in use {percent(left)} of the time, and the work stays the same; what taking turns costs comes on top"
+            formula = (
+                f"the cores are in use {percent(left)} of the time and the work stays the same; "
+                "the cost of taking turns is not counted"
+            )
         expected = 1 / left
     fewer = Fix(
         setting="hyperparameters.num_workers",
         value=sensible,
         now=workers,
-        why="as many as make the images of a step while it is computed; more would take turns",
+        why="as many as prepare a step's images while it is computed; more would take turns",
     )
     cheaper, gain = _cheaper_images(evidence), bounded(share, expected, formula)
     settings = tuple(fix for fix in cheaper if (fix.setting or "").startswith("hyperparameters."))
@@ -136,17 +139,17 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
         # where the model computes on the same full cores, less work helps more than fewer workers
         fixes = (*settings, fewer, *(fix for fix in cheaper if fix not in settings))
         gain = _of_cheaper_images(evidence, share)
-    told = _numbers(evidence, evidence.share("data_wait"))
+    numbers = _numbers(evidence, evidence.share("data_wait"))
     if starts >= NOTICEABLE:
-        told.append(
-            f"{percent(starts)} of the training time passes where epochs begin, while all workers make their first batches"
+        numbers.append(
+            f"{percent(starts)} of the training time passes at the start of epochs, while all workers prepare their first batches"
         )
     return Finding(
         kind="too_many_workers",
         title=f"Too many workers: {workers} a process on {cores:.3g} cores",
         share=share,
-        evidence=tuple(told),
-        cause="the workers take turns on full cores, and take them from the training process too; more workers would only add to it",
+        evidence=tuple(numbers),
+        cause="the workers take turns on full cores, also with the training process; more workers would make it worse",
         fixes=fixes,
         gain=gain,
     )
@@ -160,11 +163,11 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
     else:
         wanted = min(sensible, max(1, math.ceil(wait / busy * 1.1)))
         loader = wait / wanted
-    cause = "the workers are busy, and there are cores left for more of them"
+    cause = "the workers are busy, and cores are free for more of them"
     if workers is None:
-        cause = "cores are left for workers; how many there were is not known"
+        cause = "cores are free for workers; their number in this run is not known"
     elif workers == 0:
-        cause = "the training process decodes the images itself, between its steps"
+        cause = "the training process itself decodes the images, between its steps"
     if workers is not None:
         expected = 1 / max(busy, loader, cores)
         formula = (
@@ -192,19 +195,19 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
 def _costly_images(evidence: Evidence, wait: float) -> Finding:
     return Finding(
         kind="data_bound",
-        title="Preparing the images takes more than the cores can give",
+        title="Preparing the images needs more cores than there are",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
-        cause="the cores are full with decoding and augmentation, and more workers would only take turns on them",
+        cause="decoding and augmentation fill the cores; more workers would only take turns on them",
         fixes=_cheaper_images(evidence),
         gain=_of_cheaper_images(evidence, wait * evidence.steps_part),
     )
 
 
 def _of_cheaper_images(evidence: Evidence, touched: float) -> Gain:
-    """The bound of what cheaper images bring, which take at least `touched` of the training time.
+    """The bound on the gain of cheaper images, which take at least the share `touched` of the training time.
 
-    Where the model computes on the same cores, it gets those that images leave: more than the wait can go.
+    Where the model computes on the same cores, it also gets the cores that images free: more than the wait can go away.
     """
     theirs = evidence.workers_part
     if evidence.on_gpu or theirs is None or theirs * evidence.steps_part <= touched:
@@ -212,7 +215,7 @@ def _of_cheaper_images(evidence: Evidence, touched: float) -> Gain:
     touched = theirs * evidence.steps_part
     return bounded(
         touched,
-        formula=f"images take {percent(theirs)} of the CPU time, which the model computes with too: 1 / (1 - {touched:.2f})",
+        formula=f"images take {percent(theirs)} of the CPU time, which they share with the model: 1 / (1 - {touched:.2f})",
     )
 
 
@@ -227,26 +230,25 @@ def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Finding:
         for host in evidence.hosts
         if "receive" in host.network and len(host.network["receive"].values)
     ]
-    told = _numbers(evidence, wait)
-    told += [f"read from disks {np.mean(read):.1f} MB/s a host"] if read else []
-    told += [f"received {np.mean(received):.1f} MB/s a host"] if received else []
+    numbers = _numbers(evidence, wait)
+    numbers += [f"read from disks {np.mean(read):.1f} MB/s a host"] if read else []
+    numbers += [f"received {np.mean(received):.1f} MB/s a host"] if received else []
     return Finding(
         kind="storage_bound",
-        title="The images come too slowly from where they lie",
+        title="Storage is too slow: workers wait for reads",
         share=lost * evidence.steps_part,
-        evidence=tuple(told),
-        cause="whoever fetches images waits for a disk or the network, while cores are idle: many small files, a cold disk, or a "
-        "far one",
+        evidence=tuple(numbers),
+        cause="reads wait for a disk or the network while cores are idle: many small files, a cold disk, or a far one",
         fixes=(
             Fix(
                 setting=None,
                 value="launcher prepare SOURCE TARGET --shards 100MB",
-                why="few large reads instead of a file an image",
+                why="few large reads instead of a file per image",
             ),
             Fix(
                 setting=None,
                 value="mode: File or FSx for Lustre for the input",
-                why="the images then lie near the hosts",
+                why="the images are then near the hosts",
             ),
             *(
                 (
@@ -254,7 +256,7 @@ def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Finding:
                         setting="hyperparameters.num_workers",
                         value=2 * evidence.workers,
                         now=evidence.workers,
-                        why="more reads at a time, where the storage answers slowly and not full",
+                        why="more reads at a time: the storage has latency, not full bandwidth",
                     ),
                 )
                 if evidence.workers and not crowded(evidence)
@@ -266,17 +268,17 @@ def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Finding:
 
 
 def _without_cores(evidence: Evidence, wait: float) -> Finding:
-    """The wait is known, its cause is not."""
+    """The wait was measured, its cause was not."""
     return Finding(
         kind="too_few_workers" if evidence.workers == 0 else "data_bound",
         title="Training waits for its data"
         + ("; the training process decodes the images itself" if evidence.workers == 0 else ""),
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
-        cause=f"whether workers, cores or storage are short was not measured: {evidence.why_no_hosts}",
+        cause=f"whether workers, cores or storage limit it was not measured: {evidence.why_no_hosts}",
         fixes=(
             Fix(
-                setting="hyperparameters.num_workers", value="auto", now=evidence.workers, why="by the cores there are"
+                setting="hyperparameters.num_workers", value="auto", now=evidence.workers, why="by the number of cores"
             ),
         ),
         gain=bounded(wait * evidence.steps_part),
@@ -284,7 +286,7 @@ def _without_cores(evidence: Evidence, wait: float) -> Finding:
 
 
 def _from_system_metrics(evidence: Evidence) -> Answer:
-    """Without a step timeline: a GPU idles while cores are full or wait for disks. What fills them is not seen."""
+    """Without a step timeline: a GPU idles while cores are full or wait for disks; what fills the cores is unknown."""
     idle = evidence.gpu_idle
     if idle is None or idle < IDLE_GPU or evidence.busy is None or (evidence.throttled or 0) >= NOTICEABLE:
         return None
@@ -297,19 +299,22 @@ def _from_system_metrics(evidence: Evidence) -> Answer:
         title="All cores are full while the GPUs wait",
         share=idle,
         evidence=tuple(_numbers(evidence, None)),
-        cause=f"most likely decoding and augmentation; that it is them was not measured ({evidence.why_no_steps})",
+        cause=f"probably decoding and augmentation, which was not measured ({evidence.why_no_steps})",
         fixes=_cheaper_images(evidence),
         gain=bounded(idle),
     )
 
 
 def _cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
-    """What lets an image cost less CPU time, as far as the run does not do it already."""
+    """What lowers the CPU time of an image, without what the run does already."""
     settings, fixes = evidence.settings, []
     if settings.get("preprocessing") == "cpu_reference":
         fixes.append(
             Fix(
-                setting="hyperparameters.preprocessing", value="cpu", now="cpu_reference", why="the fast way on the CPU"
+                setting="hyperparameters.preprocessing",
+                value="cpu",
+                now="cpu_reference",
+                why="the fast pipeline on the CPU",
             )
         )
     if settings.get("augmentation_load") and not settings.get("compose_augmentation"):
@@ -318,14 +323,14 @@ def _cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
                 setting="hyperparameters.compose_augmentation",
                 value=True,
                 now=False,
-                why="all rounds of the augmentation as one warp",
+                why="all rounds of augmentation as one warp",
             )
         )
     fixes.append(
         Fix(
             setting=None,
             value="launcher prepare SOURCE TARGET --size PIXELS",
-            why="images scaled down once, instead of in every epoch",
+            why="images are scaled down once instead of in every epoch",
         )
     )
     if evidence.on_gpu and settings.get("preprocessing") != "dali":

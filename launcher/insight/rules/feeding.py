@@ -7,10 +7,10 @@ from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 
 SHORT_STEP = 0.06
-"""Seconds of a micro-batch below which starting kernels is what a GPU waits for: some thousand kernels at about 10 µs each."""
+"""Seconds of a micro-batch below which a GPU waits for kernel launches: some thousand kernels at about 10 µs each."""
 
 FIXED = 0.2
-"""Share of a step in what costs the same for any batch (optimizer, the loop itself) from which batches are small."""
+"""Share of a step in work that no batch size changes (optimizer, the loop itself) from which batches are small."""
 
 
 def starved(evidence: Evidence) -> Answer:
@@ -41,16 +41,16 @@ def starved(evidence: Evidence) -> Answer:
         return _main_thread(evidence, lost)
     return Finding(
         kind="gpu_starved",
-        title="The GPUs idle, and not for want of data" if wait is not None else "The GPUs idle",
+        title="The GPUs idle, but not for lack of data" if wait is not None else "The GPUs idle",
         share=lost * evidence.steps_part,
         evidence=tuple(_numbers(evidence, lost)),
         cause="not measured: "
         + (
             evidence.why_no_steps
             if not evidence.ranks
-            else "neither small steps, nor a full core, nor synchronising calls show"
+            else "no small steps, full core or synchronising calls were seen"
         ),
-        fixes=(Fix(setting=None, value="a run of this kit's scripts, whose step timeline tells more"),)
+        fixes=(Fix(setting=None, value="run one of this kit's scripts: its step timeline tells more"),)
         if not evidence.ranks
         else (
             Fix(
@@ -65,7 +65,7 @@ def starved(evidence: Evidence) -> Answer:
 
 
 def fixed_cost(evidence: Evidence) -> Answer:
-    """Steps so small that what every step costs, whatever its batch, is much of them."""
+    """Steps so small that their fixed cost is much of them."""
     optimizer = evidence.share("optimizer")
     if optimizer is None:
         return NotMeasured(what="steps too small for their fixed cost", reason=evidence.why_not("optimizer"))
@@ -78,13 +78,13 @@ def fixed_cost(evidence: Evidence) -> Answer:
     batch = evidence.settings.get("global_batch_size")
     return Finding(
         kind="small_batch",
-        title="The batch is small: each step pays the optimizer for few images",
+        title="The batch is small: each step runs the optimizer for few images",
         share=share,
         evidence=(
             f"optimizer: {percent(optimizer)} of a step of {evidence.step_seconds:.3g} s",
             f"{small} images a process and step" if small else "images a step: not known",
         ),
-        cause="the optimizer costs the same for any number of images",
+        cause="the optimizer takes the same time for any number of images",
         fixes=(
             Fix(
                 setting="hyperparameters.global_batch_size",
@@ -95,7 +95,7 @@ def fixed_cost(evidence: Evidence) -> Answer:
         ),
         gain=bounded(
             0.75 * steps,
-            formula="a step of four times the images may take as long as one of now, if nothing but fixed cost fills it: "
+            formula="a step with four times the images may take no longer, if only fixed cost fills it: "
             f"1 / (1 - 0.75 · {steps:.2f}), where steps are {percent(steps)} of the time",
         ),
     )
@@ -107,12 +107,12 @@ def _contended(evidence: Evidence) -> bool:
 
 
 def _synchronises(evidence: Evidence) -> bool:
-    """Whether the host waits for the device on every step: reading a loss does."""
+    """Whether the host waits for the device in every step, as reading a loss does."""
     return (evidence.share("synchronise") or 0) >= NOTICEABLE or evidence.settings.get("log_every") == 1
 
 
 def _small(evidence: Evidence) -> bool:
-    """Whether a GPU gets little work at a time, and has memory for more."""
+    """Whether a GPU gets little work at a time and has memory for more."""
     if (evidence.gpu_memory if evidence.gpu_memory is not None else 0) >= 60:
         return False
     if evidence.step_seconds is not None:
@@ -130,24 +130,24 @@ def _one_core(evidence: Evidence) -> bool:
 
 
 def _numbers(evidence: Evidence, lost: float) -> list[str]:
-    told = []
+    numbers = []
     if evidence.gpu_idle is not None:
-        told.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
+        numbers.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
     if evidence.unaccounted is not None:
-        told.append(f"{percent(evidence.unaccounted)} of a step of {evidence.step_seconds:.3g} s lies in no phase")
+        numbers.append(f"{percent(evidence.unaccounted)} of a step of {evidence.step_seconds:.3g} s lies in no phase")
     wait = evidence.share("data_wait")
     if wait is not None:
-        told.append(f"waiting for data only {percent(wait)}")
+        numbers.append(f"waiting for data only {percent(wait)}")
     if evidence.gpu_memory is not None:
-        told.append(f"GPU memory at most {evidence.gpu_memory:.0f} % in use (95th percentile)")
+        numbers.append(f"GPU memory at most {evidence.gpu_memory:.0f} % in use (95th percentile)")
     own = evidence.own_cpu
     if own is not None and evidence.step_seconds is not None:
-        told.append(f"the training process uses {own / evidence.step_seconds:.2f} cores")
+        numbers.append(f"the training process uses {own / evidence.step_seconds:.2f} cores")
     if evidence.pegged is not None and evidence.busy is not None:
-        told.append(
+        numbers.append(
             f"a core at 95 % or more in {percent(evidence.pegged)} of the samples, {percent(evidence.busy)} of all in use"
         )
-    return told
+    return numbers
 
 
 def _synchronising(evidence: Evidence, lost: float) -> Finding:
@@ -156,20 +156,26 @@ def _synchronising(evidence: Evidence, lost: float) -> Finding:
     fixes = [Fix(setting=None, value="no .item(), .cpu(), print of a tensor or torch.cuda.synchronize() in the step")]
     if every == 1:
         fixes.insert(
-            0, Fix(setting="hyperparameters.log_every", value=20, now=1, why="a metric line reads the loss, and waits")
+            0,
+            Fix(
+                setting="hyperparameters.log_every",
+                value=20,
+                now=1,
+                why="each metric line reads the loss, and waits for it",
+            ),
         )
     synchronise = evidence.share("synchronise")
-    told = _numbers(evidence, lost)
+    numbers = _numbers(evidence, lost)
     if synchronise is not None:
-        told.append(f"waiting for the device to read a number: {percent(synchronise)} of a step")
+        numbers.append(f"waiting for the device to read a number: {percent(synchronise)} of a step")
     if every is not None:
-        told.append(f"log_every is {every}")
+        numbers.append(f"log_every is {every}")
     return Finding(
         kind="synchronising_calls",
-        title="The training process waits for the GPU in every step, and the GPU for it afterwards",
+        title="The training process waits for the GPU in every step, then the GPU waits for it",
         share=share,
-        evidence=tuple(told),
-        cause="a number is read from the device while the queue of kernels runs empty",
+        evidence=tuple(numbers),
+        cause="reading a number from the device lets the queue of kernels run empty",
         fixes=tuple(fixes),
         gain=bounded(share),
     )
@@ -185,7 +191,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
                 setting="hyperparameters.batch_size_per_device",
                 value="auto",
                 now=settings.get("batch_size_per_device"),
-                why=f"{evidence.accumulation} parts of a step become fewer; the training stays the same",
+                why=f"fewer than {evidence.accumulation} parts a step; the training stays the same",
             )
         )
     else:
@@ -199,18 +205,23 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
             )
         )
     fixes.append(
-        Fix(setting="hyperparameters.compile", value=True, now=settings.get("compile"), why="fewer launches a step")
+        Fix(
+            setting="hyperparameters.compile",
+            value=True,
+            now=settings.get("compile"),
+            why="fewer kernel launches a step",
+        )
     )
-    fixes.append(Fix(setting="compute.instance_type", value="a smaller one", why="where the batch must stay"))
-    told = _numbers(evidence, lost)
+    fixes.append(Fix(setting="compute.instance_type", value="a smaller one", why="if the batch must stay as it is"))
+    numbers = _numbers(evidence, lost)
     if evidence.images_per_micro_batch:
-        told.append(f"{evidence.images_per_micro_batch} images at a time")
+        numbers.append(f"{evidence.images_per_micro_batch} images at a time")
     return Finding(
         kind="small_batch",
         title="The batch is too small to keep the GPU busy",
         share=share,
-        evidence=tuple(told),
-        cause="starting the kernels takes longer than running them",
+        evidence=tuple(numbers),
+        cause="launching the kernels takes longer than running them",
         fixes=tuple(fixes),
         gain=bounded(share),
     )
@@ -220,18 +231,18 @@ def _main_thread(evidence: Evidence, lost: float) -> Finding:
     share = lost * evidence.steps_part
     return Finding(
         kind="main_thread_bound",
-        title="The training process's own Python holds the step up",
+        title="The training process's own Python code limits the step",
         share=share,
         evidence=tuple(_numbers(evidence, lost)),
-        cause="one thread prepares what the device waits for: work in the loop outside the model, or very many small operations",
+        cause="the device waits for one thread: work in the loop outside the model, or very many small operations",
         fixes=(
             Fix(
                 setting="hyperparameters.compile",
                 value=True,
                 now=evidence.settings.get("compile"),
-                why="fewer operations to start",
+                why="fewer operations to launch",
             ),
-            Fix(setting=None, value="move own code out of the step: metrics, drawing, conversions"),
+            Fix(setting=None, value="move your own code out of the step: metrics, drawing, conversions"),
         ),
         gain=bounded(share),
     )

@@ -1,4 +1,4 @@
-"""Time that passes between steps or in a few of them: checkpoints, evaluations, the start, where epochs begin, outliers."""
+"""Time between steps, or in a few of them: checkpoints, evaluations, the start, epoch starts, outliers."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ SLOW_START = 120.0
 """Seconds until the first step from which a start can be slow: loading torch, models and data takes most of a minute."""
 
 ENDLESS_START = 1200.0
-"""Seconds until the first step that are too many for a run of any length: the limit of Debugger's MaxInitializationTime."""
+"""Seconds until the first step that are too long for any run: the limit of Debugger's MaxInitializationTime."""
 
 
 def checkpoints(evidence: Evidence) -> Answer:
-    """Training stands still while checkpoints are written."""
+    """Training pauses while checkpoints are written."""
     every = evidence.settings.get("checkpoint_every")
     return _stalls(
         evidence,
         "checkpoint",
         "checkpoint_stalls",
-        "Writing checkpoints holds training up",
-        "checkpoints are frequent for what one of them takes, or go to a slow disk",
+        "Writing checkpoints delays training",
+        "checkpoints are too frequent for the time that one takes, or the disk is slow",
         lambda count, factor: (
             Fix(
                 setting="hyperparameters.checkpoint_every",
                 value=max(1, round(_steps(evidence) / max(count, 1)) * factor),
                 now=every,
-                why=f"{factor} times as rare; a run that is stopped by force loses as many more steps",
+                why=f"{factor} times fewer; a run that is killed loses that many more steps",
             ),
-            Fix(setting="checkpoints", value="a faster disk, as FSx for Lustre or the host's own"),
+            Fix(setting="checkpoints", value="a faster disk, such as FSx for Lustre or the host's own"),
         ),
     )
 
 
 def evaluations(evidence: Evidence) -> Answer:
-    """Training stands still while the model is evaluated."""
+    """Training pauses while the model is evaluated."""
     every = evidence.settings.get("evaluate_every")
     if evidence.ranks and {stall.step for stall in evidence.measurements.stalls if stall.kind == "evaluate"} == {
         _steps(evidence)
@@ -53,22 +53,22 @@ def evaluations(evidence: Evidence) -> Answer:
         "evaluate",
         "evaluation_stalls",
         "Evaluations take much of the time",
-        "the held-out images are many for the training images between two evaluations",
+        "there are many held-out images for the training images between two evaluations",
         lambda count, factor: (
             Fix(
                 setting="hyperparameters.evaluate_every",
                 value=(every if isinstance(every, int) else 1) * factor,
                 now=every,
-                why=f"{factor} times as rare; the last step is always followed by one",
+                why=f"{factor} times fewer; one still follows the last step",
             ),
         ),
     )
 
 
 def epoch_starts(evidence: Evidence) -> Answer:
-    """The loader's wait is in the first steps of epochs, and nowhere else."""
+    """Only the first steps of epochs wait for data."""
     if evidence.share("data_wait") is None:
-        return NotMeasured(what="pauses where epochs begin", reason=evidence.why_no_steps)
+        return NotMeasured(what="pauses at the start of epochs", reason=evidence.why_no_steps)
     share = epoch_start_share(evidence)
     if share < NOTICEABLE:
         return None
@@ -76,23 +76,28 @@ def epoch_starts(evidence: Evidence) -> Answer:
         return EXPLAINED  # all of them make their first batches at once, on too few cores
     return Finding(
         kind="slow_epoch_starts",
-        title="Each epoch begins with a wait for the first batches",
+        title="Each epoch starts with a wait for the first batches",
         share=share,
         evidence=(
-            f"{percent(share)} of the training time passes before the first steps of epochs or in a wait of these for data",
+            f"{percent(share)} of the training time passes before the first steps of epochs, or in their wait for data",
             f"in all other steps waiting for data takes {percent(evidence.share('data_wait') or 0)}",
         ),
-        cause="the loader starts again with every epoch: workers come up, or the list of images is made anew, while nothing is ready",
+        cause="the loader restarts with every epoch: workers start, or images are listed again, while no batch is ready",
         fixes=(
-            Fix(setting=None, value="launcher prepare --shards", why="a list of few shards instead of a file an image"),
+            Fix(
+                setting=None,
+                value="launcher prepare --shards",
+                why="a list of a few shards instead of one file per image",
+            ),
             *_half_the_workers(evidence),
         ),
-        gain=bounded(share, 1 / (1 - share), f"all of the wait at epochs' starts: 1 / (1 - {share:.2f})"),
+        gain=bounded(share, 1 / (1 - share), f"the whole wait at epoch starts: 1 / (1 - {share:.2f})"),
     )
 
 
 def epoch_start_share(evidence: Evidence) -> float:
-    """Share of the training time between epochs, and in a wait for data that only an epoch's first steps have; the median rank's."""
+    """Share of the training time between epochs and in the wait for data of their first steps, beyond that of other steps; the median
+    rank's."""
     shares = []
     for steps in evidence.ranks:
         first, later = epoch_firsts(evidence, steps)
@@ -107,7 +112,7 @@ def epoch_start_share(evidence: Evidence) -> float:
 
 
 def epoch_firsts(evidence: Evidence, steps: Steps) -> tuple[np.ndarray | None, float]:
-    """(which logged windows are an epoch's first, mean wait in the others); (None, 0) where one cannot tell."""
+    """(which logged windows are an epoch's first, mean wait in the others); (None, 0) where that is unknown."""
     first = np.concatenate([[True], np.diff(steps.epoch) > 0])
     kept = windows.steady(steps)
     if "data_wait" not in steps.seconds or not (kept & first).any() or (kept & ~first).sum() < 2:
@@ -116,7 +121,7 @@ def epoch_firsts(evidence: Evidence, steps: Steps) -> tuple[np.ndarray | None, f
 
 
 def start(evidence: Evidence) -> Answer:
-    """It takes long until the first step."""
+    """The first step comes late."""
     seconds = evidence.facts.get("seconds_to_first_step")
     if not isinstance(seconds, (int, float)):
         return NotMeasured(what="a slow start", reason=evidence.why_not("seconds_to_first_step"))
@@ -129,16 +134,16 @@ def start(evidence: Evidence) -> Answer:
     if evidence.settings.get("compile") or evidence.settings.get("compile_teacher"):
         name = "compile" if evidence.settings.get("compile") else "compile_teacher"
         fixes.append(
-            Fix(setting=f"hyperparameters.{name}", value=False, now=True, why="for runs too short to earn it back")
+            Fix(setting=f"hyperparameters.{name}", value=False, now=True, why="the run is too short for it to pay off")
         )
     if evidence.settings.get("pretrained") or evidence.settings.get("teacher_pretrained"):
-        fixes.append(Fix(setting=None, value="weights as an input channel instead of a download at the start"))
+        fixes.append(Fix(setting=None, value="weights as an input channel instead of a download at start"))
     fixes.append(
         Fix(
-            setting=None, value="mode: FastFile for S3 inputs, or FSx", why="training begins before all data are copied"
+            setting=None, value="mode: FastFile for S3 inputs, or FSx", why="training starts before all data are copied"
         )
     )
-    fixes.append(Fix(setting=None, value="launcher prepare --shards", why="few files to copy and to list"))
+    fixes.append(Fix(setting=None, value="launcher prepare --shards", why="few files to copy and list"))
     return Finding(
         kind="slow_start",
         title=f"The first step came after {seconds:.0f} s",
@@ -147,14 +152,14 @@ def start(evidence: Evidence) -> Answer:
             f"{seconds:.0f} s until the first step, {evidence.training_seconds:.0f} s of training after it",
             f"the first logged steps took {compiling:.0f} s longer than later ones",
         ),
-        cause="data are copied or listed, weights downloaded, or models compiled, before anything is learnt",
+        cause="before the first step, data are copied or listed, weights downloaded, or models compiled",
         fixes=tuple(fixes),
         gain=bounded(share),
     )
 
 
 def outliers(evidence: Evidence) -> Answer:
-    """A few steps take far longer than the others, and make up a share of the time."""
+    """A few steps take far longer than the others, and a noticeable share of the time."""
     if not evidence.ranks:
         return NotMeasured(what="steps that take far longer than the others", reason=evidence.why_no_steps)
     steps = evidence.ranks[0]
@@ -182,11 +187,11 @@ def outliers(evidence: Evidence) -> Answer:
         if phase != "step"
     }
     phase = max(where, key=where.__getitem__, default="no phase")
-    cause = "something else takes the device or the cores now and then: other jobs, clean-up of memory, new shapes to compile for"
+    cause = "something else uses the device or the cores now and then: other jobs, garbage collection, compilation for new shapes"
     if phase == "data_wait":
-        cause = "the loader runs dry now and then: storage or a shared file system with other users"
+        cause = "the loader runs dry now and then: other users of the storage or a shared file system"
     elif phase == "backward" and (evidence.world_size or 1) > 1:
-        cause = "another rank comes late now and then, or the network does"
+        cause = "another rank is late now and then, or the network is"
     numbers = ", ".join(str(number) for number in steps.step[mask][far][:5])
     return Finding(
         kind="step_outliers",
@@ -201,14 +206,14 @@ def outliers(evidence: Evidence) -> Answer:
         ),
         cause=cause,
         fixes=(
-            Fix(setting=None, value="compare the page's step chart with its heat map at these times"),
+            Fix(setting=None, value="compare the step chart with the heat map of the page at these times"),
             *(
                 (
                     Fix(
                         setting="hyperparameters.compile",
                         value=False,
                         now=True,
-                        why="if shapes vary, each is compiled anew",
+                        why="if shapes vary, each is compiled separately",
                     ),
                 )
                 if evidence.settings.get("compile")
@@ -251,7 +256,7 @@ def _stalls(
         cause=cause,
         fixes=fixes(len(lengths), factor),
         gain=bounded(
-            share, 1 / (1 - share + left), f"{factor} times as rare: 1 / (1 - {share:.2f} + {share:.2f} / {factor})"
+            share, 1 / (1 - share + left), f"{factor} times fewer: 1 / (1 - {share:.2f} + {share:.2f} / {factor})"
         ),
     )
 
@@ -261,7 +266,7 @@ def _steps(evidence: Evidence) -> int:
 
 
 def _slow_first_steps(evidence: Evidence) -> float:
-    """Seconds that the steps before the steady ones took beyond what steady ones take."""
+    """Seconds that the first steps took beyond steady ones."""
     if not evidence.ranks:
         return 0.0
     steps = evidence.ranks[0]
@@ -280,5 +285,5 @@ def _half_the_workers(evidence: Evidence) -> tuple[Fix, ...]:
     workers = evidence.workers
     if not workers or workers < 2:
         return ()
-    why = "fewer are sooner ready"
+    why = "fewer are ready sooner"
     return (Fix(setting="hyperparameters.num_workers", value=workers // 2, now=workers, why=why),)

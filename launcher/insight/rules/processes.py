@@ -1,4 +1,4 @@
-"""What training processes lose to each other: the exchange of gradients, a slow one, GPUs used unevenly."""
+"""Time that training processes cost each other: the exchange of gradients, a slow rank, unevenly used GPUs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def communication(evidence: Evidence) -> Answer:
         Fix(
             setting="distribution",
             value="smddp",
-            why="with instance types that have EFA, as ml.p4d.24xlarge; or fewer, larger hosts",
+            why="on instance types with EFA, such as ml.p4d.24xlarge; or use fewer, larger hosts",
         )
     )
     sent = [
@@ -67,14 +67,14 @@ def communication(evidence: Evidence) -> Answer:
             f"(of {len(shares)}; most {percent(max(shares))})",
             *((f"sent {np.mean(sent):.1f} MB/s a host",) if sent else ()),
         ),
-        cause="gradients take longer to travel than backward takes to hide it",
+        cause="the exchange takes longer than the backward pass that could hide it",
         fixes=tuple(fixes),
         gain=bounded(share, expected, formula),
     )
 
 
 def slow_rank(evidence: Evidence) -> Answer:
-    """One rank needs longer than the others, which wait for it."""
+    """The other ranks wait for a slow one."""
     if evidence.world_size == 1:
         return DoesNotApply("one process")
     if len(evidence.ranks) < 2:
@@ -92,27 +92,27 @@ def slow_rank(evidence: Evidence) -> Answer:
     rank, share = evidence.ranks[slowest], min(lost, 1.0) * evidence.steps_part
     phase, more = _where(evidence, slowest)
     host = evidence.measurements.hosts.get(rank.host)
-    told = [
-        f"rank {rank.rank} on {rank.host} needs {own[slowest]:.3g} s of its own a step, the others {others:.3g} s",
+    numbers = [
+        f"rank {rank.rank} on {rank.host} takes {own[slowest]:.3g} s a step without waiting, the others {others:.3g} s",
         f"most of it in {phase}: {more:.3g} s more than the others",
     ]
     if host is not None and len(evidence.busy_cores(host)):
-        told.append(
+        numbers.append(
             f"{rank.host} has {evidence.busy_cores(host).mean():.1f} of {evidence.usable_cores(host):.3g} cores in use"
         )
     for name, mean in evidence.gpu_means.items():
         if name.startswith(f"{rank.host} "):
-            told.append(f"{name}: {mean:.0f} % used")
+            numbers.append(f"{name}: {mean:.0f} % used")
     causes = {
-        "data_wait": "its data come later than the others': its host's cores or storage are slower or busier",
+        "data_wait": "its data come later: its host's cores or storage are slower or busier",
         "host_to_device": "its copies to the device are slower: another link, or memory that is not pinned",
     }
     return Finding(
         kind="slow_rank",
         title=f"Rank {rank.rank} is slow, and all others wait for it",
         share=share,
-        evidence=tuple(told[:6]),
-        cause=causes.get(phase, "its device is slower or used by something else, or its process does not get its core"),
+        evidence=tuple(numbers[:6]),
+        cause=causes.get(phase, "its device is slower or shared, or its process does not get a core"),
         fixes=(
             Fix(setting=None, value=f"look at {rank.host}: other processes, clock, temperature, links; replace it"),
             *(
@@ -121,7 +121,7 @@ def slow_rank(evidence: Evidence) -> Answer:
                 else ()
             ),
         ),
-        gain=bounded(share, 1 / (1 - share), f"the slow rank as fast as the others: 1 / (1 - {share:.2f})"),
+        gain=bounded(share, 1 / (1 - share), f"if the slow rank were as fast as the others: 1 / (1 - {share:.2f})"),
     )
 
 
@@ -141,18 +141,18 @@ def uneven_gpus(evidence: Evidence) -> Answer:
         title=f"The GPUs are used unevenly: {most} {means[most]:.0f} %, {least} {means[least]:.0f} %",
         share=min(max(lost, 0.0), 1.0),
         evidence=(f"mean use of {len(means)} GPUs from {means[least]:.0f} to {means[most]:.0f} %",),
-        cause="the work is not shared evenly: DataParallel on one process, a GPU without a process, or a slow rank"
+        cause="the work is shared unevenly: DataParallel in one process, a GPU without a process, or a slow rank"
         if means[least] >= 5
-        else f"{least} has nothing to do: fewer processes than GPUs",
+        else f"{least} is idle: there are fewer processes than GPUs",
         fixes=(
-            Fix(setting="distribution", value="torchrun", why="one process a GPU, each with its share of the batch"),
+            Fix(setting="distribution", value="torchrun", why="one process per GPU, each with its share of the batch"),
         ),
         gain=bounded(min(max(lost, 0.0), 1.0)),
     )
 
 
 def _own_seconds(evidence: Evidence, steps: Steps) -> float:
-    """A rank's seconds a step in which it does not wait for others; of backward what the exchange leaves, where that is known."""
+    """A rank's seconds a step without waiting for others; of backward only what is not exchange, where that is known."""
     total = 0.0
     for phase in steps.seconds:
         if phase not in ("step", *SHARED_PHASES):
@@ -168,7 +168,7 @@ def _own_backward(evidence: Evidence, steps: Steps) -> float:
 
 
 def _where(evidence: Evidence, slowest: int) -> tuple[str, float]:
-    """The phase in which a rank loses most to the others, and how many seconds a step."""
+    """The phase in which a rank is slowest beside the others, and by how many seconds a step."""
     more = {}
     for phase in evidence.ranks[slowest].seconds:
         if phase in ("step", "grad_sync"):

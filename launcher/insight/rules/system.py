@@ -1,4 +1,4 @@
-"""What hosts say on their own: a quota that holds processes back, and memory that grows."""
+"""What host metrics alone show: a CPU quota that throttles, and memory that grows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ GROWTH = 5.0
 """Percentage points of memory within the later part of a run that count as growth: the increase of Debugger's GPUMemoryIncrease."""
 
 SETTLED = 0.4
-"""Share of a run after which its memory should stand still: data are cached and workers are up."""
+"""Share of a run after which memory should be constant: data are cached and workers are up."""
 
 SAMPLES = 20
 """Fewer samples than this show no trend."""
 
 
 def throttled(evidence: Evidence) -> Answer:
-    """A container's CPU quota stops its processes for part of the time."""
+    """A container's CPU quota throttles its processes."""
     share = evidence.throttled
     if share is None:
-        return NotMeasured(what="cores held back by a quota", reason=evidence.why_no_series("throttled"))
+        return NotMeasured(what="cores throttled by a quota", reason=evidence.why_no_series("throttled"))
     if share < NOTICEABLE:
         return None
     if taken_by_workers(evidence) is not None:
@@ -35,21 +35,21 @@ def throttled(evidence: Evidence) -> Answer:
     cores = ", ".join(f"{host.name} {evidence.usable_cores(host):.3g}" for host in evidence.hosts if host.cores)
     return Finding(
         kind="cpu_throttled",
-        title="The container's CPU quota holds the processes back",
+        title="The container's CPU quota throttles the processes",
         share=lost * evidence.steps_part,
         evidence=(
-            f"held back {percent(share)} of the time; cores by the quota: {cores or 'not recorded'}",
+            f"throttled {percent(share)} of the time; cores of the quota: {cores or 'not recorded'}",
             *((f"{percent(evidence.busy)} of them in use",) if evidence.busy is not None else ()),
             *((f"GPUs idle {percent(evidence.gpu_idle)} of the time",) if evidence.gpu_idle is not None else ()),
         ),
-        cause="the quota (cgroup cpu.max) is used up before the end of each period, and every thread then stands still",
+        cause="the quota (cgroup cpu.max) is used up before each period ends, and every thread then waits",
         fixes=(
             Fix(setting=None, value="a larger quota (docker --cpus), or an instance type with more cores"),
             Fix(
                 setting="hyperparameters.num_workers",
                 value="auto",
                 now=evidence.settings.get("num_workers"),
-                why="no more processes than the quota has cores",
+                why="no more processes than cores of the quota",
             ),
         ),
         gain=bounded(lost * evidence.steps_part),
@@ -65,7 +65,7 @@ def host_memory(evidence: Evidence) -> Answer:
         "growth of a host's memory",
         "memory_growth",
         "the memory of {}",
-        "something is kept that should not be: results with their graph, images in lists, caches without a limit, worker processes' copies",
+        "something is never released: results with their graph, images in lists, unlimited caches, copies in worker processes",
         (
             Fix(
                 setting=None,
@@ -74,7 +74,7 @@ def host_memory(evidence: Evidence) -> Answer:
             Fix(
                 setting="hyperparameters.worker_type",
                 value="threads",
-                why="worker processes each come to hold a copy of the lists",
+                why="each worker process ends up with a copy of the lists",
             ),
         ),
     )
@@ -91,9 +91,9 @@ def gpu_memory(evidence: Evidence) -> Answer:
         "growth of a GPU's memory",
         "gpu_memory_growth",
         "the memory of {}",
-        "tensors are kept from step to step, or shapes vary and the allocator breaks its memory up",
+        "tensors are kept from step to step, or shapes vary and fragment the allocator's memory",
         (
-            Fix(setting=None, value="detach what is kept: total += loss.item() instead of total += loss"),
+            Fix(setting=None, value="detach what you keep: total += loss.item() instead of total += loss"),
             Fix(setting=None, value="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where shapes vary"),
         ),
     )
@@ -102,7 +102,7 @@ def gpu_memory(evidence: Evidence) -> Answer:
 def _growth(
     evidence: Evidence, series: dict[str, Series], what: str, kind: str, thing: str, cause: str, fixes: tuple[Fix, ...]
 ) -> Answer:
-    """The steepest growth of several records, if it goes on in every part of the later run."""
+    """The steepest growth of several records, if it continues through the later part of the run."""
     judged = {name: found for name, one in series.items() if (found := _steady_growth(one)) is not None}
     if not judged:
         few = f"fewer than {SAMPLES} samples" if series else evidence.why_no_hosts
@@ -118,7 +118,7 @@ def _growth(
         title=f"Memory grows: {thing.format(name)} is full in about {_hours(left)}",
         share=None,
         evidence=(
-            f"{name}: {points:.0f} percentage points in the last {_hours(hours)}, {now:.0f} % at the end, still rising",
+            f"{name}: {points:.0f} percentage points in the last {_hours(hours)}, {now:.0f} % at the end and rising",
         ),
         cause=cause,
         fixes=fixes,
@@ -127,9 +127,9 @@ def _growth(
 
 
 def _steady_growth(series: Series) -> tuple[float, float, float] | None:
-    """(percentage points gained, hours, last value) of the later part; no points where a part of it does not grow.
+    """(percentage points gained, hours, last value) of the later part of a run; 0 points where some of it does not grow.
 
-    Thirds of that part are compared by their medians, so that peaks and single samples do not count; None: too few samples.
+    Compares the medians of its thirds, so that single samples do not count. None: too few samples.
     """
     start = int(len(series.values) * SETTLED)
     values, times = series.values[start:], series.times[start:]

@@ -19,13 +19,13 @@ class Rule:
     looks_for: str
     ask: Callable[[Evidence], Answer]
     of_usual_steps: bool = False
-    """Whether it judges by usual steps: not by the first ones, in which memory is allocated and kernels are chosen."""
+    """Whether it needs usual steps: in the first ones, memory is allocated and kernels are chosen."""
 
 
 RULES = (
     Rule("waiting for data: workers, cores, storage", data.waiting, of_usual_steps=True),
-    Rule("cores held back by a quota", system.throttled),
-    Rule("pauses where epochs begin", pauses.epoch_starts, of_usual_steps=True),
+    Rule("cores throttled by a quota", system.throttled),
+    Rule("pauses at the start of epochs", pauses.epoch_starts, of_usual_steps=True),
     Rule("copying batches to the device", compute.transfer, of_usual_steps=True),
     Rule("a teacher that takes much of the step", compute.teacher, of_usual_steps=True),
     Rule("arithmetic in fp32", compute.fp32, of_usual_steps=True),
@@ -48,7 +48,7 @@ def judge(evidence: Evidence) -> Report:
     findings, not_found, not_measured, not_applicable = [], [], [], []
     for rule in RULES:
         if rule.of_usual_steps and evidence.only_first_steps:
-            not_measured.append(NotMeasured(what=rule.looks_for, reason="the run had first steps alone"))
+            not_measured.append(NotMeasured(what=rule.looks_for, reason="the run has only its first steps"))
             continue
         answer = rule.ask(evidence)
         if isinstance(answer, Finding):

@@ -1,4 +1,4 @@
-"""Data workers and cores: how many of them are too many, what that takes from a step, and how many suffice."""
+"""Data workers and cores: when there are too many, what they cost a step, and the number that suffices."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE
 
 TOO_MANY = 2.0
-"""Workers for each core that their process may use, from which there are too many: they then only take turns."""
+"""Workers per usable core of their process from which there are too many: they then only take turns."""
 
 FULL = 0.9
-"""Share of the usable cores from which they are full: no more than 1 / 0.9 = 1.11 times the work fits on them."""
+"""Share of the usable cores from which they count as full: at most 1 / 0.9 = 1.11 times the work fits on them."""
 
 
 def crowded(evidence: Evidence) -> bool:
@@ -21,10 +21,10 @@ def crowded(evidence: Evidence) -> bool:
 
 
 def taken_by_workers(evidence: Evidence) -> float | None:
-    """Share of a step that too many workers take, at least as far as it shows; None where there are not too many, or no harm.
+    """Share of a step that too many workers cost, as far as it shows; None where there are not too many, or no harm.
 
-    It shows as a wait for data, or without any, as in KT's job: the device idles, or steps that compute on the same cores falter. Where
-    neither the wait nor the device was measured, or only first steps were, nobody can tell.
+    It shows as a wait for data; or, as in KT's job, as an idle device or as unsteady steps on the same cores. It is unknown where neither
+    the wait nor the device was measured, or only first steps were.
     """
     if evidence.only_first_steps or (evidence.share("data_wait") is None and evidence.gpu_idle is None):
         return None
@@ -43,11 +43,11 @@ def taken_by_workers(evidence: Evidence) -> float | None:
 
 
 def sensible_workers(evidence: Evidence) -> int:
-    """The fewest workers a process that a step does not wait for.
+    """The fewest workers per process for which no step waits.
 
-    Where the workers' CPU time is measured: as many as make a step's images while the device computes it, or while all cores do the
-    work of both. Else: as many as fill what the training process's own CPU time leaves of its cores; where that was not measured
-    either, it counts as one core, or as none where it mostly waits.
+    With the workers' CPU time: as many as prepare a step's images while the device computes it, or while all cores do the work of both.
+    Else: as many as fill the cores that the training process leaves. Where its CPU time was not measured either, it counts as one core,
+    or as none where it mostly waits.
     """
     cores, own, step = evidence.cores_each or 1.0, evidence.own_cpu, evidence.step_seconds
     whole = evidence.all_cpu
