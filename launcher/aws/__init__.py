@@ -1,1 +1,1 @@
-"""Everything that knows SageMaker."""
+"""Everything about SageMaker: request, validation, prices, upload, submission and following."""

@@ -1,4 +1,4 @@
-"""A training job that this machine knows nothing of, made a run here: from the record in its output, or from what SageMaker says."""
+"""A run folder for a training job without one on this machine: from the record in its output, or from DescribeTrainingJob."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def adopt(name: str, region: str) -> RunFolder:
         except session.errors() as error:
             if not session.is_unknown_job(error):
                 raise
-            fix = "launcher runs lists what this machine knows; aws sagemaker list-training-jobs what the region does"
+            fix = "launcher runs lists this machine's runs, aws sagemaker list-training-jobs the region's jobs"
             raise mistake("run", f"{name}: no such training job in {region}", fix) from None
         client = session.client("s3", region)
         bucket, key = split(f"{described['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/{RECORD}")
@@ -53,7 +53,7 @@ def adopt(name: str, region: str) -> RunFolder:
 
 
 def _write_what_is_known(folder: RunFolder, described: dict[str, Any], region: str) -> None:
-    """plan.json of a job that something else started."""
+    """Write plan.json of a job that another program started."""
     resources = described["ResourceConfig"]
     groups = resources.get("InstanceGroups", [])
     count = sum(group["InstanceCount"] for group in groups) or resources.get("InstanceCount", 1)
@@ -73,7 +73,7 @@ def _write_what_is_known(folder: RunFolder, described: dict[str, Any], region: s
         "backend": "aws",
         "job": {"name": folder.name, "script": script, "region": region, "hyperparameters": own},
         "source": "unknown: another program started this job",
-        "hosts": [{"name": f"algo-{number + 1}", "address": f"algo-{number + 1}"} for number in range(count)],
+        "hosts": [{"name": f"algo-{index + 1}", "address": f"algo-{index + 1}"} for index in range(count)],
         "hyperparameters": parameters,
         "channels": sources,
         "request": {

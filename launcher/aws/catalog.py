@@ -1,4 +1,4 @@
-"""What AWS offers: instance types, GPUs, images and the ends of services, read once from catalog.yaml beside this file."""
+"""AWS's instance types, GPUs, images and closed services, from catalog.yaml beside this file."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class InstanceType:
     """One kind of host for training jobs."""
 
     name: str
-    """With `ml.` first."""
+    """ml.p4d.24xlarge, for example."""
     gpus: int = 0
-    """NVIDIA GPUs; 0 on a Trainium host too."""
+    """NVIDIA GPUs; also 0 on a Trainium host."""
     gpu: str | None = None
-    """Which GPU, a name for `gpu`; None where there is none."""
+    """The GPU's name, an argument of `gpu`; None: no GPU."""
     gpu_memory_gib: float | None = None
-    """Memory of each GPU, the size it is sold with: CUDA can use some percent less."""
+    """Nominal memory of each GPU. CUDA can use a few percent less."""
     accelerator: str | None = None
-    """Trainium or Trainium2, which need AWS's Neuron SDK; None on all other hosts."""
+    """Trainium or Trainium2, which need AWS's Neuron SDK; None: neither."""
     vcpus: int
     memory_gib: float
     local_storage_gb: int = 0
-    """NVMe disks of the host, together; 0: it has none."""
+    """Total of the host's NVMe disks; 0: none."""
     efa: bool = False
-    """Whether hosts reach each other by AWS's Elastic Fabric Adapter."""
+    """Whether the hosts have AWS's Elastic Fabric Adapter."""
 
     @property
     def volume_can_be_chosen(self) -> bool:
-        """Whether VolumeSizeInGB counts: hosts with NVMe disks have those and nothing else.
+        """Whether VolumeSizeInGB counts: hosts with NVMe disks get no volume.
 
         https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
         """
@@ -53,9 +53,9 @@ class Gpu:
 
     name: str
     compute_capability: str
-    """As NVIDIA writes it, for example 8.0."""
+    """8.0, for example."""
     bf16: bool
-    """Whether the hardware multiplies in bfloat16."""
+    """Whether the hardware supports bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,46 +63,46 @@ class ImageFacts:
     """What the address of one of AWS's PyTorch training images says."""
 
     framework_version: str
-    """PyTorch's version as the tag says it, with two or three numbers."""
+    """PyTorch's version in the tag, two or three numbers."""
     python: str | None
-    """py310, for example; None where the tag does not say it (amzn2023 images)."""
+    """py310, for example; None where the tag has none (amzn2023 images)."""
     device: str
     """cpu or gpu."""
     cuda: str | None
-    """cu118, for example; None for a CPU image and in short tags."""
+    """cu118, for example; None for CPU images and short tags."""
     region: str | None
-    """Of its registry; None in the public gallery."""
+    """The registry's region; None for the public gallery."""
     for_sagemaker: bool
-    """Whether the image has SageMaker's toolkit; those for EC2 do not."""
+    """Whether the image has SageMaker's container toolkit; images for EC2 have not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packages:
-    """What the images' Python holds besides what a script brings."""
+    """Python packages of the training images, and those that scripts need beyond them."""
 
     modules: frozenset[str]
-    """Names to import that every PyTorch training image from 2.0 on has."""
+    """Modules that every PyTorch training image from 2.0 on has."""
     pins: Mapping[str, str]
-    """Packages that this kit's scripts need beyond that, and the version to install."""
+    """Package -> version that this kit's scripts need beyond the images."""
     imported_as: Mapping[str, str]
-    """The module of a package where that has another name."""
+    """Package -> module, where the names differ."""
     on_request: Mapping[str, Mapping[str, str]]
-    """By hyperparameter: packages that this kit's scripts need where it is true."""
+    """Hyperparameter -> packages that this kit's scripts need where it is true."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedService:
-    """A service that ends or takes no new customers."""
+    """A service that ends or is closed to new customers."""
 
     name: str
     what: str
-    """What happens: `closed to new customers`, `ends` or `end of support`."""
+    """`closed to new customers`, `ends` or `end of support`."""
     date: date
     source: str
 
 
 class UnknownImage(ValueError):
-    """AWS has no such image as far as this kit knows."""
+    """The catalog has no such image."""
 
     def __init__(self, found: str, valid: str, fix: str):
         super().__init__(f"{found} (valid: {valid}); {fix}")
@@ -110,17 +110,17 @@ class UnknownImage(ValueError):
 
 
 def instance(type_name: str) -> InstanceType | None:
-    """The facts of an instance type, `ml.` first; None where the catalog does not know it."""
+    """An instance type by its name with `ml.`; None where the catalog lacks it."""
     return _instances().get(type_name)
 
 
 def instance_types() -> tuple[str, ...]:
-    """The names of all instance types that CreateTrainingJob takes."""
+    """All instance types that CreateTrainingJob accepts."""
     return tuple(_instances())
 
 
 def gpu(name: str) -> Gpu:
-    """The facts of a GPU, by the name in `InstanceType.gpu`.
+    """A GPU by its name in `InstanceType.gpu`.
 
     Raises:
         KeyError: no instance type has such a GPU.
@@ -129,24 +129,23 @@ def gpu(name: str) -> Gpu:
 
 
 def training_image(region: str, instance_type: str, framework_version: str, python_version: str | None) -> str:
-    """The address of AWS's PyTorch training image, the same that SDK v2's `image_uris.retrieve("pytorch", …)` gives.
+    """The address of AWS's PyTorch training image. SDK v2's `image_uris.retrieve("pytorch", …)` returns the same.
 
     Args:
         region: us-west-2, for example.
-        instance_type: decides between the CPU and the GPU image; `local` and `local_gpu` are these two as well.
-        framework_version: a full PyTorch version or its first two numbers; the tag says it as it is given, and `2.0` is a tag
-            that moves to the latest 2.0.
-        python_version: py310, for example; None: the only one there is.
+        instance_type: selects the CPU or the GPU image; `local` and `local_gpu` do too.
+        framework_version: a full PyTorch version or its first two numbers. The tag `2.0` moves to the latest 2.0.
+        python_version: py310, for example; None: the image's only one.
 
     Raises:
-        UnknownImage: AWS has no image for these.
+        UnknownImage: the catalog has no image for these.
     """
     images = _catalog()["images"]["training"]
     device = _device(instance_type)
     version = images["aliases"].get(framework_version, framework_version)
     if version not in images["versions"]:
         raise UnknownImage(
-            f"no PyTorch training image {framework_version} is known by its version",
+            f"no PyTorch training image of version {framework_version}",
             ", ".join(images["versions"]),
             _fix_for_version(region, device, framework_version),
         )
@@ -171,7 +170,7 @@ def training_image(region: str, instance_type: str, framework_version: str, pyth
         raise UnknownImage(
             f"no PyTorch {framework_version} image in the region {region}",
             ", ".join(sorted(accounts)),
-            "choose one of these regions, or set image.uri to a copy of the image in a registry of your own",
+            "choose one of these regions, or set image.uri to a copy in your own registry",
         )
     tag = f"{framework_version}-{device}-{python_version}"
     if family == "p4d" and tag in images["on_p4d"]:
@@ -180,10 +179,10 @@ def training_image(region: str, instance_type: str, framework_version: str, pyth
 
 
 def rules_image(region: str) -> str:
-    """The image of Debugger's and the profiler report's built-in rules.
+    """The image of the built-in rules of Debugger and ProfilerReport.
 
     Raises:
-        UnknownImage: AWS has none in that region.
+        UnknownImage: the region has none.
     """
     return _rule_image("rules", region)
 
@@ -192,28 +191,28 @@ def profiler_image(region: str) -> str:
     """The image of SageMaker Profiler's processing job.
 
     Raises:
-        UnknownImage: AWS has none in that region.
+        UnknownImage: the region has none.
     """
     return _rule_image("profiler", region)
 
 
 def smddp_instance_types() -> tuple[str, ...]:
-    """The instance types that SageMaker's data parallel library runs on; ml.p3.16xlarge only before its version 2.0."""
+    """Instance types of SageMaker's data parallel library; ml.p3.16xlarge only before version 2.0."""
     return tuple(_catalog()["smddp"]["instance_types"])
 
 
 def smddp_versions() -> dict[str, str]:
-    """PyTorch version -> version of the data parallel library in that training image's last patch."""
+    """PyTorch version -> version of the data parallel library in the last patch of its training image."""
     return {version: facts["library"] for version, facts in _catalog()["smddp"]["versions"].items()}
 
 
 def intervals() -> tuple[int, ...]:
-    """The milliseconds between two system metrics that ProfilingIntervalInMilliseconds may be."""
+    """Valid values of ProfilingIntervalInMilliseconds."""
     return tuple(_catalog()["sdk_profiler_intervals"]["milliseconds"])
 
 
 def image_facts(uri: str) -> ImageFacts | None:
-    """What an image's address says, where it is one of AWS's PyTorch training images; None for every other image."""
+    """What the address of one of AWS's PyTorch training images says; None for any other image."""
     match = _IMAGE_URI.match(uri)
     images = _catalog()["images"]["training"]
     if match is None or match["repository"] not in {"pytorch"} | {
@@ -239,13 +238,13 @@ def image_facts(uri: str) -> ImageFacts | None:
 
 
 def end_of_patch(framework_version: str) -> date | None:
-    """The day after which the PyTorch training image of a version gets no more patches; None where no source says it."""
+    """The last day of patches for the PyTorch training image of a version; None: no source."""
     ends: Mapping[str, date] = _catalog()["images"]["training"]["end_of_patch"]
     return ends.get(".".join(framework_version.split(".")[:2]))
 
 
 def packages() -> Packages:
-    """What the training images' Python holds, and what must be installed beyond that."""
+    """Python packages of the training images, and those that scripts need beyond them."""
     facts = _catalog()["packages"]
     return Packages(
         modules=frozenset(facts["modules"]),
@@ -256,10 +255,10 @@ def packages() -> Packages:
 
 
 def dali_packages(framework_version: str, cuda: str | None = None) -> Mapping[str, str] | None:
-    """What `preprocessing: dali` needs beyond an image, as package -> version; None where there is no DALI for its CUDA.
+    """Package -> version that `preprocessing: dali` needs beyond an image; None: no DALI for its CUDA.
 
     Args:
-        cuda: as ImageFacts has it.
+        cuda: as `ImageFacts.cuda`.
     """
     facts = _catalog()["packages"]["dali"]
     known = facts["cuda"].get(".".join(framework_version.split(".")[:2]), max(facts["by_cuda"]))
@@ -268,15 +267,15 @@ def dali_packages(framework_version: str, cuda: str | None = None) -> Mapping[st
 
 
 def closed_service(key: str) -> ClosedService:
-    """The end of `debugger`, `profiler` or `sdk_v2`."""
+    """A closed service by its key: `debugger`, `profiler` or `sdk_v2`."""
     return ClosedService(**_catalog()["closed_services"][key])
 
 
 @cache
 def _catalog() -> Mapping[str, Any]:
-    import yaml  # here, so that whoever imports this module pays for it only when asking something
+    import yaml  # a plan for this machine needs no catalog
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a PyYAML built without libyaml has only the slow one
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml, PyYAML has only the slow one
     text = (Path(__file__).parent / "catalog.yaml").read_text(encoding="utf-8")
     facts: Mapping[str, Any] = yaml.load(text, loader)
     return facts
@@ -298,7 +297,7 @@ def _instances() -> Mapping[str, InstanceType]:
 
 
 def _accounts(group: str) -> dict[str, str]:
-    """Region -> account, of one group of accounts."""
+    """Region -> account, for one group of accounts."""
     return _by_region(_catalog()["images"]["training"]["accounts"][group])
 
 
@@ -313,7 +312,7 @@ def _registry(account: str, region: str) -> str:
 
 
 def _device(instance_type: str) -> str:
-    """cpu or gpu, by the first letter of the family, as the SDK does it: so a type newer than the catalog works too."""
+    """cpu or gpu by the family's first letter, as in the SDK, so that types newer than the catalog work too."""
     if instance_type in ("local", "local_gpu"):
         return "gpu" if instance_type == "local_gpu" else "cpu"
     family = re.match(r"^ml\.([a-z0-9-]+)\.\w+$", instance_type)
@@ -326,14 +325,14 @@ def _device(instance_type: str) -> str:
     if family[1].startswith(("trn", "inf")):
         raise UnknownImage(
             f"{instance_type} needs an image with AWS's Neuron SDK",
-            "instance types with GPUs, or without accelerator",
+            "instance types with GPUs or without accelerators",
             "set compute.instance_type to one with GPUs, for example ml.g5.xlarge, or set image.uri",
         )
     return "gpu" if family[1][0] in "gp" else "cpu"
 
 
 def _fix_for_version(region: str, device: str, framework_version: str) -> str:
-    """Newer images go by their address; otherwise the nearest version."""
+    """Newer images need their address; otherwise name the nearest version."""
     images = _catalog()["images"]["training"]
     two = framework_version.split(".")[:2]
     repository = next(

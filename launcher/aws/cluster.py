@@ -1,4 +1,4 @@
-"""What is wrong with a job's hosts: their types, groups, times, and how training is spread over them. Asks nobody."""
+"""Validation of a job's hosts: types, groups, times and distribution. Offline."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ warning = partial(Issue, level="warning")
 DEFAULT_MAX_HOURS = 5 * 24
 """MaxRuntimeInSeconds without a quota increase. https://docs.aws.amazon.com/general/latest/gr/sagemaker.html"""
 
-
 FIRST_WITH_GROUPS = (1, 10)
-"""Of PyTorch. https://docs.aws.amazon.com/sagemaker/latest/dg/train-heterogeneous-cluster.html"""
+"""PyTorch version. https://docs.aws.amazon.com/sagemaker/latest/dg/train-heterogeneous-cluster.html"""
 
 
 def check(job: Job, *, kit_script: bool) -> list[Issue]:
-    """Findings about `compute` and `distribution`; see `traps.check`."""
+    """Issues of `compute` and `distribution`; see `validation.check`."""
     issues = [*_machines(job), *_groups(job, kit_script), *_time(job)]
     if not any(issue.level == "error" and issue.key.startswith("compute.instance") for issue in issues):
         issues += [*_distribution(job, kit_script), *_precision(job), *_compression(job, kit_script), *_workers(job)]
@@ -42,14 +41,14 @@ def _machines(job: Job) -> Iterator[Issue]:
         elif found.local_storage_gb and compute.volume_gb != Compute.model_fields["volume_gb"].default:
             yield warning(
                 key="compute.volume_gb",
-                found=f"{name} has {found.local_storage_gb} GB of its own, which SageMaker takes instead",
+                found=f"{name} has {found.local_storage_gb} GB of local storage, which SageMaker uses instead",
                 fix="remove volume_gb",
             )
         if found is not None and found.local_storage_gb and compute.volume_key is not None:
             # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
             yield Issue(
                 key="compute.volume_key",
-                found=f"{name} has disks of its own, which its hardware encrypts; SageMaker takes no key for them",
+                found=f"{name} has local disks, which its hardware encrypts; SageMaker accepts no key for them",
                 fix="remove volume_key",
             )
 
@@ -61,7 +60,7 @@ def _groups(job: Job, kit_script: bool) -> Iterator[Issue]:
     if names and compute.instance_type is not None:
         yield Issue(
             key="compute.instance_type",
-            found="stands beside instance_groups, which give the types",
+            found="given beside instance_groups, which hold the types",
             fix="remove instance_type and instance_count, or the groups",
         )
     if compute.price_per_hour is not None and len(prices.instances(job)) > 1:
@@ -75,8 +74,8 @@ def _groups(job: Job, kit_script: bool) -> Iterator[Issue]:
         others = ", ".join(name for name in names if name != training)
         yield Issue(
             key="compute.instance_groups",
-            found=f"{job.script} on several groups: SageMaker starts it on every host, and on those of {others} it would train too, alone",
-            valid="one group; several with a script of your own, which reads in SM_CURRENT_INSTANCE_GROUP what its host is for",
+            found=f"{job.script} on several groups: it starts on every host, so the hosts of {others} would train a separate model",
+            valid="one group; or several with your own script, which reads SM_CURRENT_INSTANCE_GROUP",
             fix="write one group, or instance_type and instance_count",
         )
     version = _framework_version(job) or ""
@@ -84,12 +83,12 @@ def _groups(job: Job, kit_script: bool) -> Iterator[Issue]:
     if len(names) > 1 and len(numbers) == 2 and numbers < FIRST_WITH_GROUPS:
         yield Issue(
             key="compute.instance_groups",
-            found=f"several groups with PyTorch {version}, whose image does not know of them",
+            found=f"several groups with PyTorch {version}, whose image does not support them",
             valid="PyTorch 1.10 or newer",
-            fix="take a newer image, or write one group",
+            fix="use a newer image, or write one group",
         )
     if len(set(names)) < len(names):
-        yield Issue(key="compute.instance_groups", found="two groups of one name", fix="rename one")
+        yield Issue(key="compute.instance_groups", found="two groups with the same name", fix="rename one")
     for name in compute.training_groups:
         if name not in names:
             fix = did_you_mean(name, names)
@@ -104,7 +103,7 @@ def _groups(job: Job, kit_script: bool) -> Iterator[Issue]:
     if len(names) > 1 and job.distribution == "torchrun":
         yield Issue(
             key="distribution",
-            found="torchrun over several instance groups: each group would train a model of its own, as the container's toolkit starts it",
+            found="torchrun over several instance groups: the container toolkit would train a separate model in each",
             valid="one group; or smddp with training_groups",
             fix="write instance_type and instance_count, or one group",
         )
@@ -124,13 +123,13 @@ def _groups(job: Job, kit_script: bool) -> Iterator[Issue]:
         if some and job.inputs[name].source in ("fsx", "efs"):
             yield Issue(
                 key=f"inputs.{name}",
-                found=f"a file system goes to all groups, and {some[0]} has instance_groups: SageMaker wants them everywhere or nowhere",
-                fix="remove instance_groups from the other channels, or bring this one's data from S3",
+                found=f"a file system goes to all groups, but {some[0]} has instance_groups: SageMaker needs them everywhere or nowhere",
+                fix="remove instance_groups from the other channels, or use S3 for this one",
             )
         elif some and not groups:
             yield Issue(
                 key=f"inputs.{name}",
-                found=f"no instance_groups, and {some[0]} has them: SageMaker wants them on every channel or on none",
+                found=f"no instance_groups, but {some[0]} has them: SageMaker requires them on every channel or on none",
                 fix=f"add instance_groups: [{', '.join(names)}]",
             )
 
@@ -142,7 +141,7 @@ def _time(job: Job) -> Iterator[Issue]:
     elif compute.max_wait_hours is not None and compute.max_wait_hours < compute.max_hours:
         yield Issue(
             key="compute.max_wait_hours",
-            found=f"{compute.max_wait_hours:g} h, less than max_hours ({compute.max_hours:g} h): waiting and training count together",
+            found=f"{compute.max_wait_hours:g} h, less than max_hours ({compute.max_hours:g} h): it covers waiting and training",
             valid=f"{compute.max_hours:g} or more",
             fix=f"write max_wait_hours: {min(2 * compute.max_hours, 28 * 24):g}",
         )
@@ -162,8 +161,8 @@ def _time(job: Job) -> Iterator[Issue]:
     if compute.max_hours > DEFAULT_MAX_HOURS:
         yield warning(
             key="compute.max_hours",
-            found=f"{compute.max_hours:g} h: accounts start with a quota of {DEFAULT_MAX_HOURS} h a job",
-            fix="ask AWS for a higher quota first, or write less",
+            found=f"{compute.max_hours:g} h: the default quota is {DEFAULT_MAX_HOURS} h a job",
+            fix="request a higher quota first, or write less",
         )
 
 
@@ -182,9 +181,9 @@ def _distribution(job: Job, kit_script: bool) -> Iterator[Issue]:
     if job.distribution == "none" and kit_script and machine.gpus > 1:
         yield warning(
             key="distribution",
-            found=f"none on {kind}: one process uses one of its {machine.gpus} GPUs, and all are paid",
+            found=f"none on {kind}: one process uses one of its {machine.gpus} GPUs; you pay for all",
             valid="torchrun or smddp",
-            fix="write distribution: torchrun, or take an instance type with one GPU",
+            fix="write distribution: torchrun, or use an instance type with one GPU",
         )
     if job.distribution != "smddp":
         if machine.gpus and processes is not None and processes > machine.gpus:
@@ -192,13 +191,13 @@ def _distribution(job: Job, kit_script: bool) -> Iterator[Issue]:
                 key="compute.processes_per_host",
                 found=f"{processes} processes for the {machine.gpus} GPUs of {kind}",
                 valid=f"at most {machine.gpus}",
-                fix="write processes_per_host: null, which takes one a GPU",
+                fix="write processes_per_host: null, for one process per GPU",
             )
         return
     if processes not in (None, machine.gpus):
         yield Issue(
             key="compute.processes_per_host",
-            found=f"{processes}; smddp takes one process a GPU",
+            found=f"{processes}; smddp runs one process per GPU",
             fix="remove processes_per_host",
         )
     supported = catalog.smddp_instance_types()
@@ -217,20 +216,20 @@ def _distribution(job: Job, kit_script: bool) -> Iterator[Issue]:
                 key="distribution",
                 level="not checked",
                 found="whether the image holds SageMaker's data parallel library",
-                fix="import smdistributed.dataparallel in it, once",
+                fix="run import smdistributed.dataparallel in it",
             )
     elif version not in versions and any(full.startswith(f"{version}.") for full in versions):
         full = [full for full in versions if full.startswith(f"{version}.")]
         yield Issue(
             key="distribution",
-            found=f"smddp with PyTorch {version}, which does not say which patch's library the image holds",
+            found=f"smddp with PyTorch {version}: the image's library depends on the patch version",
             valid=", ".join(full),
             fix=f'write the version in full: "{full[-1]}"',
         )
     elif version in versions and kind == "ml.p3.16xlarge" and not versions[version].startswith("1."):
         yield Issue(
             key="distribution",
-            found=f"smddp on {kind}: the library of PyTorch {version} ({versions[version]}) runs there no more",
+            found=f"smddp on {kind}: the library of PyTorch {version} ({versions[version]}) no longer runs there",
             valid=", ".join(name for name in supported if name != kind),
             fix="write distribution: torchrun, or change compute.instance_type",
         )
@@ -239,7 +238,7 @@ def _distribution(job: Job, kit_script: bool) -> Iterator[Issue]:
             key="distribution",
             found=f"smddp with PyTorch {version}: its image has no SageMaker data parallel library",
             valid=f"PyTorch {', '.join(versions)}",
-            fix="write distribution: torchrun, or an image of one of these versions",
+            fix="write distribution: torchrun, or use an image of one of these versions",
         )
 
 
@@ -251,9 +250,9 @@ def _precision(job: Job) -> Iterator[Issue]:
         if value in ("bf16", "bfloat16", "tf32") and name != "gradient_compression":
             yield Issue(
                 key=f"hyperparameters.{name}",
-                found=f"{value} on {machine.gpu}, which has none in hardware",
-                valid=f"{value} from NVIDIA Ampere on: A100, A10G, L4, H100 …",
-                fix=f"write {name}: fp16 or fp32, or take ml.p4d or ml.g5",
+                found=f"{value} on {machine.gpu}, whose hardware does not support it",
+                valid=f"{value} on NVIDIA Ampere or newer: A100, A10G, L4, H100 …",
+                fix=f"write {name}: fp16 or fp32, or use ml.p4d or ml.g5",
             )
 
 
@@ -262,7 +261,7 @@ def _compression(job: Job, kit_script: bool) -> Iterator[Issue]:
     if kit_script and job.distribution == "smddp" and value != "none":
         yield Issue(
             key="hyperparameters.gradient_compression",
-            found=f"{value} with smddp, which sends gradients as they are",
+            found=f"{value} with smddp, which does not compress gradients",
             valid="none with smddp; bf16 with torchrun",
             fix="write gradient_compression: none, or distribution: torchrun",
         )
@@ -278,12 +277,12 @@ def _workers(job: Job) -> Iterator[Issue]:
         yield warning(
             key="hyperparameters.num_workers",
             found=f"{workers} data workers for each of {processes} processes on {machine.vcpus} vCPUs",
-            fix=f"write num_workers: {machine.vcpus // processes} or fewer: more of them only take time from each other",
+            fix=f"write num_workers: {machine.vcpus // processes} or fewer; more workers compete for vCPUs",
         )
 
 
 def _framework_version(job: Job) -> str | None:
-    """The image's PyTorch version; None where it cannot be told."""
+    """The image's PyTorch version; None: unknown."""
     if job.image is None:
         return None
     if job.image.uri is None:

@@ -1,4 +1,4 @@
-"""Plan -> a real sagemaker.pytorch.PyTorch and its fit() inputs (SDK v2). This file and backends/local_mode.py alone import the SDK."""
+"""A plan's sagemaker.pytorch.PyTorch and its fit() inputs (SDK v2). Only this file and backends/local_mode.py import the SDK."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from sagemaker.session import Session
 
 NO_TELEMETRY = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
-"""The SDK would otherwise send every fit() to AWS's own bucket, with no time limit (telemetry_logging.py of 2.257.7)."""
+"""Without it, the SDK reports every fit() to a bucket of AWS's, without a timeout (telemetry_logging.py of 2.257.7)."""
 
 NO_METADATA = "AWS_EC2_METADATA_DISABLED"
-"""boto3's variable: where it is true, nothing is asked at EC2's address."""
+"""Where this variable is true, boto3 sends no request to EC2's metadata address."""
 
 
 def require_sdk() -> None:
-    """Raises UserError where the SageMaker Python SDK v2 is not installed."""
+    """Raise UserError where no supported SageMaker Python SDK v2 is installed."""
     version = sdk_version()
     if not is_supported(version):
         found = f"sagemaker {version} is installed" if version else "not installed: sagemaker"
         raise mistake(
-            "estimator", found, "pip install 'sagemaker>=2.257.7,<3'", valid="SageMaker Python SDK v2 from 2.257.7 on"
+            "estimator", found, "pip install 'sagemaker>=2.257.7,<3'", valid="SageMaker Python SDK v2, 2.257.7 or newer"
         )
 
 
 def is_supported(version: str | None) -> bool:
-    """Whether an SDK sends what this kit plans: 2.257.7 is the oldest that was tested, and 3 has no such estimator."""
+    """Whether an SDK version is supported: 2.257.7 is the oldest that is tested, and 3 has no such estimator."""
     numbers = re.match(r"2\.(\d+)\.(\d+)", version or "")
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (257, 7)
 
 
 def sdk_version() -> str | None:
-    """The installed SageMaker SDK's version, without importing it (v3 is a namespace package and has none); None: none."""
+    """The installed SageMaker SDK's version, without importing it; None: not installed."""
     try:
         return importlib.metadata.version("sagemaker")
     except importlib.metadata.PackageNotFoundError:
@@ -51,11 +51,11 @@ def sdk_version() -> str | None:
 
 @contextlib.contextmanager
 def isolated_credentials(boto_session: Any) -> Iterator[None]:
-    """While it lasts, the SDK asks nobody for credentials but this boto3 session.
+    """Let the SDK use no credentials but those of a boto3 session.
 
-    It makes sessions of its own when it is imported (jumpstart/constants.py of 2.257.7) and a client of the default session in each
-    estimator (interactive_apps/base_interactive_app.py). Without credentials these would ask at EC2's address, and wait for
-    its answer on machines that are not EC2's.
+    The SDK creates sessions when it is imported (jumpstart/constants.py of 2.257.7) and a client of the default session in each
+    estimator (interactive_apps/base_interactive_app.py). Without credentials, these request EC2's metadata address and wait
+    for a timeout on other machines.
     """
     import boto3
 
@@ -63,7 +63,7 @@ def isolated_credentials(boto_session: Any) -> Iterator[None]:
     before = boto3.DEFAULT_SESSION, os.environ.get(NO_METADATA)
     boto3.DEFAULT_SESSION = boto_session
     credentials = boto_session.get_credentials()
-    if credentials is None or credentials.method != "iam-role":  # on a machine of EC2's with a role, asking is right
+    if credentials is None or credentials.method != "iam-role":  # an EC2 instance with a role does use that address
         os.environ[NO_METADATA] = "true"
     try:
         yield
@@ -76,7 +76,7 @@ def isolated_credentials(boto_session: Any) -> Iterator[None]:
 
 
 def session(job: Job, boto_session: Any) -> Session:
-    """A SageMaker session that sends no telemetry and looks up no default bucket."""
+    """A SageMaker session without telemetry and without a look-up of the default bucket."""
     with isolated_credentials(boto_session):
         import sagemaker
 
@@ -105,7 +105,7 @@ def _estimator(job: Job, run_name: str, sagemaker_session: Session) -> PyTorch:
     return PyTorch(
         entry_point=job.script,
         source_dir=request.code_uri(job, run_name),
-        # by its address always: the SDK's own lists refuse torch_distributed on CPU hosts and images that are there
+        # the SDK's lists of versions refuse torch_distributed on CPU hosts and images that exist
         image_uri=request.image_uri(job),
         enable_sagemaker_metrics=True if job.image.framework_version is not None else None,
         role=job.role,
@@ -143,16 +143,16 @@ def _estimator(job: Job, run_name: str, sagemaker_session: Session) -> PyTorch:
 
 
 def inputs(job: Job, channels: Mapping[str, str]) -> dict[str, Any]:
-    """What `fit()` takes: a TrainingInput or a FileSystemInput for each channel.
+    """The argument of `fit()`: a TrainingInput or a FileSystemInput for each channel.
 
     Args:
-        channels: for inputs on this machine, the s3:// address that they are uploaded to.
+        channels: s3:// address of each input that is uploaded.
     """
     return {name: _input(given, channels.get(name)) for name, given in job.inputs.items()}
 
 
 def _distribution(job: Job, training_groups: list[InstanceGroup]) -> dict[str, Any] | None:
-    """The SDK's `distribution` argument; it takes the very group objects that the estimator has."""
+    """The SDK's `distribution` argument, with the estimator's own group objects."""
     if job.distribution == "torchrun":
         return {"torch_distributed": {"enabled": True}}
     if job.distribution == "none":
@@ -187,7 +187,7 @@ def _input(given: Input, uploaded_to: str | None) -> Any:
 
 
 def _hook(job: Job) -> Any:
-    """Debugger's hook, or False: None would mean that the SDK adds one of its own."""
+    """Debugger's hook, or False; with None the SDK would add one."""
     if job.debugger is None:
         return False
     from sagemaker.debugger import CollectionConfig, DebuggerHookConfig
@@ -203,7 +203,7 @@ def _hook(job: Job) -> Any:
 
 
 def _profiling(job: Job, run_name: str) -> dict[str, Any]:
-    """The estimator's arguments about profiling."""
+    """The estimator's profiling arguments."""
     if job.profiling is None:
         return {"disable_profiler": True}
     from sagemaker.debugger import (

@@ -1,6 +1,6 @@
-"""Bringing what SageMaker knows of a run into the run's folder: status, logs of all hosts, and at the end what it left.
+"""A run's folder kept up to date from SageMaker: status, the hosts' logs, and at the end the results.
 
-The folder is what everybody reads; it survives expired credentials, a closed laptop and two terminals that follow one run.
+All readers use the folder, so expired credentials, a closed laptop or a second follower lose nothing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from launcher.record.records import RunFolder
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 LAST_LINES_SECONDS = 3
-"""CloudWatch shows a line some seconds after it was written; the SDK too waits before its last look."""
+"""CloudWatch shows lines with a delay of seconds. The SDK waits too before its last look."""
 
 UNKNOWN_SECONDS = 120
-"""How long after its creation a job may still be unknown to DescribeTrainingJob before it counts as gone."""
+"""Seconds for which DescribeTrainingJob may not yet know a new job."""
 
 MAX_EXPLAINED_LINES = 200_000
-"""Of each host's log, half from its start and half from its end, that a failure is explained by."""
+"""Lines of each host's log that explain a failure: half from its start, half from its end."""
+
+STOPPED_ELSEWHERE = "stopped by another program"
 
 BROKEN: tuple[type[Exception], ...] = (tarfile.TarError, OSError, EOFError, zlib.error)
-"""What an archive that is not whole raises, or a disk that is full."""
+"""Errors of a truncated archive or a full disk."""
 
 KEPT = (
     *("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "SecondaryStatus", "SecondaryStatusTransitions"),
@@ -43,17 +45,17 @@ KEPT = (
     *("TrainingTimeInSeconds", "BillableTimeInSeconds", "ModelArtifacts", "FinalMetricDataList"),
     *("ProfilerConfig", "ProfilingStatus", "WarmPoolStatus"),
 )
-"""What remote.json holds of DescribeTrainingJob's answer."""
+"""Members of DescribeTrainingJob's answer that remote.json holds."""
 
 
 def refresh(folder: RunFolder) -> bool:
-    """Bring what is new into the run's folder. Where another process is at it, nothing is done.
+    """Update the run's folder. Does nothing while another process updates it.
 
     Returns:
         Whether anything was new.
 
     Raises:
-        botocore's errors: SageMaker, CloudWatch Logs or S3 did not answer. What was brought until then is kept.
+        botocore's errors: SageMaker, CloudWatch Logs or S3 did not answer. The folder keeps what came before.
     """
     if folder.outcome.exists():
         return False
@@ -72,7 +74,7 @@ def refresh(folder: RunFolder) -> bool:
         changed = any(described.get(name) != known.get(name) for name in KEPT)
         records.write_json(folder.remote, {**known, **described, "asked": _now()})
         if described["TrainingJobStatus"] == records.STOPPING:
-            folder.request_stop("asked to elsewhere")
+            folder.request_stop(STOPPED_ELSEWHERE)
         no_logs = ""
         try:
             changed |= fetch_logs(folder, region, len(plan["hosts"]))
@@ -80,29 +82,30 @@ def refresh(folder: RunFolder) -> bool:
                 time.sleep(LAST_LINES_SECONDS)
                 fetch_logs(folder, region, len(plan["hosts"]))
         except session.errors() as error:
-            if session.passes(error):
+            if session.is_transient(error):
                 raise
-            no_logs = f"logs: {session.about(error)[0]}"  # the job can be followed without them
+            no_logs = f"logs: {session.about(error)[0]}"  # following works without logs
         if described["TrainingJobStatus"] in records.OVER:
             _finish(folder, plan, region, described, [no_logs] if no_logs else [])
         return changed
 
 
 def _is_gone(folder: RunFolder, known: dict[str, Any]) -> bool:
-    """SageMaker does not know the job: it has not been created yet, or it was deleted."""
+    """Handle an unknown job, which is not created yet or was deleted."""
     if not known or time.time() - known.get("sent", 0) < UNKNOWN_SECONDS:
         return False
     records.write_json(
-        folder.outcome, {"state": records.FAILED, "failure": "SageMaker does not know this job, or not any more"}
+        folder.outcome,
+        {"state": records.FAILED, "failure": "SageMaker has no such job; it was never created, or was deleted"},
     )
     return True
 
 
 def fetch_logs(folder: RunFolder, region: str, hosts: int) -> bool:
-    """Append new lines of every host's log stream to logs/<host>.log.
+    """Append new lines of every host's log streams to logs/<host>.log.
 
-    A job that spot capacity interrupted has several streams for a host, one after the other. How far each was read is
-    written after the lines are; lines that a crash left without that mark are cut off and read again.
+    A spot job that was interrupted has several streams for a host, one after the other. The position in a stream is written
+    after its lines. Lines that a crash left without a position are truncated and read again.
     """
     client = session.client("logs", region)
     file = folder.path / "logs" / "streams.json"
@@ -119,7 +122,7 @@ def fetch_logs(folder: RunFolder, region: str, hosts: int) -> bool:
         ]
     except client.exceptions.ResourceNotFoundException:
         return False  # the account's first job has not started yet
-    for host in (f"algo-{number + 1}" for number in range(hosts)):
+    for host in (f"algo-{index + 1}" for index in range(hosts)):
         own = [name for name in streams if re.match(rf"{re.escape(folder.name)}/{host}(-|$)", name)]
         with open(folder.log(host), "ab") as log:
             log.truncate(state["sizes"].get(host, 0))
@@ -135,7 +138,7 @@ def fetch_logs(folder: RunFolder, region: str, hosts: int) -> bool:
 
 
 def _events(client: Any, stream: str, token: str | None) -> Iterator[tuple[str, list[str]]]:
-    """The lines of a stream after a token, page by page, each with the token after it."""
+    """The lines of a stream after a token, by page, with the next token."""
     while True:
         more = {"nextToken": token} if token is not None else {}
         page = client.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **more)
@@ -148,7 +151,7 @@ def _events(client: Any, stream: str, token: str | None) -> Iterator[tuple[str, 
 def _finish(
     folder: RunFolder, plan: dict[str, Any], region: str, described: dict[str, Any], not_saved: list[str]
 ) -> None:
-    """What the job left, then outcome.json: an outcome means that all is there, or says what is not."""
+    """Fetch the results, then write outcome.json, which lists what could not be saved."""
     hosts = [host["name"] for host in plan["hosts"]]
     output = f"{plan['request']['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{folder.name}/output"
     client = session.client("s3", region)
@@ -168,10 +171,10 @@ def _finish(
         "interruptions": interruptions(described),
     }
     if state == records.STOPPED:
-        reason = folder.read(folder.stop_request).get("reason", "asked to elsewhere")
+        reason = folder.read(folder.stop_request).get("reason", STOPPED_ELSEWHERE)
         limits = {"MaxRuntimeExceeded": "compute.max_hours", "MaxWaitTimeExceeded": "compute.max_wait_hours"}
         limit = limits.get(described.get("SecondaryStatus", ""))
-        outcome["stop_reason"] = f"{limit} is over" if limit else reason
+        outcome["stop_reason"] = f"{limit} was reached" if limit else reason
     if state == records.FAILED:
         outcome |= explain_failure(folder, hosts, described.get("FailureReason", ""))
     results = folder.host(hosts[0]) / "output/data"
@@ -184,11 +187,11 @@ def _finish(
             not_saved += save() or []
         except session.errors() + BROKEN as error:
             if session.code(error) in ("NoSuchKey", "404", "NoSuchBucket"):
-                continue  # the script wrote none, or it lies there in the other form
-            if session.passes(error):
+                continue  # the script wrote none, or it has the other form
+            if session.is_transient(error):
                 raise
             why = session.about(error)[0] if isinstance(error, session.errors()) else repr(error)
-            not_saved.append(f"{what}: {why}; it lies in {output}")
+            not_saved.append(f"{what}: {why}; it is in {output}")
     records.merge_metrics(folder, hosts)
     if not_saved:
         outcome["not_saved"] = not_saved
@@ -214,13 +217,13 @@ def explain_failure(folder: RunFolder, hosts: list[str], reason: str) -> dict[st
 
 
 def interruptions(described: dict[str, Any]) -> int | None:
-    """How often spot capacity was taken away; None: never."""
+    """Number of spot interruptions; None: none."""
     transitions = described.get("SecondaryStatusTransitions", [])
     return sum(transition["Status"] == "Interrupted" for transition in transitions) or None
 
 
 def _lines(file: Path) -> list[str]:
-    """A log's lines; of a very long one, the first and the last."""
+    """A log's lines; of a very long log, the first and the last."""
     if not file.is_file():
         return []
     half = MAX_EXPLAINED_LINES // 2
@@ -240,7 +243,7 @@ def _fetch(client: Any, uri: str, target: Path) -> None:
 
 
 def _fetch_archive(client: Any, uri: str, target: Path, folder: Path) -> list[str]:
-    """Fetch a tar.gz and unpack it; returns what of it was left out because it would lie elsewhere."""
+    """Fetch and unpack a tar.gz. Returns the members that were skipped because they lead out of the target."""
     archive = folder / "output.tar.gz"
     _fetch(client, uri, archive)
     target.mkdir(parents=True, exist_ok=True)
@@ -269,7 +272,7 @@ def _fetch_files(client: Any, uri: str, target: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: RunFolder) -> Iterator[bool]:
-    """Whether no other process refreshes the run just now."""
+    """Whether this process alone refreshes the run."""
     with open(folder.path / "refresh.lock", "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What CreateTrainingJob's own limits refuse: how many of a thing, how long, and of which characters. Asks nobody."""
+"""Validation against CreateTrainingJob's limits: counts, lengths and patterns. Offline."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from launcher.show.text import counted
 
 
 def check(job: Job) -> Iterator[Issue]:
-    """Findings about sizes and names.
+    """Issues of sizes and names.
 
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html and the pages of its Channel,
     S3DataSource, Tag, VpcConfig, MetricDefinition, ResourceConfig, DebugHookConfig and ProfilerConfig.
     """
     yield from _counts(job)
-    yield from _toolkits_own(job)
+    yield from _toolkit(job)
     yield from _tags(job)
     yield from _metrics(job)
     yield from _names(job)
@@ -42,20 +42,20 @@ def _counts(job: Job) -> Iterator[Issue]:
     limits += [(f"inputs.{name}.attributes", given.attributes or [], 16) for name, given in job.inputs.items()]
     for key, values, most in limits:
         if len(values) > most:
-            yield Issue(key=key, found=f"{len(values)} of them", valid=f"at most {most}", fix="remove some")
+            yield Issue(key=key, found=f"{len(values)} entries", valid=f"at most {most}", fix="remove some")
 
 
-def _toolkits_own(job: Job) -> Iterator[Issue]:
-    """What the container's toolkit needs besides counts too."""
+def _toolkit(job: Job) -> Iterator[Issue]:
+    """Limits that the container toolkit's own hyperparameters and channel share."""
     longest_name = "x" * 63
     own = hyperparameters.encode(request.toolkit_hyperparameters(job, longest_name))
     count = len(job.hyperparameters) + len(own)
     if len(job.hyperparameters) <= hyperparameters.MAX_COUNT < count:
         yield Issue(
             key="hyperparameters",
-            found=f"{count} of them, with the {len(own)} that the container's toolkit needs",
-            valid=f"at most {hyperparameters.MAX_COUNT - len(own)} of yours",
-            fix="put some into a file in an input channel",
+            found=f"{count} hyperparameters, with {len(own)} of the container toolkit",
+            valid=f"at most {hyperparameters.MAX_COUNT - len(own)} of your own",
+            fix="move some to a file in an input channel",
         )
     options = own.get("sagemaker_distributed_dataparallel_custom_mpi_options", "")
     if len(options) > hyperparameters.MAX_VALUE:
@@ -68,7 +68,7 @@ def _toolkits_own(job: Job) -> Iterator[Issue]:
     if job.network.isolation and request.CODE_CHANNEL in job.inputs:
         yield Issue(
             key=f"inputs.{request.CODE_CHANNEL}",
-            found="with network.isolation the code itself comes by a channel of this name",
+            found="with network.isolation, the code uses a channel of this name",
             fix="rename yours",
         )
 
@@ -76,11 +76,11 @@ def _toolkits_own(job: Job) -> Iterator[Issue]:
 def _tags(job: Job) -> Iterator[Issue]:
     for name, value in job.tags.items():
         if not re.fullmatch(r"[\w .:/=+\-@]{1,128}", name) or name.lower().startswith("aws:"):
-            valid = "1 to 128 letters, digits, blanks and _ . : / = + - @, not beginning with aws:"
-            yield Issue(key=f"tags.{name}", found="not a tag's name", valid=valid, fix="rename it")
+            valid = "1 to 128 letters, digits, spaces and _ . : / = + - @, not starting with aws:"
+            yield Issue(key=f"tags.{name}", found="not a valid tag name", valid=valid, fix="rename it")
         if not re.fullmatch(r"[\w .:/=+\-@]{0,256}", value):
-            valid = "at most 256 letters, digits, blanks and _ . : / = + - @"
-            yield Issue(key=f"tags.{name}", found=f"{value[:40]!r}", valid=valid, fix="write it with these")
+            valid = "at most 256 letters, digits, spaces and _ . : / = + - @"
+            yield Issue(key=f"tags.{name}", found=f"{value[:40]!r}", valid=valid, fix="use only these characters")
 
 
 def _metrics(job: Job) -> Iterator[Issue]:
@@ -95,16 +95,16 @@ def _metrics(job: Job) -> Iterator[Issue]:
                 key=f"metrics.{name}",
                 level="error" if not groups else "warning",
                 found=f"{counted(groups, 'group')} in {regex!r}",
-                valid="one group, which holds the number",
-                fix="put the number into ( ), and write (?: ) for other groups",
+                valid="one group, around the number",
+                fix="write ( ) around the number and (?: ) for other groups",
             )
         if len(regex) > 500 or not 0 < len(name) <= 255:
-            valid = "a name of 255 and an expression of 500 characters at most"
+            valid = "a name of at most 255 and an expression of at most 500 characters"
             yield Issue(key=f"metrics.{name[:40]}", found="too long", valid=valid, fix="shorten it")
 
 
 def _names(job: Job) -> Iterator[Issue]:
-    """Ids, keys and ARNs whose pattern SageMaker gives."""
+    """Ids, keys and ARNs against SageMaker's patterns."""
     for key, prefix, ids in (
         ("network.subnets", "subnet-", job.network.subnets),
         ("network.security_groups", "sg-", job.network.security_groups),
@@ -122,5 +122,5 @@ def _names(job: Job) -> Iterator[Issue]:
             key="compute.training_plan",
             found=plan,
             valid="arn:aws:sagemaker:<region>:<account>:training-plan/<name>",
-            fix="aws sagemaker list-training-plans shows yours",
+            fix="aws sagemaker list-training-plans lists yours",
         )

@@ -1,4 +1,4 @@
-"""What a look at AWS shows before a job is created, by read-only requests. What could not be looked at is "not checked"."""
+"""Validation of a plan against the AWS account, by read-only requests. What could not be read is "not checked"."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ warning = partial(Issue, level="warning")
 not_checked = partial(Issue, level="not checked")
 
 MAX_OBJECTS = 100_000
-"""Listing stops there: a hundred requests a channel."""
+"""Objects of a channel that are listed at most, in 100 requests."""
 
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 """https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html"""
 
 
 def check(plan: Plan) -> list[Issue]:
-    """Findings about role, network, quota, price, buckets, data and file systems.
+    """Issues of role, network, quota, price, buckets, data and file systems.
 
-    Every request only reads; what is not allowed, or does not answer, is told as not checked.
+    Every request only reads. What is denied or does not answer is reported as not checked.
     """
-    return Look(plan).issues()
+    return OnlineChecks(plan).issues()
 
 
-class Look:
-    """One look at everything that a plan names."""
+class OnlineChecks:
+    """Checks of everything that a plan names."""
 
     def __init__(self, plan: Plan):
         self.job = plan.job
         self.region = str(plan.job.region)
         self.sizes = {str(upload.source): upload.size for upload in plan.uploads}
-        """Bytes of each channel that are copied to every host's disk."""
+        """Channel -> bytes that every host copies to its disk."""
 
     def client(self, service: str) -> Any:
         return session.client(service, self.region)
@@ -49,14 +49,14 @@ class Look:
                 account = self.client("sts").get_caller_identity()["Account"]
         except UserError as error:
             about = error.issues[0]
-            return [not_checked(key="online", found=f"nothing was looked at: {about.found}", fix=about.fix)]
+            return [not_checked(key="online", found=f"AWS was not checked: {about.found}", fix=about.fix)]
         found: list[Issue] = []
-        for key, look in self.looks(account):
-            found += _guarded(key, look)
+        for key, check_key in self.checks(account):
+            found += _guarded(key, check_key)
         return found + list(self.volume())
 
-    def looks(self, account: str) -> Iterator[tuple[str, Callable[[], Iterator[Issue]]]]:
-        """Every look, with the config key that it is about."""
+    def checks(self, account: str) -> Iterator[tuple[str, Callable[[], Iterator[Issue]]]]:
+        """Every check, with its config key."""
         job = self.job
         yield "role", partial(self.role, account)
         if job.network.subnets:
@@ -82,15 +82,15 @@ class Look:
         if role.split(":")[4] != account:
             yield warning(
                 key="role",
-                found=f"{role} belongs to another account than your credentials ({account})",
-                fix="take a role of the account that pays, or other credentials (AWS_PROFILE)",
+                found=f"{role} is not in the account of your credentials ({account})",
+                fix="use a role of that account, or other credentials (AWS_PROFILE)",
             )
             return
         client = self.client("iam")
         try:
             found = client.get_role(RoleName=role.rpartition("/")[2])["Role"]
         except client.exceptions.NoSuchEntityException:
-            fix = "check its name, or create it with SageMaker's trust"
+            fix = "check its name, or create it with a trust policy for sagemaker.amazonaws.com"
             yield Issue(key="role", found=f"{role}: no such role", fix=fix)
             return
         document = found.get("AssumeRolePolicyDocument", {})
@@ -99,12 +99,12 @@ class Look:
         if "sagemaker.amazonaws.com" not in json.dumps(document):
             yield Issue(
                 key="role",
-                found=f"SageMaker cannot take {role}: its trust policy does not name sagemaker.amazonaws.com",
+                found=f"SageMaker cannot assume {role}: its trust policy does not name sagemaker.amazonaws.com",
                 fix="add it as a principal of sts:AssumeRole in the role's trust policy",
             )
 
     def bucket(self, key: str, uri: str) -> Iterator[Issue]:
-        """Whether a bucket is there, and in the job's region."""
+        """Whether a bucket exists in the job's region."""
         bucket = split(uri)[0]
         client = self.client("s3")
         try:
@@ -123,11 +123,11 @@ class Look:
                 key=key,
                 found=f"the bucket {bucket} is in {region}, the job in {self.region}",
                 valid="one region for both",
-                fix=f"take a bucket in {self.region}, or write region: {region}",
+                fix=f"use a bucket in {self.region}, or write region: {region}",
             )
 
     def channel(self, name: str, uri: str) -> Iterator[Issue]:
-        """Whether there are objects under a prefix, and only those that are meant."""
+        """Whether a prefix matches objects, and only those of one folder."""
         key = f"inputs.{name}"
         wrong = list(self.bucket(key, uri))
         yield from wrong
@@ -135,16 +135,16 @@ class Look:
             return
         bucket, prefix = split(uri)
         client = self.client("s3")
-        count = size = beside = 0
+        count = size = outside = 0
         example = ""
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Contents", ()):
                 count, size = count + 1, size + item["Size"]
-                if not _meant(item["Key"], prefix):
-                    beside, example = beside + 1, item["Key"]
+                if not _in_folder(item["Key"], prefix):
+                    outside, example = outside + 1, item["Key"]
             if count >= MAX_OBJECTS:
                 found = f"whether {uri} fits the disk: it holds more than {MAX_OBJECTS:,} objects"
-                yield not_checked(key=key, found=found, fix="aws s3 ls --summarize --recursive tells its size")
+                yield not_checked(key=key, found=found, fix="aws s3 ls --summarize --recursive shows its size")
                 break
         if not count:
             parent = prefix.rstrip("/").rpartition("/")[0]
@@ -153,10 +153,10 @@ class Look:
             shows = f"aws s3 ls s3://{bucket}/{parent} shows what is there"
             fix = did_you_mean(prefix.rstrip("/"), near, shows)
             yield Issue(key=key, found=f"no objects under {uri}", fix=fix)
-        if beside:
+        if outside:
             yield warning(
                 key=key,
-                found=f"{uri} is a prefix: {beside} objects beside the folder come too, such as {example}",
+                found=f"{uri} is a prefix that also matches {outside} objects outside the folder, such as {example}",
                 fix=f"write {uri}/",
             )
         given = self.job.inputs[name]
@@ -173,18 +173,18 @@ class Look:
             if page.get("Contents"):
                 yield warning(
                     key="checkpoints",
-                    found=f"{uri} holds objects already: the job starts from them",
-                    fix="nothing to do to go on; else take another prefix",
+                    found=f"{uri} holds objects already, and the job resumes from them",
+                    fix="no change to resume; otherwise use another prefix",
                 )
 
     def volume(self) -> Iterator[Issue]:
-        """Whether the data that is copied to a host fits its disk."""
+        """Whether a host's copy of the data fits its disk."""
         machine = catalog.instance(request.first_instance_type(self.job))
         own = machine.local_storage_gb if machine is not None else 0
         disk = own or self.job.compute.volume_gb
         total = sum(self.sizes.values()) / 1e9
         if total > disk:
-            fix = "write mode: FastFile for the large channels, which reads without copying"
+            fix = "write mode: FastFile for large channels, which are then streamed"
             yield Issue(
                 key="compute.instance_type" if own else "compute.volume_gb",
                 found=f"{total:,.0f} GB of data for a disk of {disk} GB",
@@ -193,7 +193,7 @@ class Look:
             )
 
     def subnets(self) -> Iterator[Issue]:
-        """Whether the subnets are there, in one VPC, with an address for each host."""
+        """Whether the subnets exist in one VPC, with an address for each host."""
         key, client = "network.subnets", self.client("ec2")
         found, missing = _described(
             lambda name: client.describe_subnets(SubnetIds=[name])["Subnets"], self.job.network.subnets
@@ -202,15 +202,15 @@ class Look:
             fix = f"aws ec2 describe-subnets --region {self.region} lists them"
             yield Issue(key=key, found=f"{name}: no such subnet in {self.region}", fix=fix)
         if len({subnet["VpcId"] for subnet in found}) > 1:
-            yield Issue(key=key, found="subnets of several VPCs", valid="one VPC", fix="take subnets of one VPC")
+            yield Issue(key=key, found="subnets of several VPCs", valid="one VPC", fix="use subnets of one VPC")
         free = sum(subnet.get("AvailableIpAddressCount", 0) for subnet in found)
         hosts = sum(prices.instances(self.job).values())
         if found and free < hosts:
-            fix = "take larger subnets, or add one"
+            fix = "use larger subnets, or add one"
             yield Issue(key=key, found=f"{free} free addresses for {hosts} hosts", fix=fix)
 
     def security_groups(self) -> Iterator[Issue]:
-        """Whether the security groups are there and let the hosts reach each other; 7777 is the toolkit's rendezvous port."""
+        """Whether the security groups exist and allow traffic between hosts. 7777 is the toolkit's rendezvous port."""
         key, client = "network.security_groups", self.client("ec2")
         found, missing = _described(
             lambda name: client.describe_security_groups(GroupIds=[name])["SecurityGroups"],
@@ -220,19 +220,19 @@ class Look:
             fix = f"aws ec2 describe-security-groups --region {self.region} lists them"
             yield Issue(key=key, found=f"{name}: no such security group in {self.region}", fix=fix)
         hosts = sum(prices.instances(self.job).values())
-        if found and hosts > 1 and not any(_lets_in(group, -1, -1, found) for group in found):
+        if found and hosts > 1 and not any(_allows(group, -1, -1, found) for group in found):
             # https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
-            some = any(_lets_in(group, 7777, 7777, found) for group in found)
-            only = "on some ports only: EFA needs all traffic" if some else "in"
+            some = any(_allows(group, 7777, 7777, found) for group in found)
+            traffic = "all traffic, which EFA needs," if some else "traffic"
             yield Issue(
                 key=key,
                 level="warning" if some else "error",
-                found=f"no group lets its own members {only}, and {hosts} hosts have to reach each other",
+                found=f"no group allows {traffic} from its own members, and {hosts} hosts have to reach each other",
                 fix="add an inbound rule to one of them: all traffic, with the group itself as its source",
             )
 
     def lustre(self, name: str, file_system: str) -> Iterator[Issue]:
-        """Whether an FSx file system is there, ready, mounted by the path's first part, and reachable."""
+        """Whether an FSx file system exists, is ready and reachable, and the path starts with its mount name."""
         key, client = f"inputs.{name}", self.client("fsx")
         try:
             facts = client.describe_file_systems(FileSystemIds=[file_system])["FileSystems"][0]
@@ -241,7 +241,7 @@ class Look:
             yield Issue(key=key, found=f"{file_system}: no such file system in {self.region}", fix=fix)
             return
         if facts["FileSystemType"] != "LUSTRE":
-            fix = "take a file system of type LUSTRE"
+            fix = "use a file system of type LUSTRE"
             yield Issue(key=key, found=f"{file_system} is of type {facts['FileSystemType']}", valid="LUSTRE", fix=fix)
             return
         if facts.get("Lifecycle", "AVAILABLE") != "AVAILABLE":
@@ -270,28 +270,28 @@ class Look:
             yield Issue(key=key, found=found, valid="available", fix="wait for it")
 
     def same_network(self, key: str, file_system: str, vpc: str | None) -> Iterator[Issue]:
-        """Whether the job's subnets lie in a file system's VPC and a security group opens Lustre's ports."""
+        """Whether the job's subnets are in a file system's VPC, and a security group opens Lustre's ports."""
         client = self.client("ec2")
         subnets = client.describe_subnets(SubnetIds=list(self.job.network.subnets))["Subnets"]
         own = {subnet["VpcId"] for subnet in subnets}
         if vpc is not None and own and vpc not in own:
             found = f"{file_system} is in {vpc}, the job's subnets in {', '.join(sorted(own))}"
-            yield Issue(key=key, found=found, valid="one VPC", fix="take subnets of the file system's VPC")
+            yield Issue(key=key, found=found, valid="one VPC", fix="use subnets of the file system's VPC")
         groups = client.describe_security_groups(GroupIds=list(self.job.network.security_groups))["SecurityGroups"]
         closed = [
             f"{low}-{high}" if low != high else str(low)
             for low, high in LUSTRE_PORTS
-            if not any(_lets_in(group, low, high, groups) for group in groups)
+            if not any(_allows(group, low, high, groups) for group in groups)
         ]
         if closed:
             yield warning(
                 key="network.security_groups",
-                found=f"none of the job's groups lets its members in on the ports of Lustre ({', '.join(closed)})",
-                fix="nothing to do if the file system's own group lets the job in; else add inbound TCP rules for them",
+                found=f"no group of the job opens Lustre's ports ({', '.join(closed)}) to its members",
+                fix="no change if the file system's own group opens them; otherwise add inbound TCP rules",
             )
 
     def quota(self) -> Iterator[Issue]:
-        """Whether the account may have so many hosts at once."""
+        """Whether the account's quota covers the hosts."""
         kind = "spot training job" if self.job.compute.spot else "training job"
         wanted = {f"{name} for {kind} usage": count for name, count in prices.instances(self.job).items()}
         if self.job.compute.keep_alive_minutes is not None:
@@ -302,18 +302,18 @@ class Look:
         quotas = {item["QuotaName"]: item["Value"] for page in pages for item in page["Quotas"]}
         for name, count in wanted.items():
             if name not in quotas:
-                fix = "Service Quotas in AWS's console shows it"
-                yield not_checked(key="compute.instance_type: quota", found=f"no quota is called {name!r}", fix=fix)
+                fix = "look it up under Service Quotas in AWS's console"
+                yield not_checked(key="compute.instance_type: quota", found=f"no quota named {name!r}", fix=fix)
             elif quotas[name] < count:
                 yield Issue(
                     key="compute.instance_count" if not self.job.compute.instance_groups else "compute.instance_groups",
-                    found=f"{count} hosts; this account may have {quotas[name]:g} ({name})",
+                    found=f"{count} hosts; this account's quota is {quotas[name]:g} ({name})",
                     valid=f"at most {quotas[name]:g}",
-                    fix="ask for more in Service Quotas, or write fewer hosts or another instance type",
+                    fix="request more under Service Quotas, or use fewer hosts or another instance type",
                 )
 
     def price(self) -> Iterator[Issue]:
-        """Read AWS's price list and keep it; the plan's ceiling is worked out anew with it."""
+        """Read AWS's price list and keep it, for the plan's ceiling."""
         if self.job.compute.price_per_hour is not None:
             return
         names = list(prices.instances(self.job))
@@ -324,17 +324,17 @@ class Look:
             yield not_checked(
                 key="compute.price_per_hour",
                 found=f"AWS's price list has no training price for {', '.join(missing)} in {self.region}",
-                fix="give compute.price_per_hour; and see whether the region has this instance type",
+                fix="set compute.price_per_hour, and check that the region has this instance type",
             )
 
 
-def _guarded(key: str, look: Callable[[], Iterator[Issue]]) -> list[Issue]:
-    """What a look finds; where AWS does not let us, that it was not checked."""
+def _guarded(key: str, run: Callable[[], Iterator[Issue]]) -> list[Issue]:
+    """A check's issues; where AWS denies it, an issue of the level "not checked"."""
     import botocore.exceptions
 
     found: list[Issue] = []
     try:
-        found.extend(look())
+        found.extend(run())
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
         what, fix = session.about(error)
         found.append(not_checked(key=key, found=what, fix=fix))
@@ -344,7 +344,7 @@ def _guarded(key: str, look: Callable[[], Iterator[Issue]]) -> list[Issue]:
 def _described(
     describe: Callable[[str], list[dict[str, Any]]], names: list[str]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """What EC2 says of each name, and the names that it does not know. Raises botocore's other errors."""
+    """EC2's descriptions of the names, and the names that it does not know. Raises botocore's other errors."""
     found, missing = [], []
     for name in names:
         try:
@@ -357,18 +357,18 @@ def _described(
 
 
 def _bucket_region(answer: dict[str, Any]) -> str:
-    """The region that S3 names in an answer or an error; "" where it names none."""
+    """The region in an answer or error of S3; "" without one."""
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return answer.get("BucketRegion") or headers.get("x-amz-bucket-region") or ""
 
 
-def _meant(key: str, prefix: str) -> bool:
-    """Whether an object lies in the folder that a prefix seems to mean, rather than beside it."""
+def _in_folder(key: str, prefix: str) -> bool:
+    """Whether an object is in the folder that a prefix seems to name."""
     return not prefix or prefix.endswith("/") or key == prefix or key.startswith(f"{prefix}/")
 
 
-def _lets_in(group: dict[str, Any], low: int, high: int, members: list[dict[str, Any]]) -> bool:
-    """Whether a security group lets one of the job's groups in on TCP ports; -1: on all of them."""
+def _allows(group: dict[str, Any], low: int, high: int, members: list[dict[str, Any]]) -> bool:
+    """Whether a security group allows one of the job's groups on TCP ports; -1: on all."""
     names = {member["GroupId"] for member in members}
     for rule in group.get("IpPermissions", ()):
         everything = rule.get("IpProtocol") == "-1"

@@ -1,4 +1,4 @@
-"""A plan for SageMaker: what its request says, and its estimator."""
+"""A plan for SageMaker: a summary of its request, and its estimator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.planner.plan import Plan, refuse_errors
 
 @dataclass(frozen=True, repr=False)
 class SageMakerPlan(Plan):
-    """A Plan that SageMaker's SDK can carry out too."""
+    """A Plan that SageMaker's SDK can run too."""
 
     def estimator(self, boto_session: Any = None) -> tuple[Any, dict[str, Any]]:
         refuse_errors(self)
@@ -23,7 +23,7 @@ class SageMakerPlan(Plan):
 
 
 def summary(request: Mapping[str, Any]) -> dict[str, str]:
-    """What a CreateTrainingJob request says and nothing else of a plan shows, for people."""
+    """Name -> text of what only the CreateTrainingJob request holds, for the printed plan."""
     about = {
         "image": request["AlgorithmSpecification"]["TrainingImage"],
         "role": request["RoleArn"],
@@ -34,7 +34,9 @@ def summary(request: Mapping[str, Any]) -> dict[str, str]:
     if "VpcConfig" in request:
         about["network"] = ", ".join([*request["VpcConfig"]["Subnets"], *request["VpcConfig"]["SecurityGroupIds"]])
     if request.get("EnableManagedSpotTraining"):
-        about["spot"] = f"waits and trains at most {request['StoppingCondition']['MaxWaitTimeInSeconds'] / 3600:g} h"
+        about["spot"] = (
+            f"waits and trains for at most {request['StoppingCondition']['MaxWaitTimeInSeconds'] / 3600:g} h"
+        )
     profiler = request["ProfilerConfig"]
     interval = profiler.get("ProfilingIntervalInMilliseconds")
     rules = [rule["RuleConfigurationName"] for rule in request.get("ProfilerRuleConfigurations", [])]

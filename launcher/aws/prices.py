@@ -1,6 +1,6 @@
-"""What a job costs: the ceiling before it starts, the spend while it runs, the bill when it is over. US dollars.
+"""A job's cost in US dollars: the ceiling before it starts, the spend while it runs, the bill when it is over.
 
-The price of an instance-hour is the job's own (`compute.price_per_hour`), or AWS's Price List as it was last read, with its date.
+The price of an instance-hour is `compute.price_per_hour`, or that of AWS's Price List when it was last read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from launcher.record.records import write_json
 from launcher.show.text import dollars
 
 PRICE_LIST_REGION = "us-east-1"
-"""Where the Price List Query API answers for all regions.
+"""The region of the Price List Query API, which covers all regions.
 https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html"""
 
 
 def price(job: Job) -> Price:
-    """A job's price by what this machine knows; asks nobody."""
+    """A job's price from the config or the cached price list. Offline."""
     machines = instances(job)
     if not machines:
         return Price(None, None, "price not known: no instance type")
@@ -35,7 +35,7 @@ def price(job: Job) -> Price:
     known = _cached().get(job.region or "", {})
     missing = sorted(name for name in machines if name not in known)
     if missing:
-        fix = "launcher plan --check reads AWS's price list; or give compute.price_per_hour"
+        fix = "launcher plan --check reads AWS's price list; or set compute.price_per_hour"
         return Price(None, None, f"price not known for {', '.join(missing)}: {fix}")
     read = min(known[name]["read"] for name in machines)
     per_hour = sum(known[name]["usd"] * count for name, count in machines.items())
@@ -43,7 +43,7 @@ def price(job: Job) -> Price:
 
 
 def instances(job: Job) -> dict[str, int]:
-    """How many hosts of each instance type a job takes."""
+    """Instance type -> number of hosts."""
     found: dict[str, int] = {}
     for group in job.compute.instance_groups:
         found[group.instance_type] = found.get(group.instance_type, 0) + group.instance_count
@@ -53,13 +53,13 @@ def instances(job: Job) -> dict[str, int]:
 
 
 def read_price_list(client: Any, region: str, names: Iterable[str]) -> dict[str, float]:
-    """Ask AWS's Price List for training on demand, and keep the answers with today's date.
+    """Read training prices on demand from AWS's Price List, and keep them with today's date.
 
     Args:
         client: a boto3 client of `pricing` in PRICE_LIST_REGION.
 
     Returns:
-        US dollars an hour by instance type; without those that the list does not hold.
+        US dollars an hour by instance type, for the types that the list holds.
 
     Raises:
         botocore's errors.
@@ -83,24 +83,24 @@ def read_price_list(client: Any, region: str, names: Iterable[str]) -> dict[str,
             **{name: {"usd": usd, "read": today} for name, usd in found.items()},
         }
         file = cache_file()
-        with contextlib.suppress(OSError):  # a folder that cannot be written costs the memory, not the run
+        with contextlib.suppress(OSError):  # an unwritable folder costs the cache, not the run
             file.parent.mkdir(parents=True, exist_ok=True)
             write_json(file, prices)
     return found
 
 
 def bill(request: Mapping[str, Any], per_hour: float | None, described: Mapping[str, Any]) -> dict[str, Any]:
-    """What a job that is over has cost.
+    """The cost of a job that is over.
 
     Args:
         request: its CreateTrainingJob request.
         per_hour: US dollars an hour of the whole cluster on demand, as planned.
-        described: DescribeTrainingJob's answer. BillableTimeInSeconds is that of one host, with spot's discount already in it:
+        described: DescribeTrainingJob's answer. BillableTimeInSeconds is that of one host, after spot's discount:
             https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html
 
     Returns:
-        billable_seconds (one host), training_seconds, and as far as they are known warm_pool_seconds (until now), cost_usd (the
-        warm pool included), and with spot saving (a fraction).
+        billable_seconds (one host) and training_seconds. Where known, warm_pool_seconds (so far) and cost_usd (with the warm
+        pool); with spot, saving (a fraction).
     """
     billable, training = described.get("BillableTimeInSeconds"), described.get("TrainingTimeInSeconds")
     warm = described.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds")
@@ -113,7 +113,7 @@ def bill(request: Mapping[str, Any], per_hour: float | None, described: Mapping[
 
 
 def so_far(per_hour: float | None, described: Mapping[str, Any]) -> float | None:
-    """US dollars of a job under way, on demand; None where price or start are not known.
+    """US dollars of a running job, on demand; None: no price, or not started.
 
     Args:
         per_hour: of the whole cluster.
@@ -129,14 +129,14 @@ def so_far(per_hour: float | None, described: Mapping[str, Any]) -> float | None
 
 
 def cache_file() -> Path:
-    """Where read prices are kept: $XDG_CACHE_HOME or ~/.cache, vision-launcher/prices.json; an emulator's beside AWS's own."""
-    stood_in = _endpoint()
-    name = f"prices-{urlsplit(stood_in).netloc.replace(':', '-')}.json" if stood_in else "prices.json"
+    """The price cache: vision-launcher/prices.json in $XDG_CACHE_HOME or ~/.cache; one file an endpoint."""
+    endpoint = _endpoint()
+    name = f"prices-{urlsplit(endpoint).netloc.replace(':', '-')}.json" if endpoint else "prices.json"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vision-launcher" / name
 
 
 def _endpoint() -> str | None:
-    """The service that stands in for AWS's price list; None: AWS itself."""
+    """The endpoint that replaces AWS's price list; None: AWS itself."""
     return os.environ.get("AWS_ENDPOINT_URL_PRICING") or os.environ.get("AWS_ENDPOINT_URL")
 
 
@@ -152,7 +152,7 @@ def _price(job: Job, per_hour: float, source: str) -> Price:
 
 
 def _cached() -> dict[str, Any]:
-    """Region -> instance type -> {usd, read}; what is not of this shape counts as not there."""
+    """Region -> instance type -> {usd, read}; {} for a broken cache."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         found = json.loads(cache_file().read_text(encoding="utf-8"))
         return {

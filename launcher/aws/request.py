@@ -1,4 +1,4 @@
-"""Job -> the exact CreateTrainingJob request. A pure function of its arguments; a test holds it equal to what SDK v2 sends.
+"""A job's CreateTrainingJob request, a pure function of its arguments. A test compares it with what SDK v2 sends.
 
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 """
@@ -20,7 +20,7 @@ from launcher.config.metrics import metric_table
 
 ARCHIVE = "sourcedir.tar.gz"
 CODE_CHANNEL = "code"
-"""The channel that brings the code where the container may not fetch it itself (network isolation)."""
+"""The channel of the code under network isolation, where the container cannot download it."""
 
 PROFILER_INSTANCE_TYPE, PROFILER_VOLUME_GB = "ml.m5.4xlarge", 128
 """The processing job of SageMaker Profiler: profiler_constants.py of sagemaker 2.257.7."""
@@ -32,7 +32,7 @@ def metrics(job: Job) -> dict[str, str]:
 
 
 def code_uri(job: Job, run_name: str) -> str:
-    """Where the source archive lies in S3."""
+    """The source archive's address in S3."""
     return f"{(job.code or job.output or '').rstrip('/')}/{run_name}/source/{ARCHIVE}"
 
 
@@ -42,10 +42,10 @@ def training_job(job: Job, run_name: str, channels: Mapping[str, str]) -> dict[s
     Args:
         job: with role, region, output, image and an instance type.
         run_name: the training job's name.
-        channels: for inputs on this machine, the s3:// address that they are uploaded to.
+        channels: s3:// address of each input that is uploaded.
 
     Raises:
-        catalog.UnknownImage: AWS has no such image there.
+        catalog.UnknownImage: the region has no such image.
     """
     compute, network = job.compute, job.network
     request: dict[str, Any] = {
@@ -66,7 +66,9 @@ def training_job(job: Job, run_name: str, channels: Mapping[str, str]) -> dict[s
     if not request["AlgorithmSpecification"]["MetricDefinitions"]:
         del request["AlgorithmSpecification"]["MetricDefinitions"]
     if job.image is not None and job.image.framework_version is not None:
-        request["AlgorithmSpecification"]["EnableSageMakerMetricsTimeSeries"] = True  # as the SDK for its own images
+        request["AlgorithmSpecification"]["EnableSageMakerMetricsTimeSeries"] = (
+            True  # as the SDK does for its own images
+        )
     if network.isolation:
         request["InputDataConfig"].append(_s3_channel(CODE_CHANNEL, code_uri(job, run_name)))
     if not request["InputDataConfig"]:
@@ -103,7 +105,7 @@ def training_job(job: Job, run_name: str, channels: Mapping[str, str]) -> dict[s
 
 
 def image_uri(job: Job) -> str:
-    """The image's address: as the job gives it, or AWS's for the PyTorch version, region and kind of instance."""
+    """The image's address: the job's own, or AWS's for the PyTorch version, region and instance type."""
     assert job.image is not None and job.region is not None
     if job.image.uri is not None:
         return job.image.uri
@@ -112,8 +114,9 @@ def image_uri(job: Job) -> str:
 
 
 def first_instance_type(job: Job) -> str:
-    """The job's instance type. Of several groups: that of the group that trains; where none is named, the first with
-    accelerators, as SDK v2 chooses its image by (`_get_instance_type` in estimator.py of 2.257.7); else the first.
+    """The job's instance type. Of several groups: the training group's, else the first with accelerators, else the first.
+
+    SDK v2 selects its image by the same order (`_get_instance_type` in estimator.py of 2.257.7).
     """
     groups = job.compute.instance_groups
     training = [group for group in groups if group.name in job.compute.training_groups]
@@ -122,7 +125,7 @@ def first_instance_type(job: Job) -> str:
 
 
 def toolkit_hyperparameters(job: Job, run_name: str) -> dict[str, Any]:
-    """What SageMaker's SDK adds to the hyperparameters for its container toolkit.
+    """The hyperparameters that SageMaker's SDK adds for the container toolkit.
 
     Source: estimator.py and pytorch/estimator.py of sagemaker 2.257.7.
     """
@@ -152,7 +155,7 @@ def toolkit_hyperparameters(job: Job, run_name: str) -> dict[str, Any]:
 
 
 def processes_hyperparameter(job: Job) -> dict[str, int]:
-    """Training processes a host where the job says how many: the toolkit reads this name for torchrun too (its runner.py, 5.1.4)."""
+    """The job's training processes per host. The toolkit reads this name for torchrun too (runner.py of 5.1.4)."""
     if job.compute.processes_per_host is None or job.distribution != "torchrun":
         return {}
     return {"sagemaker_mpi_num_of_processes_per_host": job.compute.processes_per_host}
@@ -162,7 +165,7 @@ def channel(name: str, given: Input, uploaded_to: str | None) -> dict[str, Any]:
     """One entry of InputDataConfig.
 
     Args:
-        uploaded_to: where an input of this machine lies in S3; None for the others.
+        uploaded_to: the s3:// address of an input that is uploaded; None for others.
     """
     if given.source in ("fsx", "efs"):
         made: dict[str, Any] = {
@@ -201,9 +204,9 @@ def channel(name: str, given: Input, uploaded_to: str | None) -> dict[str, Any]:
 
 
 def profiler_rules(job: Job, run_name: str) -> list[dict[str, Any]]:
-    """The processing jobs beside the training: SageMaker Profiler's own, then the rules asked for.
+    """The processing jobs beside the training job: SageMaker Profiler's own, then the job's rules.
 
-    SDK v2 drops Profiler's processing job as soon as any rule is given; without it nothing is made of what Profiler records.
+    SDK v2 omits Profiler's processing job where a rule is given. Profiler's recordings would then stay unprocessed.
     """
     if job.profiling is None or job.region is None:
         return []
@@ -234,7 +237,7 @@ def profiler_rules(job: Job, run_name: str) -> list[dict[str, Any]]:
 
 @functools.cache
 def rule_defaults() -> dict[str, dict[str, Any]]:
-    """Debugger's profiling rules by name, each with its parameters."""
+    """Debugger's profiling rule -> its default parameters."""
     rules: dict[str, dict[str, Any]] = yaml.safe_load(
         Path(__file__).with_name("profiler_rules.yaml").read_text(encoding="utf-8")
     )
@@ -242,17 +245,17 @@ def rule_defaults() -> dict[str, dict[str, Any]]:
 
 
 def detailed_profiler_name(run_name: str) -> str:
-    """The name of SageMaker Profiler's processing job: the run's time and letters keep it unique."""
+    """The name of SageMaker Profiler's processing job, made unique by the run's time and letters."""
     return "DetailedProfilerProcessingJobConfig-" + "-".join(run_name.rsplit("-", 3)[1:])
 
 
 def max_wait_hours(compute: Compute) -> float:
-    """With spot: how long training and waiting may take together, in hours."""
+    """The limit of waiting and training on spot, in hours."""
     return compute.max_wait_hours if compute.max_wait_hours is not None else min(2 * compute.max_hours, 28 * 24)
 
 
 def seconds(hours: float) -> int:
-    """Hours as the whole seconds that the request holds; never 0."""
+    """Hours as whole seconds, at least 1."""
     return max(1, math.floor(hours * 3600 + 0.5))
 
 
@@ -288,8 +291,7 @@ def _resources(compute: Compute) -> dict[str, Any]:
 
 
 def profiler_config(job: Job) -> dict[str, Any]:
-    """SageMaker's system metrics, and its Profiler. Switched off unless asked for: left out, SageMaker would profile, at a cost
-    and with a service that is closing."""
+    """ProfilerConfig. It disables profiling unless the job asks for it: without the member, SageMaker profiles at a cost."""
     if job.profiling is None:
         return {"DisableProfiler": True}
     made: dict[str, Any] = {"S3OutputPath": job.profiling.output or job.output, "DisableProfiler": False}

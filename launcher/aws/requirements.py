@@ -1,4 +1,4 @@
-"""The requirements.txt that travels: what the entry script imports and AWS's image lacks."""
+"""requirements.txt of the source package: what the script imports and AWS's image lacks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from launcher.config.job import Job
 from launcher.planner.source_package import SourceFile
 
 FILE = "requirements.txt"
-"""The toolkit installs it before the script starts."""
+"""The container toolkit installs it before the script starts."""
 
 
 def complete(job: Job, files: list[SourceFile]) -> list[SourceFile]:
-    """The files, and a requirements.txt where one is needed: never beside the user's own, and not for an image that is not AWS's.
+    """The files, with a requirements.txt where AWS's image lacks packages. The user's own requirements.txt stays as it is.
 
-    The versions are those that this kit is tested with.
+    Versions are those that this kit is tested with.
     """
     uri = job.image.uri if job.image is not None else None
     if uri is not None and catalog.image_facts(uri) is None:
@@ -26,13 +26,13 @@ def complete(job: Job, files: list[SourceFile]) -> list[SourceFile]:
     needed = _needed(job, files)
     if not needed:
         return files
-    text = "# Made for the image by vision-launcher: what the script imports beyond what the image holds.\n"
+    text = "# Made by vision-launcher: what the script imports and the image lacks.\n"
     content = (text + "".join(f"{name}=={version}\n" for name, version in needed.items())).encode()
     return sorted([*files, SourceFile(FILE, None, len(content), content)], key=lambda file: file.path)
 
 
 def lacking(job: Job, files: list[SourceFile]) -> list[str]:
-    """What the script imports, AWS's image lacks and the user's own requirements.txt does not name, as lines for that file."""
+    """Lines that the user's own requirements.txt lacks: what the script imports and AWS's image does not hold."""
     uri = job.image.uri if job.image is not None else None
     own = next((file for file in files if file.path == FILE and file.source is not None), None)
     if own is None or (uri is not None and catalog.image_facts(uri) is None):
@@ -42,7 +42,7 @@ def lacking(job: Job, files: list[SourceFile]) -> list[str]:
 
 
 def _needed(job: Job, files: list[SourceFile]) -> dict[str, str]:
-    """What the script imports beyond what AWS's images hold, and its version, by name."""
+    """Package -> version that the script imports and AWS's images lack."""
     packages = catalog.packages()
     imported = imported_modules(job.script, files)
     needed = {
@@ -57,7 +57,7 @@ def _needed(job: Job, files: list[SourceFile]) -> dict[str, str]:
 
 
 def dali_packages(job: Job) -> Mapping[str, str] | None:
-    """What `preprocessing: dali` needs in the job's image, where it is AWS's; None where there is no DALI for it."""
+    """Packages that `preprocessing: dali` needs in one of AWS's images; None: no DALI for it."""
     image = job.image
     about = catalog.image_facts(image.uri) if image is not None and image.uri is not None else None
     if about is not None:
@@ -66,7 +66,7 @@ def dali_packages(job: Job) -> Mapping[str, str] | None:
 
 
 def imported_modules(script: str, files: list[SourceFile]) -> set[str]:
-    """The top-level modules that a script imports, itself or through other files that travel."""
+    """Top-level modules that a script imports, itself or through other source files."""
     by_path = {file.path: file for file in files}
     found: set[str] = set()
     waiting, seen = [script], set()
@@ -86,11 +86,11 @@ def imported_modules(script: str, files: list[SourceFile]) -> set[str]:
 
 
 def _imports(path: str, source: bytes) -> Iterator[str]:
-    """Every name that a Python file imports, wherever the statement stands; relative ones from the top of the folder."""
+    """Every name that a Python file imports, at any depth. Relative names start at the source folder."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return  # preflight tells it of the script
+        return  # validation reports a script's syntax error
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -102,7 +102,7 @@ def _imports(path: str, source: bytes) -> Iterator[str]:
 
 
 def _paths(name: str, script: str, by_path: Mapping[str, SourceFile]) -> Iterator[str]:
-    """The travelling files that an imported name may stand for: beside the script, or at the top."""
+    """The source files that an imported name may be: beside the script, or at the top."""
     folder = script.rpartition("/")[0]
     for base in {folder, ""}:
         place = f"{base}/{name.replace('.', '/')}".lstrip("/")

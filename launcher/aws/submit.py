@@ -1,4 +1,4 @@
-"""Sending CreateTrainingJob: through the SDK's estimator where SDK v2 is installed, else through boto3; the same request."""
+"""CreateTrainingJob, through the SDK's estimator where SDK v2 is installed, else through boto3. Both send the same request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def create(plan: Plan) -> str:
         How it was sent, for the record: `sagemaker 2.257.7` or `boto3`.
 
     Raises:
-        botocore's errors; UserError where the SDK would send something else than planned.
+        botocore's errors; UserError where the SDK would change the planned request.
     """
     version = estimator.sdk_version()
     if estimator.is_supported(version):
@@ -31,7 +31,7 @@ def create(plan: Plan) -> str:
 
 
 def is_there(plan: Plan) -> bool | None:
-    """Whether the training job exists; None where SageMaker does not say."""
+    """Whether the training job exists; None: SageMaker did not answer."""
     try:
         session.client("sagemaker", str(plan.job.region)).describe_training_job(TrainingJobName=plan.name)
     except session.errors() as error:
@@ -40,7 +40,7 @@ def is_there(plan: Plan) -> bool | None:
 
 
 def through_estimator(plan: Plan) -> None:
-    """Create the job by `PyTorch.fit`, after a look at what it is about to send."""
+    """Create the job by `PyTorch.fit`, and check the request before it is sent."""
     with _quiet():
         made, inputs = plan.estimator(session.boto_session(str(plan.job.region)))
         events = made.sagemaker_session.sagemaker_client.meta.events
@@ -52,7 +52,7 @@ def through_estimator(plan: Plan) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The SDK, once imported, has every library's INFO lines printed; here it tells nothing that our own lines do not."""
+    """Silence the SDK, which prints INFO lines of every library once it is imported."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     disabled = logging.root.manager.disable
@@ -71,15 +71,15 @@ def _same_as(planned: dict[str, Any]) -> Callable[..., None]:
             keys = [key for key in {**params, **planned} if comparable(params).get(key) != comparable(planned).get(key)]
             raise mistake(
                 "estimator",
-                f"this SageMaker SDK would send another request than planned, in {', '.join(sorted(keys))}; nothing was sent",
-                "pip install 'sagemaker==2.257.7', or uninstall it: boto3 alone sends what was planned",
+                f"this SageMaker SDK would change {', '.join(sorted(keys))} of the planned request; nothing was sent",
+                "pip install 'sagemaker==2.257.7', or uninstall it: boto3 alone sends the planned request",
             )
 
     return compare
 
 
 def comparable(request: dict[str, Any]) -> dict[str, Any]:
-    """A request without the order that does not count: the SDK keeps Debugger's collections in a set."""
+    """A request with Debugger's collections sorted: the SDK keeps them in a set."""
     hook = request.get("DebugHookConfig")
     if hook is None:
         return request

@@ -1,4 +1,4 @@
-"""What goes to S3 before a job starts: data of this machine, the source archive, and the run's record."""
+"""Uploads before a job starts: data of this machine, the source archive, and the run's record."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from launcher.show.text import counted
 
 THREADS = 8
 MAX_FILES = 1_000_000
-"""More files than that are no data set to upload one by one, or not the folder that was meant."""
+"""Above it, single uploads take too long, or the folder is the wrong one."""
 RECORD = "record/record.tar.gz"
-"""The run's record, below <output>/<run>/: with it the run is found again from another machine."""
+"""The run's record below <output>/<run>/, by which another machine attaches to the run."""
 
 
 def planned_upload(job: Job, channel: str, place: Path) -> Upload:
-    """Where a folder or file of this machine will lie in S3.
+    """The target in S3 of a folder or file.
 
-    The address holds a fingerprint of names, sizes and times, so that data that did not change is uploaded once, and data
-    that did never mixes with older.
+    It holds a fingerprint of names, sizes and times: unchanged data is uploaded once, and changed data never mixes with older.
     """
     fingerprint = hashlib.sha256()
     count = size = 0
     for relative, file in _files(place):
         if not relative.isprintable():
-            raise mistake(f"inputs.{channel}", f"a file name that is no plain text: {relative!r}", "rename it")
+            raise mistake(f"inputs.{channel}", f"a file name with unprintable characters: {relative!r}", "rename it")
         facts = file.stat()
         count, size = count + 1, size + facts.st_size
         fingerprint.update(f"{relative}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
@@ -45,11 +44,11 @@ def planned_upload(job: Job, channel: str, place: Path) -> Upload:
 
 
 def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
-    """Bring a plan's data and code to S3. Objects that are there with the same size are not sent again.
+    """Upload a plan's data and code. Objects of the same size are not sent again.
 
     Args:
         client: a boto3 client of `s3`.
-        say: gets a line for people before each part.
+        say: called with a line for people before each part.
 
     Raises:
         botocore's and s3transfer's errors.
@@ -61,7 +60,7 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
         wanted = [(file, key + relative if item.source.is_dir() else key) for relative, file in _files(item.source)]
         missing = [(file, name) for file, name in wanted if there.get(name) != file.stat().st_size]
         if not missing:
-            say(f"{item.target} is there already")
+            say(f"{item.target} is uploaded already")
             continue
         total = sum(file.stat().st_size for file, _ in missing)
         say(f"uploading {item.source}: {counted(len(missing), 'file')}, {total / 2**20:.1f} MiB, to {item.target}")
@@ -72,7 +71,7 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
             ]:
                 sent.result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C the other files do not matter
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C, drop the rest
     packed = archive(plan.files)
     target = request.code_uri(plan.job, plan.name)
     say(f"uploading the code: {len(plan.files)} files, {len(packed) / 1024:.1f} KiB, to {target}")
@@ -81,7 +80,7 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
 
 
 def upload_record(plan: Plan, folder: RunFolder, client: Any) -> None:
-    """Bring the run's record to S3, beside its output; uncommitted changes that look like a secret stay here. Raises botocore's errors."""
+    """Upload the run's record beside its output, without a git patch that seems to hold a secret. Raises botocore's errors."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for file in (
@@ -95,7 +94,7 @@ def upload_record(plan: Plan, folder: RunFolder, client: Any) -> None:
 
 
 def encryption(job: Job) -> dict[str, str]:
-    """What S3 is told about encryption: the job's own key, where it names one."""
+    """Arguments of an upload with the job's KMS key; {} without one."""
     return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": job.output_key} if job.output_key else {}
 
 
@@ -106,7 +105,7 @@ def split(uri: str) -> tuple[str, str]:
 
 
 def _files(place: Path) -> Iterator[tuple[str, Path]]:
-    """A file, or every file below a folder in order, links followed but not in circles; each with its path inside the folder.
+    """A file, or every file below a folder, sorted; each with its path in the folder. Links are followed, cycles are not.
 
     Raises:
         UserError: more than MAX_FILES.
@@ -124,7 +123,7 @@ def _files(place: Path) -> Iterator[tuple[str, Path]]:
         seen.add((facts.st_dev, facts.st_ino))
         found += [Path(at) / name for name in names]
         if len(found) > MAX_FILES:
-            fix = "name the data's own folder, or upload it (aws s3 sync) and give it as {s3: …}"
+            fix = "name the data's own folder, or upload it (aws s3 sync) and write {s3: …}"
             raise mistake(str(place), f"more than {MAX_FILES:,} files", fix)
     yield from sorted((file.relative_to(place).as_posix(), file) for file in found if file.is_file())
 

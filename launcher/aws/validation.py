@@ -15,22 +15,22 @@ from launcher.config.job import Job
 warning = partial(Issue, level="warning")
 
 HOURS_WITHOUT_CHECKPOINTS = 1
-"""What SageMaker allows its own algorithms on spot that do not checkpoint; longer, an interruption loses too much.
+"""SageMaker's limit for its own spot algorithms that do not checkpoint.
 https://docs.aws.amazon.com/sagemaker/latest/dg/model-managed-spot-training.html"""
 
 TAKEN_FOLDERS = ("/opt/ml/code", "/opt/ml/input", "/opt/ml/model", "/opt/ml/output")
-"""Folders in the container that have another use."""
+"""Folders of the container with another use."""
 
 CHECKPOINTS_FOLDER = "/opt/ml/checkpoints"
-"""SageMaker's own. No variable tells a script of another one."""
+"""SageMaker's default. No environment variable names another one."""
 
 
 def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Issue]:
-    """Everything wrong or doubtful about a job for SageMaker.
+    """Errors and warnings of a job for SageMaker. Offline.
 
     Args:
-        kit_script: whether it runs one of this kit's own entry scripts.
-        requirements: whether a requirements.txt travels, which the container installs from the network.
+        kit_script: whether the script is one of this kit's.
+        requirements: whether the source package holds a requirements.txt, which the container installs from the network.
     """
     issues = [*_missing(job), *cluster.check(job, kit_script=kit_script), *limits.check(job)]
     issues += [
@@ -52,11 +52,11 @@ def _missing(job: Job) -> Iterator[Issue]:
     }
     for key, fix in fixes.items():
         if getattr(job, key) is None:
-            yield Issue(key=key, found="missing; SageMaker needs it", fix=fix)
+            yield Issue(key=key, found="missing; SageMaker requires it", fix=fix)
     if job.compute.instance_type is None and not job.compute.instance_groups:
         yield Issue(
             key="compute.instance_type",
-            found="missing; SageMaker needs it",
+            found="missing; SageMaker requires it",
             fix="add under compute: instance_type: ml.g5.xlarge, or what the job needs",
         )
 
@@ -80,7 +80,8 @@ def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
         yield Issue(
             key="image.uri",
             found=f"an image in {registry[1]} for a job in {job.region}; SageMaker pulls from its own region only",
-            fix=f"write {job.region} in the address" + ("" if catalog.image_facts(uri) else ", after a copy there"),
+            fix=f"write {job.region} in the address"
+            + ("" if catalog.image_facts(uri) else ", and copy the image there first"),
         )
     about = catalog.image_facts(uri)
     if about is None:
@@ -88,33 +89,33 @@ def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
             key="image",
             level="not checked",
             found=f"{job.image.uri}: not one of AWS's images",
-            fix="it needs the container toolkit (sagemaker-training), PyTorch, and what the script imports",
+            fix="make sure that it holds the container toolkit (sagemaker-training), PyTorch and what the script imports",
         )
         return
     if about.region is None:
         yield warning(
             key="image.uri",
-            found="an image in AWS's public gallery; SageMaker is documented to pull from ECR's private registries",
-            fix=f"take the same image from {job.region}'s registry, or image: {{framework_version: …, python: …}}",
+            found="an image in AWS's public gallery; AWS documents private ECR registries only",
+            fix=f"use the same image from {job.region}'s registry, or image: {{framework_version: …, python: …}}",
         )
     if not about.for_sagemaker:
         yield Issue(
             key="image.uri",
-            found="an image for EC2, without SageMaker's container toolkit",
-            fix="take the image whose tag ends in -sagemaker",
+            found="an image for EC2, which lacks SageMaker's container toolkit",
+            fix="use the image whose tag ends in -sagemaker",
         )
     if machine is not None and about.device == "cpu" and machine.gpus:
         yield warning(
-            key="image.uri", found=f"a CPU image on {kind}: its GPUs would stay idle", fix="take the -gpu- image"
+            key="image.uri", found=f"a CPU image on {kind}: its GPUs would stay idle", fix="use the -gpu- image"
         )
     if machine is not None and about.device == "gpu" and not machine.gpus:
-        yield warning(key="image.uri", found=f"a GPU image on {kind}, which has no GPU", fix="take the -cpu- image")
+        yield warning(key="image.uri", found=f"a GPU image on {kind}, which has no GPU", fix="use the -cpu- image")
     patched_until = catalog.end_of_patch(about.framework_version)
     if patched_until is not None and patched_until < date.today():
         yield warning(
             key="image",
-            found=f"AWS's image of PyTorch {about.framework_version} gets no security patches since {patched_until}",
-            fix="take a newer one when the script allows it",
+            found=f"AWS's image of PyTorch {about.framework_version} has had no security patches since {patched_until}",
+            fix="use a newer image if the script allows it",
         )
     version = tuple(int(part) for part in about.framework_version.split(".")[:2])
     if kit_script and (version < (2, 0) or (about.python or "py310") in ("py36", "py37", "py38", "py39")):
@@ -142,15 +143,15 @@ def _preprocessing(job: Job, kit_script: bool) -> Iterator[Issue]:
         version = about.framework_version if about is not None else job.image.framework_version
         yield Issue(
             key=key,
-            found=f"dali with PyTorch {version}, whose image has CUDA 11: DALI for that ended with version 1.50",
+            found=f"dali with PyTorch {version}, whose image has CUDA 11; DALI 1.50 was the last release for it",
             valid="dali with PyTorch 2.1 or newer; cpu",
             fix='write image: {framework_version: "2.8.0", python: py312}, or preprocessing: cpu',
         )
     if machine is not None and not machine.gpus:
         yield warning(
             key=key,
-            found=f"dali on {machine.name}, which has no GPU: its operators then take more of the CPU than preprocessing: cpu does",
-            fix="write preprocessing: cpu, or take an instance type with a GPU",
+            found=f"dali on {machine.name}, which has no GPU: it uses more CPU time than preprocessing: cpu",
+            fix="write preprocessing: cpu, or use an instance type with a GPU",
         )
 
 
@@ -176,9 +177,9 @@ def _inputs(job: Job, kit_script: bool) -> Iterator[Issue]:
                 # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Channel.html
                 yield Issue(
                     key=f"{key}.{field}",
-                    found=f"{value} without Pipe mode, which alone unpacks or wraps",
+                    found=f"{value} without Pipe mode: other modes neither unpack nor wrap",
                     valid="mode: Pipe",
-                    fix=f"remove {field}, and let the script read the objects as they are",
+                    fix=f"remove {field}, and read the objects as they are",
                 )
         if given.attributes and given.data_type != "AugmentedManifestFile":
             yield Issue(
@@ -190,8 +191,8 @@ def _inputs(job: Job, kit_script: bool) -> Iterator[Issue]:
             kind = "FSx for Lustre" if given.fsx else "EFS"
             yield Issue(
                 key=key,
-                found=f"{kind} without network.subnets and network.security_groups: the hosts could not reach it",
-                fix="add network: {subnets: [the file system's subnet], security_groups: [one that it accepts]}",
+                found=f"{kind} without network.subnets and network.security_groups: the hosts cannot reach it",
+                fix="add network: {subnets: [the file system's subnet], security_groups: [a group that it accepts]}",
             )
 
 
@@ -204,21 +205,21 @@ def _network(job: Job, requirements: bool) -> Iterator[Issue]:
     if network.isolation and requirements:
         yield Issue(
             key="network.isolation",
-            found="requirements.txt travels, and an isolated container cannot install it",
-            fix="take an image that holds the packages (image: {uri: …})",
+            found="the source package holds requirements.txt, which an isolated container cannot install",
+            fix="use an image that holds the packages (image: {uri: …})",
         )
     elif network.subnets and requirements:
         yield warning(
             key="network.subnets",
-            found="requirements.txt is installed at the start: the subnets need a way to PyPI",
-            fix="a NAT gateway or a package mirror; or an image that holds the packages (image: {uri: …})",
+            found="the container installs requirements.txt, so the subnets need a route to PyPI",
+            fix="add a NAT gateway or a package mirror, or use an image that holds the packages (image: {uri: …})",
         )
     hosts = sum(prices.instances(job).values())
     if network.encrypt_traffic and job.distribution != "none" and hosts > 1:
         yield warning(
             key="network.encrypt_traffic",
-            found="encryption between hosts slows distributed training, and EFA does not carry it",
-            fix="remove it unless a rule of yours asks for it",
+            found="encryption between hosts slows distributed training, and EFA does not support it",
+            fix="remove it unless a policy requires it",
         )
 
 
@@ -229,9 +230,9 @@ def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
         long = wait > HOURS_WITHOUT_CHECKPOINTS
         yield Issue(
             key="compute.spot",
-            # a script of the user's own may keep its state elsewhere
+            # a user's own script may keep its state elsewhere
             level="error" if kit_script and long else "warning",
-            found=f"spot without checkpoints, for up to {wait:g} h: every interruption would start from nothing",
+            found=f"spot without checkpoints, for up to {wait:g} h: every interruption would restart training",
             valid=f"with checkpoints, or max_wait_hours at most {HOURS_WITHOUT_CHECKPOINTS}",
             fix="add checkpoints: s3://your-bucket/prefix",
         )
@@ -241,13 +242,13 @@ def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
             key="checkpoints.path",
             found=f"{path} has another use in the container",
             valid="another folder below /opt/ml",
-            fix=f"remove path; then it is {CHECKPOINTS_FOLDER}",
+            fix=f"remove path; the default is {CHECKPOINTS_FOLDER}",
         )
     elif kit_script and path is not None and path.rstrip("/") != CHECKPOINTS_FOLDER:
         yield Issue(
             key="checkpoints.path",
-            found=f"{path}: this kit's scripts keep theirs in {CHECKPOINTS_FOLDER}, so that none would reach S3",
-            fix=f"remove path; then it is {CHECKPOINTS_FOLDER}",
+            found=f"{path}: this kit's scripts write to {CHECKPOINTS_FOLDER}, so no checkpoint would reach S3",
+            fix=f"remove path; the default is {CHECKPOINTS_FOLDER}",
         )
 
 
@@ -257,14 +258,14 @@ def _profiling(job: Job) -> Iterator[Issue]:
     debugger, profiler = catalog.closed_service("debugger"), catalog.closed_service("profiler")
     yield warning(
         key="profiling",
-        found=f"SageMaker Debugger, which samples system metrics, is closed to new customers since {debugger.date}",
-        fix="if your account never used it, remove profiling:",
+        found=f"SageMaker Debugger, which samples system metrics, has been closed to new customers since {debugger.date}",
+        fix="remove profiling: unless your account used it before",
     )
     if job.profiling.profiler is not None:
         yield warning(
             key="profiling.profiler",
-            found=f"SageMaker Profiler ends on {profiler.date}; its processing job ({request.PROFILER_INSTANCE_TYPE}) is paid besides",
-            fix="remove profiler: when its report is no longer needed",
+            found=f"SageMaker Profiler ends on {profiler.date}; its processing job ({request.PROFILER_INSTANCE_TYPE}) costs extra",
+            fix="remove profiler: unless you need its report",
         )
     yield from _rule_images(job)
     known = request.rule_defaults()
@@ -287,7 +288,7 @@ def _profiling(job: Job) -> Iterator[Issue]:
 
 
 def _rule_images(job: Job) -> Iterator[Issue]:
-    """Whether the job's region has the images of what profiling asks for."""
+    """Whether the job's region has the images of profiling."""
     if job.profiling is None or job.region is None:
         return
     for key, wanted, image in (
@@ -315,11 +316,11 @@ def _debugger(job: Job, kit_script: bool) -> Iterator[Issue]:
         # https://github.com/awslabs/sagemaker-debugger/issues/401
         yield Issue(
             key="debugger",
-            found="Debugger's hook with a frozen teacher: it fails on tensors that need no gradient",
+            found="Debugger's hook with a frozen teacher: it fails on tensors without a gradient",
             fix="remove debugger:",
         )
     yield warning(
         key="debugger",
-        found=f"SageMaker Debugger is closed to new customers since {catalog.closed_service('debugger').date}",
+        found=f"SageMaker Debugger has been closed to new customers since {catalog.closed_service('debugger').date}",
         fix="remove debugger: unless your account used it before",
     )

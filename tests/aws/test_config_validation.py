@@ -36,7 +36,7 @@ BROKEN = {
         (["compute.spot=true", "compute.max_wait_hours=6", "checkpoints=s3://amzn-s3-demo-bucket/c"], "compute.max_wait_hours", "6 h, less than max_hours (12 h)", "max_wait_hours: 24"),
         (["compute.spot=true", "compute.keep_alive_minutes=30"], "compute.keep_alive_minutes", "a warm pool with spot", "remove keep_alive_minutes or spot"),
         (["profiling.system_interval_ms=250"], "profiling.system_interval_ms", "250", "system_interval_ms: 500"),
-        (["network.isolation=true"], "network.isolation", "requirements.txt travels", "image"),
+        (["network.isolation=true"], "network.isolation", "holds requirements.txt", "image"),
     ],
     "dali_imagenette": [
         (["distribution=smddp"], "distribution", "smddp on ml.p3.2xlarge", "torchrun"),

@@ -1,4 +1,4 @@
-"""What a job costs: the ceiling before, the spend under way, the bill after, and prices from AWS's price list."""
+"""A job's cost: the ceiling before, the spend while it runs, the bill after, and prices from AWS's price list."""
 
 from __future__ import annotations
 

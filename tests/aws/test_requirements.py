@@ -1,4 +1,4 @@
-"""The requirements.txt that travels: made for what a script imports and an image lacks, never beside the user's own."""
+"""requirements.txt of the source package: made for what a script imports and an image lacks, never beside the user's own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BY_ADDRESS = {"uri": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-
 OWN_IMAGE = {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}
 
 
-def travels(
+def required(
     source: Path | None, script: str = "train.py", image: dict | None = AWS_IMAGE, **hyperparameters
 ) -> dict[str, str]:
-    """Package -> version in the requirements.txt that travels; {} where none does."""
+    """Package -> version in the requirements.txt of the source package; {} without one."""
     job = launcher.from_values({"name": "test", "script": script, "image": image, "hyperparameters": hyperparameters})
     files, issues = source_files(source or entrypoints_folder())
     assert issues == []
@@ -51,13 +51,13 @@ def write(tmp_path):
 @pytest.mark.parametrize("script", ["train_classifier.py", "train_kd.py", "train_segmentation.py"])
 @pytest.mark.parametrize("image", [AWS_IMAGE, BY_ADDRESS, None], ids=["by version", "by address", "none yet"])
 def test_the_kits_scripts_bring_what_awss_images_lack_as_it_was_tested(script, image):
-    assert travels(None, script, image) == dict(catalog.packages().pins)
+    assert required(None, script, image) == dict(catalog.packages().pins)
 
 
-def test_what_a_setting_asks_for_travels_with_it_alone():
-    brought = travels(None, "train_kd.py", export_onnx=True)
+def test_what_a_setting_needs_is_required_with_it_alone():
+    brought = required(None, "train_kd.py", export_onnx=True)
     assert set(brought) == {*catalog.packages().pins, "onnx", "onnxruntime"}
-    assert travels(None, "train_kd.py", export_onnx=False) == dict(catalog.packages().pins)
+    assert required(None, "train_kd.py", export_onnx=False) == dict(catalog.packages().pins)
 
 
 @pytest.mark.parametrize(
@@ -71,25 +71,25 @@ def test_what_a_setting_asks_for_travels_with_it_alone():
         (AWS_IMAGE, None),
     ],
 )  # fmt: skip
-def test_dali_travels_as_the_images_cuda_needs_it(image, package):
-    brought = travels(None, "train_classifier.py", image, preprocessing="dali")
+def test_dali_is_required_for_the_images_cuda(image, package):
+    brought = required(None, "train_classifier.py", image, preprocessing="dali")
     assert set(brought) - set(catalog.packages().pins) == ({package} if package else set())
     constraints = (Path(__file__).parents[2] / ".ci/constraints.txt").read_text()
     assert package is None or f"nvidia-dali-cuda130=={brought[package]}\n" in constraints, "the version that is tested"
-    assert "dali" not in str(travels(None, "train_classifier.py", image, preprocessing="cpu"))
+    assert "dali" not in str(required(None, "train_classifier.py", image, preprocessing="cpu"))
 
 
 def test_an_image_of_the_users_own_is_left_as_it_is():
-    assert travels(None, "train_kd.py", OWN_IMAGE) == {}
+    assert required(None, "train_kd.py", OWN_IMAGE) == {}
 
 
 def test_a_script_that_needs_nothing_beyond_the_image_brings_nothing(write):
-    assert travels(write({"train.py": "import torch, numpy as np\nfrom PIL import Image"})) == {}
+    assert required(write({"train.py": "import torch, numpy as np\nfrom PIL import Image"})) == {}
 
 
 def test_the_users_own_requirements_are_not_touched(write, tmp_path):
     source = write({"train.py": "import timm", "requirements.txt": "timm==0.9.2\n"})
-    assert travels(source) == {"timm": "0.9.2"}
+    assert required(source) == {"timm": "0.9.2"}
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_the_users_own_requirements_are_not_touched(write, tmp_path):
     ],
     ids=lambda files: " + ".join(f"{path}: {text!r}" for path, text in files.items()),
 )
-def test_an_import_is_found_through_the_files_that_travel(write, files):
-    assert list(travels(write(files))) == ["timm"]
+def test_an_import_is_found_through_the_source_files(write, files):
+    assert list(required(write(files))) == ["timm"]
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_an_import_is_found_through_the_files_that_travel(write, files):
     ids=lambda files: " + ".join(f"{path}: {text!r}" for path, text in files.items()),
 )
 def test_what_only_looks_like_an_import_brings_nothing(write, files):
-    assert travels(write(files)) == {}
+    assert required(write(files)) == {}
 
 
 def test_a_script_in_a_folder_finds_modules_beside_it_and_at_the_top(write):
     files = {"jobs/train.py": "import beside, top", "jobs/beside.py": "import timm", "top.py": "import safetensors"}
-    assert set(travels(write(files), "jobs/train.py")) == {"timm", "safetensors"}
+    assert set(required(write(files), "jobs/train.py")) == {"timm", "safetensors"}
 
 
 def test_the_same_script_brings_the_same_bytes(write):
@@ -149,6 +149,6 @@ def test_the_same_script_brings_the_same_bytes(write):
 def test_the_requirements_are_shown_by_a_plan_for_sagemaker_and_by_no_other(write):
     values = {"name": "t", "script": "train.py", "source": str(write({"train.py": "import timm"}))}
     job = launcher.from_values({**values, "compute": {"instance_type": "ml.m5.xlarge"}})
-    travelling = {on: [file.path for file in launcher.plan(job, on=on).files] for on in ("aws", "process")}
-    assert "requirements.txt" in travelling["aws"]
-    assert "requirements.txt" not in travelling["process"]
+    source_files = {on: [file.path for file in launcher.plan(job, on=on).files] for on in ("aws", "process")}
+    assert "requirements.txt" in source_files["aws"]
+    assert "requirements.txt" not in source_files["process"]

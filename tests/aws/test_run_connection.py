@@ -52,7 +52,7 @@ def test_a_job_that_sagemaker_does_not_know_any_more_is_over(sagemaker_job, aws_
     aws_calls.fail("DescribeTrainingJob", code="ValidationException", times=1, message="Requested resource not found.")
     monkeypatch.setattr(follow, "UNKNOWN_SECONDS", 0)
     wait_until(lambda: run.state == "Failed", 30, "the end")
-    assert "does not know this job" in run.outcome()["failure"]
+    assert "has no such job" in run.outcome()["failure"]
     boto3.client("sagemaker", region_name=REGION).stop_training_job(TrainingJobName=run.name)
 
 
@@ -130,7 +130,7 @@ def test_a_known_name_needs_no_region_and_a_broken_adoption_can_be_repeated(sage
         launcher.attach("half", region=REGION)
 
 
-@pytest.mark.parametrize("name", session.WHOSE)
+@pytest.mark.parametrize("name", session.ACCOUNT_VARIABLES)
 def test_where_the_environment_names_another_account_another_client_is_asked(name, monkeypatch, tmp_path):
     """As in a notebook: an emulator that was closed and started again has another port."""
     (tmp_path / "config").write_text("[profile http://127.0.0.1:1]\nregion = eu-west-1\n")

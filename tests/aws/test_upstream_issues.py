@@ -160,7 +160,7 @@ def test_a_cluster_of_several_types_gets_its_channels_as_written_and_no_defaults
     """https://github.com/aws/sagemaker-python-sdk/issues/6089, also /5555 and /5225"""
     grouped = changed(good, {"compute": GROUPED})
     assert errors(changed(grouped, {"inputs.train.instance_groups": ["gpus"]})) == [
-        "inputs.validation: no instance_groups, and train has them: SageMaker wants them on every channel or on none"
+        "inputs.validation: no instance_groups, but train has them: SageMaker requires them on every channel or on none"
     ]
     request = planned(
         changed(grouped, {"inputs.train.instance_groups": ["gpus"], "inputs.validation.instance_groups": ["cpus"]})
