@@ -7,7 +7,8 @@ from functools import partial
 
 from launcher.aws import catalog, prices, request
 from launcher.config.issues import Issue, did_you_mean
-from launcher.config.job import Compute, Job
+from launcher.config.job import Job
+from launcher.config.sections import Compute
 
 warning = partial(Issue, level="warning")
 

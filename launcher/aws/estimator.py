@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.aws import request
 from launcher.config.issues import mistake
-from launcher.config.job import Input, Job
+from launcher.config.job import Job
+from launcher.config.sections import Input
 
 if TYPE_CHECKING:
     from sagemaker.instance_group import InstanceGroup

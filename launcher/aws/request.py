@@ -15,8 +15,9 @@ import yaml
 
 from launcher.aws import catalog
 from launcher.config import hyperparameters
-from launcher.config.job import Compute, Input, Job
+from launcher.config.job import Job
 from launcher.config.metrics import metric_table
+from launcher.config.sections import Compute, Input
 
 ARCHIVE = "sourcedir.tar.gz"
 CODE_CHANNEL = "code"

@@ -22,7 +22,8 @@ from launcher.backends import (
 )
 from launcher.backends.base import Backend
 from launcher.config.issues import Issue, UserError
-from launcher.config.job import Image, Input, Job, Network
+from launcher.config.job import Job
+from launcher.config.sections import Image, Input, Network
 from launcher.planner.plan import HostPlan, Plan
 from launcher.planner.source_package import SourceFile
 from launcher.record import records

@@ -17,7 +17,8 @@ from pydantic.fields import FieldInfo
 
 from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
-from launcher.config.job import Input, Job, Part
+from launcher.config.job import Job
+from launcher.config.sections import Input, Part
 
 SDK_NAMES = {
     "entry_point": "script",
@@ -165,12 +166,8 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
     if item["type"] == "missing":
         return Issue(key=key, found="missing", valid=valid, fix=f"add {leaf}: {example}" if example else f"add {leaf}")
     if item["type"] == "value_error":
-        return Issue(
-            key=config.where(key),
-            found=str(item["ctx"]["error"]),
-            fix=f"correct {leaf}",
-            valid=", ".join((_model_at(path) or Job).model_fields),
-        )
+        found, _, fix = str(item["ctx"]["error"]).partition(": ")  # as our validators write it
+        return Issue(key=config.where(key), found=found, fix=fix)
     value = item["input"]
     if item["type"] == "model_type" and path[0] == "inputs" and isinstance(value, str):
         return Issue(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from launcher.config import hyperparameters
 from launcher.config.issues import Issue, UserError, did_you_mean
-from launcher.config.job import Input, Job
+from launcher.config.job import Job
 from launcher.config.redaction import REDACTED
+from launcher.config.sections import Input
 from launcher.planner.source_package import IGNORE_FILE, SourceFile
 from launcher.record import records
 

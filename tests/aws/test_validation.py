@@ -102,7 +102,7 @@ ERRORS = [
     ({"inputs.train.record_wrapper": "RecordIO", "inputs.train.mode": "File"}, "inputs.train.record_wrapper", "RecordIO without Pipe mode", "remove record_wrapper"),
     ({"inputs.train": FSX}, "inputs.train", "FSx for Lustre without network.subnets", "add network: {subnets:"),
     ({"inputs.train": {"efs": "fs-0123456789abcdef0", "path": "/train"}}, "inputs.train", "EFS without network.subnets", "add network: {subnets:"),
-    ({"inputs.train": {**FSX, "mode": "FastFile"}}, "inputs.train", "mode with fsx: only data from S3 can have it", "correct train"),
+    ({"inputs.train": {**FSX, "mode": "FastFile"}}, "inputs.train", "mode with fsx, but only data in S3 can have it", "remove mode"),
     ({"inputs.train": {"s3": S3, "folder": "data"}}, "inputs.train", "folder and s3", "correct train"),
     ({"inputs.train": "s3://amzn-s3-demo-bucket/x"}, "inputs.train", "s3://", "{s3: s3://amzn-s3-demo-bucket/x}"),
     ({"inputs.a b": {"s3": S3}}, "inputs.a b", "not a valid channel name", "rename it"),

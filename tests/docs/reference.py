@@ -21,7 +21,7 @@ from training.settings import scripts, segmentation
 
 from launcher.commands import main as command_line
 from launcher.commands.options import adding_to
-from launcher.config import job
+from launcher.config import job, sections
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "docs/reference"
@@ -164,7 +164,7 @@ def _sections(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[Bas
 
 def _part(annotation: Any) -> type[BaseModel] | None:
     """The section that a key holds, where it holds one."""
-    if isinstance(annotation, type) and issubclass(annotation, job.Part):
+    if isinstance(annotation, type) and issubclass(annotation, sections.Part):
         return annotation
     return next(filter(None, map(_part, typing.get_args(annotation))), None)
 
@@ -274,7 +274,7 @@ def _value(value: Any) -> str:
         value = list(value)
     return (
         ""
-        if value in ({}, []) or isinstance(value, job.Part)
+        if value in ({}, []) or isinstance(value, sections.Part)
         else f"`{json.dumps(value) if not isinstance(value, str) else value}`"
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from training.settings import scripts
 
+from launcher.config import sections
 from launcher.config.job import Job
 from launcher.record.failure_causes import Explanation, explain, first_traceback
 from tests.launcher.real_logs import BENIGN, CHILD_FAILED, OUT_OF_MEMORY, TEXTS, WATCHDOG, lines
@@ -211,8 +211,8 @@ def config_keys() -> set[str]:
     def walk(model, prefix):
         for name, item in model.model_fields.items():
             yield prefix + name
-            for part in re.findall(r"launcher\.config\.job\.(\w+)", repr(item.annotation)):
-                yield from walk(getattr(sys.modules["launcher.config.job"], part), f"{prefix}{name}.")
+            for part in re.findall(r"launcher\.config\.sections\.(\w+)", repr(item.annotation)):
+                yield from walk(getattr(sections, part), f"{prefix}{name}.")
 
     keys = {key.replace("inputs.", "inputs.<channel>.") for key in walk(Job, "")}
     for settings in vars(scripts).values():

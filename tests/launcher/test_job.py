@@ -65,7 +65,7 @@ def test_a_mistake_names_the_key_what_is_valid_and_the_fix(tmp_path, line, expec
         ("inputs.train={foldr: data}", "did you mean folder?"),
         (
             "inputs.train={folder: a, run: b}",
-            "folder and run of folder, file, run, s3, fsx, efs given: give exactly one",
+            "folder and run given\n    fix:   give exactly one",
         ),
         ("inputs.train={}", "none of folder, file, run, s3, fsx, efs given"),
         ("name=-x", "letters, digits and hyphens"),

@@ -12,7 +12,7 @@ import pytest
 
 import launcher
 from launcher.backends import docker, local_mode
-from launcher.config.job import Input
+from launcher.config.sections import Input
 from tests.conftest import ROOT
 from tests.local_mode.conftest import no_network
 
