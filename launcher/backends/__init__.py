@@ -1,4 +1,4 @@
-"""Where plans run: one class a backend, each a `Backend` in a file that is imported only when it is asked for."""
+"""Where plans run: one `Backend` class each, in a file that is imported on use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ BACKENDS = {
     "docker": "launcher.backends.docker:Docker",
     "aws": "launcher.backends.aws:Aws",
 }
-"""Name on the command line -> module and class."""
+"""Name on the command line -> module:class."""
 
 DEFAULT = "process"
-"""The backend of a command that names none."""
+"""The backend of a command without --on."""
 
 
 def get(name: str) -> Backend:
-    """The backend of that name. Raises UserError where there is none."""
+    """A backend by its name. Raises UserError for an unknown name."""
     if name not in BACKENDS:
         fix = did_you_mean(name, BACKENDS, f"write --on {DEFAULT}")
         raise mistake("--on", f"no backend {name}", fix, valid=", ".join(BACKENDS))

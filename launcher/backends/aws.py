@@ -1,4 +1,4 @@
-"""The `aws` backend: SageMaker training jobs, planned, submitted, followed and stopped. The work is in launcher/aws/."""
+"""The `aws` backend: SageMaker training jobs. launcher/aws/ does the work."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from launcher.record import records
 
 
 class Aws(Backend):
-    """SageMaker itself."""
+    """Each host as an instance of a SageMaker training job."""
 
     name = "aws"
     plan_class = SageMakerPlan
     on_this_machine = False
 
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
-        """What SageMaker would refuse or ignore, and what must not leave this machine."""
+        """Issues of the request and of the source package."""
         issues = []
         if importlib.util.find_spec("boto3") is None:
             fix = "make, or pip install -e '.[aws]', in this kit's folder"
@@ -38,18 +38,18 @@ class Aws(Backend):
         issues += source_package.check_archive(files)
         lacking = requirements.lacking(job, files)
         if lacking:
-            found = f"{requirements.FILE} does not name what the script imports and the image lacks"
+            found = f"{requirements.FILE} lacks packages that the script imports and the image does not hold"
             fix = f"add to it: {', '.join(lacking)}"
             issues.append(Issue(key="source", level="warning", found=found, fix=fix))
         brings = any(file.path == requirements.FILE for file in files)
         return issues + validation.check(job, kit_script=job.source is None, requirements=brings)
 
     def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
-        """The files of the source folder, and a requirements.txt for what the image lacks."""
+        """The source files, with a requirements.txt for what the image lacks."""
         return requirements.complete(job, files)
 
     def channels(self, job: Job, places: dict[str, str]) -> tuple[dict[str, str], tuple[Upload, ...]]:
-        """Each channel's place in S3 or on a file system, and what is uploaded for those on this machine."""
+        """Each channel's address, and the uploads of channels on this machine."""
         shown: dict[str, str] = {}
         uploads = []
         for name, given in job.inputs.items():
@@ -87,22 +87,22 @@ class Aws(Backend):
         return f"{job.compute.instance_type}, {named}"
 
     def hosts(self, job: Job) -> tuple[HostPlan, ...]:
-        """Each host of a job and what the container's toolkit starts there (runner.py, smdataparallel.py of sagemaker-training 5.1.4)."""
+        """Each host, with the container toolkit's command (runner.py and smdataparallel.py of sagemaker-training 5.1.4)."""
         groups = job.compute.instance_groups
         kinds = [(group.instance_type, group.name) for group in groups for _ in range(group.instance_count)]
         kinds = kinds or [(job.compute.instance_type or "", "")] * job.compute.instance_count
-        names = [f"algo-{number + 1}" for number in range(len(kinds))]
+        names = [f"algo-{index + 1}" for index in range(len(kinds))]
         training = [
             name for name, (_, group) in zip(names, kinds) if not groups or group in job.compute.training_groups
         ]
         arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
         planned = []
-        for number, (name, (kind, group)) in enumerate(zip(names, kinds)):
+        for index, (name, (kind, group)) in enumerate(zip(names, kinds)):
             processes = _processes(job, kind)
             if job.distribution == "none":
                 command = ["python", job.script, *arguments]
             elif job.distribution == "torchrun":
-                rendezvous = ["--master_addr", names[0], "--master_port", "7777", "--node_rank", str(number)]
+                rendezvous = ["--master_addr", names[0], "--master_port", "7777", "--node_rank", str(index)]
                 command = ["torchrun", "--nnodes", str(len(names)), "--nproc_per_node", str(processes)]
                 command += [*(rendezvous if len(names) > 1 else []), job.script, *arguments]
             elif name not in training:
@@ -130,12 +130,12 @@ class Aws(Backend):
         )
 
     def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
-        """Upload data, code and record, and create the training job, which goes on whatever becomes of this process.
+        """Upload data, code and record, and create the training job, which outlives this process.
 
-        Neither `lock` nor `lifeline` is needed: SageMaker watches over the job.
+        `lock` and `lifeline` are unused: there is no supervisor.
 
         Raises:
-            UserError: AWS refused it; nothing runs, and the record says so.
+            UserError: AWS refused; the run is recorded as not started.
         """
         assert plan.request is not None
         region = str(plan.job.region)
@@ -144,7 +144,7 @@ class Aws(Backend):
                 client = session.client("s3", region)
                 upload.upload(plan, client, _say)
                 upload.upload_record(plan, folder, client)
-        except BaseException as error:  # Ctrl-C too: the record shall say that nothing runs
+        except BaseException as error:  # Ctrl-C too: the record says that nothing runs
             _not_started(plan, folder, error)
             raise
         if folder.stop_request.exists():
@@ -159,7 +159,7 @@ class Aws(Backend):
             if there is False:
                 _not_started(plan, folder, error)
                 raise
-            records.write_json(folder.remote, {**sent, "sent_by": "unknown"})  # an answer that got lost
+            records.write_json(folder.remote, {**sent, "sent_by": "unknown"})  # the answer was lost
             if there is None:
                 fix = f"launcher attach {plan.name} asks SageMaker again"
                 raise mistake("run", f"{plan.name} may have been started: {error}", fix) from error
@@ -173,10 +173,10 @@ class Aws(Backend):
             upload.upload(plan, session.client("s3", str(plan.job.region)), _say)
 
     def stop(self, folder: records.RunFolder, reason: str) -> None:
-        """Ask SageMaker to stop the job; one that is still being uploaded is then not created.
+        """Ask SageMaker to stop the job. During the upload, the job is then not created.
 
         Raises:
-            UserError: SageMaker could not be asked; the job goes on.
+            UserError: SageMaker did not answer; the job continues.
         """
         region = folder.read(folder.plan)["job"]["region"]
         first = folder.request_stop(reason)
@@ -200,13 +200,13 @@ class Aws(Backend):
             return follow.refresh(folder)
 
     def spend(self, folder: records.RunFolder) -> float | None:
-        """US dollars so far, on demand: from the start of training, from which AWS bills."""
+        """US dollars so far, on demand, from TrainingStartTime on, as AWS bills."""
         per_hour = (folder.read(folder.plan).get("price") or {}).get("usd_per_hour")
         return prices.so_far(per_hour, folder.read(folder.remote))
 
     def profile(self, folder: records.RunFolder, interval_ms: int | None) -> None:
         if folder.state() in records.OVER:
-            raise mistake("run", f"{folder.name} is over: {folder.state()}", "only a running job can be switched")
+            raise mistake("run", f"{folder.name} is over: {folder.state()}", "switch the metrics of a running job only")
         plan = folder.read(folder.plan)
         change: dict[str, Any] = {"DisableProfiler": True}
         if interval_ms is not None:
@@ -221,12 +221,12 @@ class Aws(Backend):
     def why_not_resumed(self, job: Job, folder: records.RunFolder) -> Issue | None:
         if job.checkpoints is not None:
             return None
-        fix = f"launcher replay {folder.name} starts it anew; with checkpoints: s3://your-bucket/prefix it can be resumed the next time"
-        return Issue(key="checkpoints", found=f"{folder.name} had no place in S3 for them", fix=fix)
+        fix = f"launcher replay {folder.name} starts from the beginning; add checkpoints: s3://your-bucket/prefix to resume later runs"
+        return Issue(key="checkpoints", found=f"{folder.name} wrote no checkpoints to S3", fix=fix)
 
 
 def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str, state: str = records.FAILED) -> None:
-    """The record of a run that never was; AWS's message may quote what it was sent, so secrets are taken out."""
+    """Record a run that did not start. AWS's message may quote the request, so secrets are redacted."""
     text = str(why) or type(why).__name__
     for secret in secrets_in(plan.job.environment).values():
         text = text.replace(secret, REDACTED)
@@ -235,14 +235,14 @@ def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str
 
 
 def _processes(job: Job, instance_type: str) -> int:
-    """Training processes on a host: as the job says, else one a GPU, else one."""
+    """Training processes on a host: the job's number, else one per GPU, else 1."""
     machine = catalog.instance(instance_type)
     gpus = machine.gpus if machine is not None else 0
     return job.compute.processes_per_host or max(1, gpus) if job.distribution != "none" else 1
 
 
 def _model_in_s3(run: Path) -> str | None:
-    """Where an earlier run's model lies in S3 already; None for a run of this machine."""
+    """The address of an earlier run's model in S3; None for a run on this machine."""
     folder = records.RunFolder(run)
     return folder.read(folder.outcome).get("model_uri")
 

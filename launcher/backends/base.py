@@ -1,4 +1,4 @@
-"""Backend, the interface of the places where plans run."""
+"""Backend, the interface of a place where plans run."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ from launcher.record.records import RunFolder
 class Backend(ABC):
     """A place where plans run. It does not know what a job trains.
 
-    Planning calls are pure: they touch neither network nor disk. Defaults fit a run on this machine that a supervisor watches.
+    Planning writes nothing and uses no network. The defaults fit a run on this machine with a supervisor.
     """
 
     name: ClassVar[str]
-    """As the command line and the records call it."""
+    """Its name on the command line and in records."""
     on_this_machine: ClassVar[bool] = True
-    """Whether hosts are on this machine: they share its cores and GPUs, and end with the terminal that started them."""
+    """Whether hosts share this machine's cores and GPUs, and end with the terminal that started them."""
     DIFFERENCES: ClassVar[Mapping[str, str]] = {}
-    """What differs from SageMaker, by the variable of the script's environment or the subject, and why. All else is the same."""
+    """Differences from SageMaker: environment variable or subject -> reason. All else is the same."""
     plan_class: ClassVar[type[Plan]] = Plan
 
     def plan(self, job: Job) -> Plan:
-        """Work a job out in full. Nothing is written, started, imported or asked over a network.
+        """Plan a job in full. It writes nothing, starts nothing, and uses no network.
 
         Returns:
-            A Plan; its `issues` hold everything that validation found, errors too.
+            A Plan. Its `issues` hold everything that validation found, errors too.
         """
         now = datetime.now(timezone.utc)
-        letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))  # random's seed is the user's
+        letters = "".join(
+            secrets.choice(string.ascii_lowercase) for _ in range(4)
+        )  # `random` belongs to the user's seed
         name = f"{job.name}-{now:%Y%m%d-%H%M%S}-{letters}"
         source = source_folder(job)
         places, issues = validation.places(job)
@@ -82,7 +84,7 @@ class Backend(ABC):
         )
 
     def checked(self, planned: Plan) -> Plan:
-        """A plan with what a look online shows; as it is where it has errors."""
+        """The plan with the issues of `check_online`; unchanged where it has errors."""
         if planned.errors:
             return planned
         issues = self.check_online(planned)
@@ -90,20 +92,20 @@ class Backend(ABC):
 
     @abstractmethod
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
-        """What is wrong with a job for this backend, and what will be ignored.
+        """Issues of a job on this backend, with settings that it ignores.
 
         Args:
-            source: the folder that holds the script.
-            files: those that will travel.
+            source: the script's folder.
+            files: the source files.
         """
 
     @abstractmethod
     def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
-        """The files that travel: those of the source folder, less what this backend leaves out, with what it adds."""
+        """The source files, without those that this backend excludes, with those that it adds."""
 
     @abstractmethod
     def hosts(self, job: Job) -> tuple[HostPlan, ...]:
-        """Each host of a job, and the command that the container toolkit starts there."""
+        """Each host, with the container toolkit's command."""
 
     @abstractmethod
     def world_size(self, job: Job) -> int:
@@ -111,86 +113,88 @@ class Backend(ABC):
 
     @abstractmethod
     def toolkit_hyperparameters(self, job: Job, run_name: str) -> dict[str, Any]:
-        """What SageMaker's SDK adds to the hyperparameters for the container toolkit."""
+        """The hyperparameters that SageMaker's SDK adds for the container toolkit."""
 
     @abstractmethod
     def machine(self, job: Job) -> str:
-        """The hardware and software that a job computes on: timings from different ones are not compared."""
+        """The hardware and software of a job, in words. Timings of different ones are not compared."""
 
     @abstractmethod
     def start(self, plan: Plan, folder: RunFolder, lock: int, lifeline: int | None) -> None:
-        """Start a run, and return when it is under way.
+        """Start a run, and return once it runs.
 
         Args:
             plan: without errors.
-            folder: already holds the records.
-            lock: the locked file of the run, which its supervisor holds as long as it lives.
-            lifeline: reading end of a pipe; when its writing end closes before a byte came, the supervisor stops the run.
-                None: the run outlives whoever started it.
+            folder: holds the records already.
+            lock: file descriptor of the run's locked file, which its supervisor holds for life.
+            lifeline: read end of a pipe. If the write end closes before a byte came, the supervisor stops the run.
+                None: the run outlives the process that started it.
 
         Raises:
-            UserError: it could not be started; nothing runs, and the record says so.
+            UserError: it did not start; the record says why.
         """
 
     def channels(self, job: Job, places: dict[str, str]) -> tuple[dict[str, str], tuple[Upload, ...]]:
-        """What each channel shows, and what is uploaded for it: its place on this machine, and nothing.
+        """Channel -> its address, and the uploads. By default the local path, and no upload.
 
         Args:
-            places: the file or folder of each channel that is on this machine.
+            places: channel -> file or folder, for channels on this machine.
         """
         return places, ()
 
     def request(self, job: Job, run_name: str, channels: dict[str, str]) -> dict[str, Any] | None:
-        """The CreateTrainingJob request; None where SageMaker is not asked."""
+        """The CreateTrainingJob request; None: the backend sends none."""
         return None
 
     def about(self, job: Job, request: dict[str, Any] | None) -> dict[str, str]:
-        """What else the plan shows, by name."""
+        """Name -> text of further lines in the printed plan."""
         return {}
 
     def price(self, job: Job) -> Price | None:
-        """What a job costs at most; None for this machine, whose time has no price."""
+        """The price ceiling; None: free."""
         return None
 
     def check_online(self, plan: Plan) -> list[Issue]:
-        """What a look beyond this process shows. It is read-only."""
+        """Issues that need a read-only look outside this process."""
         return []
 
     def lacks(self, module: str) -> bool:
-        """Whether it is known that a script cannot import a Python module there."""
+        """Whether a Python module is known to be missing."""
         return False
 
     def stop(self, folder: RunFolder, reason: str) -> None:
-        """Ask a run to stop: its training processes get SIGTERM, and SIGKILL after the grace period. Returns at once."""
+        """Ask a run to stop, and return at once. Its training processes get SIGTERM, and SIGKILL after the grace period."""
         folder.request_stop(reason)
 
     def refresh(self, folder: RunFolder) -> bool:
-        """Bring what is new into the run's folder; whether anything was. Here the supervisor writes it.
+        """Update the run's folder; whether anything was new. A supervisor's run needs no update.
 
         Raises:
-            Unreachable: the far side does not answer.
+            Unreachable: SageMaker does not answer.
         """
         return False
 
     def spend(self, folder: RunFolder) -> float | None:
-        """US dollars so far; None where it costs nothing, or the price is not known."""
+        """US dollars so far; None: free, or no price."""
         return None
 
     def why_not_resumed(self, job: Job, folder: RunFolder) -> Issue | None:
-        """Why a run that is over cannot be resumed; None where it left a checkpoint, or may have."""
+        """Why a run cannot be resumed; None: it left a checkpoint, or may have."""
         if folder.left_checkpoints():
             return None
         return Issue(
-            key="run", found=f"{folder.name} left no checkpoint", fix=f"launcher replay {folder.name} starts it anew"
+            key="run",
+            found=f"{folder.name} left no checkpoint",
+            fix=f"launcher replay {folder.name} starts from the beginning",
         )
 
     def upload(self, plan: Plan) -> None:
-        """Upload a plan's data and code, for those who send its request with the estimator.
+        """Upload a plan's data and code, before its estimator is fitted.
 
         Raises:
-            UserError: there is nothing to upload to, or AWS refuses.
+            UserError: the backend uploads nothing, or AWS refuses.
         """
-        raise mistake("--on", f"a plan for {self.name} uploads nothing", "plan(job, on='aws')")
+        raise mistake("--on", f"a plan for {self.name} uploads nothing", "use plan(job, on='aws')")
 
     def profile(self, folder: RunFolder, interval_ms: int | None) -> None:
         """Switch the system metrics of a running job.
@@ -199,6 +203,6 @@ class Backend(ABC):
             interval_ms: milliseconds between two samples; None: off.
 
         Raises:
-            UserError: they cannot be switched.
+            UserError: the backend cannot switch them, or the run is over.
         """
-        raise mistake("run", f"{folder.name} runs on {self.name}", "only SageMaker's own profiling can be switched")
+        raise mistake("run", f"{folder.name} runs on {self.name}", "switch the metrics of a run on SageMaker only")

@@ -1,4 +1,4 @@
-"""A plan as a Compose file: one service a host, on a network of the run's own. Pure functions of their arguments."""
+"""A plan as a Compose file: one service per host, in the run's own network. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from launcher.planner.plan import Plan
 from launcher.record import records
 
 FILE = "compose.yaml"
-"""Its name in the run's folder."""
+"""The Compose file's name in the run's folder."""
 
 CODE = "/opt/ml/code"
 
 
 def text(plan: Plan, folder: Path, image: str, user: str, shm_mb: int, gpus: tuple[tuple[str, ...], ...] = ()) -> str:
-    """The Compose file; JSON, which is YAML too. No secret stands in it: Compose takes those from its own environment.
+    """The Compose file as JSON, which is valid YAML. It holds no secret: Compose reads those from its environment.
 
     Args:
-        folder: the run's.
-        image: its address or id on this machine.
-        user: `uid:gid` that the containers run as.
+        folder: the run's folder.
+        image: its address, or its id on this machine.
+        user: `uid:gid` of the containers.
         shm_mb: size of each host's /dev/shm, in MiB.
-        gpus: each host's GPUs; none: no host gets any.
+        gpus: each host's GPUs; (): no GPUs.
     """
     return json.dumps(compose(plan, folder, image, user, shm_mb, gpus), indent=1, ensure_ascii=False) + "\n"
 
@@ -33,7 +33,7 @@ def text(plan: Plan, folder: Path, image: str, user: str, shm_mb: int, gpus: tup
 def compose(
     plan: Plan, folder: Path, image: str, user: str, shm_mb: int, gpus: tuple[tuple[str, ...], ...] = ()
 ) -> dict[str, Any]:
-    """The same as a dict."""
+    """The Compose file as a dict."""
     labels = {RUN_LABEL: plan.name, FOLDER_LABEL: _literal(str(folder))}
     services = {}
     for index, host in enumerate(plan.hosts):
@@ -48,7 +48,7 @@ def compose(
             "networks": ["hosts"],
             "shm_size": f"{shm_mb}m",
             "labels": labels,
-            "logging": {"driver": "none"},  # the run's folder has the log
+            "logging": {"driver": "none"},  # the log is in the run's folder
         }
         if gpus:
             devices = {"driver": "nvidia", "device_ids": list(gpus[index]), "capabilities": ["gpu"]}
@@ -64,12 +64,12 @@ def container(run: str, host: str) -> str:
 
 
 def project(run: str) -> str:
-    """Compose's name for a run; it takes no capital letters."""
+    """Compose's project name, which has no capital letters."""
     return run.lower()
 
 
 def channel_mounts(plan: Plan) -> list[tuple[Path, str]]:
-    """What each channel shows, and where in a container: a folder, or a single file under its own name."""
+    """(local path, path in the container) of each channel, a folder or a file."""
     return [
         (
             Path(place),
@@ -80,15 +80,15 @@ def channel_mounts(plan: Plan) -> list[tuple[Path, str]]:
 
 
 def _volumes(plan: Plan, folder: Path, host: str) -> list[dict[str, Any]]:
-    """A host's folders: its own /opt/ml, which stays when the container goes, and each channel, read only."""
+    """A host's mounts: its /opt/ml, which outlives the container, and each channel, read-only."""
     channels = [_bind(place, target) | {"read_only": True} for place, target in channel_mounts(plan)]
     return [_bind(records.RunFolder(folder).host(host), "/opt/ml"), *channels]
 
 
 def _bind(source: Path, target: str) -> dict[str, Any]:
-    """A folder or file of this machine.
+    """A bind mount.
 
-    With `propagation`, here Docker's own default, Compose v2 uses the engine's mount API, which takes a colon in a path
+    `propagation`, although set to Docker's default, has Compose v2 use the engine's mount API, which accepts a colon in a path
     (bindRequiresMountAPI in its pkg/compose/create.go).
     """
     literal = {"source": _literal(str(source)), "target": _literal(target)}
@@ -96,16 +96,16 @@ def _bind(source: Path, target: str) -> dict[str, Any]:
 
 
 def _environment(plan: Plan, index: int, user: str) -> dict[str, str | None]:
-    """A host's variables; a secret has no value here, which has Compose take it from the environment around it."""
+    """A host's variables. A secret is None, so that Compose reads it from its own environment."""
     given: dict[str, str | None] = {"TRAINING_JOB_NAME": plan.name}
     if plan.job.region is not None:
         given["AWS_REGION"] = plan.job.region
-    if not user.startswith("0:"):  # whom the image does not know, so that nothing finds a name or a home for it
+    if not user.startswith("0:"):  # the image has no name and no home for this user
         given |= {"HOME": "/tmp", "USER": "sagemaker", "LOGNAME": "sagemaker"}
     given |= {name: _literal(value) for name, value in plan.hosts[index].environment.items()}
     return given | dict.fromkeys(secrets_in(plan.job.environment))
 
 
 def _literal(text: str) -> str:
-    """A text that Compose takes as it is."""
+    """A text with Compose's variables escaped."""
     return text.replace("$", "$$")

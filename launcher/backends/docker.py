@@ -1,4 +1,4 @@
-"""The `docker` backend: SageMaker's local mode by the SDK, one container a host, with Docker Compose. No AWS, no credentials."""
+"""The `docker` backend: SageMaker local mode with the SDK and Docker Compose, one container per host. No AWS, no credentials."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ from launcher.planner.source_package import SourceFile
 from launcher.record import records
 
 IMAGE = "vision-launcher-local"
-"""The image for local mode, which `make image` builds (docker/README.md)."""
+"""The image of local mode, built by `make image` (docker/README.md)."""
 
-BUILD_IMAGE = "make image, in this kit's folder"
+BUILD_IMAGE = "run make image in this kit's folder"
 
 PORT = 7777
-"""The toolkit's own rendezvous port: every run has a network of its own."""
+"""The toolkit's rendezvous port. Each run has its own network, so the port is free."""
 
 REGION = "us-east-1"
-"""For a job that names none: the SDK needs one, and nothing is asked there."""
+"""The SDK needs a region. It is never used."""
 
 ROLE = "arn:aws:iam::000000000000:role/local-mode"
-"""For a job that names none: the SDK needs one, and nothing is asked about it."""
+"""The SDK needs a role. It is never used."""
 
 
 class Docker(Backend):
-    """Each host as a container on this machine, in a network of the run's own."""
+    """Each host as a container on this machine, in the run's own network."""
 
     name = "docker"
     DIFFERENCES = {
-        "SM_CURRENT_INSTANCE_TYPE": "local: no instance of SageMaker's; SM_RESOURCE_CONFIG and SM_INSTANCE_GROUPS_DICT say so too",
+        "SM_CURRENT_INSTANCE_TYPE": "local, also in SM_RESOURCE_CONFIG and SM_INSTANCE_GROUPS_DICT: no SageMaker instance",
         "SM_NUM_CPUS": "this machine's; SM_NUM_GPUS too",
-        "OMP_NUM_THREADS": "this machine's cores shared among the processes of all hosts",
-        "GOMP_SPINCOUNT": "short, because a machine that is yours has other work too",
-        "AWS_DEFAULT_REGION": "not set; AWS_REGION is, and credentials are not there",
-        "TRAINING_JOB_ARN": "not set: SageMaker knows of no job",
-        "SM_MODULE_DIR": "the folder of the code, which on SageMaker is the address of its archive in S3",
-        "PET_MASTER_PORT": "7777, from this kit's image, so that MASTER_PORT is 7777 with one host too",
-        "user": "you, not root, so that the run's files are yours; HOME is /tmp then",
-        "image": f"image.uri, where that is no address in AWS's registry, else {IMAGE}",
-        "distribution": "smddp runs as torchrun, with gloo or nccl: the library exists on SageMaker only",
-        "network": "a bridge between containers: no EFA, no VPC; with network.isolation no way out",
-        "inputs": "shown in place, read only: not copied, sharded or streamed; a link that leads out of its folder is broken",
-        "checkpoints": "stay in the run's folder: nothing is copied to S3 or back",
+        "OMP_NUM_THREADS": "all processes share this machine's cores",
+        "GOMP_SPINCOUNT": "short: other work shares this machine",
+        "AWS_DEFAULT_REGION": "not set; AWS_REGION is set, without credentials",
+        "TRAINING_JOB_ARN": "not set: there is no SageMaker job",
+        "SM_MODULE_DIR": "the code's folder; on SageMaker, the archive's address in S3",
+        "PET_MASTER_PORT": "7777, set by this kit's image: MASTER_PORT is then 7777 with one host too",
+        "user": "you instead of root, so that you own the run's files; HOME is /tmp",
+        "image": f"image.uri unless it is in AWS's registry, else {IMAGE}",
+        "distribution": "smddp runs as torchrun with gloo or nccl: its library exists on SageMaker only",
+        "network": "a bridge between containers: no EFA, no VPC; with network.isolation, no outside network",
+        "inputs": "mounted read-only: not copied, sharded or streamed; links out of the folder are broken",
+        "checkpoints": "stay in the run's folder, without a copy in S3",
         "aside": "spot, warm pool, disk size, KMS, tags, metrics, Debugger and Profiler exist on SageMaker only",
     }
 
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
-        """What can be told without asking the engine."""
+        """Issues that need no answer of the engine."""
         issues = []
         if shutil.which("docker") is None:
             issues.append(
@@ -93,66 +93,66 @@ class Docker(Backend):
                 Issue(
                     key="image.uri",
                     level="warning",
-                    found=f"{given} is in a registry of AWS; here the job runs in {image(job)}",
-                    fix=f"nothing to do; or to run in that one: docker pull it, docker tag {given} aws:local, and image.uri=aws:local",
+                    found=f"{given} is in AWS's registry; here the job runs in {image(job)}",
+                    fix=f"no change needed; to use it: docker pull {given}, docker tag {given} aws:local, and write image.uri=aws:local",
                 )
             )
         if local_jobs.wants_dali(job) and image(job) == IMAGE:
             issues.append(
                 Issue(
                     key="hyperparameters.preprocessing",
-                    found=f"dali in {IMAGE}, which does not hold NVIDIA's package",
-                    valid="cpu, cpu_reference; dali in an image that holds it",
-                    fix="write preprocessing: cpu, run it --on process, or name an image of your own with nvidia-dali-cuda130 in it",
+                    found=f"dali in {IMAGE}, which lacks NVIDIA's package",
+                    valid="cpu, cpu_reference; dali in an image with the package",
+                    fix="write preprocessing: cpu, use --on process, or use your own image with nvidia-dali-cuda130",
                 )
             )
         sharded = [name for name, item in job.inputs.items() if item.sharded]
         if sharded:
-            found = f"{', '.join(sharded)}: every host sees all of it here"
-            issues.append(Issue(key="inputs", level="warning", found=found, fix="nothing to do if this is a trial"))
+            found = f"{', '.join(sharded)}: here every host reads the whole channel"
+            issues.append(Issue(key="inputs", level="warning", found=found, fix="no change needed for a trial run"))
         return issues
 
     def check_online(self, plan: Plan) -> list[Issue]:
-        """What the engine says: whether it answers, has Compose, the image, and room. It is only asked."""
+        """Issues of the engine, Compose, the image and disk space. Read-only."""
         engine, issues = docker_engine.look()
         if engine is None:
             return issues
         wanted = image(plan.job)
         if docker_engine.find_image(wanted) is None:
-            fix = BUILD_IMAGE if wanted == IMAGE else f"docker pull {wanted}; or leave image out, for this kit's own"
+            fix = BUILD_IMAGE if wanted == IMAGE else f"docker pull {wanted}, or remove image to use this kit's own"
             issues.append(Issue(key="image", found=f"{wanted} is not on this machine", fix=fix))
         if gpu_count(plan.job) and not engine.nvidia:
             issues.append(
                 Issue(
                     key=docker_engine.KEY,
                     level="warning",
-                    found="the engine knows no runtime nvidia, so it may refuse to hand GPUs to containers",
-                    fix="install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure; or CUDA_VISIBLE_DEVICES= for the CPU",
+                    found="the engine has no nvidia runtime, so containers may get no GPU",
+                    fix="install nvidia-container-toolkit and run sudo nvidia-ctk runtime configure; or set CUDA_VISIBLE_DEVICES=",
                 )
             )
         return issues + docker_engine.check_disk(engine, records.store())
 
     def about(self, job: Job, request: dict[str, Any] | None) -> dict[str, str]:
-        """What the plan shows beside the hosts."""
+        """The plan's lines about image and shared memory."""
         why = "compute.shm_gb" if job.compute.shm_gb else "half of this machine's memory, shared among the hosts"
         return {
-            "image": f"{image(job)} (--check asks the engine whether it is there)",
+            "image": f"{image(job)} (--check looks for it on this machine)",
             "/dev/shm": f"{shm_mb(job) / 1024:.1f} GB a host ({why})",
         }
 
     def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
-        """The files of the source folder, and a requirements.txt where an image of AWS's lacks what the script imports."""
+        """The source files, with a requirements.txt for what one of AWS's images lacks."""
         return requirements.complete(local_job(job), files)
 
     def hosts(self, job: Job) -> tuple[HostPlan, ...]:
-        """Each host of a job: its name on the run's network, the command that the toolkit will build, and what it is given."""
+        """Each host: its name in the run's network, the toolkit's command, and its environment."""
         count, processes = job.compute.instance_count, processes_per_host(job)
         planned = []
         for index in range(count):
             name = f"algo-{index + 1}"
             command = local_jobs.launch_command(job, index, processes, python="python", leader="algo-1", port=str(PORT))
             given = local_jobs.toolkit_environment(local_hosts.share(index, count, processes))
-            given.pop("CUDA_VISIBLE_DEVICES", None)  # a container sees its own GPUs only
+            given.pop("CUDA_VISIBLE_DEVICES", None)  # a container has its own GPUs only
             planned.append(HostPlan(name, name, command, {**given, **job.environment}))
         return tuple(planned)
 
@@ -161,7 +161,7 @@ class Docker(Backend):
         return job.compute.instance_count * processes_per_host(job)
 
     def toolkit_hyperparameters(self, job: Job, run_name: str) -> dict[str, Any]:
-        """What SageMaker's SDK adds to the hyperparameters for its toolkit, in local mode."""
+        """The hyperparameters that SageMaker's SDK adds for the container toolkit in local mode."""
         return requests.toolkit_hyperparameters(local_job(job), run_name) | {"sagemaker_submit_directory": compose.CODE}
 
     def machine(self, job: Job) -> str:
@@ -169,7 +169,7 @@ class Docker(Backend):
         return f"{local_hosts.hardware()}, {named}"
 
     def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
-        """Write the hosts' /opt/ml folders and the Compose file, and start the supervisor that stays with the run."""
+        """Write the hosts' /opt/ml folders and the Compose file, and start the supervisor."""
         engine, issues = docker_engine.look()
         wanted = image(plan.job)
         found = docker_engine.find_image(wanted) if engine is not None else None
@@ -181,7 +181,7 @@ class Docker(Backend):
         for host in plan.hosts:
             host_folders.lay_out(plan, host, folder, interface="eth0")
             base = folder.host(host.name)
-            for place, target in compose.channel_mounts(plan):  # a mount point that the engine makes would be root's
+            for place, target in compose.channel_mounts(plan):  # root would own a mount point made by the engine
                 point = base / Path(target).relative_to("/opt/ml")
                 if place.is_dir():
                     point.mkdir()
@@ -198,14 +198,14 @@ class Docker(Backend):
 
 
 def processes_per_host(job: Job) -> int:
-    """As the job says; else one a GPU of the host's share; else 1."""
+    """Training processes per host: the job's number, else one per GPU of the host, else 1."""
     if job.compute.processes_per_host is not None or job.distribution == "none":
         return job.compute.processes_per_host or 1
     return max(1, gpu_count(job) // job.compute.instance_count)
 
 
 def local_job(job: Job) -> Job:
-    """The job as the SDK's local mode takes it: without what exists on SageMaker only, which it would refuse."""
+    """The job for the SDK's local mode, without the settings of SageMaker that it refuses."""
     compute = job.compute.model_copy(
         update={
             "instance_type": "local_gpu" if gpu_count(job) else "local",
@@ -219,9 +219,8 @@ def local_job(job: Job) -> Job:
             "volume_key": None,
         }
     )
-    if (
-        gpu_count(job) and compute.instance_count > 1
-    ):  # the SDK refuses local_gpu there; the Compose file shares the GPUs out
+    if gpu_count(job) and compute.instance_count > 1:
+        # the SDK refuses local_gpu for several hosts; the Compose file divides the GPUs
         compute = compute.model_copy(update={"instance_type": "local"})
     return job.model_copy(
         update={
@@ -246,14 +245,14 @@ def local_job(job: Job) -> Job:
 
 
 def image(job: Job) -> str:
-    """The image that the job names, unless it lies in AWS's registry; else this kit's own."""
+    """The job's image unless it is in AWS's registry, else this kit's own."""
     given = job.image.uri if job.image is not None else None
     in_aws = given is not None and re.match(r"\d{12}\.dkr\.ecr[.-]", given)
     return given if given is not None and not in_aws else IMAGE
 
 
 def gpu_count(job: Job) -> int:
-    """GPUs of this machine that the hosts share: none where they are fewer than the processes, and none for this kit's CPU image."""
+    """GPUs that the hosts share; 0 if there are fewer than processes, and 0 for this kit's CPU image."""
     if image(job) == IMAGE:
         return 0
     needed = job.compute.instance_count * (job.compute.processes_per_host or 1)
@@ -261,9 +260,9 @@ def gpu_count(job: Job) -> int:
 
 
 def shm_mb(job: Job) -> int:
-    """Size of each host's /dev/shm, MiB: as the job says, else half of this machine's memory shared among the hosts.
+    """Size of each host's /dev/shm, MiB: the job's own, else half of this machine's memory shared among the hosts.
 
-    It is a limit; what is not used takes no memory. Docker's own 64 MB breaks data loaders with workers.
+    It is a limit: unused space takes no memory. Docker's default of 64 MB breaks data loaders with workers.
     """
     if job.compute.shm_gb is not None:
         return max(64, round(job.compute.shm_gb * 1024))
@@ -272,12 +271,12 @@ def shm_mb(job: Job) -> int:
 
 
 def engine_file(folder: records.RunFolder) -> Path:
-    """Which engine, Compose and image the run had."""
+    """The file with the run's engine, Compose and image."""
     return folder.path / "docker.json"
 
 
 def gpus(job: Job) -> tuple[tuple[str, ...], ...]:
-    """Each host's GPUs; () where no host gets any."""
+    """Each host's GPUs; (): none."""
     if not gpu_count(job):
         return ()
     share = gpu_count(job) // job.compute.instance_count
@@ -286,21 +285,21 @@ def gpus(job: Job) -> tuple[tuple[str, ...], ...]:
 
 
 def sweep() -> None:
-    """Remove what is left of runs whose supervisor and whose janitor were both killed."""
+    """Remove the containers and networks of runs whose supervisor and janitor were both killed."""
     for run, folder in docker_containers.runs().items():
         if folder.is_dir() and not records.RunFolder(folder).supervisor_lives():
             docker_containers.remove(run)
 
 
 def explain(output: str) -> str:
-    """What Compose said, as a failure with its fix where it is a known one."""
+    """Compose's output as a failure, with its fix if it is known."""
     known = {
-        "bind source path does not exist": "the engine does not see this machine's folders (does it run outside of this container?): "
+        "bind source path does not exist": "the engine does not see this machine's folders (does it run outside this container?): "
         "share the run store at the same path, or set LAUNCHER_RUNS to a folder that both see",
         "mounts denied": "add the folder of the run store to Docker Desktop's file sharing",
-        "address pool": "docker network prune frees networks that nothing uses",
-        "address space": "docker network prune frees networks that nothing uses",
-        "no space left on device": "docker system prune frees what nothing uses",
+        "address pool": "docker network prune removes unused networks",
+        "address space": "docker network prune removes unused networks",
+        "no space left on device": "docker system prune removes unused data",
     }
     last = " ".join(output.strip().splitlines()[-3:])
     fix = next((fix for sign, fix in known.items() if sign in output), "")

@@ -1,9 +1,9 @@
-"""The containers of a run: each as a process is seen, and how nothing of them stays behind.
+"""A run's containers, with the interface of processes, and their removal.
 
     python docker_containers.py RUN
 
-waits until its standard input ends, then removes every container and network of that run. The supervisor keeps the other end of
-that pipe, so it happens however the supervisor ends. It runs by its path and imports nothing else of this kit.
+waits for the end of its standard input, then removes every container and network of the run. The supervisor holds the pipe, so
+this happens however the supervisor ends. The file runs by its path and imports nothing else of this kit.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import IO
 
 RUN_LABEL, FOLDER_LABEL = "vision-launcher.run", "vision-launcher.folder"
-"""What every container and network of a run carries: its name, and its folder on this machine."""
+"""Labels of a run's containers and networks: its name, and its folder on this machine."""
 
 
 class Container:
-    """One host's container. Its attached client ends with it, and writes its log; the rest is as subprocess.Popen has it."""
+    """One host's container, with the interface of subprocess.Popen. An attached client writes the log and ends with it."""
 
     def __init__(self, name: str, log: IO[bytes]):
         """Start the container of that name.
 
         Args:
-            log: gets its standard output and error, and what the client says where it cannot start.
+            log: gets its standard output and error, and the client's own errors.
         """
         self.name = name
         self.returncode: int | None = None
         self.trouble = ""
-        """Why the engine could not start it or had to end it; "" where it ran and ended by itself."""
+        """Why the engine did not start it, or ended it; "": it ended by itself."""
         self.client = subprocess.Popen(
             ["docker", "start", "--attach", name],
             stdin=subprocess.DEVNULL,
@@ -40,7 +40,7 @@ class Container:
         )
 
     def poll(self) -> int | None:
-        """None while it runs; then its exit code, negative for the signal that killed it."""
+        """None while it runs; then its exit code, negative for a signal."""
         if self.returncode is None and self.client.poll() is not None:
             self.returncode = self._end()
         return self.returncode
@@ -52,11 +52,11 @@ class Container:
         return code
 
     def send_signal(self, number: int) -> None:
-        """To its first process, the shim. One that has ended meanwhile gets none."""
+        """Send a signal to its first process, the shim."""
         subprocess.run(["docker", "kill", f"--signal={int(number)}", self.name], capture_output=True)
 
     def kill(self) -> None:
-        """End it, whatever state it is in; one that still starts, too."""
+        """Kill it in any state, also while it starts."""
         subprocess.run(["docker", "kill", self.name], capture_output=True)
         try:
             self.client.wait(timeout=10)
@@ -64,7 +64,7 @@ class Container:
             self.client.kill()
 
     def _end(self) -> int:
-        """The exit code, and what the engine says of the end."""
+        """The exit code. Sets `trouble` from the engine's state."""
         answer = subprocess.run(
             ["docker", "container", "inspect", "--format", "{{json .State}}", self.name], capture_output=True, text=True
         )
@@ -73,26 +73,26 @@ class Container:
             return self.client.returncode or 1
         state = json.loads(answer.stdout)
         if state["Running"]:
-            self.trouble = "the docker client lost the container, which was then ended"
+            self.trouble = "the docker client lost the container, which was then killed"
             subprocess.run(["docker", "kill", self.name], capture_output=True)
             return self.client.returncode or 1
         if state["Error"]:
             self.trouble = f"the container did not start: {state['Error']}"
         elif state["OOMKilled"]:
-            self.trouble = "the container was killed because memory ran out"
+            self.trouble = "the container was killed: out of memory"
         code = state["ExitCode"] or (self.client.returncode if state["Status"] == "created" else 0)
         return 128 - code if code > 128 else code
 
 
 def janitor(run: str) -> subprocess.Popen[bytes]:
-    """Start the process that removes a run's containers and networks when its standard input is closed, or this process ends."""
+    """Start the process that removes a run's containers and networks once its standard input is closed."""
     return subprocess.Popen(
         [sys.executable, "-I", str(Path(__file__)), run], stdin=subprocess.PIPE, start_new_session=True
     )
 
 
 def remove(run: str) -> None:
-    """Remove every container and network of a run; those that run are killed."""
+    """Remove every container and network of a run, also running ones."""
     label = f"label={RUN_LABEL}={run}"
     containers = _listed("ps", "--all", "--quiet", "--no-trunc", "--filter", label)
     if containers:
@@ -103,7 +103,7 @@ def remove(run: str) -> None:
 
 
 def runs() -> dict[str, Path]:
-    """The runs that have a container or a network on this engine, with the folder of each."""
+    """Run -> folder, for the runs with a container or a network on this engine."""
     form = f'{{{{.Label "{RUN_LABEL}"}}}}\t{{{{.Label "{FOLDER_LABEL}"}}}}'
     lines = _listed("ps", "--all", "--filter", f"label={RUN_LABEL}", "--format", form)
     lines += _listed("network", "ls", "--filter", f"label={RUN_LABEL}", "--format", form)

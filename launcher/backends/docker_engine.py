@@ -1,4 +1,4 @@
-"""What there is of Docker on this machine: the engine, Compose, an image, room on the disk. Everything here only asks."""
+"""Docker on this machine: the engine, Compose, an image, disk space. Read-only."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from launcher.config.issues import Issue
 KEY = "--on docker"
 
 SECONDS = 20
-"""How long a client may take to answer; an engine that hangs is told as one that does not answer."""
+"""A client's time limit, after which the engine counts as not answering."""
 
 LEAST_FREE_GB = 2
-"""Room that a run needs at least: the containers' own layers, a log, a model."""
+"""Disk space that a run needs: container layers, a log, a model."""
 
 INSTALL = "sudo apt-get install docker.io docker-compose (Debian, Ubuntu), or https://docs.docker.com/engine/install/"
 
 OLDEST_COMPOSE = (1, 29)
-"""The last series of v1, and the oldest that this kit is tried with."""
+"""The last version of v1, and the oldest that is tested."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that answers, with Compose."""
+    """A working engine with Compose."""
 
     version: str
     compose: tuple[str, ...]
     """The command."""
     compose_version: str
     root: Path
-    """Where it keeps images and containers."""
+    """Its folder of images and containers."""
     rootless: bool
-    """Whether it runs as its user, so that root in a container is that user."""
+    """Whether it runs without root, so that root in a container is the user."""
     nvidia: bool
-    """Whether it can hand GPUs to containers."""
+    """Whether it has the nvidia runtime."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"engine": self.version, "compose": list(self.compose), "compose_version": self.compose_version}
 
 
 def look() -> tuple[Engine | None, list[Issue]]:
-    """The engine that the docker client reaches; or None and why it cannot be used, each with its fix."""
+    """The engine that the docker client reaches; or None, and the issues that prevent its use."""
     if shutil.which("docker") is None:
         return None, [Issue(key=KEY, found="no docker command on this machine", fix=INSTALL)]
     issues = []
@@ -80,9 +80,9 @@ def look() -> tuple[Engine | None, list[Issue]]:
 
 
 def find_compose() -> tuple[tuple[str, ...], tuple[int, ...], str] | None:
-    """Compose's command, its version as numbers and as text; None where there is none.
+    """Compose's command, and its version as numbers and as text; None: not installed.
 
-    Every version counts: SDK v2 takes the plugin only where its answer contains "v2", so it misses Compose v5
+    SDK v2 finds the plugin only where its answer contains "v2", so it misses Compose v5
     (sagemaker/local/image.py of 2.257.7; https://github.com/aws/sagemaker-python-sdk/issues/5739).
     """
     for command in (("docker", "compose"), ("docker-compose",)):
@@ -96,7 +96,7 @@ def find_compose() -> tuple[tuple[str, ...], tuple[int, ...], str] | None:
 
 
 def find_image(image: str) -> dict[str, Any] | None:
-    """What the engine knows of an image that lies on this machine; None where it lies not."""
+    """The engine's description of an image on this machine; None: not on this machine."""
     answer = ask("docker", "image", "inspect", image)
     try:
         return json.loads(answer.stdout)[0] if answer.returncode == 0 else None
@@ -105,20 +105,20 @@ def find_image(image: str) -> dict[str, Any] | None:
 
 
 def check_disk(engine: Engine, store: Path) -> list[Issue]:
-    """Where the disk of the engine, or of the run store, is nearly full."""
+    """Issues of a nearly full disk, the engine's or the run store's."""
     issues = []
     for what, place in (("the engine's folder", engine.root), ("the run store", store)):
         there = next(folder for folder in (place, *place.parents) if folder.exists())
         free = shutil.disk_usage(there).free / 2**30
         if free < LEAST_FREE_GB:
-            fix = "docker system df shows what Docker keeps, docker system prune frees what nothing uses"
+            fix = "docker system df shows Docker's use, docker system prune removes unused data"
             found = f"{free:.1f} GB free for {what}, {place}"
             issues.append(Issue(key=KEY, found=found, valid=f"at least {LEAST_FREE_GB} GB", fix=fix))
     return issues
 
 
 def ask(*command: str) -> subprocess.CompletedProcess[str]:
-    """A command's answer; one that does not come in time is an answer with status 124."""
+    """A command's result; status 124 after the time limit."""
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
@@ -129,32 +129,32 @@ def ask(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _info() -> tuple[dict[str, Any] | None, Issue | None]:
-    """What the engine says of itself, or why it does not."""
+    """The engine's own description, or why there is none."""
     answer = ask("docker", "info", "--format", "{{json .}}")
     try:
         info = json.loads(answer.stdout)
     except ValueError:
         info = {}
-    said = "\n".join([*(info.get("ServerErrors") or []), answer.stderr]).strip()
+    errors = "\n".join([*(info.get("ServerErrors") or []), answer.stderr]).strip()
     if answer.returncode == 0 and info.get("ServerVersion") and not info.get("ServerErrors"):
         return info, _elsewhere()
-    if "permission denied" in said.lower():
-        found = "the engine's socket may not be opened by you"
-        fix = "sudo usermod -aG docker $USER, then log in again; that group has root's power over this machine"
+    if "permission denied" in errors.lower():
+        found = "you may not open the engine's socket"
+        fix = "sudo usermod -aG docker $USER, then log in again; members of that group have root access to this machine"
     else:
-        line = said.splitlines()[-1].strip() if said else "no answer"
+        line = errors.splitlines()[-1].strip() if errors else "no answer"
         found = f"the Docker engine does not answer: {line[:200]}"
-        fix = "sudo systemctl start docker; without systemd: sudo dockerd &; on a desktop: start Docker Desktop"
+        fix = "sudo systemctl start docker; without systemd: sudo dockerd &; with Docker Desktop: start it"
     return None, Issue(key=KEY, found=found, fix=fix)
 
 
 def _elsewhere() -> Issue | None:
-    """An engine on another machine cannot show this one's folders to its containers."""
+    """The issue of an engine on another machine, whose containers cannot mount this machine's folders."""
     host = os.environ.get("DOCKER_HOST")
     if host is None:
         answer = ask("docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}")
         host = answer.stdout.strip() if answer.returncode == 0 else ""
     if not host or host.startswith(("unix://", "npipe://")):
         return None
-    found = f"the Docker engine is on another machine ({host}), where the run's folder is not"
-    return Issue(key=KEY, found=found, fix="docker context use default, and unset DOCKER_HOST")
+    found = f"the Docker engine is on another machine ({host}) and cannot mount the run's folder"
+    return Issue(key=KEY, found=found, fix="run docker context use default, and unset DOCKER_HOST")

@@ -1,4 +1,4 @@
-"""The process that stays with a run in containers: as the process backend's, with a container a host.
+"""The supervisor of a run in containers.
 
 python -m launcher.backends.docker_supervisor RUN_FOLDER [--lifeline FD]
 """
@@ -18,23 +18,23 @@ from launcher.record import records
 
 
 class DockerSupervisor(supervisor.Supervisor):
-    """One run in containers, from start to outcome."""
+    """Runs a plan in containers, from start to outcome."""
 
     def __init__(self, folder: records.RunFolder, lifeline: int | None):
         super().__init__(folder, lifeline)
         self.engine = folder.read(docker.engine_file(folder))
         self.janitor = janitor(self.plan.name)
         self.containers: dict[str, Container] = {}
-        """The same as `shims`, with what the engine says of each."""
+        """The values of `shims`, with their `trouble`."""
 
     def start_hosts(self) -> None:
-        """By the SDK's local mode, which comes back to us for the containers."""
+        """Fit the estimator in local mode, which calls `start_containers`."""
         from launcher.backends import local_mode
 
         local_mode.fit(self.plan, self.folder.code, self.start_containers)
 
     def start_containers(self) -> None:
-        """Have Compose make the network and the containers, then start each with its log."""
+        """Create network and containers with Compose, then start each container with its log."""
         command = [*self.engine["compose"], "--project-name", compose.project(self.plan.name)]
         command += ["--project-directory", str(self.folder.path), "--file", str(self.folder.path / compose.FILE)]
         environment = {**os.environ, **json.loads(os.environ.get(supervision.SECRETS, "{}"))}
@@ -46,7 +46,7 @@ class DockerSupervisor(supervisor.Supervisor):
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            pass_fds=[self.janitor.stdin.fileno()],  # the janitor shall not clear away before Compose has made its last
+            pass_fds=[self.janitor.stdin.fileno()],  # the janitor waits until Compose has ended
         )
         print(composed.stdout, flush=True)
         if composed.returncode:
@@ -57,7 +57,7 @@ class DockerSupervisor(supervisor.Supervisor):
             self.containers[host.name] = self.shims[host.name] = made
 
     def end_hosts(self) -> None:
-        """Kill what still runs, remove containers and network, and leave the hosts' folders as the process backend does."""
+        """Kill what still runs, remove containers and network, and link the channels in the hosts' folders."""
         running = [shim for shim in self.shims.values() if shim.poll() is None]
         for shim in running:
             shim.kill()
@@ -66,14 +66,14 @@ class DockerSupervisor(supervisor.Supervisor):
             failure = self.folder.host(name) / "output/failure"
             if shim.trouble and not failure.exists():
                 failure.write_text(shim.trouble, encoding="utf-8")
-        self.janitor.communicate()  # closes its standard input, and waits until it has cleared away
+        self.janitor.communicate()  # closes its standard input, and waits for it
         try:
             self.show_channels()
-        except OSError:  # what cannot be shown must not cost the record
+        except OSError:  # a missing link must not cost the record
             traceback.print_exc()
 
     def show_channels(self) -> None:
-        """Links to the data in the place of the empty folders and files that they were mounted over."""
+        """Replace the empty mount points by links to the data."""
         for host in self.plan.hosts:
             for channel, place in self.plan.channels.items():
                 point = self.folder.host(host.name) / "input/data" / channel

@@ -1,4 +1,4 @@
-"""A host's /opt/ml in a run's folder, as SageMaker lays it out: code, channels, checkpoints and the files below input/config."""
+"""A host's /opt/ml in a run's folder, laid out as on SageMaker: code, channels, checkpoints and input/config."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from launcher.record import records
 
 
 def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface: str) -> None:
-    """Make a host's /opt/ml, but for its channels.
+    """Write a host's /opt/ml without its channels.
 
     Args:
-        interface: the network interface that its script shall use.
+        interface: the script's network interface.
     """
     base = folder.host(host.name)
     for place in ("code", "model", "output/data", "input/data", "input/config", "checkpoints"):
@@ -32,7 +32,7 @@ def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface:
 
 
 def show_channel(at: Path, place: Path) -> None:
-    """A channel as a link to its folder, or as a folder with a link to its file."""
+    """Link a channel's folder, or its file in a new folder."""
     if place.is_dir():
         at.symlink_to(place, target_is_directory=True)
     else:
@@ -41,7 +41,7 @@ def show_channel(at: Path, place: Path) -> None:
 
 
 def config_files(plan: Plan, host: HostPlan, interface: str = "lo") -> dict[str, str]:
-    """The files below input/config that SageMaker writes for a host, by name."""
+    """Name -> text of SageMaker's files below input/config."""
     resources = {
         "current_host": host.address,
         "current_instance_type": "local",

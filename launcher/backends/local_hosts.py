@@ -1,6 +1,6 @@
-"""Hosts on this machine: what they inherit, their share of cores and GPUs, their port, and the shim that stands for each.
+"""Hosts on this machine: inherited environment, share of cores and GPUs, port, shim.
 
-The process backend and the emulator of SageMaker's far side start their hosts alike.
+The process backend and the SageMaker emulator use it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ PASSED_ON = (
     "https_proxy",
     "no_proxy",
 )
-"""What of this shell's environment the script sees. A container has a clean one, so what is missing there is missing here."""
+"""Variables that a script inherits. A container's environment is as clean."""
 
 MAX_HOSTS = 16
-"""More hosts than that say nothing new on one machine."""
+"""More hosts on one machine show nothing new."""
 
 
 def inherited(outer: Mapping[str, str]) -> dict[str, str]:
-    """What a host's environment takes of the one around it; torchrun lies beside this Python."""
+    """A host's inherited variables, with this Python's folder, which holds torchrun, first on PATH."""
     found = {name: outer[name] for name in PASSED_ON if name in outer}
     path = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", os.defpath)])
     return {**found, "PATH": path}
@@ -63,30 +63,30 @@ def share(index: int, count: int, processes: int) -> dict[str, str]:
     """One host's share of this machine as environment variables.
 
     Args:
-        index: which host, from 0.
-        count: hosts.
-        processes: training processes on each.
+        index: the host's, from 0.
+        count: number of hosts.
+        processes: training processes per host.
     """
-    given = {"GOMP_SPINCOUNT": "1000"}  # this machine has other work too, beside which threads that spin for long crawl
+    given = {"GOMP_SPINCOUNT": "1000"}  # long spinning slows all threads of a busy machine
     if count * processes > 1:
         given["OMP_NUM_THREADS"] = str(max(1, core_count() // (count * processes)))
     return given | visible_gpus(gpus(), index, count, processes)
 
 
 def core_count() -> int:
-    """Cores that this process, and what it starts, may use."""
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def hardware() -> str:
-    """This machine's cores and GPUs, with their models."""
+    """This machine's cores and GPUs in words, with their models."""
     models = _values("/proc/cpuinfo", "model name")
     gpus = [name for file in Path("/proc/driver/nvidia/gpus").glob("*/information") for name in _values(file, "Model")]
     return ", ".join([f"{core_count()} cores of {models[0] if models else platform.machine()}", *(gpus or ["no GPU"])])
 
 
 def _values(file: str | Path, key: str) -> list[str]:
-    """What stands behind `key:` in the lines of a file of the kernel's; [] where there is no such file."""
+    """The values of `key:` lines in a kernel file; [] without the file."""
     try:
         lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -95,23 +95,23 @@ def _values(file: str | Path, key: str) -> list[str]:
 
 
 def gpu_count() -> int:
-    """GPUs that this shell may use: as the toolkit counts them, less those that CUDA_VISIBLE_DEVICES hides."""
+    """GPUs as the toolkit counts them, without those that CUDA_VISIBLE_DEVICES hides."""
     return len(gpus())
 
 
 @functools.cache
 def gpus() -> tuple[str, ...]:
-    """Their numbers or names, as CUDA_VISIBLE_DEVICES takes them."""
+    """GPU indices or names, as in CUDA_VISIBLE_DEVICES."""
     if shutil.which("nvidia-smi") is None:
         return ()
     listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
-    numbers = tuple(str(number) for number, line in enumerate(listing.splitlines()) if line.startswith("GPU "))
+    indices = tuple(str(index) for index, line in enumerate(listing.splitlines()) if line.startswith("GPU "))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return numbers if visible is None else tuple(name for name in visible.split(",") if name.strip())
+    return indices if visible is None else tuple(name for name in visible.split(",") if name.strip())
 
 
 def visible_gpus(gpus: tuple[str, ...], index: int, count: int, processes: int) -> dict[str, str]:
-    """A host's share of this machine's GPUs; none where they are fewer than the processes, which then take the CPU."""
+    """A host's share of the GPUs. With fewer GPUs than processes, all use the CPU."""
     if not gpus:
         return {}
     if len(gpus) < count * processes:
@@ -121,10 +121,9 @@ def visible_gpus(gpus: tuple[str, ...], index: int, count: int, processes: int) 
 
 
 def reserve_port() -> tuple[int, IO[bytes]]:
-    """A TCP port for a run's rendezvous, and the lock that keeps other runs from it until it is closed.
+    """A TCP port for a run's rendezvous, and an open lock file that reserves it.
 
-    It lies below the range that the kernel hands out by itself (32768 and above on Linux), so that nothing takes it by
-    chance in the seconds before torchrun binds it.
+    It is below Linux's range of ephemeral ports (32768 and above), so nothing takes it before torchrun binds it.
     """
     for port in random.SystemRandom().sample(range(20000, 32000), 12000):
         lock = open(Path(tempfile.gettempdir()) / f"launcher-port-{port}-{os.getuid()}.lock", "wb")  # noqa: SIM115 - held
@@ -139,15 +138,15 @@ def reserve_port() -> tuple[int, IO[bytes]]:
 def start_shim(
     port: int, log: IO[bytes], folder: Path, environment: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the container toolkit behind its shim.
+    """Start the container toolkit in its shim.
 
     Args:
-        port: of the job's rendezvous.
+        port: of the rendezvous.
         log: gets standard output and error.
         folder: the working folder, the host's /opt/ml.
 
     Returns:
-        The process; and the writing end of its lifeline, which must stay open as long as the host shall live.
+        The process, and the write end of its lifeline. Closing it ends the host.
     """
     reading, writing = os.pipe()
     try:
@@ -167,7 +166,7 @@ def start_shim(
 
 
 def merged_files(roots: Iterable[Path]) -> dict[str, Path]:
-    """What several hosts left in the same folder, by relative path; where two left the same name, the first host's counts."""
+    """Relative path -> file, over one folder of several hosts. For each path the first host's file counts."""
     files: dict[str, Path] = {}
     for root in roots:
         for place, _, names in os.walk(root, followlinks=True):
@@ -179,7 +178,7 @@ def merged_files(roots: Iterable[Path]) -> dict[str, Path]:
 
 
 def pack(files: Mapping[str, Path], archive: Path) -> None:
-    """Files as a .tar.gz; a link is packed as what it points to: the archive must be whole elsewhere too."""
+    """Pack files as a .tar.gz, links as their targets, so that the archive is complete."""
     with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
         for name, file in sorted(files.items()):
             tar.add(file, name, recursive=False)

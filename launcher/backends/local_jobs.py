@@ -1,4 +1,4 @@
-"""A job on this machine, whether its hosts are processes or containers: what does not fit, and what the toolkit is given."""
+"""A job on this machine, as processes or containers: its issues, and the container toolkit's arguments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from launcher.config.job import Job
 
 
 def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
-    """Where a job is too large for one machine.
+    """Issues of a cluster that does not fit this machine.
 
     Args:
-        processes: training processes on each host.
-        gpus: those of this machine that the hosts may share.
+        processes: training processes per host.
+        gpus: number of GPUs that the hosts share.
     """
     issues = []
     if len(job.compute.instance_groups) > 1:
@@ -25,17 +25,17 @@ def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
             Issue(
                 key="compute.instance_groups",
                 level="warning",
-                found=f"{names}: all hosts are alike here, {job.compute.instance_count} of homogeneousCluster",
-                fix="to try the groups on this machine, each host as a process: launcher emulate",
+                found=f"{names}: here all hosts ({job.compute.instance_count}) form one group",
+                fix="use launcher emulate, which runs the groups on this machine",
             )
         )
     if job.compute.instance_count > local_hosts.MAX_HOSTS:
         issues.append(
             Issue(
                 key="compute.instance_count",
-                found=f"{job.compute.instance_count} hosts on this machine",
+                found=f"{job.compute.instance_count} hosts on one machine",
                 valid=f"at most {local_hosts.MAX_HOSTS}",
-                fix="write a smaller one under smoke: compute:, or give --hosts 2",
+                fix="write a smaller number under smoke: compute:, or use --hosts 2",
             )
         )
     cores = len(os.sched_getaffinity(0))
@@ -45,7 +45,7 @@ def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
                 key="compute.processes_per_host",
                 found=f"{job.compute.processes_per_host} processes on {cores} cores",
                 valid=f"at most {4 * max(cores, gpus)} here",
-                fix="write processes_per_host: null, which takes one a GPU",
+                fix="write processes_per_host: null, for one process per GPU",
             )
         )
     if 0 < gpus < job.compute.instance_count * processes:
@@ -53,31 +53,31 @@ def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
             Issue(
                 key="compute",
                 level="warning",
-                found=f"more training processes than this machine's {gpus} GPU(s): they train on the CPU, with gloo",
-                fix="nothing to do if this run is a trial; else fewer hosts or processes",
+                found=f"more training processes than GPUs ({gpus}): training runs on the CPU with gloo",
+                fix="no change needed for a trial run; otherwise use fewer hosts or processes",
             )
         )
     return issues
 
 
 def smddp_is_torchrun() -> Issue:
-    """What becomes of smddp on a machine that is not SageMaker's."""
+    """The warning that smddp runs as torchrun."""
     return Issue(
         key="distribution",
         level="warning",
         found="smddp exists on SageMaker only; here torchrun starts the same script",
-        fix="nothing to do: the script takes nccl or gloo and says so",
+        fix="no change needed: the script uses nccl or gloo and logs which",
     )
 
 
 def check_inputs(job: Job) -> list[Issue]:
-    """The inputs that lie on SageMaker's side only."""
+    """Issues of inputs that exist on SageMaker only."""
     return [
         Issue(
             key=f"inputs.{name}",
-            found=f"{given.source}, which is there on SageMaker only",
+            found=f"{given.source}, which exists on SageMaker only",
             valid="folder; file; run",
-            fix="--on aws; or --smoke, where the config's smoke section names a folder for it",
+            fix="use --on aws, or --smoke if the config's smoke section names a folder",
         )
         for name, given in job.inputs.items()
         if given.source in ("s3", "fsx", "efs")
@@ -85,19 +85,19 @@ def check_inputs(job: Job) -> list[Issue]:
 
 
 def wants_dali(job: Job) -> bool:
-    """Whether one of this kit's scripts is to preprocess with NVIDIA DALI."""
+    """Whether one of this kit's scripts preprocesses with NVIDIA DALI."""
     return job.source is None and job.hyperparameters.get("preprocessing") == "dali"
 
 
 def launch_command(job: Job, index: int, processes: int, *, python: str, leader: str, port: str) -> tuple[str, ...]:
-    """What the toolkit starts on a host.
+    """The container toolkit's command on a host.
 
     Args:
-        index: which host, from 0.
-        processes: training processes on each.
+        index: the host's, from 0.
+        processes: training processes per host.
         python: the interpreter.
-        leader: address of the first host, where the ranks meet.
-        port: and its port.
+        leader: address of the rendezvous, the first host.
+        port: of the rendezvous.
     """
     count = job.compute.instance_count
     arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
@@ -110,7 +110,7 @@ def launch_command(job: Job, index: int, processes: int, *, python: str, leader:
 
 
 def toolkit_environment(share: Mapping[str, str]) -> dict[str, str]:
-    """What the toolkit is given on this machine, with a host's share of it."""
+    """The container toolkit's environment, with the host's share of this machine."""
     return {
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
         "PYTHONUNBUFFERED": "1",

@@ -1,7 +1,7 @@
-"""SageMaker local mode, as the SDK does it, with the containers as this kit starts them: LocalSession, client and container class.
+"""SageMaker local mode with the SDK's LocalSession, and with this kit's client and container class.
 
-What the SDK's own container class does and this one does not (sagemaker/local/image.py of 2.257.7): one network and folder for all
-runs, containers that stay, files of root, /dev/shm of 64 MB, a model folder shared by all hosts, credentials looked for on the network.
+The SDK's own container class (sagemaker/local/image.py of 2.257.7) shares one network and folder among all runs, keeps containers,
+writes files as root, limits /dev/shm to 64 MB, shares one model folder among hosts, and looks for credentials on the network.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from launcher.aws import estimator
 from launcher.backends import compose, docker
 from launcher.planner.plan import Plan
 
-NOBODY = boto3.Session("none", "none", region_name=docker.REGION)
-"""Credentials that nobody asks for, so that none are looked for."""
+NO_CREDENTIALS = boto3.Session("none", "none", region_name=docker.REGION)
+"""A session with credentials, so that the SDK looks for none."""
 
-with estimator.isolated_credentials(NOBODY):
+with estimator.isolated_credentials(NO_CREDENTIALS):
     from sagemaker.local import LocalSession
     from sagemaker.local.entities import _LocalTrainingJob
     from sagemaker.local.image import _SageMakerContainer
@@ -33,13 +33,13 @@ Start = Callable[[], None]
 
 @dataclass
 class Containers(_SageMakerContainer):
-    """A run's containers, in place of those that the SDK would start. `train` returns as soon as they run."""
+    """A run's containers, instead of the SDK's own. `train` returns once they run."""
 
     plan: Plan
     start: Start
 
     def __post_init__(self) -> None:
-        self.instance_count = len(self.plan.hosts)  # all that _LocalTrainingJob reads
+        self.instance_count = len(self.plan.hosts)  # the only attribute that _LocalTrainingJob reads
 
     def train(
         self,
@@ -49,8 +49,8 @@ class Containers(_SageMakerContainer):
         environment: dict[str, str],
         job_name: str,
     ) -> None:
-        """Start them. What the SDK made of the job must be what the plan showed; the hosts' files were written from the plan."""
-        # the SDK sends the folder's own place and the script's bare name, and corrects only the first
+        """Start the containers, and assert that the SDK's arguments match the plan, from which the hosts' files were written."""
+        # the SDK sends the local folder and the script's bare name; its container class corrects only the first
         sent = hyperparameters | {
             "sagemaker_submit_directory": json.dumps(compose.CODE),
             "sagemaker_program": json.dumps(self.plan.job.script),
@@ -62,7 +62,7 @@ class Containers(_SageMakerContainer):
 
 
 class Client(LocalSagemakerClient):
-    """The SDK's stand-in for SageMaker, with our containers."""
+    """The SDK's local client, with this kit's containers."""
 
     def __init__(self, sagemaker_session: LocalSession, plan: Plan, start: Start):
         super().__init__(sagemaker_session)  # type: ignore[no-untyped-call]  # the SDK is annotated in part
@@ -78,7 +78,7 @@ class Client(LocalSagemakerClient):
         Environment: dict[str, str] | None = None,  # noqa: N803
         **others: Any,
     ) -> None:
-        """As the SDK's own, which can take no other container class; and it sends no telemetry."""
+        """As the SDK's own method, which accepts no other container class and sends telemetry."""
         job = _LocalTrainingJob(Containers(self.plan, self.start))
         job.start(
             InputDataConfig or [], OutputDataConfig, others["HyperParameters"], Environment or {}, TrainingJobName
@@ -87,16 +87,16 @@ class Client(LocalSagemakerClient):
 
 
 def fit(plan: Plan, code: Path, start: Start) -> None:
-    """Fit the plan's estimator in local mode. Nothing is asked over a network, and no credentials are looked for.
+    """Fit the plan's estimator in local mode, without network and without credentials.
 
     Args:
-        code: the folder of the files that travel.
+        code: the folder of the source files.
         start: starts the containers; called once.
     """
     job = docker.local_job(plan.job)
-    nobody = boto3.Session("none", "none", region_name=job.region)
-    with estimator.isolated_credentials(nobody):
-        session = LocalSession(nobody, sagemaker_config=estimator.NO_TELEMETRY)
+    no_credentials = boto3.Session("none", "none", region_name=job.region)
+    with estimator.isolated_credentials(no_credentials):
+        session = LocalSession(no_credentials, sagemaker_config=estimator.NO_TELEMETRY)
         session.config = {"local": {"local_code": True}}
         session.sagemaker_client = Client(session, plan, start)
         made = estimator.estimator(job, plan.name, session)

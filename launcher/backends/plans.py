@@ -1,4 +1,4 @@
-"""Job -> Plan, for the backend of a name."""
+"""A job's plan, by the backend's name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.planner.plan import Plan, refuse_errors
 
 
 def plan(job: Job, *, on: str = backends.DEFAULT) -> Plan:
-    """Work a job out in full. Nothing is written, started, imported or asked over a network.
+    """Plan a job in full. It writes nothing, starts nothing, and uses no network.
 
     >>> plan = launcher.plan(launcher.load("configs/kt_food_tag.yaml"), on="aws")
     >>> plan.errors, plan.request["ResourceConfig"]["InstanceCount"]
@@ -24,7 +24,7 @@ def plan(job: Job, *, on: str = backends.DEFAULT) -> Plan:
         on: the backend's name.
 
     Returns:
-        A Plan; its `issues` hold everything that validation found, errors too.
+        A Plan. Its `issues` hold everything that validation found, errors too.
 
     Raises:
         UserError: no such backend.
@@ -33,9 +33,9 @@ def plan(job: Job, *, on: str = backends.DEFAULT) -> Plan:
 
 
 def check(planned: Plan) -> Plan:
-    """The plan with what a look online shows: read-only requests to AWS about data, role, network, quota and price.
+    """Validate a plan against the AWS account or the Docker engine: data, role, network, quota, price. Read-only.
 
-    Where something could not be looked at, the issue says "not checked". A plan for this machine comes back as it is.
+    What could not be read is an issue of the level "not checked". A plan for `process` is returned unchanged.
 
     >>> plan = launcher.check(launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws"))
     >>> plan.checked, plan.errors
@@ -47,10 +47,10 @@ def check(planned: Plan) -> Plan:
 def plan_config(
     path: str | Path, overrides: Sequence[str] = (), *, on: str = backends.DEFAULT, smoke: bool = False
 ) -> Plan:
-    """`load` and `plan` in one, so that the mistakes of both come at once.
+    """`load` and `plan` in one, so that the mistakes of both are reported together.
 
     Raises:
-        UserError: the file is no job; what is wrong with the rest of it is told too.
+        UserError: the file is not a valid job. It lists the plan's errors too.
     """
     try:
         return plan(load(path, overrides, smoke=smoke), on=on)
@@ -67,7 +67,7 @@ def plan_config(
 
 
 def upload(planned: Plan) -> None:
-    """Bring a plan's data and code to S3, so that its estimator can be fitted: `estimator, inputs = plan.estimator()`.
+    """Upload a plan's data and code to S3, before its estimator is fitted.
 
     >>> plan = launcher.plan(launcher.load("configs/quickstart.yaml", smoke=True), on="aws")
     >>> launcher.upload(plan)

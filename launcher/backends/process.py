@@ -1,4 +1,4 @@
-"""The `process` backend: AWS's own container toolkit, one process tree a host, on loopback addresses. No Docker, no AWS, no network."""
+"""The `process` backend: AWS's container toolkit, one process tree per host, on loopback addresses. No Docker, no AWS, no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.planner.source_package import SourceFile
 from launcher.record.records import RunFolder
 
 REQUIREMENTS = "requirements.txt"
-"""Does not travel: the toolkit would install these packages into the user's own environment."""
+"""Excluded: the toolkit would install these packages into the user's own environment."""
 
 NEEDED = {
     "sagemaker_training": "sagemaker-training",
@@ -25,41 +25,41 @@ NEEDED = {
     "torch": "torch",
     "psutil": "psutil",
 }
-"""Module -> package that this backend needs in the launcher's own environment."""
+"""Module -> package that this backend needs in the launcher's environment."""
 
 COMPUTING_PACKAGES = ("torch", "timm", "numpy", "pillow", "simplejpeg", "opencv-python-headless")
-"""Those whose versions a run's speed depends on."""
+"""Packages whose versions determine a run's speed."""
 
 
 class Process(Backend):
-    """Each host as a process tree on this machine, with a loopback address of its own."""
+    """Each host as a process tree on this machine, with its own loopback address."""
 
     name = "process"
     DIFFERENCES = {
-        "SM_HOSTS": "127.0.0.1, 127.0.0.2 … instead of algo-1, algo-2 …; wherever hosts are named",
-        "SM_CURRENT_INSTANCE_TYPE": "local: no instance of SageMaker's; SM_RESOURCE_CONFIG and SM_INSTANCE_GROUPS_DICT say so too",
+        "SM_HOSTS": "127.0.0.1, 127.0.0.2 … instead of algo-1, algo-2 …, wherever a host is named",
+        "SM_CURRENT_INSTANCE_TYPE": "local, also in SM_RESOURCE_CONFIG and SM_INSTANCE_GROUPS_DICT: no SageMaker instance",
         "SM_NETWORK_INTERFACE_NAME": "lo: the hosts are on one machine",
-        "NCCL_SOCKET_IFNAME": "lo too",
+        "NCCL_SOCKET_IFNAME": "lo, for the same reason",
         "SM_NUM_CPUS": "this machine's; SM_NUM_GPUS too",
-        "MASTER_PORT": "a free one, because hosts of other runs are on the same machine",
-        "PET_MASTER_PORT": "the same, torchrun's name for it",
-        "OMP_NUM_THREADS": "this machine's cores shared among the processes of all hosts",
-        "GOMP_SPINCOUNT": "short, because a machine that is yours has other work too",
+        "MASTER_PORT": "a free port: other runs share this machine",
+        "PET_MASTER_PORT": "torchrun's name for MASTER_PORT",
+        "OMP_NUM_THREADS": "all processes share this machine's cores",
+        "GOMP_SPINCOUNT": "short: other work shares this machine",
         "SAGEMAKER_REGION": "not set: there is no region",
-        "AWS_REGION": "not set: a script finds neither a region nor credentials",
-        "AWS_DEFAULT_REGION": "not set either",
-        "TRAINING_JOB_ARN": "not set: SageMaker knows of no job",
-        "SM_MODULE_DIR": "the folder of the code, which on SageMaker is the address of its archive in S3",
-        "SAGEMAKER_BASE_DIR": "the run's folder, hosts/<host>/opt/ml, in the place of /opt/ml",
-        "packages": "your own environment's; a requirements.txt is not installed into it",
-        "distribution": "smddp runs as torchrun, with gloo or nccl: the library exists on SageMaker only",
-        "inputs": "shown in place: not copied, sharded or streamed",
-        "checkpoints": "stay in the run's folder: nothing is copied to S3 or back",
+        "AWS_REGION": "not set: there is neither a region nor credentials",
+        "AWS_DEFAULT_REGION": "not set, for the same reason",
+        "TRAINING_JOB_ARN": "not set: there is no SageMaker job",
+        "SM_MODULE_DIR": "the code's folder; on SageMaker, the archive's address in S3",
+        "SAGEMAKER_BASE_DIR": "hosts/<host>/opt/ml in the run's folder, instead of /opt/ml",
+        "packages": "those of your environment; requirements.txt is not installed",
+        "distribution": "smddp runs as torchrun with gloo or nccl: its library exists on SageMaker only",
+        "inputs": "linked: not copied, sharded or streamed",
+        "checkpoints": "stay in the run's folder, without a copy in S3",
         "aside": "spot, warm pool, disk size, network, KMS, tags, metrics, Debugger and Profiler exist on SageMaker only",
     }
 
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
-        """What this machine lacks to run a job as processes."""
+        """Issues of a job as processes of this machine."""
         missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
         issues = []
         if missing:
@@ -75,7 +75,7 @@ class Process(Backend):
             issues.append(
                 Issue(
                     key="hyperparameters.preprocessing",
-                    found="dali, and NVIDIA's package is not installed",
+                    found="dali, but NVIDIA's package is not installed",
                     valid="cpu, cpu_reference; dali with the package",
                     fix="pip install -e '.[dali]' in this kit's folder, or write preprocessing: cpu",
                 )
@@ -85,8 +85,8 @@ class Process(Backend):
                 Issue(
                     key="source",
                     level="warning",
-                    found="requirements.txt is not installed into your own environment",
-                    fix=f"if the script needs it: {sys.executable} -m pip install -r {source}/requirements.txt",
+                    found="requirements.txt is not installed into your environment",
+                    fix=f"if the script needs it, run {sys.executable} -m pip install -r {source}/requirements.txt",
                 )
             )
         if job.distribution == "smddp":
@@ -95,7 +95,7 @@ class Process(Backend):
         return issues
 
     def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
-        """The files of the source folder that travel."""
+        """The source files without requirements.txt."""
         return [file for file in files if file.path != REQUIREMENTS]
 
     def world_size(self, job: Job) -> int:
@@ -103,7 +103,7 @@ class Process(Backend):
         return job.compute.instance_count * processes_per_host(job)
 
     def hosts(self, job: Job) -> tuple[HostPlan, ...]:
-        """Each host of a job: its loopback address, the command that the toolkit will build, and what it is given."""
+        """Each host: its loopback address, the toolkit's command, and its environment."""
         count = job.compute.instance_count
         processes = processes_per_host(job)
         planned = []
@@ -119,7 +119,7 @@ class Process(Backend):
         return tuple(planned)
 
     def toolkit_hyperparameters(self, job: Job, run_name: str) -> dict[str, Any]:
-        """What SageMaker's SDK adds to the hyperparameters for its toolkit."""
+        """The hyperparameters that SageMaker's SDK adds for the container toolkit."""
         added: dict[str, Any] = {
             "sagemaker_program": job.script,
             "sagemaker_job_name": run_name,
@@ -141,11 +141,11 @@ class Process(Backend):
     def lacks(self, module: str) -> bool:
         try:
             return importlib.util.find_spec(module) is None
-        except ModuleNotFoundError:  # of a parent
+        except ModuleNotFoundError:  # the parent package is missing
             return True
 
     def start(self, plan: Plan, folder: RunFolder, lock: int, lifeline: int | None) -> None:
-        """Write the hosts' /opt/ml folders and start the supervisor that stays with the run."""
+        """Write the hosts' /opt/ml folders and start the supervisor."""
         for host in plan.hosts:
             host_folders.lay_out(plan, host, folder, interface="lo")
             for channel, place in plan.channels.items():
@@ -154,14 +154,14 @@ class Process(Backend):
 
 
 def processes_per_host(job: Job) -> int:
-    """As the job says; else this machine's GPUs shared among the hosts; else 1."""
+    """Training processes per host: the job's number, else the host's share of GPUs, else 1."""
     if job.compute.processes_per_host is not None or job.distribution == "none":
         return job.compute.processes_per_host or 1
     return max(1, local_hosts.gpu_count() // job.compute.instance_count)
 
 
 def _environment(job: Job, index: int, count: int, processes: int) -> dict[str, str]:
-    """What a host is given beside its own paths: the toolkit's module, a share of this machine, and the job's environment."""
+    """A host's variables without its paths: the toolkit's, its share of this machine, and the job's."""
     return {**local_jobs.toolkit_environment(local_hosts.share(index, count, processes)), **job.environment}
 
 

@@ -1,4 +1,4 @@
-"""Starting the process that stays with a local run, and the environment that it gives to the hosts."""
+"""The start of a local run's supervisor, and the environment of its hosts."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from launcher.planner.plan import HostPlan, Plan
 from launcher.record import records
 
 SECRETS = "LAUNCHER_SECRETS"
-"""The variable that takes the job's secrets to the supervisor."""
+"""The variable that passes the job's secrets to the supervisor."""
 
 
 def start_supervisor(module: str, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
-    """Start the process that stays with the run, and wait until it is there."""
+    """Start a run's supervisor, and wait until it runs."""
     folder.supervisor_log.parent.mkdir(exist_ok=True)
     command = [sys.executable, "-m", module, str(folder.path)]
     command += ["--lifeline", str(lifeline)] if lifeline is not None else []
-    package = str(Path(__file__).parents[2])  # found there by the supervisor too, wherever it starts
+    package = str(Path(__file__).parents[2])  # the supervisor starts in another folder
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
-        SECRETS: json.dumps(secrets_in(plan.job.environment)),  # from memory to memory: the folder does not hold them
+        SECRETS: json.dumps(secrets_in(plan.job.environment)),  # never written to disk
     }
     with open(folder.supervisor_log, "wb") as log:
         process = subprocess.Popen(
@@ -39,21 +39,21 @@ def start_supervisor(module: str, plan: Plan, folder: records.RunFolder, lock: i
             stdout=log,
             stderr=log,
             start_new_session=True,
-            cwd=folder.path,  # a module of the user's in the current folder must not stand in for ours
+            cwd=folder.path,  # a user's module in the current folder must not replace ours
             pass_fds=[lock] if lifeline is None else [lock, lifeline],
             env=environment,
         )
     while not folder.supervisor.exists():
         if process.poll() is not None:
             raise mistake(
-                "run", f"the supervisor ended at once with status {process.returncode}", f"read {folder.supervisor_log}"
+                "run", f"the supervisor ended with status {process.returncode}", f"read {folder.supervisor_log}"
             )
         time.sleep(0.01)
-    threading.Thread(target=process.wait, daemon=True).start()  # so that it does not stay as a zombie of ours
+    threading.Thread(target=process.wait, daemon=True).start()  # reaps it
 
 
 def shim_environment(plan: Plan, host: HostPlan, folder: records.RunFolder, outer: Mapping[str, str]) -> dict[str, str]:
-    """A host's whole environment: what is passed on of `outer`, what SageMaker sets, and the job's own."""
+    """A host's environment: inherited variables of `outer`, SageMaker's, and the job's."""
     return {
         **local_hosts.inherited(outer),
         "SAGEMAKER_BASE_DIR": str(folder.host(host.name)),

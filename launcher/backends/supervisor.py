@@ -1,4 +1,4 @@
-"""The process that stays with a local run: starts its hosts, watches them, stops them, and writes down how it ended.
+"""The supervisor of a local run: starts, watches and stops its hosts, and writes the outcome.
 
 python -m launcher.backends.supervisor RUN_FOLDER [--lifeline FD]
 """
@@ -22,18 +22,18 @@ from launcher.planner.plan import HostPlan, Plan
 from launcher.record import records
 
 GRACE_SECONDS = 120
-"""Between SIGTERM and SIGKILL, as SageMaker's StopTrainingJob gives.
+"""Between SIGTERM and SIGKILL, as with SageMaker's StopTrainingJob.
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StopTrainingJob.html"""
 
 AFTER_FAILURE_SECONDS = 10
-"""How long the other hosts of a failed run may still say why they failed before they are killed."""
+"""Time for the other hosts to log their own failure before they are killed."""
 
 DETACHED = b"d"
-"""The byte that tells the supervisor that nobody at the other end of the lifeline is no reason to stop."""
+"""The byte that allows the run to outlive the lifeline."""
 
 
 class HostProcess(Protocol):
-    """What runs a host, in the part of subprocess.Popen that a supervisor needs."""
+    """A host's process: the part of subprocess.Popen that a supervisor uses."""
 
     @property
     def returncode(self) -> int | None: ...
@@ -48,7 +48,7 @@ class HostProcess(Protocol):
 
 
 class Supervisor:
-    """One local run from start to outcome."""
+    """Runs a plan on this machine, from start to outcome."""
 
     def __init__(self, folder: records.RunFolder, lifeline: int | None):
         self.folder = folder
@@ -58,18 +58,18 @@ class Supervisor:
         self.clock = time.monotonic()
         self.terminated = False
         self.failed_first = False
-        """Whether a host failed before anybody asked the run to stop."""
+        """Whether a host failed before a stop was requested."""
         self.shims: dict[str, HostProcess] = {}
         self.lifelines: list[int] = []
 
     def run(self) -> None:
-        """Start every host, wait for all, and write the outcome whatever happens."""
+        """Start the hosts, wait for them, and write the outcome, whatever happens."""
         trouble = ""
         try:
             self.start_hosts()
             self.wait()
-        except Exception as error:  # whatever it is, the record shall tell it
-            trouble = f"the run could not be carried out: {error!r}"
+        except Exception as error:  # the record holds any error
+            trouble = f"the supervisor failed: {error!r}"
             traceback.print_exc()
         finally:
             self.end_hosts()
@@ -82,33 +82,33 @@ class Supervisor:
                 environment = supervision.shim_environment(self.plan, host, self.folder, os.environ)
                 shim, lifeline = local_hosts.start_shim(port, log, self.folder.host(host.name), environment)
             self.shims[host.name] = shim
-            self.lifelines.append(lifeline)  # never closed: it closes when this process dies, however it dies
+            self.lifelines.append(lifeline)  # closes with this process, however it dies
 
     def wait(self) -> None:
-        """Until every host has ended: pass on stop requests, enforce the time limit, end all where one failed."""
+        """Wait for every host. Forward stop requests, enforce the time limit, and end all hosts after a failure."""
         deadline = self.clock + self.plan.job.compute.max_hours * 3600
-        kill_at, told = float("inf"), False
+        kill_at, stopping = float("inf"), False
         while any(shim.poll() is None for shim in self.shims.values()):
             self.watch_lifeline(0.1)
             if self.terminated:
                 self.folder.request_stop("the supervisor got SIGTERM")
             if time.monotonic() > deadline:
-                self.folder.request_stop(f"compute.max_hours ({self.plan.job.compute.max_hours:g} h) is over")
-            asked = self.folder.stop_request.exists()  # looked at first: a host that failed before it is seen as such
-            if not told and any(shim.poll() for shim in self.shims.values()):
+                self.folder.request_stop(f"compute.max_hours ({self.plan.job.compute.max_hours:g} h) was reached")
+            asked = self.folder.stop_request.exists()  # read first, so that an earlier failure counts as one
+            if not stopping and any(shim.poll() for shim in self.shims.values()):
                 self.failed_first = True
                 kill_at = min(kill_at, time.monotonic() + AFTER_FAILURE_SECONDS)
-            if not told and asked:
-                told, kill_at = True, min(kill_at, time.monotonic() + GRACE_SECONDS)
+            if not stopping and asked:
+                stopping, kill_at = True, min(kill_at, time.monotonic() + GRACE_SECONDS)
                 for shim in self.shims.values():
                     if shim.poll() is None:
                         shim.send_signal(signal.SIGTERM)
             if time.monotonic() > kill_at:
                 return
-        self.failed_first |= not told and any(shim.poll() for shim in self.shims.values())
+        self.failed_first |= not stopping and any(shim.poll() for shim in self.shims.values())
 
     def end_hosts(self) -> None:
-        """Leave nothing of the hosts that runs."""
+        """Kill what still runs."""
         for shim in self.shims.values():
             if shim.poll() is None:
                 shim.kill()
@@ -116,11 +116,11 @@ class Supervisor:
         toolkit.kill_everything_below()
 
     def remember_sigterm(self, *_: object) -> None:
-        """Somebody wants this process gone: the run stops at the next look."""
+        """On SIGTERM, stop the run in the next round of `wait`."""
         self.terminated = True
 
     def watch_lifeline(self, seconds: float) -> None:
-        """Wait a moment; where whoever started the run has died without a word, ask the run to stop."""
+        """Wait, and request a stop if the process that started the run has died."""
         if self.lifeline is None:
             time.sleep(seconds)
         elif select.select([self.lifeline], [], [], seconds)[0]:
@@ -130,10 +130,10 @@ class Supervisor:
             self.lifeline = None
 
     def write_outcome(self, trouble: str) -> None:
-        """model.tar.gz, metrics.jsonl and outcome.json, in this order: an outcome means that all is there, or says what is not.
+        """Write model.tar.gz and metrics.jsonl, then outcome.json, which lists what could not be saved.
 
         Args:
-            trouble: why the run could not be carried out; empty where its hosts ended by themselves.
+            trouble: the supervisor's own error; empty without one.
         """
         seconds = time.monotonic() - self.clock
         exit_codes = {name: shim.returncode for name, shim in self.shims.items()}
@@ -159,14 +159,14 @@ class Supervisor:
         for save in (pack_model, records.merge_metrics):
             try:
                 save(self.folder, hosts)
-            except Exception as error:  # what cannot be saved must not cost the record
+            except Exception as error:  # a failed save must not cost the record
                 traceback.print_exc()
                 outcome.setdefault("not_saved", []).append(f"{save.__name__}: {error!r}")
         records.write_json(self.folder.outcome, outcome)
 
 
 def first_failure(folder: records.RunFolder, exit_codes: dict[str, int | None]) -> tuple[str, str]:
-    """The host that failed first, and what its failure file says; the others mostly fail because of it."""
+    """The host that failed first, and the text of its failure file. The others mostly fail because of it."""
     failed = [name for name, code in exit_codes.items() if code]
     written = [(folder.host(name) / "output/failure") for name in failed]
     files = sorted((file for file in written if file.exists()), key=lambda file: file.stat().st_mtime)
@@ -180,13 +180,13 @@ def first_failure(folder: records.RunFolder, exit_codes: dict[str, int | None]) 
 
 
 def script_exit_code(log: str, toolkit_code: int | None) -> int | None:
-    """The script's own exit code, which the toolkit replaces by 1: as torchrun's agent or the toolkit reports it in the log."""
+    """The script's exit code from the log of torchrun's agent or the toolkit, which itself exits with 1."""
     found = re.search(r"failed \(exitcode: (-?\d+)\)", log) or re.search(r"^ExitCode (-?\d+)$", log, re.MULTILINE)
     return int(found[1]) if found else toolkit_code
 
 
 def pack_model(folder: records.RunFolder, hosts: list[str]) -> None:
-    """What the hosts left in SM_MODEL_DIR as model.tar.gz; nothing where they left nothing."""
+    """Pack the hosts' SM_MODEL_DIR as model.tar.gz, unless it is empty."""
     files = local_hosts.merged_files(folder.host(host) / "model" for host in hosts)
     if files:
         temporary = folder.model.with_name(".model.tar.gz")
@@ -195,7 +195,7 @@ def pack_model(folder: records.RunFolder, hosts: list[str]) -> None:
 
 
 def _read_plan(folder: records.RunFolder) -> Plan:
-    """The plan that the run was started with."""
+    """The run's plan."""
     saved = folder.read(folder.plan)
     return Plan(
         name=saved["name"],
@@ -227,7 +227,7 @@ def main(kind: type[Supervisor] = Supervisor) -> None:
     toolkit.adopt_orphans()
     supervisor = kind(folder, options.lifeline)
     signal.signal(signal.SIGTERM, supervisor.remember_sigterm)
-    signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the script would inherit
+    signal.signal(signal.SIGINT, lambda *_: None)  # the script would inherit SIG_IGN
     records.write_json(folder.supervisor, {"pid": os.getpid()})
     supervisor.run()
 

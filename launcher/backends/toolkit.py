@@ -1,15 +1,14 @@
-"""The shim around AWS's container toolkit: the toolkit as it is, with the three things that it lacks.
+"""The shim around AWS's container toolkit, which adds three things.
 
     python toolkit.py --port 23456 [--lifeline FD]
 
-1. SIGTERM reaches the training processes. The toolkit ignores it or dies of it, and torchrun's agent would take it as a
-   failure and kill its workers; here it goes to the workers themselves, which may finish their step and leave in order.
-2. The rendezvous port, 7777 or 29500 in the toolkit and torchrun, is the one given: many runs share a machine.
-3. Nothing stays behind: when the toolkit ends, or whoever holds the other end of the lifeline pipe dies, every process
-   below this one is killed. Where the process that the toolkit started was killed, its orphans are ended too: they hold
-   the pipe that the toolkit would otherwise read for ever.
+1. SIGTERM reaches the training processes. The toolkit ignores it or dies of it, and torchrun's agent would treat it as a
+   failure and kill its workers. The shim sends it to the workers, which can finish their step and exit in order.
+2. The rendezvous port is an argument instead of 7777 or 29500, because many runs share a machine.
+3. No process stays behind. When the toolkit ends, or the lifeline's write end closes, every process below the shim is
+   killed. When the toolkit's own child is killed, its orphans are ended too: they hold the pipe that the toolkit reads.
 
-It runs by its path, with the toolkit's own Python, and imports nothing else of this kit.
+The file runs by its path, with the toolkit's Python, and imports nothing else of this kit.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 ORPHAN_SECONDS = 3
-"""How long orphans may hold the toolkit's pipe."""
+"""Time for which orphans may hold the toolkit's pipe."""
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 MPI = ("mpirun", "sshd")
-"""What the toolkit starts for a job by MPI, as SMDDP's: on the first host, and on the others for mpirun to come in."""
+"""The toolkit's commands for a job with MPI, such as SMDDP's: on the first host, and on the others."""
 RANK = "OMPI_COMM_WORLD_RANK"
-"""What Open MPI gives to each process that it starts. https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables"""
+"""Open MPI sets it for each rank. https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables"""
 
 
 def main() -> None:
@@ -47,7 +46,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--lifeline", type=int)
     options = parser.parse_args()
-    sys.path.pop(0)  # this file's folder is no place for the script to import from
+    sys.path.pop(0)  # scripts must not import from this file's folder
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     adopt_orphans()
@@ -61,7 +60,7 @@ def main() -> None:
     from sagemaker_training import torch_distributed, trainer
 
     sagemaker_pytorch_container.training.MASTER_PORT = torch_distributed.MASTER_PORT = str(options.port)
-    # torchrun's default of --master_port, which the toolkit leaves out for one host
+    # torchrun's default of --master_port, which the toolkit omits for one host
     os.environ["PET_MASTER_PORT"] = str(options.port)
     name_the_torch_version(sagemaker_pytorch_container.training)
     try:
@@ -73,7 +72,7 @@ def main() -> None:
 def name_the_torch_version(training: Any) -> None:
     """Set the toolkit's SM_DLC_TORCH_VERSION from the file that torch itself reads it from.
 
-    The toolkit imports torch for it, which takes two seconds and some hundred megabytes on every host.
+    The toolkit would import torch for it, at the cost of 2 s and hundreds of megabytes on every host.
     """
     found = importlib.util.find_spec("torch")
     file = os.path.join(os.path.dirname(found.origin), "version.py") if found is not None and found.origin else ""
@@ -86,27 +85,27 @@ stopping = threading.Event()
 
 
 def adopt_orphans() -> None:
-    """Make this process the new parent of orphans below it, so that they can be found and ended (Linux only)."""
+    """Make this process the parent of orphans below it, so that it can end them (Linux only)."""
     if LIBC is not None:
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_the_parent() -> None:
-    """In a child: get SIGKILL when the shim dies, even together with whoever holds its lifeline (Linux only)."""
+    """In a child: get SIGKILL when the shim dies (Linux only)."""
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def pass_on_sigterm() -> None:
-    """After SIGTERM, send it once to every training process, also to one that starts later."""
+    """After SIGTERM, send it once to every training process, also to those that start later."""
     import psutil
 
     stopping.wait()
-    told = set()
+    signalled = set()
     while True:
         for worker in training_processes(psutil.Process()):
-            if worker not in told:
-                told.add(worker)
+            if worker not in signalled:
+                signalled.add(worker)
                 try:
                     worker.send_signal(signal.SIGTERM)
                 except psutil.NoSuchProcess:
@@ -115,10 +114,9 @@ def pass_on_sigterm() -> None:
 
 
 def training_processes(toolkit: psutil.Process) -> list[psutil.Process]:
-    """The processes that run the script: torchrun's children, MPI's ranks, or the toolkit's own where it starts the script itself.
+    """The processes of the script: torchrun's children, MPI's ranks, or the toolkit's own child.
 
-    One that still has its parent's command line is a fork on its way to becoming the script: a signal of now would fall to
-    the parent's handler in it, and be lost.
+    A process with its parent's command line is a fork before exec. The parent's handler would swallow its signal.
     """
     import psutil
 
@@ -140,9 +138,9 @@ def training_processes(toolkit: psutil.Process) -> list[psutil.Process]:
 
 
 def ranks_below(process: psutil.Process) -> list[psutil.Process]:
-    """The ranks of this host, however many shells, ssh and daemons stand between.
+    """The ranks of this host, below any shells, ssh and daemons.
 
-    mpirun itself would kill its ranks at a SIGTERM and report a failure; where all of them leave in order, it ends with 0.
+    At SIGTERM, mpirun would kill its ranks and report a failure. When all ranks exit in order, it ends with 0.
     """
     import psutil
 
@@ -157,7 +155,7 @@ def ranks_below(process: psutil.Process) -> list[psutil.Process]:
 
 
 def remember_processes() -> list[Process]:
-    """The asyncio processes that the toolkit starts from now on, filled in as it starts them."""
+    """A list that collects the asyncio processes which the toolkit starts from now on."""
     start = asyncio.create_subprocess_exec
     started: list[Process] = []
 
@@ -171,7 +169,7 @@ def remember_processes() -> list[Process]:
 
 
 def end_orphans(started: list[Process]) -> None:
-    """Once the toolkit's latest process has been dead for some seconds and the toolkit still reads, kill what it left."""
+    """Kill the orphans of the toolkit's latest process, ORPHAN_SECONDS after its death."""
     while True:
         ended = [process for process in started if process.returncode is not None]
         time.sleep(ORPHAN_SECONDS)
@@ -180,7 +178,7 @@ def end_orphans(started: list[Process]) -> None:
 
 
 def end_with_the_lifeline(pipe: int) -> None:
-    """Wait until nobody holds the pipe's other end, then end everything."""
+    """Wait until the lifeline's write end closes, then end everything."""
     while os.read(pipe, 1):
         continue
     kill_everything_below()
@@ -188,7 +186,7 @@ def end_with_the_lifeline(pipe: int) -> None:
 
 
 def kill_everything_below() -> None:
-    """SIGKILL every process below this one, until there is none; orphans come to us and are found in the next round."""
+    """SIGKILL every process below this one. Orphans become children of this process and are found in the next round."""
     import psutil
 
     while True:
@@ -205,7 +203,7 @@ def kill_everything_below() -> None:
 
 
 def reap() -> None:
-    """Collect the exit status of adopted children, so that they do not stay as zombies."""
+    """Reap adopted children."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue

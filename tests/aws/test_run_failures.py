@@ -70,7 +70,7 @@ def test_a_run_that_is_stopped_while_it_is_uploaded_is_never_created(sagemaker_j
 def test_the_time_limit_is_named_where_it_stopped_the_run(sagemaker_job):
     run = started(sagemaker_job(SLEEPS, compute={"max_hours": 12 / 3600}))
     assert run.wait(90) == "Stopped"
-    assert run.outcome()["stop_reason"] == "compute.max_hours is over"
+    assert run.outcome()["stop_reason"] == "compute.max_hours was reached"
 
 
 def test_what_aws_refuses_is_reported_with_its_fix_and_recorded(sagemaker_job, aws_calls):

@@ -196,7 +196,7 @@ def test_a_job_goes_on_from_the_checkpoints_that_its_failed_one_left_in_s3(sagem
     second = launcher.run(launcher.resume(first.name))
     assert second.wait(120) == "Completed"
     assert "begins at 1" in [line for _, line in second.logs()]
-    with pytest.raises(launcher.UserError, match="had no place in S3 for them\n.*checkpoints: s3://"):
+    with pytest.raises(launcher.UserError, match="wrote no checkpoints to S3\n.*checkpoints: s3://"):
         launcher.resume(first.name, ["checkpoints=null"])
 
 

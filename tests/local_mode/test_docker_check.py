@@ -35,7 +35,7 @@ def test_every_compose_is_found(machine, plugin, standalone, command, version):
     [
         ({"info": DOWN}, "does not answer", "systemctl start docker"),
         ({"info": DOWN_BUT_0}, "does not answer", "systemctl start docker"),
-        ({"info": DENIED}, "may not be opened", "usermod -aG docker"),
+        ({"info": DENIED}, "may not open", "usermod -aG docker"),
         ({"compose version": NO_COMPOSE}, "no Docker Compose", "install"),
         (
             {"image inspect": ("[]", "Error: No such image\n", 1)},

@@ -296,5 +296,5 @@ def test_only_this_machines_cpus_want_smaller_images(place, monkeypatch):
     assert to_be_small(config, "process") and to_be_small(config, "docker") and not to_be_small(config, "aws")
     monkeypatch.setattr(preprocessing_question, "gpu_count", lambda: 1)
     assert not to_be_small(config, "process")
-    with pytest.raises(launcher.UserError, match="inputs.train: s3, which is there on SageMaker only"):
+    with pytest.raises(launcher.UserError, match="inputs.train: s3, which exists on SageMaker only"):
         launcher.study.preprocessing(config, say=lambda line: None)
