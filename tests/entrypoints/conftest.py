@@ -1,4 +1,4 @@
-"""What these tests share: each of the decoders in turn, as where the faster ones are not installed; and hosts of any size."""
+"""What these tests share: each of the decoders in turn, as where the faster ones are not installed; hosts of any size; a disk, and a teacher."""
 
 from __future__ import annotations
 
@@ -53,3 +53,24 @@ def machine(tmp_path: Path, monkeypatch) -> Callable[..., None]:
         monkeypatch.setattr(host, "cgroup_quotas", functools.partial(host.cgroup_quotas, **found))
 
     return make
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch) -> Path:
+    """This host's own disk, for copies of shards and for indices that were made here."""
+    from training.data.sources import shard_cache
+
+    from tests.entrypoints.shard_channels import disk_at
+
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    monkeypatch.setattr(shard_cache, "tempfile", disk_at(folder))
+    return folder
+
+
+@pytest.fixture
+def trained(tmp_path: Path):
+    """A small teacher; its files are in the folder model."""
+    from tests.entrypoints.teachers import exported
+
+    return exported(tmp_path / "model")

@@ -121,3 +121,16 @@ def _run(code: str, environment: Mapping[str, str], folder: Path, rank: int) -> 
     if str(ROOT / "entrypoints") not in sys.path:
         sys.path.insert(0, str(ROOT / "entrypoints"))
     exec(compile(code, f"<rank {rank}>", "exec"), {"__name__": "__main__"})
+
+
+QUICK = """
+from training.distributed import rendezvous
+rendezvous.ANNOUNCE_EVERY = 0.2
+"""
+
+TOGETHER = """
+(out / os.environ["RANK"]).touch()
+while not all((out / rank).exists() for rank in "01"):
+    time.sleep(0.01)
+"""
+"""Lets two ranks begin at the same time, however busy the machine is."""

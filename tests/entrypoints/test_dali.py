@@ -1,8 +1,7 @@
-"""NVIDIA DALI on the CPU: the batches of the reference path, up to the rounding of its pixels."""
+"""NVIDIA DALI on the CPU: the batches of the reference pipeline, up to the rounding of its pixels."""
 
 from __future__ import annotations
 
-import io
 import random
 import re
 from dataclasses import replace
@@ -12,49 +11,39 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_sample_images
 from training.data import workers
 from training.data.augmentation import Augmentation, Turn, Variation
-from training.data.batches import LabelledBatch, TrainingBatches
-from training.data.broken import LISTING, BrokenImages
+from training.data.batches import LabelledBatch
 from training.data.dali import graph as dali_graph
 from training.data.dali import pipeline
 from training.data.dali.graph import Operations
-from training.data.dali.pipeline import DaliBatches, DaliPreprocessor
+from training.data.dali.pipeline import DaliBatches
 from training.data.dali.views import ViewsByDali, mixed
-from training.data.decode.decoding import BrokenImage, as_pixels, decode
+from training.data.decode.decoding import as_pixels, decode
 from training.data.decode.reference import vary
 from training.data.mixing import Mixing
-from training.data.sources.folders import LabelledFolder
-from training.data.views import TrainingViews, collate_views, open_data
-from training.data.workers import Workers
+from training.data.views import open_data
 from training.distributed.world import World
 from training.settings.scripts import ClassifierSettings
 
 import launcher
 from launcher.backends import process
 from launcher.prepare import prepare
-
-ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
-ONE_THREAD = Workers("threads", 1)
-STRONG = Augmentation(0.2, True, 3, 15.0, 0.5, load=1)
-BOTH = Mixing(0.8, 1.0, 0.75)
-UPRIGHT = {1: None, 3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
-"""How a camera's picture lies in its file, by EXIF orientation."""
-
-
-def photograph(number: int, size: tuple[int, int] | None = None) -> Image.Image:
-    """china.jpg or flower.jpg of scikit-learn."""
-    image = Image.fromarray(load_sample_images().images[number % 2])
-    return image if size is None else image.resize(size, Image.Resampling.LANCZOS)
-
-
-def jpeg(image: Image.Image, orientation: int = 1, **options) -> bytes:
-    file, exif = io.BytesIO(), Image.Exif()
-    exif[0x0112] = orientation
-    lying = image if UPRIGHT[orientation] is None else image.transpose(UPRIGHT[orientation])
-    lying.save(file, "JPEG", **{"quality": 92, "exif": exif, **options})
-    return file.getvalue()
+from tests.entrypoints.dali_batches import (
+    ALONE,
+    BOTH,
+    ONE_THREAD,
+    STRONG,
+    UPRIGHT,
+    batches,
+    damaged_png,
+    epoch,
+    fidelity,
+    jpeg,
+    photograph,
+    reference,
+    views,
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,30 +60,6 @@ def root(tmp_path_factory) -> Path:
             image = image.convert("L") if number == 7 else image
             (folder / f"{number:02}.jpg").write_bytes(jpeg(image, [1, 3, 6, 8][number % 4]))
     return root
-
-
-def views(root: Path, augmentation: Augmentation = STRONG, mixing: Mixing = BOTH, size: int = 64, channels: int = 3, broken: BrokenImages | None = None) -> TrainingViews:  # fmt: skip
-    how = {"channels": channels, "preprocessor": DaliPreprocessor(), "broken": broken or BrokenImages(fail=True)}
-    return TrainingViews(LabelledFolder(root), size, augmentation, mixing, 1, **how)
-
-
-def batches(world: World = ALONE, size: int = 6, accumulation: int = 1) -> TrainingBatches:
-    return TrainingBatches(11, size, world, 1, accumulation=accumulation, views=2)
-
-
-def epoch(asked: TrainingViews, sampler: TrainingBatches, number: int = 1, first_step: int = 0) -> list[LabelledBatch]:
-    sampler.start(number, first_step)
-    return list(DaliBatches(ViewsByDali(asked), sampler, ALONE, ONE_THREAD))
-
-
-def reference(asked: TrainingViews, sampler: TrainingBatches, number: int = 1, first_step: int = 0) -> list[LabelledBatch]:  # fmt: skip
-    sampler.start(number, first_step)
-    return [collate_views(asked.__getitems__(draws)) for draws in sampler]
-
-
-def fidelity(one: np.ndarray, other: np.ndarray) -> float:
-    """Peak signal to noise, in dB."""
-    return 10 * np.log10(255**2 / max(1e-9, np.square(one.astype(float) - other).mean()))
 
 
 def made(
@@ -249,102 +214,6 @@ def test_two_ranks_share_the_batches_of_one(root):
         assert torch.equal(torch.cat([getattr(batch, name) for (batch,) in halves]), getattr(whole, name)), name
 
 
-# -- files that DALI would show otherwise, or not at all -------------------------------------------------------------------
-
-
-def png(image: Image.Image, **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG", **options)
-    return file.getvalue()
-
-
-def other(image: Image.Image, kind: str) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind)
-    return file.getvalue()
-
-
-SMALL = photograph(0, (80, 60))
-
-ODD_FILES = {
-    "cmyk.jpg": jpeg(SMALL.convert("CMYK")),
-    "palette.png": png(SMALL.convert("P")),
-    "transparent.png": png(SMALL.convert("RGBA")),
-    "colour-key.png": png(SMALL, transparency=SMALL.getpixel((5, 5))),
-    "deep.png": png(Image.fromarray(np.asarray(SMALL.convert("L")).astype(np.uint16) << 8)),
-    "oriented.png": png(SMALL, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"),
-    "picture.webp": other(SMALL, "WEBP"),
-    "picture.tif": other(SMALL, "TIFF"),
-    "picture.bmp": other(SMALL, "BMP"),
-    "trailing.jpg": jpeg(SMALL) + bytes(100),
-}
-
-
-def odd_folder(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, content in files.items():
-        (folder / name[0] / name).parent.mkdir(exist_ok=True, parents=True)
-        (folder / name[0] / name).write_bytes(content)
-    return folder
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_files_of_every_kind_show_what_they_show_on_the_reference_path(tmp_path, channels):
-    source = odd_folder(tmp_path, ODD_FILES)
-    asked = views(source, Augmentation(0.5), Mixing(), 48, channels)
-    sampler = TrainingBatches(len(ODD_FILES), len(ODD_FILES), ALONE, 1)
-    (found,), (wanted,) = epoch(asked, sampler), reference(asked, sampler)
-    for image, expected, number in zip(
-        found.images.numpy(), wanted.images.numpy(), found.indices.tolist(), strict=True
-    ):
-        assert fidelity(image, expected) > 50, asked.source.name(number)
-
-
-def damaged_png() -> bytes:
-    """Its header tells nothing of it."""
-    file = png(SMALL)
-    return file[: len(file) // 2] + bytes([file[len(file) // 2] ^ 255]) + file[len(file) // 2 + 1 :]
-
-
-BROKEN = {
-    "0.jpg": b"",
-    "1.jpg": b"no image",
-    "3.jpg": jpeg(SMALL)[:900],
-    "4.png": damaged_png(),
-}
-SOUND = {f"{number}.jpg": jpeg(photograph(number, (90, 70 + number))) for number in (2, 5, 6, 7, 9)}
-CUT_BUT_ENDED = {"8.jpg": jpeg(SMALL)[:-400] + dali_graph.JPEG_END}
-"""libjpeg shows what there is, and grey."""
-
-
-@pytest.mark.parametrize("size", [2, 5, 10])
-def test_what_comes_in_place_of_broken_images_is_what_the_reference_path_brings(tmp_path, size):
-    folder = odd_folder(tmp_path / "images", BROKEN | SOUND | CUT_BUT_ENDED)
-    listings, seen = [], []
-    for name, take in (("dali", epoch), ("reference", reference)):
-        asked = views(
-            folder, Augmentation(0.5, True, random_erasing=0.5), BOTH, 48, broken=BrokenImages(False, tmp_path / name)
-        )
-        sampler = TrainingBatches(10, size, ALONE, 1)
-        seen.append([batch for number in (1, 2) for batch in take(asked, sampler, number)])
-        listings.append((tmp_path / name / LISTING).read_text().splitlines())
-    assert len(seen[0]) == len(seen[1]) == 2 * (10 // size)
-    for found, wanted in zip(*seen, strict=True):
-        for name in ("labels", "labels_b", "lam", "indices", "views"):
-            assert torch.equal(getattr(found, name), getattr(wanted, name)), name
-        for image, expected in zip(found.images.numpy(), wanted.images.numpy(), strict=True):
-            assert fidelity(image, expected) > 38
-    assert sorted(listings[0]) == sorted(listings[1]) and len(listings[0]) == len(BROKEN)
-    for name in BROKEN:
-        assert sum(f"/{name} cannot be read as an image" in line for line in listings[0]) == 1
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_where_broken_images_are_to_end_a_run_the_first_does_and_is_named(tmp_path, name):
-    asked = views(odd_folder(tmp_path, {**SOUND, name: BROKEN[name]}), Augmentation(0.5), Mixing(), 48)
-    with pytest.raises(BrokenImage, match=f"/{name} cannot be read as an image"):
-        epoch(asked, TrainingBatches(6, 3, ALONE, 1))
-
-
 def test_an_image_that_only_pillow_decodes_does_not_end_an_epoch(root, monkeypatch):
     """DALI stops on a file that seems good; the batches before and after it, in flight with it, stay as they are."""
     asked, sampler = views(root, Augmentation(0.3, True), Mixing()), batches(size=2)
@@ -361,18 +230,6 @@ def test_an_image_that_only_pillow_decodes_does_not_end_an_epoch(root, monkeypat
     assert len(found) == 5
     for one, expected in zip(found, wanted, strict=True):
         assert torch.equal(one.images, expected.images) and torch.equal(one.indices, expected.indices)
-
-
-def test_a_file_that_is_gone_is_broken_too(tmp_path):
-    asked = views(odd_folder(tmp_path, SOUND), Augmentation(), Mixing(), 48, broken=BrokenImages(fail=False))
-    (tmp_path / "5" / "5.jpg").unlink()
-    (batch,) = epoch(asked, TrainingBatches(5, 5, ALONE, 1))
-    assert sorted(batch.indices.tolist()) == [0, 2, 2, 3, 4]
-    one, other = (place for place, number in enumerate(batch.indices.tolist()) if number == 2)
-    assert torch.equal(batch.images[one], batch.images[other])
-    asked = TrainingViews(asked.source, 48, Augmentation(), Mixing(), 1, preprocessor=DaliPreprocessor(), broken=BrokenImages(fail=True))  # fmt: skip
-    with pytest.raises(BrokenImage, match="5.jpg cannot be read"):
-        epoch(asked, TrainingBatches(5, 5, ALONE, 1))
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------------
@@ -417,7 +274,7 @@ def test_without_the_package_the_launcher_says_so_first(monkeypatch):
     [issue] = [issue for issue in launcher.plan(job).errors if "preprocessing" in issue.key]
     assert "not installed" in issue.found and "[dali]" in issue.fix
     [issue] = [issue for issue in launcher.plan(job, on="docker").errors if "preprocessing" in issue.key]
-    assert "vision-launcher-local, which does not hold" in issue.found
+    assert "vision-launcher-local, which lacks" in issue.found
 
 
 @pytest.mark.parametrize(

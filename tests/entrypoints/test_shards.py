@@ -1,21 +1,16 @@
-"""Shards: those of others, what an index must agree with, a clear word for each way to be broken, and copies ahead of use."""
+"""Shards: those of others, what an index must agree with, and a clear report for each way to be broken."""
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import os
 import pickle
 import shutil
-import signal
-import tarfile
 import threading
 from collections import Counter
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,68 +19,17 @@ from PIL import Image
 from training.data.broken import BrokenImages
 from training.data.loaders import open_loaders
 from training.data.masks import MaskedImages
-from training.data.sources import shard_cache, shards
+from training.data.sources import shards
 from training.data.sources.channels import open_source
-from training.data.sources.shard_cache import ReadAhead, ShardCache
 from training.data.sources.shard_index import INDEX, find_shards, read_index, scan_shards, write_index
 from training.data.sources.shards import LabelledShards, ShardReading
 from training.data.views import open_data
-from training.distributed.world import World
-from training.runtime.environment import is_streamed
-from training.settings.scripts import LabelledImageSettings
 from training.settings.segmentation import SegmentationSettings
 
 from tests.entrypoints.ranks import from_clean_forks
+from tests.entrypoints.shard_channels import indexed, picture, settings, world, write_channel, write_shard
 
-
-def world(rank: int = 0, size: int = 1) -> World:
-    return World(rank, size, rank, torch.device("cpu"), "none", "test")
-
-
-def settings(**values) -> LabelledImageSettings:
-    return LabelledImageSettings(**{"image_size": 8, "global_batch_size": 8, **values})
-
-
-def picture(number: int, size: tuple[int, int] = (9, 8)) -> bytes:
-    """A PNG of one grey, which tells its number."""
-    file = io.BytesIO()
-    Image.new("L", size, number % 256).save(file, "PNG")
-    return file.getvalue()
-
-
-def write_shard(file: Path, members: dict[str, bytes]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(file, "w") as tar:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-
-
-def write_channel(root: Path, *counts: int, classes: int = 3) -> Path:
-    """Shards of so many pictures each, numbered through them; their class is their number modulo `classes`."""
-    number = 0
-    for shard, count in enumerate(counts):
-        members = {}
-        for _ in range(count):
-            members[f"{number:04d}.png"], members[f"{number:04d}.cls"] = picture(number), b"%d" % (number % classes)
-            number += 1
-        write_shard(root / f"part-{shard:x}.tar", members)
-    (root / "classes.txt").write_text("".join(f"class {label}\n" for label in range(classes)))
-    return root
-
-
-@pytest.fixture(autouse=True)
-def disk(tmp_path, monkeypatch) -> Path:
-    """This host's own disk, for copies and for indices that were made here."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    monkeypatch.setattr(shard_cache, "tempfile", disk_at(folder))
-    return folder
-
-
-def disk_at(folder: Path) -> SimpleNamespace:
-    return SimpleNamespace(gettempdir=lambda: str(folder))
+pytestmark = pytest.mark.usefixtures("disk")
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------
@@ -211,12 +155,6 @@ def test_masks_are_read_from_shards_as_from_folders(tmp_path):
 
 
 # -- the index ---------------------------------------------------------------------------------------------------------
-
-
-def indexed(root: Path) -> Path:
-    """A channel with its index beside it."""
-    write_index(root / INDEX, scan_shards(root, find_shards(root), None))
-    return root
 
 
 def test_an_index_beside_the_shards_gives_the_same_as_their_headers(tmp_path, monkeypatch):
@@ -360,145 +298,6 @@ def test_shards_beside_class_folders_are_refused_and_folders_stay_folders(tmp_pa
     write_channel(tmp_path / "train", 2)
     with pytest.raises(ValueError, match=r"holds 1 shards \(part-0.tar …\) and 1 folders \(cat …\): move one kind"):
         open_source(tmp_path / "train", settings())
-
-
-# -- copies ------------------------------------------------------------------------------------------------------------
-
-
-def fast_file(monkeypatch, root: Path) -> None:
-    """The environment in which SageMaker's toolkit starts a script whose channel is streamed."""
-    modes = {"train": {"TrainingInputMode": "FastFile"}, "validation": {"TrainingInputMode": "File"}}
-    monkeypatch.setenv("SM_INPUT_DATA_CONFIG", json.dumps(modes))
-    monkeypatch.setenv("SM_CHANNEL_TRAIN", str(root))
-
-
-def copies(disk: Path) -> list[str]:
-    return sorted(file.name for file in disk.rglob("*.tar"))
-
-
-def test_a_channel_is_streamed_where_sagemaker_says_fast_file(tmp_path, monkeypatch):
-    fast_file(monkeypatch, tmp_path)
-    assert is_streamed(tmp_path) and not is_streamed(tmp_path / "other") and not is_streamed(tmp_path, {})
-
-
-def test_streamed_shards_are_copied_ahead_in_order_and_removed_behind(tmp_path, monkeypatch, disk):
-    root = indexed(write_channel(tmp_path / "train", *[8] * 12))
-    fast_file(monkeypatch, root)
-    size = (root / "part-0.tar").stat().st_size
-    read, original = [], shutil.copyfileobj
-
-    def copied(source, target, piece):
-        read.append(Path(source.name).name)
-        original(source, target, piece)
-
-    monkeypatch.setattr(shard_cache.shutil, "copyfileobj", copied)
-    chosen = settings(
-        shuffle_window_shards=2, shard_cache_gb=6 * size / 1e9, num_workers=0
-    )  # auto reads some to measure
-    data = open_data(root, root, chosen, 1)
-    assert any("streamed (FastFile): shards are copied ahead" in note for note in data.notes)
-    loaders = open_loaders(data, chosen, world(), batch_size_per_device=8)
-    loaders.train_batches.start(1)
-    for batch in loaders.train:
-        assert torch.equal(batch.images[:, 0, 0, 0], batch.indices.to(torch.uint8))
-        assert len(copies(disk)) <= 6
-    in_order = list(dict.fromkeys(number // 8 for number in loaders.train_batches.indices(1).tolist()))
-    assert sorted(read) == sorted(f"part-{shard:x}.tar" for shard in range(12)), "each once"
-    assert {name for name in read[:6]} == {f"part-{shard:x}.tar" for shard in in_order[:6]}
-
-
-def test_a_shard_is_copied_once_by_whoever_needs_it_first(tmp_path, disk):
-    root = indexed(write_channel(tmp_path / "train", 6))
-    reading = ShardReading(streamed=True)
-    LabelledShards(root, reading=reading)
-    with from_clean_forks().Pool(3, initializer=_count_copies, initargs=(tmp_path / "count", disk)) as pool:
-        found = pool.starmap(_read_streamed, [(root, number) for number in range(6)], chunksize=1)
-    assert found == [picture(number) for number in range(6)]
-    assert (tmp_path / "count").read_text() == "part-0.tar\n"
-
-
-def _count_copies(file: Path, disk: Path) -> None:
-    shard_cache.tempfile = disk_at(disk)
-    original = shutil.copyfileobj
-
-    def copied(source, target, piece):
-        with open(file, "a") as opened:
-            opened.write(f"{Path(source.name).name}\n")
-        original(source, target, piece)
-
-    shard_cache.shutil.copyfileobj = copied
-
-
-def _read_streamed(root: Path, number: int) -> bytes:
-    return LabelledShards(root, reading=ShardReading(streamed=True)).encoded(number)
-
-
-def test_a_copy_that_a_kill_cut_short_is_not_taken_for_one(tmp_path, disk):
-    root = indexed(write_channel(tmp_path / "train", 4, 4))
-    child = from_clean_forks().Process(target=_die_while_copying, args=(root, disk))
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL and copies(disk) == []
-    assert [file.stat().st_size for file in disk.rglob(".*.part")] == [1000]
-    assert _read_streamed(root, 1) == picture(1) and copies(disk) == ["part-0.tar"]
-    assert not list(disk.rglob("*.part"))
-
-
-def _die_while_copying(root: Path, disk: Path) -> None:
-    shard_cache.tempfile = disk_at(disk)
-
-    def copied(source, target, piece):
-        target.write(source.read(1000))
-        target.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    shard_cache.shutil.copyfileobj = copied
-    _read_streamed(root, 1)
-
-
-def test_a_full_disk_and_a_small_limit_leave_shards_to_be_read_in_place(tmp_path, monkeypatch, disk):
-    root = indexed(write_channel(tmp_path / "train", 4, 4))
-    small = LabelledShards(root, reading=ShardReading(streamed=True, cache_bytes=100))
-    assert small.encoded(5) == picture(5) and copies(disk) == []
-    assert "raise shard_cache_gb" in small.notes[-1]
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shard_cache.shutil, "copyfileobj", full)
-    assert _read_streamed(root, 2) == picture(2) and not list(disk.rglob("*.part"))
-
-
-def test_reading_ahead_stops_with_its_epoch_and_never_passes_half_of_the_limit(tmp_path, disk):
-    root = write_channel(tmp_path / "train", *[2] * 10)
-    sizes = find_shards(root)
-    cache = ShardCache(root, sizes, limit=4 * sizes["part-0.tar"])
-    fetched, arrived = [], threading.Semaphore(0)
-
-    class Watched(ShardCache):
-        def make_ready(self, name: str) -> None:
-            fetched.append(name)
-            arrived.release()
-
-    watched = Watched(root, sizes, cache.limit)
-    ahead = ReadAhead(watched, list(sizes), np.repeat(np.arange(10), 2))
-    asked_for = ahead(np.arange(20))
-    for _ in range(2):  # as many as half of the limit holds
-        assert arrived.acquire(timeout=20)
-    asked_for(2)
-    assert arrived.acquire(timeout=20)
-    assert fetched == ["part-0.tar", "part-1.tar", "part-2.tar"]
-    ahead(np.arange(18, 20))
-    assert arrived.acquire(timeout=20) and fetched[-1] == "part-9.tar"
-    asked_for(20)  # of the epoch that was left
-    for thread in threading.enumerate():
-        if thread.name == "shards ahead":
-            thread.join(20)
-    assert fetched[3:] == ["part-9.tar"] and len(read_ahead_threads()) == 0
-
-
-def read_ahead_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "shards ahead"]
 
 
 def test_an_index_survives_writing_and_reading(tmp_path):

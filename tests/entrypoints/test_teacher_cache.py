@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import shutil
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -15,89 +11,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from training.data.batches import LabelledBatch
-from training.distributed.world import World
-from training.teacher.cache import TeacherCache, size_of
+from training.teacher.cache import TeacherCache
 from training.teacher.logit_records import ViewFile
 
 from tests.conftest import wait_until
 from tests.entrypoints.ranks import run_ranks, started_ranks, torchrun_environments
-
-ALONE = World(0, 1, 0, torch.device("cpu"), "none", "a single process")
-PARTS = {"teacher weights": "ab" * 32, "transform": "cd" * 32, "data": "ef" * 32, "dtype": "fp32"}
-IMAGES, CLASSES = 60, 12
-PIXELS = torch.randint(0, 256, (IMAGES, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-
-def opened(where: Path, **changes) -> TeacherCache:
-    values = {
-        "parts": PARTS,
-        "images": IMAGES,
-        "classes": CLASSES,
-        "views": 2,
-        "top_k": 4,
-        "precision": "fp16",
-        "world": ALONE,
-    }
-    return TeacherCache.open(where, **{**values, **changes})
-
-
-def batch_of(numbers, view: int = 1) -> LabelledBatch:
-    """A view of images: the same pixels, brighter."""
-    numbers = torch.as_tensor(numbers)
-    labels = numbers % CLASSES
-    return LabelledBatch(
-        PIXELS[numbers] // 2 + view,
-        labels,
-        labels,
-        torch.ones(len(numbers)),
-        numbers,
-        torch.full((len(numbers),), view),
-    )
-
-
-class Model(nn.Module):
-    def __init__(self, seed: int):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.head = nn.Linear(48, CLASSES)
-
-    def forward(self, images):
-        return self.head(images.flatten(1).float() / 16)
-
-
-class CountedTeacher:
-    """A teacher that tells which batches it saw."""
-
-    def __init__(self):
-        self.model, self.seen = Model(1).requires_grad_(False), []
-
-    def __call__(self, images):
-        self.seen.append(len(images))
-        return self.model(images)
-
-
-def no_teacher(images):
-    raise AssertionError("the teacher was asked")
-
-
-def filled(where: Path, *, batch_size: int = 10, **changes) -> TeacherCache:
-    """A cache that holds all images of its first view."""
-    cache, teacher = opened(where, **changes), CountedTeacher()
-    cache.begin_epoch(1, np.arange(IMAGES))
-    for numbers in torch.randperm(IMAGES, generator=torch.Generator().manual_seed(3)).split(batch_size):
-        cache.logits(batch_of(numbers), teacher)
-    cache.close()
-    return cache
-
-
-def kept(where: Path, **changes) -> torch.Tensor:
-    """The first view's logits, without a teacher."""
-    cache = opened(where, **changes)
-    assert cache.begin_epoch(1, np.arange(IMAGES))
-    return cache.logits(batch_of(np.arange(IMAGES)), no_teacher)
-
+from tests.entrypoints.teacher_caches import (
+    IMAGES,
+    PREAMBLE,
+    CountedTeacher,
+    Model,
+    batch_of,
+    filled,
+    forget,
+    has_lines,
+    kept,
+    no_teacher,
+    opened,
+)
 
 # --- training with it
 
@@ -191,13 +122,6 @@ def test_a_batch_that_lacks_one_record_passes_through_the_teacher_whole_and_keep
     torch.testing.assert_close(other[7], before[7] + 1, rtol=2**-10, atol=1e-3)
 
 
-def forget(cache: TeacherCache, where: Path, numbers: list[int]) -> None:
-    with open(where / "view-0001.bin", "r+b") as file:
-        for number in numbers:
-            file.seek(number * cache.layout.size)
-            file.write(b"\0" * cache.layout.size)
-
-
 # --- damage
 
 
@@ -242,17 +166,6 @@ def test_a_record_that_breaks_within_a_complete_epoch_is_mended(tmp_path):
     assert torch.equal(cache.logits(batch_of(np.arange(10)), no_teacher), seen)
 
 
-PREAMBLE = """
-    import hashlib
-    from tests.entrypoints.test_teacher_cache import *
-    def fill(cache, hashes):
-        cache.begin_epoch(1, np.arange(IMAGES))
-        for step, numbers in enumerate(torch.arange(IMAGES).split(4)):
-            logits = cache.logits(batch_of(numbers), CountedTeacher())
-            print(step, hashlib.sha256(logits.numpy()).hexdigest(), file=hashes, flush=True)
-"""
-
-
 def test_a_run_killed_at_any_moment_goes_on_with_the_same_numbers(tmp_path):
     script = (
         PREAMBLE
@@ -275,10 +188,6 @@ def test_a_run_killed_at_any_moment_goes_on_with_the_same_numbers(tmp_path):
     cache = opened(tmp_path / "cache")
     cache.begin_epoch(1, np.arange(IMAGES))
     assert cache.logits(batch_of(np.arange(IMAGES)), CountedTeacher()).isfinite().all()
-
-
-def has_lines(file: Path, count: int) -> bool:
-    return file.is_file() and file.read_bytes().count(b"\n") >= count
 
 
 def test_processes_that_write_the_same_places_at_once_leave_whole_records_of_one_or_the_other(tmp_path):
@@ -408,169 +317,3 @@ def test_a_cache_that_one_rank_refuses_stops_all_of_them(tmp_path):
     assert all(rank.returncode == 1 for rank in ranks)
     assert "another process cannot use its teacher cache" in ranks[0].stderr
     assert "other precision (there fp32, here fp16)" in ranks[1].stderr
-
-
-# --- what is refused
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"parts": {**PARTS, "teacher weights": "00" * 32}},
-            r"other teacher weights \(there abababababab…, here 000000000000…\)",
-        ),
-        ({"parts": {**PARTS, "transform": "00" * 32}}, "other transform"),
-        ({"parts": {**PARTS, "data": "00" * 32}}, "other data"),
-        ({"parts": {**PARTS, "dtype": "bf16"}}, r"other dtype \(there fp32, here bf16\)"),
-        ({"images": 61}, r"other images \(there 60, here 61\)"),
-        ({"classes": 13}, "other classes"),
-        ({"top_k": None}, r"other top_k \(there 4, here None\)"),
-        ({"precision": "fp32"}, "other precision"),
-        (
-            {"top_k": 5, "parts": {**PARTS, "data": "x"}},
-            "other data .*, top_k .*: set another teacher_cache.where, or delete",
-        ),
-    ],
-)
-def test_a_cache_of_something_else_is_refused_and_the_part_is_named(tmp_path, changes, said):
-    filled(tmp_path)
-    before = (tmp_path / "view-0001.bin").read_bytes()
-    with pytest.raises(ValueError, match=said):
-        opened(tmp_path, **changes)
-    assert (tmp_path / "view-0001.bin").read_bytes() == before
-
-
-def test_a_cache_of_another_record_format_is_refused(tmp_path, monkeypatch):
-    filled(tmp_path)
-    monkeypatch.setattr("training.teacher.cache.FORMAT", 2)
-    with pytest.raises(ValueError, match="other record format"):
-        opened(tmp_path)
-
-
-def test_records_of_something_else_are_absent_even_where_nobody_refused_them(tmp_path):
-    filled(tmp_path / "foreign", parts={**PARTS, "transform": "older"})
-    opened(tmp_path / "own")
-    shutil.copy(tmp_path / "foreign/view-0001.bin", tmp_path / "own/view-0001.bin")
-    cache, teacher = opened(tmp_path / "own"), CountedTeacher()
-    assert not cache.begin_epoch(1, np.arange(IMAGES))
-    cache.logits(batch_of(np.arange(IMAGES)), teacher)
-    assert cache.misses == IMAGES
-
-
-def test_more_and_fewer_views_are_the_same_cache_and_all_classes_is_no_top_k(tmp_path):
-    filled(tmp_path / "some")
-    assert torch.equal(kept(tmp_path / "some", views=1), kept(tmp_path / "some", views=9))
-    filled(tmp_path / "all", top_k=CLASSES)
-    kept(tmp_path / "all", top_k=None)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"other": 1}'])
-def test_a_manifest_that_is_none_is_refused(tmp_path, text):
-    (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match="manifest.json is not a teacher cache's: delete"):
-        opened(tmp_path)
-
-
-@pytest.mark.parametrize("top_k", [1, 4, None])
-@pytest.mark.parametrize("precision", ["fp16", "fp32"])
-def test_the_size_is_told_beforehand(tmp_path, top_k, precision):
-    cache = opened(tmp_path, top_k=top_k, precision=precision, views=2, classes=13)
-    for view in (1, 2):
-        cache.begin_epoch(view, [0])
-    on_disk = sum(path.stat().st_size for path in tmp_path.glob("*.bin"))
-    assert on_disk == cache.size_bytes == size_of(IMAGES, 13, 2, top_k, precision)
-    assert (
-        f"2 views of 60 images, {'all' if top_k is None else f'the {top_k} largest of'} 13 logits in {precision}"
-        in cache.say()
-    )
-    assert f"{on_disk // 120} bytes each, {on_disk / 1e6:.2f} MB in all" in cache.say()
-
-
-def test_imagenets_ten_largest_logits_take_48_bytes_an_image():
-    assert size_of(1_281_167, 1000, 1, 10, "fp16") == 1_281_167 * 48
-
-
-def test_a_cache_that_the_disk_cannot_hold_is_refused_before_the_first_step(tmp_path):
-    with pytest.raises(ValueError, match=r"will take [\d.]+ GB more in .*, where [\d.]+ GB are free: set a smaller"):
-        opened(tmp_path, images=2**40)
-    opened(tmp_path)  # nothing of that attempt is left
-
-
-def test_what_is_written_already_needs_no_room(tmp_path, monkeypatch):
-    filled(tmp_path, views=1)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
-    opened(tmp_path, views=1)
-    with pytest.raises(ValueError, match="where 0.00 MB are free"):
-        opened(tmp_path, views=2)
-
-
-def test_a_full_disk_is_told_with_the_fix(tmp_path):
-    cache = opened(tmp_path)
-    cache.begin_epoch(1, np.arange(IMAGES))
-    with open("/dev/full", "wb") as full:
-        os.dup2(full.fileno(), cache._file._file)
-    with pytest.raises(OSError, match="no room for the teacher cache: free some space"):
-        cache.logits(batch_of([1, 2]), CountedTeacher())
-        cache.sync()
-
-
-# --- read-only
-
-
-@pytest.fixture
-def read_only():
-    """Folders of this kind cannot be written while the context lasts, by root neither."""
-    folder = Path(tempfile.mkdtemp())
-
-    @contextlib.contextmanager
-    def locked():
-        for path in [*folder.iterdir(), folder]:
-            path.chmod(0o555 if path.is_dir() else 0o444)
-        user = os.geteuid()
-        if user == 0:
-            os.seteuid(65534)
-        try:
-            yield
-        finally:
-            os.seteuid(user)
-
-    yield folder, locked
-    folder.chmod(0o755)
-    shutil.rmtree(folder)
-
-
-def test_a_finished_cache_is_read_from_a_folder_that_cannot_be_written(read_only):
-    folder, locked = read_only
-    filled(folder)
-    expected = kept(folder)
-    with locked():
-        assert torch.equal(kept(folder, views=1), expected)
-
-
-def test_what_a_read_only_cache_lacks_is_computed_and_said_to_be_computed_again(read_only):
-    folder, locked = read_only
-    filled(folder)
-    forget(opened(folder), folder, [5])
-    with locked():
-        cache, teacher = opened(folder, views=1), CountedTeacher()
-        assert "it is read-only: missing logits are computed on every pass and not stored" in cache.say()
-        for _ in range(2):
-            assert not cache.begin_epoch(1, np.arange(IMAGES))
-            cache.logits(batch_of(np.arange(10)), teacher)
-    assert teacher.seen == [10, 10]
-
-
-def test_a_read_only_cache_without_all_views_or_of_a_wrong_size_is_refused(read_only):
-    folder, locked = read_only
-    with locked(), pytest.raises(ValueError, match="holds no teacher cache, and none can be created there"):
-        opened(folder)
-    folder.chmod(0o755)
-    filled(folder)
-    with locked(), pytest.raises(ValueError, match="holds 1 of 2 views: set teacher_cache.views to at most 1"):
-        opened(folder)
-    os.truncate(folder / "view-0001.bin", 100)
-    with locked():
-        cache = opened(folder, views=1)
-        with pytest.raises(ValueError, match=r"view-0001.bin has 100 bytes instead of 1,\d+: copy it again"):
-            cache.begin_epoch(1, [0])
