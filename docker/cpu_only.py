@@ -1,11 +1,11 @@
-"""Takes out of an environment what only a GPU could use: PyPI's torch for x86-64 is built for CUDA, and most of it is that.
+"""Removes from an environment what only a GPU uses. PyPI's torch for x86-64 is built for CUDA, which is most of its size.
 
     python cpu_only.py SITE_PACKAGES
 
-What the loader needs to import torch and torchvision stays, so this is the torch of PyPI, and on a CPU it computes the same.
-What it opens only on a GPU goes: Triton, cuDNN's engines, cuSOLVER … The packages stay listed as installed, so that pip does not
-fetch them again for a job's requirements.txt. Headers and static libraries go too, because no compiler is there to use them.
-A torch that was built for the CPU has none of the GPU's and loses its headers only.
+Libraries that the loader opens at the import of torch and torchvision stay, so results on a CPU are those of PyPI's torch.
+Libraries of the GPU alone go: Triton, cuDNN's engines, cuSOLVER … The packages stay listed as installed, so that pip does not
+download them again for a job's requirements.txt. Headers and static libraries go too, because the image has no compiler.
+A torch built for the CPU loses its headers only.
 """
 
 import os
@@ -36,17 +36,19 @@ def main() -> None:
     for folder in sorted(site.rglob("*"), reverse=True):
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
-    print(f"cpu_only: {before:,.0f} MB installed, {size(site):,.0f} MB left without what only a GPU or a compiler uses")
+    print(
+        f"cpu_only: {before:,.0f} MB installed, {size(site):,.0f} MB left after removing what only a GPU or a compiler uses"
+    )
 
 
 def loaded(libraries: list[Path], torch_libraries: Path) -> set[Path]:
-    """The libraries that are open once these are imported, themselves included.
+    """The given libraries and all that they load.
 
     Args:
-        torch_libraries: where torchvision, which names no place itself, finds torch's: torch is imported before it.
+        torch_libraries: torch's folder of libraries, in which torchvision's are resolved.
 
     Raises:
-        SystemExit: one of them is nowhere.
+        SystemExit: a library is missing.
     """
     environment = {**os.environ, "LD_LIBRARY_PATH": str(torch_libraries)}
     found, missing = {library.resolve() for library in libraries}, set()
@@ -55,9 +57,9 @@ def loaded(libraries: list[Path], torch_libraries: Path) -> set[Path]:
         listing = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
         found |= {Path(path).resolve() for path in re.findall(r"=> (/\S+)", listing)}
         missing |= set(re.findall(r"(\S+) => not found", listing))
-    missing -= {library.name for library in found}  # what an earlier import has opened is found by its name
+    missing -= {library.name for library in found}  # the loader finds open libraries by name
     if missing:
-        sys.exit(f"torch needs {', '.join(sorted(missing))}, which neither the packages nor the base image have")
+        sys.exit(f"torch needs {', '.join(sorted(missing))}, which neither the packages nor the base image hold")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Runs in a base image, on nothing but its Python: prints what that is and which packages it has, as JSON."""
+"""Runs in a base image with its Python alone: prints the platform and the installed packages as JSON."""
 
 import importlib.metadata
 import json

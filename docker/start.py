@@ -1,7 +1,7 @@
-"""PID 1 of the training image: starts `train` as AWS's image does, and brings it the SIGTERM that AWS's start script keeps.
+"""PID 1 of the training image: starts `train` as AWS's image does, and forwards SIGTERM, which AWS's start script does not.
 
 AWS's images start `bash -m start_with_right_hostname.sh train`. That script sets up CUDA and the host's name and then runs `train`
-as its child; a shell as PID 1 takes no SIGTERM and passes none on, so a stopped job or an interrupted spot host never hears of it.
+as its child. A shell as PID 1 ignores SIGTERM, so a stopped job or an interrupted spot host would get no signal.
 https://github.com/aws/deep-learning-containers/blob/master/scripts/docker/pytorch/start_with_right_hostname.sh
 """
 
@@ -23,17 +23,17 @@ def main() -> None:
     if script is not None:
         command = ["bash", "-m", script, *command]
     if script is None or sys.argv[1:] not in ([], ["train"]):
-        os.execvp(command[0], command)  # a shell, or a base without AWS's script: `train` is PID 1 and hears for itself
+        os.execvp(command[0], command)  # a shell, or a base without AWS's script: the command becomes PID 1
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    threading.Thread(target=tell_the_shim, daemon=True).start()
+    threading.Thread(target=forward_sigterm, daemon=True).start()
     sys.exit(wait_for(subprocess.Popen(command).pid))
 
 
 stopping = threading.Event()
 
 
-def tell_the_shim() -> None:
-    """After SIGTERM, send it to the toolkit's shim, as soon as that runs."""
+def forward_sigterm() -> None:
+    """After SIGTERM, send it to the toolkit's shim once that runs."""
     import psutil
 
     stopping.wait()
@@ -49,12 +49,12 @@ def tell_the_shim() -> None:
 
 
 def wait_for(pid: int) -> int:
-    """The exit code of a child; other children that end meanwhile are orphans that came to PID 1, and are let go."""
+    """The exit code of a child. Other children are orphans, which are reaped."""
     ended = status = None
     while ended != pid:
         ended, status = os.wait()
     code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code  # as a shell says it
+    return code if code >= 0 else 128 - code  # as in a shell
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Fetches the wheels of what a base image's Python lacks, on the machine that builds and with its pip settings.
+"""Downloads the wheels that a base image's Python lacks, on the building machine and with its pip settings.
 
     docker run --rm --interactive --entrypoint python BASE - <held.py | python wheels.py FOLDER NAME==VERSION …
 
-The base image says on standard input what it has (held.py). Only the named packages are fetched, and of what these need only what the
-base lacks or has too old; their versions come from .ci/constraints.txt, which is for Python 3.11 and newer, and are the newest there
-are for an older one. AWS's own builds of torch are never replaced.
+Standard input lists the base image's packages (held.py). It downloads the named packages, and those of their requirements that the
+base lacks or has in an older version. Versions come from .ci/constraints.txt for Python 3.11 and newer; for an older Python they are
+the newest. AWS's own builds of torch are never replaced.
 """
 
 import json
@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 CONSTRAINTS = Path(__file__).parents[1] / ".ci/constraints.txt"
 OF_THE_BASE = ("torch", "torchvision")
 OLDEST_GLIBC = 17
-"""manylinux_2_17 is the oldest kind of wheel that is still made."""
+"""manylinux_2_17 is the oldest platform of current wheels."""
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def lacking(requirements: list[str], base: dict[str, Any]) -> list[str]:
-    """What must be installed so that the base meets the requirements, each as NAME==VERSION."""
+    """NAME==VERSION of each package that the base lacks for the requirements."""
     held = {canonicalize_name(name): version for name, version in base["packages"].items()}
     environment = {"python_version": base["python"], "platform_machine": base["machine"], "extra": ""}
     found: dict[str, str] = {}
@@ -57,7 +57,7 @@ def lacking(requirements: list[str], base: dict[str, Any]) -> list[str]:
 
 
 def resolved(requirements: list[Requirement], base: dict[str, Any]) -> list[dict[str, Any]]:
-    """What pip would install for these alone: the metadata of each."""
+    """The metadata of what pip would install for these requirements without their dependencies."""
     with TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         command = ["install", "-qq", "--dry-run", "--ignore-installed", "--no-deps", "--target", folder]
@@ -70,13 +70,13 @@ def resolved(requirements: list[Requirement], base: dict[str, Any]) -> list[dict
 
 
 def pip(*arguments: str) -> None:
-    """Run this Python's pip; where it fails, it has said why."""
+    """Run this Python's pip, which prints its own errors."""
     if subprocess.run([sys.executable, "-m", "pip", *arguments]).returncode:
         sys.exit("pip could not get the wheels for this base")
 
 
 def platform_options(base: dict[str, Any]) -> list[str]:
-    """So that pip takes wheels for the base's Python and C library, not for those of this machine."""
+    """pip options that select wheels for the base's Python and C library."""
     newest = int(base["glibc"].split(".")[1])
     names = [f"manylinux_2_{minor}_{base['machine']}" for minor in range(newest, OLDEST_GLIBC - 1, -1)]
     names.append(f"manylinux2014_{base['machine']}")

@@ -1,6 +1,6 @@
-"""Images made ready for training: TARGET/train and TARGET/validation, each a folder a class, images/ and masks/, or shards.
+"""Images prepared for training: TARGET/train and TARGET/validation, each with one folder per class, images/ and masks/, or shards.
 
-It runs in parallel, can be interrupted and repeated, and leaves out what is no image.
+It runs in parallel, can be interrupted and repeated, and skips unreadable files.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ def prepare(
     jpeg_quality: int = 95,
     jobs: int | None = None,
 ) -> str:
-    """Write a source's images into a target folder; those that are there already are left alone.
+    """Write a source's images to a target folder, except those that exist already.
 
-    A file that needs no change is copied as it is. What is scaled is first decoded by the entry scripts' own rules: upright as
-    EXIF says, on white where it is transparent, of 16 bits the upper 8.
+    A file that needs no change is copied. Scaled images are first decoded by the entry scripts' rules: EXIF orientation is
+    applied, transparency becomes white, and 16 bits are reduced to the upper 8.
 
     Args:
         source: `digits` (scikit-learn's, 8 × 8 grey), `fashion-mnist` (Debian's package), `photos` (JPEGs of 400 × 300 pixels, cut
-            from scikit-learn's two photographs), `shapes` (drawn, with masks), a folder with MNIST-style idx files, or a folder with
-            one subfolder a class, or with images/ and masks/; the last two also below train/ and validation/ (or val/ or test/).
-        target: becomes target/train and target/validation.
-        size: scale images down so that the shorter side has so many pixels; smaller ones stay as they are;
-            `shapes` and `cutouts` are drawn at that size.
-        validation_fraction: share of each class that is held out where the source has no split of its own; drawn by file name,
-            so that a repeated call draws the same.
-        shard_size: write tar shards of about so much, as in 100MB, with the images in a random order. None: a file an image.
-        jpeg_quality: 1 to 100, of JPEG and WebP images that are scaled.
-        jobs: processes. None: as many as there are cores that this one may use.
+            from scikit-learn's two photographs), `shapes` and `cutouts` (with masks), a folder with MNIST-style idx files, or a
+            folder with one subfolder per class, or with images/ and masks/; the last two also below train/ and validation/ (or
+            val/ or test/).
+        target: gets target/train and target/validation.
+        size: scale images down to this shorter side, in pixels; smaller images stay. `shapes` and `cutouts` are drawn at it.
+        validation_fraction: held-out share of each class, unless the source has a split. It is selected by file name, so a
+            repeated call selects the same.
+        shard_size: write tar shards of about this size, as in 100MB, with shuffled images. None: one file per image.
+        jpeg_quality: 1 to 100, of scaled JPEG and WebP images.
+        jobs: processes. None: the number of available cores.
 
     Returns:
-        What was done, in words.
+        A summary for people.
 
     Raises:
-        UserError: no such source, nothing in it, a package that is not installed, or a target made otherwise.
+        UserError: an unknown or empty source, a missing package, or a target that was made with other arguments.
     """
     from tqdm import tqdm
 
@@ -89,7 +89,7 @@ def _check(
     jpeg_quality: int,
     jobs: int | None,
 ) -> None:
-    """Raise a UserError with everything that is wrong with the arguments."""
+    """Raise a UserError that lists every invalid argument."""
     wrong = [
         (
             "--validation-fraction",
@@ -100,7 +100,7 @@ def _check(
         ),
         ("--size", size, size is None or size >= 8, "8 or more pixels", "write 224"),
         ("--jpeg-quality", jpeg_quality, 1 <= jpeg_quality <= 100, "1 to 100", "write 95"),
-        ("--jobs", jobs, jobs is None or jobs >= 1, "1 or more", "leave it out: it then follows the cores"),
+        ("--jobs", jobs, jobs is None or jobs >= 1, "1 or more", "leave it out to use all cores"),
         ("--shards", shard_size, shard_size is None or _bytes(shard_size) >= 1000, "1KB or more", "write 100MB"),
     ]
     problems = [
@@ -118,19 +118,19 @@ def _check(
     if Path(source).is_dir() and (inside == Path(source).resolve() or Path(source).resolve() in inside.parents):
         raise mistake(
             "TARGET",
-            f"{target} lies inside of {source}: its images would be taken as a class",
+            f"{target} is inside {source}, so its images would become a class",
             "name a folder elsewhere",
         )
 
 
 def _bytes(text: str) -> float:
-    """A size such as 100MB in bytes; 0 where it is none."""
+    """A size such as 100MB in bytes; 0: not a size."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KB|MB|GB)", text.strip().upper())
     return float(found[1]) * UNITS[found[2]] if found else 0
 
 
 def _remember(target: Path, how: dict[str, str | int | float | None]) -> None:
-    """Write down how a target is made; refuse one that was made otherwise, whose held-out images may be trained on here."""
+    """Record a target's arguments. Refuse other arguments than before, whose split would differ."""
     file = target / "prepared.json"
     if file.is_file():
         before = json.loads(file.read_text(encoding="utf-8"))
@@ -154,15 +154,15 @@ def _summary(samples: list[Sample], target: Path, written: int, broken: dict[str
     splits = Counter(sample.split for sample in readable)
     masked = samples[0].label is None
     classes = len({sample.label for sample in readable})
-    what = "images with a mask each" if masked else f"images in {classes} classes"
+    what = "images with masks" if masked else f"images in {classes} classes"
     return (
         f"{target}: {splits['train']} training and {splits['validation']} validation {what}; "
-        f"{written} written now, {len(readable) - written} were there"
+        f"{written} written, {len(readable) - written} already there"
     )
 
 
 def _leave_out(target: Path, broken: dict[str, str]) -> list[str]:
-    """Tell what could not be read, and write it down."""
+    """Write the list of unreadable images, and return its first lines."""
     file = target / BROKEN
     if not broken:
         file.unlink(missing_ok=True)
@@ -172,6 +172,6 @@ def _leave_out(target: Path, broken: dict[str, str]) -> list[str]:
     listed = "".join(f"{name}\t{why}\n" for name, why in broken.items())
     temporary.write_text(listed, encoding="utf-8", errors="surrogateescape")
     os.replace(temporary, file)
-    lines = [f"{len(broken)} images could not be read and were left out; {file} lists them:"]
+    lines = [f"{len(broken)} images could not be read and were skipped; {file} lists them:"]
     lines += [f"  {name}: {why}" for name, why in list(broken.items())[:10]]
     return lines + ([f"  … and {len(broken) - 10} more"] if len(broken) > 10 else [])

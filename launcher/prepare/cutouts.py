@@ -1,7 +1,7 @@
-"""Photographed things with their outlines, from Debian's tuxpaint-stamps-default, laid on photographs by number, with masks.
+"""Images of cut-out objects from Debian's tuxpaint-stamps-default on photographs, with masks, by index.
 
-The cut-outs' transparency is their mask; what the photographs show is background, their dahlia too. The cut-outs of the held-out
-images, and the part of the photographs behind them, are in no training image: what a model finds there, it has learned of the class.
+A cut-out's transparency is its mask. The photographs are background, the dahlia included. Validation images share neither
+cut-outs nor parts of photographs with training images, so they measure generalisation.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FOLDERS = (Path("/usr/share/tuxpaint/stamps"),)
-"""Where the package puts them. They are under the GPL, version 2, and other free licences; docs/COPYING.txt of tuxpaint-stamps."""
+"""The package's folder. Licences: GPL version 2 and others, see docs/COPYING.txt of tuxpaint-stamps."""
 
 CLASSES = {"animal": "animals", "food": "food", "plant": "plants", "vehicle": "vehicles"}
-"""Those in the order of the mask's pixel values, from 1 on, and the package's folder of each; 0 is the background."""
+"""Class -> the package's folder, in the order of the mask's pixel values from 1 on; 0 is background."""
 
 IMAGES = 1200
 SIZE = 96
-"""Height and width in pixels, unless asked for otherwise."""
+"""Default height and width in pixels."""
 
 IGNORED = 255
-"""The mask's value where a cut-out is neither opaque nor transparent: its edge belongs to neither side."""
+"""The mask's value on a cut-out's edge, which is neither opaque nor transparent."""
 
 OPAQUE, TRANSPARENT = 230, 25
-"""Of an alpha of 0 to 255: from here on, and up to here."""
+"""Least alpha of opaque and largest of transparent pixels, of 0 to 255."""
 
 HELD_OUT_WIDTH = 0.3
-"""Share of the photographs' width, on the right, that only held-out images show."""
+"""Share of the photographs' width, on the right, that only validation images show."""
 
 KEPT_SIZE = 256
-"""Pixels of the longer side of a cut-out, as it is kept in memory."""
+"""Longer side of a cut-out in memory, in pixels."""
 
 
 def find(folder: Path) -> dict[str, list[str]]:
-    """The cut-outs of each class, sorted: PNG files with transparency; drawings are left out."""
+    """The cut-outs of each class, sorted: PNG files with transparency, without drawings."""
     from PIL import Image
 
     found: dict[str, list[str]] = {name: [] for name in CLASSES}
@@ -55,24 +55,24 @@ def find(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def draw(number: int, split: str, files: Mapping[str, Sequence[str]], size: int = SIZE) -> tuple[Image, Image]:
-    """One image and its mask: one to three cut-outs on a part of a photograph. The same arguments give the same pixels.
+def draw(index: int, split: str, files: Mapping[str, Sequence[str]], size: int = SIZE) -> tuple[Image, Image]:
+    """An image and its mask: one to three cut-outs on a part of a photograph. The arguments determine the pixels.
 
     Args:
-        split: train or validation; which part of the photographs it shows.
-        files: this split's cut-outs of each class.
+        split: train or validation, which selects the part of the photographs.
+        files: the split's cut-outs of each class.
 
     Returns:
         The image (RGB), and the mask (8-bit grey): 0 to 4, or IGNORED.
     """
-    return _draw(number, split, tuple((name, tuple(files[name])) for name in CLASSES), size)
+    return _draw(index, split, tuple((name, tuple(files[name])) for name in CLASSES), size)
 
 
-@lru_cache(maxsize=4)  # the image is asked for first, then its mask
-def _draw(number: int, split: str, files: tuple[tuple[str, tuple[str, ...]], ...], size: int) -> tuple[Image, Image]:
+@lru_cache(maxsize=4)  # one call for the image, one for its mask
+def _draw(index: int, split: str, files: tuple[tuple[str, tuple[str, ...]], ...], size: int) -> tuple[Image, Image]:
     from PIL import Image, ImageEnhance, ImageOps
 
-    rng = random.Random(f"cutouts/{split}/{number}/{size}")
+    rng = random.Random(f"cutouts/{split}/{index}/{size}")
     image, mask = _background(split, size, rng), Image.new("L", (size, size), 0)
     for _ in range(rng.randint(1, 3)):
         label = rng.randrange(1, len(CLASSES) + 1)
@@ -84,7 +84,7 @@ def _draw(number: int, split: str, files: tuple[tuple[str, tuple[str, ...]], ...
         cutout = cutout.resize((max(1, round(width * scale)), max(1, round(height * scale))), Image.Resampling.BILINEAR)
         cutout = cutout.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR, expand=True)
         colours = ImageEnhance.Brightness(cutout.convert("RGB")).enhance(rng.uniform(0.75, 1.25))
-        # at least half of its width and height is inside
+        # at least half of its width and height is inside the image
         width, height = cutout.size
         left = round(rng.uniform(-width / 2, size - width / 2))
         place = left, round(rng.uniform(-height / 2, size - height / 2))
@@ -112,7 +112,7 @@ def _background(split: str, size: int, rng: random.Random) -> Image:
 
 @cache
 def _cutout(file: str) -> Image:
-    """RGBA, without its empty margin, and no larger than any image needs."""
+    """A cut-out as RGBA, cropped to its content and scaled down to KEPT_SIZE."""
     from PIL import Image
 
     with Image.open(file) as opened:

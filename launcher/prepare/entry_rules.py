@@ -1,4 +1,4 @@
-"""How the entry scripts read images, masks and shards: their own code, so that what is prepared is what they would have seen."""
+"""The entry scripts' own code for images, masks and shards, so that prepared data equals what they decode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EntryRules(NamedTuple):
 
 @functools.cache
 def entry_rules() -> EntryRules:
-    """The modules; they need numpy and Pillow."""
+    """Import the modules, which need numpy and Pillow."""
     names = ["training.data.decode.decoding", "training.data.decode.masks", "training.data.sources.shard_index"]
     with imported(names, [entrypoints_folder()]) as modules:
         return EntryRules(*modules)

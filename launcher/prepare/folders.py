@@ -1,4 +1,4 @@
-"""Images as files, one each: TARGET/train/<class>/<name>, or TARGET/train/images/<name> and TARGET/train/masks/<name>.png."""
+"""Images as single files: TARGET/train/<class>/<name>, or TARGET/train/images/<name> and TARGET/train/masks/<name>.png."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from launcher.prepare.processes import Advance, spread
 from launcher.prepare.samples import Encoding, Sample, encode
 
 AT_ONCE = 2000
-"""Images that a process takes at once; fewer are not worth another process."""
+"""Images of one task of a process."""
 
 
 def write(
     samples: list[Sample], target: Path, encoding: Encoding, jobs: int, advance: Advance
 ) -> tuple[int, dict[str, str]]:
-    """Write those that are not there yet.
+    """Write the images that do not exist yet.
 
     Returns:
-        How many files were written, and by source why those are broken that are.
+        The number of images written, and source -> error of broken ones.
     """
     existing = {file.relative_to(target).as_posix() for file in target.rglob("*") if file.is_file()}
     missing = [sample for sample in samples if not existing.issuperset(paths(sample))]
@@ -32,7 +32,7 @@ def write(
 
 
 def paths(sample: Sample) -> list[str]:
-    """Where a sample's files lie below the target."""
+    """A sample's paths below the target."""
     if sample.label is not None:
         return [f"{sample.split}/{sample.label}/{sample.stem}{sample.ending}"]
     return [f"{sample.split}/images/{sample.stem}{sample.ending}", f"{sample.split}/masks/{sample.stem}.png"]
@@ -55,8 +55,8 @@ def _write_all(target: Path, encoding: Encoding, samples: list[Sample], advance:
 
 
 def _write(data: bytes, file: Path) -> None:
-    """Write a file so that an interruption leaves no part of one under its name."""
+    """Write a file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.part")  # an ending that no reader of images takes
+    temporary = file.with_name(f".{file.name}.part")  # not an image's ending
     temporary.write_bytes(data)
     os.replace(temporary, file)

@@ -1,4 +1,4 @@
-"""JPEGs cut from the two photographs that scikit-learn brings, by number: real images of a usual size, to measure preprocessing with."""
+"""Parts of scikit-learn's two photographs by index: real images of a usual size, for measurements of preprocessing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ CLASSES = ("china", "flower")
 """A temple and a dahlia: https://scikit-learn.org/stable/modules/generated/sklearn.datasets.load_sample_image.html"""
 
 EACH = 320
-"""Images of a class."""
+"""Images per class."""
 
 WIDTH, HEIGHT = 400, 300
 LEAST_SCALE = 0.6
-"""Of the largest part of the photograph that has this aspect, the least that is taken."""
+"""Least size of a part, relative to the largest of this aspect ratio."""
 
 
-def draw(label: str, number: int) -> Image:
-    """A part of a photograph, 400 × 300 pixels (RGB). The same label and number give the same pixels."""
-    picture, rng = photograph(label), random.Random(f"photos/{label}/{number}")
+def draw(label: str, index: int) -> Image:
+    """A part of a photograph, 400 × 300 pixels (RGB). Label and index determine the pixels."""
+    picture, rng = photograph(label), random.Random(f"photos/{label}/{index}")
     largest = min(picture.width / WIDTH, picture.height / HEIGHT)
     scale = largest * rng.uniform(LEAST_SCALE, 1)
     left = rng.uniform(0, picture.width - WIDTH * scale)
@@ -33,7 +33,7 @@ def draw(label: str, number: int) -> Image:
 
 @cache
 def photograph(label: str) -> Image:
-    """One of the two, whole: 640 × 427 pixels (RGB)."""
+    """A whole photograph, 640 × 427 pixels (RGB)."""
     from PIL import Image
     from sklearn.datasets import load_sample_image
 

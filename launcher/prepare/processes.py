@@ -1,4 +1,4 @@
-"""Work spread over processes that end with this one, however it ends."""
+"""Work spread over processes, which end with this one, however it ends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 Advance = Callable[[int], object]
-"""Told of every so many images that are done."""
+"""Called with the number of images that were done since the last call."""
 
 _done: Synchronized[int]
-"""In a worker process: the count of images done, which it shares with the others."""
+"""In a worker process: the shared count of images done."""
 
 
 def available_cores() -> int:
-    """Cores that this process may use: by its affinity, and by a container's quota (cgroup v2)."""
+    """Cores that this process may use, by its affinity and its quota (cgroup v2)."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -37,32 +37,32 @@ def available_cores() -> int:
 def spread(
     work: Callable[[Task, Advance], Result], tasks: Sequence[Task], jobs: int, advance: Advance
 ) -> Iterator[Result]:
-    """The result of each task, in the order in which they are done.
+    """The results of the tasks, in the order of completion.
 
     Args:
-        work: of a module, so that it can travel.
-        jobs: processes; with one, or a single task, this process itself.
-        advance: told here of what the work tells.
+        work: a function of a module, so that it can be pickled.
+        jobs: processes. With one job or one task, this process does the work.
+        advance: called in this process with the progress of all.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
         yield from (work(task, advance) for task in tasks)
         return
-    context = multiprocessing.get_context("fork")  # a script that calls this need not be importable
-    done, told = context.Value("q", 0), 0
+    context = multiprocessing.get_context("fork")  # the calling script need not be importable
+    done, reported = context.Value("q", 0), 0
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(done,))
     try:
         waiting = {pool.submit(_work, work, task) for task in tasks}
         while waiting:
             finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-            advance(done.value - told)
-            told = done.value
+            advance(done.value - reported)
+            reported = done.value
             yield from (future.result() for future in finished)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - others:
-            child.kill()  # what it was writing has no name yet
+            child.kill()  # its unfinished file has a temporary name
         raise
     pool.shutdown()
 
@@ -70,7 +70,7 @@ def spread(
 def _begin(done: Synchronized[int]) -> None:
     global _done
     _done = done
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

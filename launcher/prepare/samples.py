@@ -1,4 +1,4 @@
-"""One image to prepare, with its class or its mask: what it is made of, and the bytes that it becomes."""
+"""An image to prepare, with its class or mask: its source, and its encoded bytes."""
 
 from __future__ import annotations
 
@@ -14,67 +14,67 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 KEPT = (".jpg", ".jpeg", ".png", ".webp")
-"""Endings of files that stay of their kind; others become PNG."""
+"""Endings of formats that are kept. Others become PNG."""
 
 GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
-"""Pillow's names for pixels without colour, which stay so."""
+"""Pillow's modes without colour, which stay grey."""
 
 
 class Sample(NamedTuple):
-    """One image to write. It can travel to another process."""
+    """An image to write. It can be pickled."""
 
     split: str
     """train or validation."""
     label: str | None
-    """Its class. None: it has a mask."""
+    """Its class; None: it has a mask."""
     stem: str
-    """Its name, unique in its class, without ending."""
+    """Its name without ending, unique in its class."""
     source: str
-    """For messages; the path of a file."""
+    """A file's path, or a description for messages."""
     image: Callable[[], Image] | None = None
-    """Draws it. None: it is the file `source`."""
+    """Draws it; None: read the file `source`."""
     mask: Callable[[], Image] | str | None = None
-    """Draws its mask, or the path of the mask's file."""
+    """Draws its mask, or is the mask's path; None: no mask."""
 
     @property
     def ending(self) -> str:
-        """Of the file that the image becomes: its source's, where that has one which is kept."""
+        """The written file's ending: the source's if it is kept, else .png."""
         ending = os.path.splitext(self.source)[1].lower()
         return ending if ending in KEPT else ".png"
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """What is done to images."""
+    """How images are scaled and encoded."""
 
     size: int | None = None
-    """Scale images down so that the shorter side has so many pixels; smaller ones stay as they are. None: all stay."""
+    """Scale images down to this shorter side, in pixels; None: no scaling."""
     jpeg_quality: int = 95
-    """Of JPEG and WebP files that are scaled."""
+    """Of scaled JPEG and WebP files."""
 
 
 def encode(sample: Sample, encoding: Encoding) -> tuple[bytes, bytes | None]:
-    """The files that a sample's image and mask become: untouched bytes where nothing has to be done to them.
+    """The encoded image and mask. Files that need no change keep their bytes.
 
     Raises:
-        ValueError: one cannot be decoded by the entry scripts' own rules, or the mask is not of the image's size.
+        ValueError: the entry scripts' rules cannot decode one, or the mask has another size than the image.
     """
     image, untouched = _opened(sample)
     mask, mask_file = _opened_mask(sample)
     if mask is not None and mask.size != image.size:
         raise ValueError(
-            f"the mask has {mask.width} × {mask.height} pixels, its image {image.width} × {image.height}, upright as EXIF says"
+            f"the mask has {mask.width} × {mask.height} pixels, its image {image.width} × {image.height} in EXIF orientation"
         )
     size = _scaled_size(image.size, encoding.size)
     if size == image.size:
         return untouched or _encoded(image, sample.ending, encoding), mask_file or _encoded_mask(mask)
-    image = image.resize(size, resample=2, reducing_gap=3.0)  # bilinear, after halving where that loses nothing
-    mask = mask.resize(size, resample=0) if mask is not None else None  # nearest: no class between two others
+    image = image.resize(size, resample=2, reducing_gap=3.0)  # bilinear, after halving while that loses nothing
+    mask = mask.resize(size, resample=0) if mask is not None else None  # nearest, so that no new class values appear
     return _encoded(image, sample.ending, encoding), _encoded_mask(mask)
 
 
 def _opened(sample: Sample) -> tuple[Image, bytes | None]:
-    """A sample's pixels; and its file, where that can be kept as it is."""
+    """A sample's pixels, and its file's bytes if they can be kept."""
     if sample.image is not None:
         return sample.image(), None
     from PIL import Image
@@ -84,7 +84,7 @@ def _opened(sample: Sample) -> tuple[Image, bytes | None]:
     try:
         with Image.open(io.BytesIO(data)) as opened:
             channels = 1 if opened.mode in GREY else 3
-    except Exception:  # decode says what is wrong
+    except Exception:  # decode raises the right error
         channels = 3
     kept = os.path.splitext(sample.source)[1].lower() in KEPT
     return decoding.decode(data, sample.source, channels), data if kept else None

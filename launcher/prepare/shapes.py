@@ -1,4 +1,4 @@
-"""Images of coloured shapes and their masks, drawn by number: enough to see that a segmentation job learns."""
+"""Images of coloured shapes with masks, by index, which show that a segmentation job learns."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ CLASSES = ("background", "disc", "square", "triangle")
 """In the order of the mask's pixel values."""
 
 SIZE = 64
-"""Height and width in pixels, unless asked for otherwise."""
+"""Default height and width in pixels."""
 
 IGNORED = 255
-"""The mask's value on the outline of every shape, as PASCAL VOC marks what belongs to neither side."""
+"""The mask's value on a shape's outline, as in PASCAL VOC."""
 
 COLOURS = ((90, 90, 90), (200, 80, 80), (80, 180, 90), (90, 100, 200))
-"""What each class is drawn around: every shape differs from it by up to COLOUR_SPREAD, so colours of two classes come close."""
+"""Mean colour of each class. A shape differs by up to COLOUR_SPREAD, so colours of two classes come close."""
 
 COLOUR_SPREAD = 45
 NOISE_SHARE = 0.25
 
 
-def draw(number: int, size: int = SIZE) -> tuple[Image, Image]:
-    """One image and its mask: one to four shapes, later ones over earlier ones. The same number and size give the same pixels.
+def draw(index: int, size: int = SIZE) -> tuple[Image, Image]:
+    """An image and its mask: one to four shapes, later ones on top. Index and size determine the pixels.
 
     Returns:
         The image (RGB), and the mask (8-bit grey): 0 to 3, or IGNORED.
     """
     from PIL import Image, ImageDraw
 
-    rng = random.Random(f"shapes/{number}/{size}")
+    rng = random.Random(f"shapes/{index}/{size}")
     image = Image.new("RGB", (size, size), _colour(0, rng))
     mask = Image.new("L", (size, size), 0)
     for _ in range(rng.randint(1, 4)):

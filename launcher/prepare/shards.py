@@ -1,7 +1,7 @@
-"""Images in tar shards of the WebDataset convention, TARGET/train/train-00000.tar …, with an index and the classes beside them.
+"""Images in tar shards of the WebDataset convention, TARGET/train/train-00000.tar …, with an index and the list of classes.
 
-What a shard holds is settled before the first is written, so that shards are made in any order, by any number of processes, and an
-interrupted preparation goes on with those that are missing. Each is read again when it is written.
+The contents of all shards are planned first, so any number of processes writes them in any order, and an interrupted
+preparation continues with the missing ones. Each shard is read again after it is written.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from launcher.prepare.samples import Encoding, Sample, encode
 from launcher.record.records import write_json
 
 RECORDS = ".shards"
-"""In the target: what each finished shard holds. They are kept, so that a shard that is lost can be made again."""
+"""The target's folder of one record per shard. They are kept, so that a lost shard can be written again."""
 
 TRIED = 64
-"""Images of a split that are encoded to learn how large they become."""
+"""Images of a split that are encoded to estimate the mean size."""
 
 HEADERS = 2 * 512
 """Bytes of the tar headers of an image and its class or mask."""
@@ -37,25 +37,25 @@ HEADERS = 2 * 512
 
 @dataclass(frozen=True)
 class _Shard:
-    """What one shard is to hold."""
+    """A planned shard."""
 
     split: str
     name: str
     first: int
-    """The number of its first image."""
+    """The index of its first image."""
     samples: list[Sample]
 
 
 def write(
     samples: list[Sample], target: Path, encoding: Encoding, size: float, jobs: int, advance: Advance
 ) -> tuple[int, dict[str, str]]:
-    """Write those shards that are not there yet, then the indices.
+    """Write the shards that do not exist yet, then the indices.
 
     Args:
-        size: bytes of a shard, about.
+        size: approximate bytes of a shard.
 
     Returns:
-        How many images were written, and by source why those are broken that are.
+        The number of images written, and source -> error of broken ones.
     """
     classes = sorted({sample.label for sample in samples if sample.label is not None})
     (target / RECORDS).mkdir(exist_ok=True)
@@ -69,14 +69,14 @@ def write(
     for split in ("train", "validation"):
         own = [shard for shard in shards if shard.split == split]
         if own:
-            for left_over in (target / split).glob(".*.part"):  # by one that was killed
+            for left_over in (target / split).glob(".*.part"):  # of a killed process
                 left_over.unlink(missing_ok=True)
             broken |= _write_index(target, split, own, classes)
     return written, broken
 
 
 def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) -> list[_Shard]:
-    """Which images make which shard: shuffled, so that each shard is a fair sample of its split; settled once for a target."""
+    """The images of each shard: shuffled, so that each is a fair sample of its split, and constant for a target."""
     file, listed = target / RECORDS / "plan.json", hashlib.sha256()
     for sample in samples:
         listed.update(f"{sample.split}\0{sample.label}\0{sample.stem}\0".encode(errors="surrogateescape"))
@@ -84,7 +84,7 @@ def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) 
     if before and before["samples"] != listed.hexdigest():
         raise mistake(
             "SOURCE",
-            f"it holds other images than when {target} was begun",
+            f"it holds other images than at the first run for {target}",
             f"name another folder, or remove it first: rm -r {target}",
         )
     shards, images_of_shard = [], before.get("images of a shard", {})
@@ -93,15 +93,15 @@ def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) 
         random.Random(f"shards/{split}").shuffle(own)
         if own and split not in images_of_shard:
             images_of_shard[split] = _images_of_shard(own, encoding, size)
-        for number, first in enumerate(range(0, len(own), images_of_shard.get(split, 1))):
+        for index, first in enumerate(range(0, len(own), images_of_shard.get(split, 1))):
             inside = own[first : first + images_of_shard[split]]
-            shards.append(_Shard(split, f"{split}-{number:05d}.tar", first, inside))
+            shards.append(_Shard(split, f"{split}-{index:05d}.tar", first, inside))
     write_json(file, {"samples": listed.hexdigest(), "images of a shard": images_of_shard})
     return shards
 
 
 def _images_of_shard(samples: list[Sample], encoding: Encoding, size: float) -> int:
-    """How many images make a shard of about `size` bytes, by what some of them become; shards of a split are equally large."""
+    """Images per shard of about `size` bytes, from the mean size of some. The shards of a split are equally large."""
     sizes = []
     for sample in samples[:TRIED]:
         try:
@@ -125,10 +125,10 @@ def _record(target: Path, shard: _Shard) -> Path:
 
 
 def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _Shard, advance: Advance) -> int:
-    """Write a shard, read it again, and write down what it holds.
+    """Write a shard, read it again, and write its record.
 
     Returns:
-        How many images it holds.
+        The number of its images.
     """
     file = target / shard.split / shard.name
     temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
@@ -139,16 +139,16 @@ def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _S
         with tarfile.TarFile(
             temporary,
             "w",
-            fileobj=hashed,  # type: ignore[arg-type]  # a shard is written in sequence: write and tell are all it takes
+            fileobj=hashed,  # type: ignore[arg-type]  # a sequential write needs write and tell only
             format=tarfile.USTAR_FORMAT,
         ) as tar:
-            for number, sample in enumerate(shard.samples, start=shard.first):
+            for index, sample in enumerate(shard.samples, start=shard.first):
                 try:
                     image, mask = encode(sample, encoding)
                 except ValueError as error:
                     broken[sample.source] = str(error)
                 else:
-                    key = _key(number, sample)
+                    key = _key(index, sample)
                     columns["offsets"].append(_add(tar, key + sample.ending, image))
                     columns["lengths"].append(len(image))
                     if mask is None:
@@ -169,7 +169,7 @@ def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _S
 
 
 class _Hashed:
-    """A file that is written in sequence, and the checksum of what was meant to be written."""
+    """A file that is written in sequence, with the checksum of the data passed to it."""
 
     def __init__(self, file: IO[bytes]):
         self.sha256, self._file = hashlib.sha256(), file
@@ -180,31 +180,31 @@ class _Hashed:
         return self._file.write(data)
 
 
-def _key(number: int, sample: Sample) -> str:
-    """A key that is unique in its split, sorts as the images come, and shows where an image came from."""
-    said = f"{sample.label or ''}-{sample.stem}"
-    return f"{number:08d}-{re.sub(r'[^A-Za-z0-9_]+', '-', said).strip('-')[:60]}"
+def _key(index: int, sample: Sample) -> str:
+    """A sample's key: unique in its split, sorted by index, with its source's name."""
+    name = f"{sample.label or ''}-{sample.stem}"
+    return f"{index:08d}-{re.sub(r'[^A-Za-z0-9_]+', '-', name).strip('-')[:60]}"
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
-    """Append a member; where its data begins."""
-    member = tarfile.TarInfo(name)  # of no date and no owner: the same images make the same shard
+    """Append a member; returns the offset of its data."""
+    member = tarfile.TarInfo(name)  # without date and owner, so that shards are reproducible
     member.size, member.mode = len(data), 0o644
     begins = tar.offset + 512
     tar.addfile(member, io.BytesIO(data))
-    tar.members = []  # type: ignore[attr-defined]  # not documented; else it keeps them all
+    tar.members = []  # type: ignore[attr-defined]  # undocumented; otherwise it keeps every member
     return begins
 
 
 def _read_again(file: Path, size: int, checksum: str, columns: dict[str, list[int]]) -> None:
-    """Check that a shard on the disk is what was meant, and that what reads shards finds every image where the index will say."""
+    """Compare a shard on the disk with what was written, and its scan with the index."""
     with open(file, "rb") as opened:
         on_disk = (
             hashlib.file_digest(opened, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(opened)
         )
     index = entry_rules().shard_index.scan_shards(file.parent, {file.name: size}, None)
     if on_disk != checksum or any(getattr(index, name).tolist() != values for name, values in columns.items()):
-        raise OSError(f"{file} does not hold what was written into it: the disk, or its memory, is broken")
+        raise OSError(f"{file} does not hold what was written to it: the disk or the memory is faulty")
 
 
 def _sha256(opened: IO[bytes]) -> str:
@@ -215,7 +215,7 @@ def _sha256(opened: IO[bytes]) -> str:
 
 
 def _write_index(target: Path, split: str, shards: list[_Shard], classes: list[str]) -> dict[str, str]:
-    """Write a split's index and classes from its shards' records; what is broken, by source."""
+    """Write a split's index and classes from its shards' records. Returns source -> error of broken images."""
     import numpy as np
 
     rules, folder = entry_rules().shard_index, target / split

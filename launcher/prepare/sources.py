@@ -1,4 +1,4 @@
-"""What there is to prepare: scikit-learn's digits, drawn shapes, cut-outs, idx files, or folders of images, with classes or masks."""
+"""Sources of images: scikit-learn's digits and photographs, shapes, cut-outs, idx files, folders with classes or masks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 DRAWN = ("cutouts", "digits", "fashion-mnist", "photos", "shapes")
-"""Sources that are no folders."""
+"""Sources other than folders."""
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
@@ -44,7 +44,7 @@ FASHION_FOLDERS = (
     Path("/usr/share/fashion-mnist"),
     Path("/usr/share/dataset-fashion-mnist"),
 )
-"""Where Debian's package dataset-fashion-mnist puts the idx files."""
+"""Folders of the idx files of Debian's package dataset-fashion-mnist."""
 
 IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -53,10 +53,10 @@ IDX_FILES = {
 
 
 def find_samples(source: str, size: int | None, validation_fraction: float) -> list[Sample]:
-    """What a source holds, in a fixed order.
+    """A source's samples, in a fixed order.
 
     Raises:
-        UserError: there is no such source, a package that it needs, or nothing in it.
+        UserError: the source is unknown, empty or broken, or needs a missing package.
     """
     try:
         samples = list(_samples(source, size, validation_fraction))
@@ -68,7 +68,7 @@ def find_samples(source: str, size: int | None, validation_fraction: float) -> l
         raise mistake(
             "SOURCE",
             f"{source} holds no images",
-            "name a folder with one subfolder a class, or with images/ and masks/",
+            "name a folder with one subfolder per class, or with images/ and masks/",
             valid=", ".join(IMAGE_ENDINGS),
         )
     return samples
@@ -107,11 +107,11 @@ def _digits(validation_fraction: float) -> Iterator[Sample]:
     """scikit-learn's 1,797 handwritten digits, 8 × 8, values 0…16 (https://scikit-learn.org/stable/datasets/toy_dataset.html)."""
     _require_scikit_learn("digits")
     _, labels = _all_digits()
-    names = [(str(label), f"{number:04d}.png") for number, label in enumerate(labels)]
+    names = [(str(label), f"{index:04d}.png") for index, label in enumerate(labels)]
     held_out = _held_out(names, validation_fraction)
-    for number, name in enumerate(names):
+    for index, name in enumerate(names):
         split = "validation" if name in held_out else "train"
-        yield Sample(split, name[0], f"{number:04d}", f"digit {number}", functools.partial(_digit, number))
+        yield Sample(split, name[0], f"{index:04d}", f"digit {index}", functools.partial(_digit, index))
 
 
 @functools.cache
@@ -123,21 +123,21 @@ def _all_digits() -> tuple[NDArray[Any], NDArray[Any]]:
     return (digits.images * (255 / 16)).round().astype("uint8"), digits.target
 
 
-def _digit(number: int) -> Image:
+def _digit(index: int) -> Image:
     from PIL import Image
 
-    return Image.fromarray(_all_digits()[0][number])
+    return Image.fromarray(_all_digits()[0][index])
 
 
 def _photos(validation_fraction: float) -> Iterator[Sample]:
     """Parts of scikit-learn's two photographs."""
     _require_scikit_learn("photos")
-    names = [(label, f"{number:04d}.jpg") for label in photos.CLASSES for number in range(photos.EACH)]
+    names = [(label, f"{index:04d}.jpg") for label in photos.CLASSES for index in range(photos.EACH)]
     held_out = _held_out(names, validation_fraction)
     for place, name in enumerate(names):
-        split, number = "validation" if name in held_out else "train", place % photos.EACH
-        drawn = functools.partial(photos.draw, name[0], number)
-        yield Sample(split, name[0], f"{number:04d}", f"{name[0]} {name[1]}", drawn)
+        split, index = "validation" if name in held_out else "train", place % photos.EACH
+        drawn = functools.partial(photos.draw, name[0], index)
+        yield Sample(split, name[0], f"{index:04d}", f"{name[0]} {name[1]}", drawn)
 
 
 def _require_scikit_learn(what: str) -> None:
@@ -150,21 +150,21 @@ def _require_scikit_learn(what: str) -> None:
 
 
 def _shapes(size: int, validation_fraction: float) -> Iterator[Sample]:
-    """Drawn images, and for each its mask."""
-    names = [("shapes", f"{number:04d}.png") for number in range(shapes.IMAGES)]
+    """Images of shapes with their masks."""
+    names = [("shapes", f"{index:04d}.png") for index in range(shapes.IMAGES)]
     held_out = _held_out(names, validation_fraction)
-    for number, name in enumerate(names):
+    for index, name in enumerate(names):
         split = "validation" if name in held_out else "train"
-        image, mask = (functools.partial(_shape, number, size, part) for part in range(2))
-        yield Sample(split, None, f"{number:04d}", f"shapes {number}", image, mask)
+        image, mask = (functools.partial(_shape, index, size, part) for part in range(2))
+        yield Sample(split, None, f"{index:04d}", f"shapes {index}", image, mask)
 
 
-def _shape(number: int, size: int, part: int) -> Image:
-    return shapes.draw(number, size)[part]
+def _shape(index: int, size: int, part: int) -> Image:
+    return shapes.draw(index, size)[part]
 
 
 def _cutouts(size: int, validation_fraction: float) -> Iterator[Sample]:
-    """Things on photographs, and for each image its mask."""
+    """Images of cut-outs on photographs with their masks."""
     _require_scikit_learn("the photographs behind cutouts")
     folder = next((place for place in cutouts.FOLDERS if place.is_dir()), None)
     if folder is None:
@@ -181,7 +181,7 @@ def _cutouts(size: int, validation_fraction: float) -> Iterator[Sample]:
             "SOURCE",
             f"{folder} holds too few cut-outs of {', '.join(lacking)}",
             "apt-get install --reinstall tuxpaint-stamps-default",
-            valid="two or more of each class, one for each side of the split",
+            valid="two or more of each class, one for each split",
         )
     held_out = _held_out(((name, file) for name, own in files.items() for file in own), validation_fraction)
     of_split = {
@@ -193,13 +193,13 @@ def _cutouts(size: int, validation_fraction: float) -> Iterator[Sample]:
     }
     validation = max(1, round(cutouts.IMAGES * validation_fraction))
     for split, count in (("train", cutouts.IMAGES - validation), ("validation", validation)):
-        for number in range(count):
-            image, mask = (functools.partial(_cutout, number, split, of_split[split], size, part) for part in range(2))
-            yield Sample(split, None, f"{number:04d}", f"cutouts {split} {number}", image, mask)
+        for index in range(count):
+            image, mask = (functools.partial(_cutout, index, split, of_split[split], size, part) for part in range(2))
+            yield Sample(split, None, f"{index:04d}", f"cutouts {split} {index}", image, mask)
 
 
-def _cutout(number: int, split: str, files: dict[str, list[str]], size: int, part: int) -> Image:
-    return cutouts.draw(number, split, files, size)[part]
+def _cutout(index: int, split: str, files: dict[str, list[str]], size: int, part: int) -> Image:
+    return cutouts.draw(index, split, files, size)[part]
 
 
 def _idx(folder: Path, split: str, images_name: str, labels_name: str) -> Iterator[Sample]:
@@ -211,22 +211,22 @@ def _idx(folder: Path, split: str, images_name: str, labels_name: str) -> Iterat
             "SOURCE", f"{folder}: {count} images and {label_count} labels in {split}", "fetch the files again"
         )
     classes = FASHION_CLASSES if "fashion" in folder.as_posix() else [str(digit) for digit in range(256)]
-    for number in range(count):
-        image = functools.partial(_idx_image, folder, images_name, number)
-        yield Sample(split, classes[numbers[number]], f"{number:05d}", f"{images_name} {number}", image)
+    for index in range(count):
+        image = functools.partial(_idx_image, folder, images_name, index)
+        yield Sample(split, classes[numbers[index]], f"{index:05d}", f"{images_name} {index}", image)
 
 
-def _idx_image(folder: Path, name: str, number: int) -> Image:
+def _idx_image(folder: Path, name: str, index: int) -> Image:
     from PIL import Image
 
     (_, height, width), pixels = _read_idx(folder, name)
     area = height * width
-    return Image.frombytes("L", (width, height), pixels[number * area : (number + 1) * area])
+    return Image.frombytes("L", (width, height), pixels[index * area : (index + 1) * area])
 
 
 @functools.lru_cache(maxsize=4)
 def _read_idx(folder: Path, name: str) -> tuple[tuple[int, ...], bytes]:
-    """An idx file's shape and its bytes."""
+    """An idx file's shape and bytes."""
     file = _idx_file(folder, name)
     if file is None:
         raise mistake("SOURCE", f"{folder} lacks {name}(.gz)", "name a folder that holds all four idx files")
@@ -239,7 +239,7 @@ def _read_idx(folder: Path, name: str) -> tuple[tuple[int, ...], bytes]:
     for length in shape:
         expected *= length
     if zero or kind != 0x08 or len(body) != expected:
-        raise mistake("SOURCE", f"{file} is no idx file of bytes, or is cut short", "fetch it again")
+        raise mistake("SOURCE", f"{file} is not an idx file of bytes, or is truncated", "fetch it again")
     return shape, body
 
 
@@ -248,7 +248,7 @@ def _idx_file(folder: Path, name: str) -> Path | None:
 
 
 def _image_folder(folder: Path, validation_fraction: float) -> Iterator[Sample]:
-    """A folder with one subfolder a class, or with images/ and masks/; with or without a split above."""
+    """A folder with one subfolder per class, or with images/ and masks/; optionally below a split's folders."""
     held_out_name = next((name for name in ("validation", "val", "test") if (folder / name).is_dir()), None)
     if (folder / "train").is_dir() and held_out_name:
         for split, part in (("train", folder / "train"), ("validation", folder / held_out_name)):
@@ -268,7 +268,7 @@ def _has_masks(folder: Path) -> bool:
 
 
 def _named_files(folder: Path, masked: bool) -> Iterator[tuple[str, str]]:
-    """(class, path below the class's folder) of every image, sorted; those with masks are all of one class, `images`."""
+    """(class, path below the class's folder) of every image, sorted. Images with masks have the class `images`."""
     for class_folder in sorted(path for path in folder.iterdir() if path.is_dir()):
         if class_folder.name == "masks" and masked:
             continue
@@ -282,14 +282,14 @@ def _from_file(split: str, folder: Path, name: tuple[str, str], masked: bool) ->
     # x.bmp becomes x.bmp.png, beside x.png
     without, ending = os.path.splitext(path)
     stem = without if ending.lower() in KEPT else path
-    stem = stem.replace("_", "__").replace("/", "_")  # a/b.jpg and a_b.jpg stay two
+    stem = stem.replace("_", "__").replace("/", "_")  # a/b.jpg and a_b.jpg stay distinct
     if masked:
         return Sample(split, None, stem, str(folder / label / path), mask=str(folder / "masks" / f"{without}.png"))
     return Sample(split, label, stem, str(folder / label / path))
 
 
 def _held_out(names: Iterable[tuple[str, str]], fraction: float) -> set[tuple[str, str]]:
-    """The share of each class that is held out: the same for the same names, and at least one image on either side where there are two."""
+    """The held-out images of each class, determined by the names; at least one on each side if there are two."""
     by_class: dict[str, list[tuple[str, str]]] = {}
     for name in names:
         by_class.setdefault(name[0], []).append(name)

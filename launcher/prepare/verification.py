@@ -1,4 +1,4 @@
-"""A prepared folder read again: every image decoded, every shard compared with its checksum."""
+"""Verification of a prepared folder: every image decodes, every shard has its checksum."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, available_cores, spread
 
 AT_ONCE = 500
-"""Files that a process takes at once."""
+"""Files of one task of a process."""
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 def verify(target: str | Path, *, jobs: int | None = None) -> str:
-    """Read again all that `prepare` wrote.
+    """Read everything that `prepare` wrote.
 
     Returns:
-        What was found, in words.
+        A summary for people.
 
     Raises:
-        UserError: something is missing, was changed or cannot be decoded; it names up to ten of them.
+        UserError: files are missing, changed or broken; it lists up to ten.
     """
     from tqdm import tqdm
 
     target, rules = Path(target), entry_rules().shard_index
     if not (target / "prepared.json").is_file():
-        raise mistake("TARGET", f"{target} is no folder that launcher prepare made", "name the one that holds train/")
+        raise mistake("TARGET", f"{target} was not made by launcher prepare", "name the folder that holds train/")
     shards, files, problems = [], [], []
     for split in (target / name for name in ("train", "validation") if (target / name).is_dir()):
         if not rules.find_shards(split):
@@ -52,9 +52,9 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
         for count, found in itertools.chain(in_shards, spread(_verify_files, chunks, jobs, bar.update)):
             seen, problems = seen + count, problems + found
     if problems:
-        fix = "remove what is named and call launcher prepare again: it makes what is missing"
+        fix = "remove the named files and run launcher prepare again, which writes what is missing"
         issues = [Issue(key="TARGET", found=problem, fix=fix) for problem in problems[:10]]
-        more = f", of which ten are shown of {len(problems)}" if len(problems) > 10 else ""
+        more = f", the first ten of {len(problems)}" if len(problems) > 10 else ""
         raise UserError(issues, f"{target}{more}")
     return f"{target}: {seen} images decoded" + (f", {len(shards)} shards with the right checksum" if shards else "")
 

@@ -44,7 +44,7 @@ def test_only_transparent_photographs_are_taken(stamps):
 
 
 def test_masks_show_what_is_opaque_and_leave_out_what_is_neither(stamps, tmp_path):
-    assert "30 training and 10 validation images with a mask each" in prepare("cutouts", tmp_path / "made")
+    assert "30 training and 10 validation images with masks" in prepare("cutouts", tmp_path / "made")
     seen = Counter()
     for split, count in (("train", 30), ("validation", 10)):
         files = sorted((tmp_path / "made" / split / "images").iterdir())
@@ -88,7 +88,7 @@ def test_no_cutout_and_no_part_of_a_photograph_is_in_both_splits(stamps, monkeyp
     assert max(last for _, last in boxes["train"]) <= min(first for first, _ in boxes["validation"])
 
 
-def test_the_same_number_gives_the_same_pixels_at_the_size_asked_for(stamps):
+def test_an_index_determines_the_pixels_at_each_size(stamps):
     files = cutouts.find(stamps)
     first = [part.tobytes() for part in cutouts.draw(3, "train", files, 40)]
     cutouts._draw.cache_clear()

@@ -55,9 +55,9 @@ def test_digits_become_png_folders_with_a_stratified_split(tmp_path):
 def test_repeating_changes_nothing_and_mends_what_is_missing(tmp_path):
     prepare("digits", tmp_path)
     before = tree(tmp_path)
-    assert "0 written now, 1797 were there" in prepare("digits", tmp_path)
+    assert "0 written, 1797 already there" in prepare("digits", tmp_path)
     (tmp_path / sorted(before)[7]).unlink()
-    assert "1 written now" in prepare("digits", tmp_path)
+    assert "1 written" in prepare("digits", tmp_path)
     assert tree(tmp_path) == before
 
 
@@ -95,7 +95,7 @@ def test_idx_files_become_folders_with_their_own_split(tmp_path, zipped):
 
 def test_a_cut_idx_file_is_refused(tmp_path):
     write_idx(tmp_path / "mnist", "train-images-idx3-ubyte", bytes(5), 6, 2, 2)
-    with pytest.raises(launcher.UserError, match="cut short"):
+    with pytest.raises(launcher.UserError, match="truncated"):
         prepare(str(tmp_path / "mnist"), tmp_path / "out")
 
 
@@ -138,7 +138,7 @@ def test_files_that_are_no_images_are_named_and_left_out(tmp_path):
 
 def test_names_that_would_collide_stay_apart(tmp_path):
     write_images(tmp_path / "in", "a/x.png", "a/x.jpg", "a/x.bmp", "a/sub/x.png", "a/sub_x.png", "b/x.png", "b/y.png")
-    assert "7 written now" in prepare(str(tmp_path / "in"), tmp_path / "out")
+    assert "7 written" in prepare(str(tmp_path / "in"), tmp_path / "out")
     assert len(tree(tmp_path / "out")) == 7
 
 
@@ -150,7 +150,7 @@ def test_each_class_keeps_images_on_both_sides_of_the_split(tmp_path):
 def test_a_target_inside_the_source_is_refused(tmp_path):
     write_images(tmp_path / "in", "a/1.png", "b/1.png")
     for target in (tmp_path / "in", tmp_path / "in/out"):
-        with pytest.raises(launcher.UserError, match="lies inside of"):
+        with pytest.raises(launcher.UserError, match="is inside"):
             prepare(str(tmp_path / "in"), target)
 
 
@@ -158,7 +158,7 @@ def test_the_same_folder_named_otherwise_is_the_same_source(tmp_path, monkeypatc
     write_images(tmp_path / "in", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
     prepare(str(tmp_path / "in"), tmp_path / "out")
     monkeypatch.chdir(tmp_path)
-    assert "0 written now, 4 were there" in prepare("./in", "out")
+    assert "0 written, 4 already there" in prepare("./in", "out")
 
 
 def nasty_images(folder) -> list[str]:
@@ -247,7 +247,7 @@ def test_verification_names_what_was_damaged(tmp_path):
     files[3].write_bytes(files[3].read_bytes()[:60])
     with pytest.raises(launcher.UserError, match=rf"{files[3]} cannot be read"):
         verify(tmp_path)
-    with pytest.raises(launcher.UserError, match="no folder that launcher prepare made"):
+    with pytest.raises(launcher.UserError, match="was not made by launcher prepare"):
         verify(tmp_path / "train")
 
 
@@ -284,7 +284,7 @@ def test_an_empty_folder_and_a_file_as_target_are_refused(tmp_path):
 
 def test_shapes_come_with_masks_and_are_drawn_the_same_again(tmp_path):
     words = prepare("shapes", tmp_path / "one")
-    assert "300 training and 100 validation images with a mask each; 400 written now" in words
+    assert "300 training and 100 validation images with masks; 400 written" in words
     prepare("shapes", tmp_path / "two")
     files = tree(tmp_path / "one")
     assert files == tree(tmp_path / "two") and len(set(files.values())) == 800, "no two of them are alike"
@@ -298,7 +298,7 @@ def test_shapes_come_with_masks_and_are_drawn_the_same_again(tmp_path):
         if kind == "masks":
             labels |= set(image.tobytes())
     assert labels == {0, 1, 2, 3, 255}
-    assert "0 written now, 400 were there" in prepare("shapes", tmp_path / "one")
+    assert "0 written, 400 already there" in prepare("shapes", tmp_path / "one")
 
 
 def test_shapes_are_drawn_at_the_size_asked_for(tmp_path):

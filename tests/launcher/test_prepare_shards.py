@@ -45,7 +45,7 @@ def photos(folder: Path, count: int = 60, classes: int = 3) -> Path:
 def test_shards_hold_each_image_once_untouched_with_its_class(tmp_path):
     source = photos(tmp_path / "in")
     words = prepare(str(source), tmp_path / "out", shard_size="100KB")
-    assert "45 training and 15 validation images in 3 classes; 60 written now" in words
+    assert "45 training and 15 validation images in 3 classes; 60 written" in words
     originals = {file.read_bytes(): file.parent.name for file in source.rglob("*.jpg")}
     found = Counter()
     for split in ("train", "validation"):
@@ -61,7 +61,7 @@ def test_shards_hold_each_image_once_untouched_with_its_class(tmp_path):
         kinds = {name.split("class-")[1][0] for name in members(shard)}
         assert kinds == {"0", "1", "2"}, "a shard is a fair sample"
     before = files_of(tmp_path / "out")
-    assert "0 written now, 60 were there" in prepare(str(source), tmp_path / "out", shard_size="100KB")
+    assert "0 written, 60 already there" in prepare(str(source), tmp_path / "out", shard_size="100KB")
     assert files_of(tmp_path / "out") == before and "60 images decoded" in verify(tmp_path / "out")
 
 
@@ -100,7 +100,7 @@ def test_killed_at_any_point_it_goes_on_and_the_shards_are_the_same_bytes(tmp_pa
         finished = list(target.glob("*/*.tar"))
         assert all(file.read_bytes() == whole[file.relative_to(target).as_posix()] for file in finished)
     words = prepare(str(source), target, size=50, shard_size="20KB", jobs=2)
-    there = int(words.split(" written now, ")[1].split()[0])
+    there = int(words.split(" written, ")[1].split()[0])
     assert sum(len(members(file)) // 2 for file in finished) <= there < 200
     assert files_of(target) == whole
 
@@ -115,7 +115,7 @@ def test_a_shard_that_was_lost_is_made_again_the_same(tmp_path):
     lost.unlink()
     with pytest.raises(launcher.UserError, match="cannot be read"):
         verify(tmp_path / "out")
-    assert "0 written now" not in prepare(str(source), tmp_path / "out", shard_size="50KB")
+    assert "0 written" not in prepare(str(source), tmp_path / "out", shard_size="50KB")
     assert files_of(tmp_path / "out") == before and "class 0/broken.jpg" in (tmp_path / "out/broken.txt").read_text()
 
 
@@ -133,7 +133,7 @@ def test_another_source_under_the_same_name_is_refused(tmp_path):
     source = photos(tmp_path / "in", 12)
     prepare(str(source), tmp_path / "out", shard_size="1MB")
     (source / "class 0/new.jpg").write_bytes((source / "class 0/it's 0.x.jpg").read_bytes())
-    with pytest.raises(launcher.UserError, match="it holds other images than when .*\n.*rm -r"):
+    with pytest.raises(launcher.UserError, match="it holds other images than at the first run .*\n.*rm -r"):
         prepare(str(source), tmp_path / "out", shard_size="1MB")
     with pytest.raises(launcher.UserError, match="shard_size '1MB', now None"):
         prepare(str(source), tmp_path / "out")
@@ -157,7 +157,7 @@ def test_masks_travel_in_the_shards_of_their_images(tmp_path):
     from training.settings.segmentation import SegmentationSettings
 
     prepare("shapes", tmp_path / "folder")
-    assert "300 training and 100 validation images with a mask each" in prepare(
+    assert "300 training and 100 validation images with masks" in prepare(
         "shapes", tmp_path / "shards", shard_size="1MB"
     )
     settings = SegmentationSettings(model="x", classes=4, image_size=(64, 64), global_batch_size=4)
