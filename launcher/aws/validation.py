@@ -1,4 +1,4 @@
-"""What SageMaker would refuse, ignore or fail on after the hosts have started, found before, without asking anybody."""
+"""Validation of a job for SageMaker: what it refuses, ignores or fails on after the hosts have started. Offline."""
 
 from __future__ import annotations
 

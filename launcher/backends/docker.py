@@ -62,7 +62,7 @@ class Docker(Backend):
         "network": "a bridge between containers: no EFA, no VPC; with network.isolation, no outside network",
         "inputs": "mounted read-only: not copied, sharded or streamed; links out of the folder are broken",
         "checkpoints": "stay in the run's folder, without a copy in S3",
-        "aside": "spot, warm pool, disk size, KMS, tags, metrics, Debugger and Profiler exist on SageMaker only",
+        "SageMaker only": "spot, warm pool, disk size, KMS, tags, metrics, Debugger and Profiler",
     }
 
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:

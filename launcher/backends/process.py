@@ -55,7 +55,7 @@ class Process(Backend):
         "distribution": "smddp runs as torchrun with gloo or nccl: its library exists on SageMaker only",
         "inputs": "linked: not copied, sharded or streamed",
         "checkpoints": "stay in the run's folder, without a copy in S3",
-        "aside": "spot, warm pool, disk size, network, KMS, tags, metrics, Debugger and Profiler exist on SageMaker only",
+        "SageMaker only": "spot, warm pool, disk size, network, KMS, tags, metrics, Debugger and Profiler",
     }
 
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:

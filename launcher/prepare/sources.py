@@ -63,7 +63,7 @@ def find_samples(source: str, size: int | None, validation_fraction: float) -> l
     except (EOFError, struct.error, IndexError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise mistake("SOURCE", f"{source}: broken idx files ({error})", "fetch them again") from None
+        raise mistake("SOURCE", f"{source}: broken idx files ({error})", "download them again") from None
     if not samples:
         raise mistake(
             "SOURCE",
@@ -208,7 +208,7 @@ def _idx(folder: Path, split: str, images_name: str, labels_name: str) -> Iterat
     (label_count,), numbers = _read_idx(folder, labels_name)
     if count != label_count:
         raise mistake(
-            "SOURCE", f"{folder}: {count} images and {label_count} labels in {split}", "fetch the files again"
+            "SOURCE", f"{folder}: {count} images and {label_count} labels in {split}", "download the files again"
         )
     classes = FASHION_CLASSES if "fashion" in folder.as_posix() else [str(digit) for digit in range(256)]
     for index in range(count):
@@ -239,7 +239,7 @@ def _read_idx(folder: Path, name: str) -> tuple[tuple[int, ...], bytes]:
     for length in shape:
         expected *= length
     if zero or kind != 0x08 or len(body) != expected:
-        raise mistake("SOURCE", f"{file} is not an idx file of bytes, or is truncated", "fetch it again")
+        raise mistake("SOURCE", f"{file} is not an idx file of bytes, or is truncated", "download it again")
     return shape, body
 
 
