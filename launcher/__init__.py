@@ -1,4 +1,4 @@
-"""Start vision training jobs on Amazon SageMaker, run the very same jobs without AWS, and see what came out.
+"""Start vision training jobs on Amazon SageMaker, run the same jobs without AWS, and find out why one is slow.
 
 >>> import launcher
 >>> job = launcher.load("configs/quickstart_teacher.yaml", smoke=True)
@@ -54,7 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What needs numpy is imported when it is asked for."""
+    """Import what needs numpy on first use."""
     if name == "Comparison":
         from launcher.insight import comparison
 

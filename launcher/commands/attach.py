@@ -1,4 +1,4 @@
-"""`launcher attach`: follow a run that was started elsewhere."""
+"""`launcher attach`: follow a run that another process or machine started."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from launcher.commands import options as arguments
 
 
 def add(to: arguments.Add) -> None:
-    made = to("attach", "follow a run that was started elsewhere", carry_out)
+    made = to("attach", "follow a run that another terminal or machine started", carry_out)
     arguments.run(made)
-    made.add_argument("--region", metavar="REGION", help="where to find a training job that another machine started")
+    made.add_argument("--region", metavar="REGION", help="the AWS region of a job that another machine started")
     arguments.every_line(made)
 
 

@@ -14,7 +14,9 @@ from launcher.show.table import Table
 
 
 def add(to: arguments.Add) -> None:
-    to("compare", "the results of several runs, side by side", carry_out).add_argument("runs", metavar="RUN", nargs="+")
+    to("compare", "compare the results of several runs side by side", carry_out).add_argument(
+        "runs", metavar="RUN", nargs="+"
+    )
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -23,7 +25,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def print_comparison(runs: list[Run]) -> None:
-    """The results of several runs, side by side."""
+    """Print the results of several runs side by side."""
     rows = []
     for run in runs:
         result = run.result()
@@ -48,7 +50,7 @@ def print_comparison(runs: list[Run]) -> None:
                 number(run.outcome().get("seconds"), ".1f"),
             ]
         )
-    print(Table(["job", "model", "learnt from", "parameters", "steps", "accuracy", "images/s", "seconds"], rows))
+    print(Table(["job", "model", "learned from", "parameters", "steps", "accuracy", "images/s", "seconds"], rows))
     print()
     for run in runs:
         print(f"{run.state:<10} {run.folder.path}")

@@ -15,15 +15,15 @@ from launcher.runner import probe
 
 
 def add(to: arguments.Add) -> None:
-    made = to("diagnose", "why a run is slow, and what to change; two runs side by side", carry_out)
-    arguments.run(made, "source", "a run, its folder, or system metrics: a folder or s3:// prefix profiler-output")
-    made.add_argument(
-        "other", metavar="OTHER", nargs="?", help="the run after a change: before and after, side by side"
+    made = to("diagnose", "explain why a run is slow and what to change, or compare two runs", carry_out)
+    arguments.run(
+        made, "source", "a run, its folder, or system metrics: a folder or s3:// prefix named profiler-output"
     )
+    made.add_argument("other", metavar="OTHER", nargs="?", help="a second run, after a change, to compare with")
     made.add_argument(
         "--probe",
         action="store_true",
-        help="also measure what observation cannot tell apart: up to two minutes, on this machine",
+        help="also measure what observation cannot separate, for up to two minutes on this machine",
     )
     made.add_argument(
         "--with",
@@ -31,18 +31,20 @@ def add(to: arguments.Add) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an override for the probe alone, for example 'inputs.train={folder: data/train}'",
+        help="override a key for the probe only, for example 'inputs.train={folder: data/train}'",
     )
     made.add_argument(
         "--on", default=backends.DEFAULT, metavar="BACKEND", help="where the probe runs: process or docker"
     )
-    made.add_argument("--html", metavar="FILE", help="also write one page with charts")
+    made.add_argument("--html", metavar="FILE", help="also write a page with charts")
     arguments.json(made)
 
 
 def carry_out(options: argparse.Namespace) -> int:
     if (options.changes or options.on != backends.DEFAULT) and not options.probe:
-        raise mistake("--with" if options.changes else "--on", "without --probe", "add --probe, whose run it is for")
+        raise mistake(
+            "--with" if options.changes else "--on", "given without --probe", "add --probe, which it applies to"
+        )
     found: launcher.Diagnosis | launcher.Comparison = launcher.diagnose(
         options.source, options.other, probe=options.probe, overrides=options.changes, on=options.on, say=arguments.note
     )

@@ -1,4 +1,4 @@
-"""`launcher diff`: how two runs' settings differ."""
+"""`launcher diff`: how two runs differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.show.table import Table
 
 
 def add(to: arguments.Add) -> None:
-    made = to("diff", "how two runs differ: settings, code, commit, request, package versions", carry_out)
+    made = to("diff", "show how two runs differ: settings, code, commit, request, package versions", carry_out)
     arguments.run(made, "first")
     arguments.run(made, "second")
 
@@ -23,10 +23,10 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def print_differences(first: Run, second: Run) -> None:
-    """How two runs differ in what they were started with."""
+    """Print how two runs differ."""
     found = launcher.diff(first, second)
     if not found:
-        print(f"{first.name} and {second.name} were started with the same")
+        print(f"{first.name} and {second.name} do not differ")
         return
     rows = [[item.about, item.key, _short(item.first), _short(item.second)] for item in found]
     print(Table(["about", "what", first.name, second.name], rows))

@@ -1,4 +1,4 @@
-"""`launcher doctor`: what each backend needs, and what of it this machine has. It looks at nothing beyond this machine."""
+"""`launcher doctor`: what each backend needs, and whether this machine has it. Nothing outside this machine is asked."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from launcher.config.issues import Issue
 from launcher.record import records
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-"""What this kit is tested with."""
+"""Versions of Python that this kit is tested with."""
 
 AWS_ROLE_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
-"""Where one of them is set, credentials are fetched over the network."""
+"""Where one of these is set, credentials come over the network."""
 
 
 def add(to: arguments.Add) -> None:
-    arguments.json(to("doctor", "what this machine is ready for, backend by backend", carry_out))
+    arguments.json(to("doctor", "check what each backend needs on this machine", carry_out))
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -37,7 +37,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Need:
-    """Something that a backend needs."""
+    """One thing that a backend needs."""
 
     backend: str
     subject: str
@@ -47,12 +47,12 @@ class Need:
 
 
 def look() -> list[Need]:
-    """Every need of every backend."""
+    """Check every need of every backend."""
     return [*_process(), *_docker(), *_aws()]
 
 
 def ready(needs: list[Need]) -> dict[str, bool]:
-    """Backend -> whether nothing is missing for it."""
+    """Backend -> whether it has all that it needs."""
     backends = dict.fromkeys(need.backend for need in needs)
     return {name: all(need.state != "missing" for need in needs if need.backend == name) for name in backends}
 
@@ -81,7 +81,7 @@ def text(needs: list[Need]) -> str:
 def _process() -> Iterator[Need]:
     version = platform.python_version()
     known = version.rpartition(".")[0] in PYTHONS
-    found = version if known else f"{version}, which this kit is not tested with"
+    found = version if known else f"{version}, with which this kit is not tested"
     yield Need("process", "Python", "ok" if known else "not checked", found, "" if known else f"use {PYTHONS[-1]}")
     for package in process.NEEDED.values():
         yield _package("process", package, "make, or pip install -e '.[local]', in this kit's folder")
@@ -92,7 +92,7 @@ def _docker() -> Iterator[Need]:
     yield from (_missing("docker", "engine", issue) for issue in issues)
     if engine is None:
         for subject in ("image", "disk"):
-            yield Need("docker", subject, "not checked", "no engine to ask", "")
+            yield Need("docker", subject, "not checked", "no engine", "")
     else:
         yield Need("docker", "engine", "ok", engine.version)
         yield Need("docker", "Compose", "ok", f"{engine.compose_version} ({' '.join(engine.compose)})")
@@ -113,7 +113,7 @@ def _aws() -> Iterator[Need]:
     yield boto3
     yield _sdk("aws", needed=False)
     if boto3.state == "missing":
-        yield Need("aws", "credentials", "not checked", "boto3 reads them")
+        yield Need("aws", "credentials", "not checked", "needs boto3")
         return
     kind = _credentials()
     if kind is not None:
@@ -121,17 +121,17 @@ def _aws() -> Iterator[Need]:
             "aws",
             "credentials",
             "ok",
-            f"there ({kind}); whether AWS takes them was not asked: launcher plan --check does",
+            f"found ({kind}); launcher plan --check asks AWS whether they are valid",
         )
     elif any(os.environ.get(name) for name in AWS_ROLE_VARIABLES):
-        yield Need("aws", "credentials", "not checked", "this container's role gives them, over the network")
+        yield Need("aws", "credentials", "not checked", "this container's role provides them over the network")
     else:
-        fix = "aws configure, or aws sso login; on a machine of EC2's its role gives them over the network, which was not asked"
-        yield Need("aws", "credentials", "missing", "none in the environment or below ~/.aws", fix)
+        fix = "aws configure, or aws sso login; an EC2 instance's role provides them over the network, which was not checked"
+        yield Need("aws", "credentials", "missing", "none in the environment or in ~/.aws", fix)
 
 
 def _credentials() -> str | None:
-    """Where credentials come from; None: from nowhere on this machine. Nothing is asked over the network."""
+    """Where this machine's credentials come from; None: it has none. Uses no network."""
     import botocore.exceptions
     import botocore.session
 
@@ -141,7 +141,7 @@ def _credentials() -> str | None:
         for remote in ("container-role", "iam-role"):
             resolver.remove(remote)
         found = session.get_credentials()
-    except botocore.exceptions.BotoCoreError:  # a profile that is not there, for example
+    except botocore.exceptions.BotoCoreError:  # for example a missing profile
         return None
     return found.method if found is not None else None
 
@@ -152,7 +152,7 @@ def _sdk(backend: str, *, needed: bool) -> Need:
         return Need(backend, "SageMaker SDK", "ok", version)
     found = f"{version}, which has no local mode and no PyTorch estimator" if version else "not installed"
     if not needed:
-        return Need(backend, "SageMaker SDK", "ok", f"{found}; boto3 alone sends the same request")
+        return Need(backend, "SageMaker SDK", "ok", f"{found}; boto3 sends the same request")
     return Need(backend, "SageMaker SDK", "missing", found, "make, or pip install 'sagemaker>=2.257.7,<3'")
 
 

@@ -11,13 +11,15 @@ from launcher.commands.exit_codes import DONE, RUN_FAILED
 
 def add(to: arguments.Add) -> None:
     made = to(
-        "drill", "kill a local run at random moments, resume it, and compare it with an undisturbed one", carry_out
+        "drill", "kill a local run at random moments, resume it, and compare it with an undisturbed run", carry_out
     )
     arguments.config(made)
     arguments.hosts(made)
-    made.add_argument("--kills", type=int, default=3, metavar="N", help="how many (default: 3)")
-    made.add_argument("--hosts-after", type=int, metavar="N", help="every other run has N hosts")
-    made.add_argument("--seed", type=int, default=0, metavar="S", help="of the moments and hosts (default: 0)")
+    made.add_argument("--kills", type=int, default=3, metavar="N", help="number of kills (default: 3)")
+    made.add_argument("--hosts-after", type=int, metavar="N", help="use N hosts for every other run")
+    made.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed of the times and hosts of the kills (default: 0)"
+    )
 
 
 def carry_out(options: argparse.Namespace) -> int:

@@ -11,14 +11,25 @@ from launcher.config.issues import mistake
 
 
 def add(to: arguments.Add) -> None:
-    made = to("emulate", "SageMaker emulator on this machine, for tests and trials", carry_out)
-    made.add_argument("configs", metavar="CONFIG", nargs="*", help="what these files name is there")
-    made.add_argument("--port", type=int, default=0, metavar="N", help="on 127.0.0.1 (default: a free one)")
-    made.add_argument("--price", action="append", default=[], metavar="TYPE=USD", help="what an instance-hour costs")
+    made = to("emulate", "start the SageMaker emulator on this machine, for tests and trials", carry_out)
     made.add_argument(
-        "--file-system", action="append", default=[], metavar="ID=FOLDER", help="the folder that stands for its root"
+        "configs",
+        metavar="CONFIG",
+        nargs="*",
+        help="create the buckets, roles and file systems that these configs name",
     )
-    made.add_argument("--folder", metavar="FOLDER", help="keep the hosts' /opt/ml there")
+    made.add_argument("--port", type=int, default=0, metavar="N", help="port on 127.0.0.1 (default: a free one)")
+    made.add_argument(
+        "--price", action="append", default=[], metavar="TYPE=USD", help="price of an instance-hour in US dollars"
+    )
+    made.add_argument(
+        "--file-system",
+        action="append",
+        default=[],
+        metavar="ID=FOLDER",
+        help="the local folder that stands for a file system's root",
+    )
+    made.add_argument("--folder", metavar="FOLDER", help="keep the hosts' /opt/ml in this folder")
     made.usage = "launcher emulate [CONFIG ...] [options] [-- COMMAND ...]"
 
 
@@ -40,7 +51,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _pairs(option: str, words: Sequence[str]) -> list[tuple[str, str]]:
-    """NAME=VALUE words, taken apart."""
+    """Split NAME=VALUE words."""
     for word in words:
         if not all(word.partition("=")):
             raise mistake(option, f"{word!r}", "write NAME=VALUE")

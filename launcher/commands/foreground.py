@@ -1,4 +1,4 @@
-"""Starting a run, following it in the terminal, and how it ended."""
+"""Start a run, follow it in the terminal, and print how it ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.show.text import dollars, indent
 
 
 def start(planned: launcher.Plan, options: argparse.Namespace) -> int:
-    """Carry a plan out, and follow it to its end."""
+    """Start a planned run and follow it to its end."""
     planned = launcher.check(planned)
     for issue in planned.issues:
         if issue.level != "error":
@@ -30,22 +30,22 @@ def start(planned: launcher.Plan, options: argparse.Namespace) -> int:
     print(f"run {started.name} on {planned.backend}: {started.folder.path}", flush=True)
     if options.detach:
         print(
-            f"it goes on without this terminal; launcher attach {started.name} follows it, launcher stop {started.name} ends it"
+            f"it runs without this terminal; launcher attach {started.name} follows it, launcher stop {started.name} stops it"
         )
         return DONE
     signal.signal(signal.SIGTERM, _stop_without_asking(started))
-    if started.on_this_machine:  # SageMaker's jobs outlive a terminal that is closed
+    if started.on_this_machine:  # jobs on SageMaker outlive the terminal
         signal.signal(signal.SIGHUP, _stop_without_asking(started))
     return follow_to_the_end(started, options)
 
 
 def follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> int:
-    """Follow a run, then say how it ended."""
+    """Follow a run, then print how it ended."""
     interrupted = follow(started, every_line=options.logs)
     state = started.state
     if state not in OVER:
         print(
-            f"{started.name} goes on; launcher attach {started.name} follows it, launcher stop {started.name} ends it"
+            f"{started.name} goes on; launcher attach {started.name} follows it, launcher stop {started.name} stops it"
         )
         return INTERRUPTED
     print_end(started)
@@ -55,7 +55,7 @@ def follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> int
 
 
 def print_end(run: Run) -> None:
-    """How a run ended, and what to do next."""
+    """Print how a run ended, and what to do next."""
     outcome, result = run.outcome(), run.result()
     parts = [f"{run.name}: {run.state}"]
     if outcome.get("seconds") is not None:
@@ -77,7 +77,7 @@ def print_end(run: Run) -> None:
 
 
 def print_failure(outcome: dict[str, Any]) -> None:
-    """A failed run's host, exit code and reason; its traceback, cause and fix as far as they are known."""
+    """Print a failed run's host, exit code and failure; its traceback, cause and fix where they are known."""
     if outcome.get("failure"):
         where = f" on {outcome['failed_host']}" if outcome.get("failed_host") else ""
         code = f", exit code {outcome['exit_code']}" if outcome.get("exit_code") is not None else ""
@@ -90,9 +90,9 @@ def print_failure(outcome: dict[str, Any]) -> None:
 
 
 def _stop_without_asking(started: launcher.Run) -> Callable[[int, object], None]:
-    """A signal handler for whoever started a run: the run ends in order, and is followed until it has."""
+    """A signal handler that stops the run in order; it is then followed to its end."""
 
     def handler(number: int, _frame: object) -> None:
-        started.stop(f"launcher run got {signal.Signals(number).name}")
+        started.stop(f"launcher run received {signal.Signals(number).name}")
 
     return handler

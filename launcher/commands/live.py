@@ -1,4 +1,4 @@
-"""Following a run: a live line in a terminal, plain lines when piped, and the question that Ctrl-C asks."""
+"""Follow a run: a live line in a terminal, plain lines in a pipe, and the question that Ctrl-C asks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from launcher.show.text import dollars
 
 
 def follow(run: Run, *, every_line: bool = False) -> bool:
-    """Show a run until it is over, or until the user chooses to leave it.
+    """Show a run until it is over or the user leaves it.
 
     Args:
         every_line: print all hosts' log lines instead of the progress line.
 
     Returns:
-        Whether Ctrl-C ended the run or the watching.
+        Whether Ctrl-C ended the run or the display.
     """
     display = _LogLines(run) if every_line else _LiveLine(run) if sys.stdout.isatty() else _PlainLines()
     news = _News(run)
@@ -28,31 +28,31 @@ def follow(run: Run, *, every_line: bool = False) -> bool:
     interrupted = False
     while True:
         try:
-            for host, line in run.logs(follow=True, positions=positions, idle=lambda: news.tell(display)):
+            for host, line in run.logs(follow=True, positions=positions, idle=lambda: news.show(display)):
                 display.show(host, line, is_first=host == run.hosts[0])
-            news.tell(display)
+            news.show(display)
             display.close()
             return interrupted
         except KeyboardInterrupt:
             display.close()
             if interrupted:
-                return True  # it is stopping, whoever watches
+                return True  # it stops by itself now
             if _ask() == "leave":
                 run.detach()
                 return True
             try:
                 run.stop("Ctrl-C")
-            except UserError as error:  # AWS could not be asked
+            except UserError as error:  # AWS does not answer
                 price = f", {dollars(run.spend)} so far" if run.spend is not None else ""
                 again = f"launcher stop {run.name} tries again"
                 print(f"{error}\n{run.name} was NOT stopped and goes on{price}; {again}", file=sys.stderr)
                 return True
-            print("stopping: the run's processes get up to two minutes to finish their step", file=sys.stderr)
+            print("stopping: the processes have up to two minutes to finish their step", file=sys.stderr)
             interrupted = True
 
 
 def _ask() -> str:
-    """What Ctrl-C shall mean; without a terminal to ask in, it stops the run."""
+    """Ask what Ctrl-C means. Without a terminal it stops the run."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return "stop"
     try:
@@ -63,14 +63,14 @@ def _ask() -> str:
 
 
 class _News:
-    """What is told between the log lines: the job's stages on SageMaker, spot interruptions, and that AWS does not answer."""
+    """Lines between the log's: the job's stages on SageMaker, spot interruptions, and whether AWS answers."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.trouble = ""
         self.transitions = 0
 
-    def tell(self, display: _LiveLine | _PlainLines | _LogLines) -> None:
+    def show(self, display: _LiveLine | _PlainLines | _LogLines) -> None:
         remote = self.run.folder.read(self.run.folder.remote)
         found = remote.get("SecondaryStatusTransitions", [])
         for transition in found[self.transitions :]:
@@ -81,14 +81,14 @@ class _News:
         if self.run.trouble != self.trouble:
             display.close()
             if self.run.trouble:
-                print(f"{self.run.trouble}. {self.run.name} goes on; asking again", file=sys.stderr, flush=True)
+                print(f"{self.run.trouble}. {self.run.name} goes on; trying again", file=sys.stderr, flush=True)
             else:
                 print("AWS answers again", file=sys.stderr, flush=True)
             self.trouble = self.run.trouble
 
 
 class _LiveLine:
-    """One line that is written over and over."""
+    """One line that is rewritten in place."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -113,7 +113,7 @@ class _LiveLine:
 
 
 class _PlainLines:
-    """Each metric line of the first host as it comes."""
+    """Each metric line of the first host."""
 
     def show(self, host: str, line: str, *, is_first: bool) -> None:
         if is_first and parse_line(line) is not None:

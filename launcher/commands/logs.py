@@ -12,7 +12,7 @@ from launcher.commands.exit_codes import DONE
 def add(to: arguments.Add) -> None:
     made = to("logs", "print a run's log lines", carry_out)
     arguments.run(made)
-    made.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
+    made.add_argument("-f", "--follow", action="store_true", help="continue until the run is over")
 
 
 def carry_out(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The command line: it reads the words, calls one command, and prints the user's mistakes without a traceback."""
+"""The command line: parse the arguments, call one command, and print the user's mistakes without a traceback."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # so that a value that no terminal can show is shown
+            stream.reconfigure(errors="backslashreplace")  # so that any text can be printed
     options = read(sys.argv[1:] if words is None else words)
     try:
         return int(options.carry_out(options))
@@ -80,9 +80,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def read(words: Sequence[str]) -> argparse.Namespace:
-    """A command's words as its options; `command` is its name, as in `study scaling`. Exits with 2 where they are none."""
+    """Parse the arguments of a command. `command` of the result is its name, as in `study scaling`. Exits with 2 on a mistake."""
     parser = argparse.ArgumentParser(
-        prog="launcher", description="Start vision training jobs on SageMaker, or run the very same jobs without AWS."
+        prog="launcher",
+        description="Start vision training jobs on SageMaker or without AWS, and find out why one is slow.",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     to = adding_to(parser, "COMMAND")
@@ -93,19 +94,22 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     options, more = parser.parse_known_args(ours)
     options.behind = behind
     if behind and options.command != "emulate":
-        parser.error("only `launcher emulate` takes a command behind --")
+        parser.error("only `launcher emulate` takes a command after --")
     if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
-        options.overrides += more  # argparse takes key=value words before the first option only
+        options.overrides += more  # argparse accepts key=value words only before the first option
     elif more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     return options
 
 
 def _about_the_disk(error: OSError) -> UserError:
-    """What the operating system refused, as a mistake with a fix."""
-    fix = {errno.EACCES: "choose a place that you may use, or change its permissions", errno.ENOSPC: "free some space"}
+    """An error of the operating system as a mistake with a fix."""
+    fix = {
+        errno.EACCES: "choose a place that you may write to, or change its permissions",
+        errno.ENOSPC: "free some disk space",
+    }
     return mistake(
         str(error.filename or "disk"),
         error.strerror or str(error),
-        fix.get(error.errno or 0, "check the path; --debug shows where it happened"),
+        fix.get(error.errno or 0, "check the path; --debug shows the traceback"),
     )

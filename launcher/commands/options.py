@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and what stands for them."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ CarryOut = Callable[[argparse.Namespace], int]
 """Options -> exit code."""
 
 Add = Callable[[str, str, CarryOut | None], argparse.ArgumentParser]
-"""Adds a command: (its last word, what it does, what carries it out) -> its parser."""
+"""Adds a command: (last word of its name, help, function) -> its parser."""
 
 
 def adding_to(parser: argparse.ArgumentParser, metavar: str, prefix: str = "") -> Add:
-    """What adds commands to a parser, each with --debug; `command` of their options is their name, as in `study scaling`."""
+    """A function that adds commands to a parser. Each has --debug, and its options say its name in `command`: `study scaling`."""
     commands = parser.add_subparsers(required=True, metavar=metavar)
 
     def add(name: str, help: str, carry_out: CarryOut | None) -> argparse.ArgumentParser:
@@ -59,7 +59,7 @@ def config(made: argparse.ArgumentParser) -> None:
 
 
 def job(made: argparse.ArgumentParser) -> None:
-    """A config and where it runs."""
+    """A config and its backend."""
     config(made)
     made.add_argument(
         "--on",
@@ -75,13 +75,15 @@ def every_line(made: argparse.ArgumentParser) -> None:
 
 def start(made: argparse.ArgumentParser) -> None:
     """How a run is started and followed."""
-    made.add_argument("--detach", action="store_true", help="return at once; the run goes on")
+    made.add_argument("--detach", action="store_true", help="return at once and leave the run running")
     every_line(made)
-    made.add_argument("--max-cost", type=float, metavar="USD", help="refuse a job that could cost more on SageMaker")
+    made.add_argument(
+        "--max-cost", type=float, metavar="USD", help="refuse a job that could cost more than this on SageMaker"
+    )
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
-    """The overrides of a command's words, with the one that --hosts stands for."""
+    """A command's overrides, with the one that --hosts is short for."""
     given = [f"compute.instance_count={options.hosts}"] if options.hosts is not None else []
     return [*options.overrides, *given]
 
@@ -92,5 +94,5 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line beside what is printed for machines."""
+    """Print a line to standard error, beside output for machines."""
     print(text, file=sys.stderr, flush=True)

@@ -11,15 +11,15 @@ from launcher.commands.exit_codes import DONE, USER_ERROR
 
 
 def add(to: arguments.Add) -> None:
-    made = to("plan", "show what a run would do; nothing happens", carry_out)
+    made = to("plan", "show what a run would do, without doing it", carry_out)
     arguments.job(made)
     arguments.hosts(made)
-    made.add_argument("--check", action="store_true", help="also look at AWS, by read-only requests")
+    made.add_argument("--check", action="store_true", help="also check with AWS, by read-only requests")
     arguments.json(made)
 
 
 def planned(options: argparse.Namespace) -> launcher.Plan:
-    """The plan of a command's config. Raises UserError with every mistake in it."""
+    """Plan a command's config. Raises UserError with every mistake in it."""
     return plan_config(options.config, arguments.overrides_of(options), on=options.on, smoke=options.smoke)
 
 

@@ -1,4 +1,4 @@
-"""`launcher prepare`: images made ready for training."""
+"""`launcher prepare`: make images ready for training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.config.issues import mistake
 
 
 def add(to: arguments.Add) -> None:
-    made = to("prepare", "make images ready for training, TARGET/train and TARGET/validation", carry_out)
+    made = to("prepare", "make images ready for training: TARGET/train and TARGET/validation", carry_out)
     made.usage = (
         "launcher prepare SOURCE TARGET [--size PIXELS] [--shards SIZE] [options]\n"
         "       launcher prepare --verify TARGET [--jobs N]"
@@ -18,28 +18,34 @@ def add(to: arguments.Add) -> None:
     made.add_argument(
         "source",
         metavar="SOURCE",
-        help="digits, fashion-mnist, photos, shapes or cutouts (with masks), a folder with idx files, one with one subfolder a class, "
-        "or one with images/ and masks/",
+        help="digits, fashion-mnist, photos, shapes or cutouts (with masks); or a folder with idx files, with a subfolder for each "
+        "class, or with images/ and masks/",
     )
-    made.add_argument("target", nargs="?", metavar="TARGET", help="the folder to make; what is already in it is kept")
-    made.add_argument("--size", type=int, metavar="PIXELS", help="scale images down to this shorter side")
+    made.add_argument("target", nargs="?", metavar="TARGET", help="the folder to create; files already in it are kept")
+    made.add_argument(
+        "--size", type=int, metavar="PIXELS", help="scale images down until their shorter side has this length"
+    )
     made.add_argument(
         "--validation-fraction",
         type=float,
         default=0.25,
         metavar="F",
-        help="share of each class held out where the source has no split (default: 0.25)",
+        help="share of each class to hold out if the source has no split (default: 0.25)",
     )
     made.add_argument(
-        "--shards", metavar="SIZE", help="write tar shards of about that size, as in 100MB (default: a file an image)"
+        "--shards",
+        metavar="SIZE",
+        help="write tar shards of about this size, for example 100MB (default: one file for each image)",
     )
     made.add_argument(
-        "--jpeg-quality", type=int, default=95, metavar="Q", help="of images that are scaled, 1 to 100 (default: 95)"
+        "--jpeg-quality",
+        type=int,
+        default=95,
+        metavar="Q",
+        help="JPEG quality of scaled images, 1 to 100 (default: 95)",
     )
-    made.add_argument("--jobs", type=int, metavar="N", help="processes (default: the cores that it may use)")
-    made.add_argument(
-        "--verify", action="store_true", help="make nothing: read again what was made, and compare checksums"
-    )
+    made.add_argument("--jobs", type=int, metavar="N", help="number of processes (default: one for each core)")
+    made.add_argument("--verify", action="store_true", help="check a prepared folder against its checksums")
 
 
 def carry_out(options: argparse.Namespace) -> int:

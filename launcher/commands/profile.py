@@ -1,4 +1,4 @@
-"""`launcher profile`: switch the system metrics of a running SageMaker job."""
+"""`launcher profile`: change how often SageMaker samples a running job's system metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ INTERVALS = (100, 200, 500, 1000, 5000, 60000)
 
 
 def add(to: arguments.Add) -> None:
-    made = to("profile", "switch the system metrics of a running SageMaker job", carry_out)
+    made = to("profile", "change how often SageMaker samples a running job's system metrics", carry_out)
     arguments.run(made)
     switch = made.add_mutually_exclusive_group(required=True)
     switch.add_argument(
-        "--interval", type=int, choices=INTERVALS, metavar="MS", help=f"milliseconds between two samples: {INTERVALS}"
+        "--interval",
+        type=int,
+        choices=INTERVALS,
+        metavar="MS",
+        help=f"milliseconds between two samples: {', '.join(map(str, INTERVALS))}",
     )
-    switch.add_argument("--off", action="store_true", help="switch them off")
+    switch.add_argument("--off", action="store_true", help="stop sampling")
 
 
 def carry_out(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`launcher replay`: a run's job again."""
+"""`launcher replay`: run a run's job again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from launcher.commands import options as arguments
 
 
 def add(to: arguments.Add) -> None:
-    made = to("replay", "run a run's job again, with the code that it had", carry_out)
+    made = to("replay", "run a run's job again, with the code that it used", carry_out)
     arguments.run(made)
     arguments.overrides(made)
-    made.add_argument("--on", metavar="BACKEND", help="another backend than the run's")
+    made.add_argument("--on", metavar="BACKEND", help="use another backend than the run's")
     arguments.start(made)
 
 

@@ -1,4 +1,4 @@
-"""`launcher resume`: a run's job again, from its last checkpoint."""
+"""`launcher resume`: continue a run's job from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.commands import options as arguments
 
 
 def add(to: arguments.Add) -> None:
-    made = to("resume", "run a run's job again from its last checkpoint, with the code that it had", carry_out)
+    made = to("resume", "continue a run's job from its last checkpoint, with the code that it used", carry_out)
     arguments.run(made)
     arguments.overrides(made)
     arguments.hosts(made)

@@ -1,4 +1,4 @@
-"""`launcher run`: plan, then run."""
+"""`launcher run`: plan a job and run it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.commands import options as arguments
 
 
 def add(to: arguments.Add) -> None:
-    made = to("run", "plan, then run, with a progress line", carry_out)
+    made = to("run", "run a job, with a progress line", carry_out)
     arguments.job(made)
     arguments.hosts(made)
     arguments.start(made)

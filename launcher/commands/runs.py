@@ -1,4 +1,4 @@
-"""`launcher runs`: every run of this machine, one a line."""
+"""`launcher runs`: list all runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def carry_out(options: argparse.Namespace) -> int:
     elif found:
         print_runs(found)
     else:
-        print(f"no runs in {records.store()}; launcher run configs/quickstart_teacher.yaml makes one")
+        print(f"no runs in {records.store()}; start one: launcher run configs/quickstart_teacher.yaml")
     return DONE
 
 
 def print_runs(runs: list[Run]) -> None:
-    """All runs, one a line."""
+    """Print all runs, one a line."""
     rows = []
     for run in runs:
         outcome = run.outcome()
@@ -54,19 +54,19 @@ def print_runs(runs: list[Run]) -> None:
 
 
 def as_last_heard(run: Run) -> list[str]:
-    """That the far side does not answer, and from when the state is."""
+    """Lines that say that SageMaker does not answer, and how old the state is."""
     if not run.trouble:
         return []
     asked = run.folder.read(run.folder.remote).get("asked", "its start")
-    return [f"  not checked {run.trouble}; this is as of {asked}"]
+    return [f"  not checked {run.trouble}; last checked at {asked}"]
 
 
 def _cost(run: Run, outcome: dict[str, Any]) -> str:
-    """What a run on SageMaker has cost, or costs so far; - for one of this machine, or where the price is not known."""
+    """What a run on SageMaker has cost so far; - for one on this machine, or where the price is unknown."""
     usd = outcome.get("cost_usd") if outcome else run.spend
     return "-" if usd is None else dollars(usd) + ("" if outcome else " so far")
 
 
 def number(value: Any, form: str) -> str:
-    """A script's number in a format; - for anything else that it may have written."""
+    """A number in a format; - for anything else that a script may have written."""
     return format(value, form) if isinstance(value, (int, float)) else "-"

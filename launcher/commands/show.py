@@ -12,11 +12,11 @@ from launcher.commands.foreground import print_failure
 from launcher.commands.runs import as_last_heard
 from launcher.record.progress import percent
 from launcher.runner.run import Run
-from launcher.show.text import dollars
+from launcher.show.text import counted, dollars
 
 
 def add(to: arguments.Add) -> None:
-    arguments.run(to("show", "everything about one run", carry_out))
+    arguments.run(to("show", "show everything about one run", carry_out))
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -25,11 +25,11 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def print_run(run: Run) -> None:
-    """Everything about one run."""
+    """Print everything about one run."""
     plan, git, outcome = run.folder.read(run.folder.plan), run.folder.read(run.folder.git), run.outcome()
     commit = (
         git["commit"][:12]
-        + ("" if git["clean"] else f", {len(git['changed'])} files changed, see {run.folder.git_patch.name}")
+        + ("" if git["clean"] else f", {counted(len(git['changed']), 'changed file')}, see {run.folder.git_patch.name}")
         if git.get("commit")
         else f"not in a git repository ({git.get('reason', 'unknown')})"
     )
@@ -38,7 +38,7 @@ def print_run(run: Run) -> None:
         f"  state       {run.state}",
         *as_last_heard(run),
         f"  planned     {plan['planned']}",
-        f"  runs on     {plan['backend']}, {len(run.hosts)} host(s)",
+        f"  runs on     {plan['backend']}, {counted(len(run.hosts), 'host')}",
         f"  script      {plan['job']['script']} from {plan['source']}",
         f"  commit      {commit}",
         f"  folder      {run.folder.path}",
@@ -49,13 +49,13 @@ def print_run(run: Run) -> None:
         lines.append(f"  took        {outcome['seconds']:.1f} s, {outcome['host_seconds']:.1f} host-seconds")
     lines += _about_the_price(plan, outcome, run)
     lines += [f"  result      {name}: {value}" for name, value in run.result().items() if name != "settings"]
-    lines += [f"  left        {name}: {path}" for name, path in run.artifacts().items()]
+    lines += [f"  file        {name}: {path}" for name, path in run.artifacts().items()]
     print("\n".join(lines))
     print_failure(outcome)
 
 
 def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) -> list[str]:
-    """What a run on SageMaker may cost, has cost so far, or did cost: in all, by epoch, and what spot saved."""
+    """The price of a run on SageMaker: its ceiling, its cost so far or in all, by epoch, and what spot saved."""
     if not plan.get("price"):
         return []
     lines = [f"  price       {plan['price']['text']}"]
@@ -70,5 +70,5 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     if outcome.get("saving") is not None:
         lines.append(f"  spot        saved {percent(outcome['saving'])}")
     if outcome.get("interruptions"):
-        lines.append(f"  spot        interrupted {outcome['interruptions']} times")
+        lines.append(f"  spot        interrupted {counted(outcome['interruptions'], 'time')}")
     return lines

@@ -1,4 +1,4 @@
-"""`launcher stop`: a run ends after its current step."""
+"""`launcher stop`: stop a run after its current step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launcher study …`: many runs, one question and its answer."""
+"""`launcher study …`: answer a question with many runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from launcher.commands.exit_codes import DONE, RUN_FAILED
 
 def add(to: arguments.Add) -> None:
     """The questions are commands of their own: `study preprocessing` and `study scaling`."""
-    question = arguments.adding_to(to("study", "many runs, one question and its answer", None), "QUESTION", "study ")
+    question = arguments.adding_to(to("study", "answer a question with many runs", None), "QUESTION", "study ")
     made = question(
         "preprocessing",
-        "which preprocessing pipeline feeds a model: models x pipelines x augmentation loads, trained and compared",
+        "which preprocessing pipeline is fastest: models x pipelines x augmentation loads",
         preprocessing,
     )
     arguments.job(made)
@@ -31,14 +31,18 @@ def add(to: arguments.Add) -> None:
 
     made = question(
         "scaling",
-        "how a job scales: weak and strong scaling over numbers of hosts, a model of it, and the number to take",
+        "how a job scales over hosts, strongly and weakly, and how many to use",
         scaling,
     )
     arguments.job(made)
     for option, metavar, what in (
         ("--hosts", "1,2,…", "short for study.hosts=[…]: the numbers of hosts (default: 1,2,4,8)"),
-        ("--batches", "B,C,…", "short for study.batches=[…]: images a process, a line of weak scaling each"),
-        ("--mode", "strong|weak|both", "short for study.mode=…: one global batch, one batch a process, or both"),
+        (
+            "--batches",
+            "B,C,…",
+            "short for study.batches=[…]: images for each process, with a curve of weak scaling each",
+        ),
+        ("--mode", "strong|weak|both", "short for study.mode=…: one global batch, one batch for each process, or both"),
     ):
         made.add_argument(option, metavar=metavar, help=what)
     _trials(made)
@@ -47,10 +51,13 @@ def add(to: arguments.Add) -> None:
 def _trials(made: argparse.ArgumentParser) -> None:
     made.add_argument("--repeats", metavar="N", help="short for study.repeats=N: how often each trial is run")
     made.add_argument(
-        "--table", metavar="FILE.csv", help="where the trials are kept; a trial that it holds is not run again"
+        "--table", metavar="FILE.csv", help="keep the trials in this file; trials that it holds are not run again"
     )
     made.add_argument(
-        "--max-cost", type=float, metavar="USD", help="refuse trials that together could cost more on SageMaker"
+        "--max-cost",
+        type=float,
+        metavar="USD",
+        help="refuse trials that together could cost more than this on SageMaker",
     )
 
 
@@ -71,11 +78,11 @@ def scaling(options: argparse.Namespace) -> int:
 def _study(
     run: Callable[..., Any], lists: tuple[str, ...], values: tuple[str, ...], options: argparse.Namespace
 ) -> int:
-    """Run a study and print its answer. What ends this process, or closes its terminal, stops the trial that runs, as Ctrl-C does.
+    """Run a study and print its answer. Ending this process or closing its terminal stops the current trial, as Ctrl-C does.
 
     Args:
-        lists: the options that stand for a list of the config's `study` section.
-        values: those that stand for a single value.
+        lists: options for a list in the config's `study` section.
+        values: options for a single value.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:

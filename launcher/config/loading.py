@@ -128,24 +128,28 @@ def _problems(config: yaml_file.Config) -> Iterator[Issue]:
 
 def _without_mistakes(values: Mapping[str, Any]) -> Job | None:
     """The job without its wrong keys; None where too little is left."""
-    try:
-        return Job.model_validate(values)
-    except ValidationError as error:
-        left = deepcopy(dict(values))
-        for item in error.errors():
-            at, path = left, []
-            for part in item["loc"]:
-                if isinstance(part, int):  # a list goes as a whole
-                    break
-                path += [part] if part != "[key]" else []
-            for part in path[:-1]:
-                at = at.get(part, {}) if isinstance(at, dict) else {}
-            if path and isinstance(at, dict):
-                at.pop(path[-1], None)
-    try:
-        return Job.model_validate({"name": "job", **left})
-    except ValidationError:
-        return None
+    left: dict[str, Any] = {"name": "job", **deepcopy(dict(values))}
+    while True:
+        try:
+            return Job.model_validate(left)
+        except ValidationError as error:
+            taken = [_take_out(left, item["loc"]) for item in error.errors()]
+        left = {"name": "job", **left}
+        if not any(taken):
+            return None
+
+
+def _take_out(values: dict[str, Any], place: Sequence[Any]) -> bool:
+    """Remove a wrong key, or the list that holds a wrong item. Returns whether there was one."""
+    at: Any = values
+    path: list[Any] = []
+    for part in place:
+        if isinstance(part, int):
+            break
+        path += [part] if part != "[key]" else []
+    for part in path[:-1]:
+        at = at.get(part) if isinstance(at, dict) else None
+    return bool(path) and isinstance(at, dict) and at.pop(path[-1], at) is not at
 
 
 def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
@@ -182,9 +186,19 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
         fix = did_you_mean(value, words, fix)
     if key == "name" and isinstance(value, str) and (name := re.sub(r"[^a-zA-Z0-9]+", "-", value)[:42].strip("-")):
         fix = f"write name: {name}"
+    if item["type"] == "bool_type":
+        fix = f"write {leaf}: true or {leaf}: false"
+    if item["type"] in ("model_type", "dict_type") and example is None:
+        below = _model_at(path)
+        fix = f"write under {leaf}: " + (" or ".join(below.model_fields) if below else "one key: value on each line")
     if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
         fix = f'quote it: {leaf}: "{_shown(value).rpartition(" (")[0]}"'
-    return Issue(key=config.where(key), found=_shown(value), valid=valid or item["msg"], fix=fix)
+    return Issue(
+        key=config.where(key),
+        found=_shown(value),
+        valid=valid or ("text" if item["type"] == "string_type" else item["msg"]),
+        fix=fix,
+    )
 
 
 def _fix_for_key(word: str, fields: Sequence[str]) -> str:

@@ -173,7 +173,8 @@ class Plan:
         return f"<plan {self.name}: {self.backend}, {counted(len(self.errors), 'error')}>"
 
     def _repr_html_(self) -> str:
-        about = [self.backend, counted(len(self.hosts), "host"), f"at most {self.job.compute.max_hours:g} h"]
+        hosts = [counted(len(self.hosts), "host")] if self.hosts else []
+        about = [self.backend, *hosts, f"at most {self.job.compute.max_hours:g} h"]
         size = sum(file.size for file in self.files) / 1024
         rows = [("script", self.job.script), ("code", f"{counted(len(self.files), 'file')}, {size:.0f} KiB")]
         rows += [("price", self.price.text)] if self.price is not None else []
@@ -188,11 +189,9 @@ class Plan:
     def __str__(self) -> str:
         total = sum(file.size for file in self.files)
         widest = max((len(file.path) for file in self.files), default=0)
-        hosts = counted(len(self.hosts), "host")
-        lines = [
-            f"plan {self.name}",
-            f"  runs on     {self.backend}, {hosts}, at most {self.job.compute.max_hours:g} h",
-        ]
+        hosts = [counted(len(self.hosts), "host")] if self.hosts else []  # none where the job has errors
+        about = ", ".join([self.backend, *hosts, f"at most {self.job.compute.max_hours:g} h"])
+        lines = [f"plan {self.name}", f"  runs on     {about}"]
         if self.price is not None:
             lines += [f"  price       {self.price.text}"]
         if self.resumes is not None:

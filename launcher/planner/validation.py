@@ -102,12 +102,8 @@ def _place(key: str, source: Input) -> str:
             earlier = records.find(source.run, completed=True)
         except UserError as error:
             first = error.issues[0]
-            raise problem(
-                first.found,
-                f"run it first, for example: launcher run configs/{source.run.replace('-', '_')}.yaml"
-                if "no such run" in first.found
-                else first.fix,
-            ) from None
+            fix = f"run it first, for example: launcher run configs/{source.run.replace('-', '_')}.yaml"
+            raise problem(first.found, fix if "no such run" in first.found else first.fix) from None
         if not earlier.model.is_file() and not earlier.read(earlier.outcome).get("model_uri"):
             raise problem(f"{earlier.name} left no model.tar.gz", "name a run whose script wrote to SM_MODEL_DIR")
         return str(earlier.model)

@@ -74,12 +74,25 @@ def test_a_mistake_names_the_key_what_is_valid_and_the_fix(tmp_path, line, expec
         ("script=train.sh", "a .py file"),
         ("script='a b.py'", "a .py file"),
         ("compute.max_hours=0", "above 0"),
+        ("compute.spot='yes'", "write spot: true or spot: false"),
+        ("network=[a]", "write under network: subnets or security_groups or isolation or encrypt_traffic"),
+        ("tags={a: 1}", "valid: text"),
+        ("image={python: py310}", "python without framework_version\n    fix:   add framework_version"),
     ],
 )
 def test_a_wrong_override_is_answered_like_a_wrong_line(tmp_path, override, expected):
     with pytest.raises(launcher.UserError) as error:
         load(tmp_path, GOOD, override)
     assert expected in str(error.value)
+
+
+def test_what_a_wrong_section_leaves_can_still_be_checked(tmp_path):
+    """Without its version the image is no image, so that it goes as a whole."""
+    with pytest.raises(launcher.UserError) as error:
+        load(tmp_path, GOOD, "image={framework_version: 2.0, python: py310}", "inputs.train={}", "compute.spot=3")
+    assert len(error.value.issues) == 3
+    rest = error.value.rest
+    assert rest.image is None and "train" not in rest.inputs and not rest.compute.spot and rest.script
 
 
 def test_all_mistakes_come_at_once(tmp_path):

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
-import signal
 import subprocess
-import sys
 import tarfile
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import launcher
-from tests.conftest import SLEEPER, WEIRD_NAMES, assert_nothing_left, processes_of, wait_for_ready, wait_until
+from tests.conftest import SLEEPER, WEIRD_NAMES, assert_nothing_left, wait_for_ready, wait_until
 
 TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
 
@@ -191,116 +185,6 @@ def test_requirements_are_not_installed_into_the_users_environment(script_job, t
     assert launcher.run(plan).wait(60) == "Completed"
 
 
-# -- killed -----------------------------------------------------------------------------------------------------------
-
-START = """
-import launcher, sys, time
-run = launcher.run(launcher.plan(launcher.load(sys.argv[1])), detach=sys.argv[2] == "detached")
-print(run.folder.path, flush=True)
-time.sleep(100)
-"""
-
-
-def start_elsewhere(job, tmp_path, how: str) -> tuple[subprocess.Popen, launcher.Run]:
-    """A run started by another process, and a handle on it here."""
-    config = tmp_path / "job.yaml"
-    config.write_text(json.dumps(job.model_dump(exclude_none=True)))
-    starter = subprocess.Popen([sys.executable, "-c", START, str(config), how], text=True, stdout=subprocess.PIPE)
-    return starter, launcher.attach(Path(starter.stdout.readline().strip()).name)
-
-
-def test_a_run_ends_in_order_when_its_starter_is_killed(script_job, tmp_path):
-    starter, run = start_elsewhere(script_job(SLEEPER, **TWO_HOSTS), tmp_path, "attached")
-    wait_for_ready(run, 2)
-    starter.kill()
-    starter.wait()
-    assert run.wait(30) == "Stopped"
-    assert len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/told-*"))) == 2
-    assert_nothing_left(run)
-
-
-def test_a_detached_run_outlives_its_starter(script_job, tmp_path):
-    starter, run = start_elsewhere(script_job(SLEEPER), tmp_path, "detached")
-    wait_for_ready(run, 1)
-    starter.kill()
-    starter.wait()
-    time.sleep(1)
-    assert run.state == "InProgress"
-    run.stop()
-    assert run.wait(30) == "Stopped"
-
-
-def test_detaching_later_works_too(script_job):
-    run = launcher.run(launcher.plan(script_job("import time; time.sleep(3)")))
-    run.detach()
-    assert run.wait(60) == "Completed"
-
-
-def by_role(run: launcher.Run | Path) -> dict[str, list[psutil.Process]]:
-    """The processes of a run, or of one host's folder: supervisor, shims, agents (torchrun) and workers."""
-    roles: dict[str, list[psutil.Process]] = {"supervisor": [], "shim": [], "agent": [], "worker": []}
-    for process in processes_of(run):
-        command = " ".join(process.cmdline())
-        role = (
-            "supervisor" if "launcher.backends.supervisor" in command
-            else "shim" if "toolkit.py" in command
-            else "agent" if "torchrun" in command
-            else "worker"
-        )  # fmt: skip
-        roles[role].append(process)
-    return roles
-
-
-@pytest.mark.parametrize(
-    "victim",
-    ["supervisor", "worker", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shim", "agent"))],
-)
-def test_whoever_is_killed_no_process_stays_and_the_record_tells_the_truth(script_job, victim):
-    run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))
-    wait_for_ready(run, 2)
-    random.choice(by_role(run)[victim]).kill()
-    assert run.wait(60) == "Failed"
-    assert_nothing_left(run)
-    failure = run.outcome()["failure"]
-    assert (
-        ("was killed" in failure)
-        if victim in ("supervisor", "shim")
-        else ("-9" in failure or "SIGKILL" in failure or "ExitCode" in failure)
-    ), failure
-
-
-@pytest.mark.slow
-def test_killed_at_a_random_moment_leaves_no_process_and_a_truthful_record(script_job):
-    for moment in (random.uniform(0, 1), random.uniform(1, 8)):
-        run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))
-        time.sleep(moment)
-        [supervisor] = by_role(run)["supervisor"]
-        supervisor.kill()
-        assert run.wait(10) == "Failed", f"killed after {moment} s"
-        assert_nothing_left(run)
-        assert launcher.attach(run.name).state == "Failed"
-
-
-def test_sigterm_to_the_supervisor_stops_the_run_in_order(script_job):
-    run = launcher.run(launcher.plan(script_job(SLEEPER)))
-    wait_for_ready(run, 1)
-    os.kill(run.folder.read(run.folder.supervisor)["pid"], signal.SIGTERM)
-    assert run.wait(30) == "Stopped"
-    assert (output(run) / "told-0").exists()
-
-
-def test_a_run_is_never_seen_as_failed_before_it_is(script_job):
-    """Another process looks all the time, from before the run can be found until it is over."""
-    watch = "import launcher\nseen = set()\nwhile 'Completed' not in seen:\n    seen |= {run.state for run in launcher.runs()}\nprint(sorted(seen))"
-    watcher = subprocess.Popen([sys.executable, "-c", watch], stdout=subprocess.PIPE, text=True)
-    try:
-        run = launcher.run(launcher.plan(script_job("print(1)")))
-        assert run.wait(60) == "Completed"
-        assert watcher.communicate(timeout=30)[0].strip() == "['Completed', 'InProgress']"
-    finally:
-        watcher.kill()
-
-
 def test_a_secret_reaches_the_script_and_no_file(script_job):
     text = "import os; raise SystemExit(0 if os.environ['HF_TOKEN'] == 'hf_hunter2' else 9)"
     run = launcher.run(launcher.plan(script_job(text, environment={"HF_TOKEN": "hf_hunter2"})))
@@ -329,25 +213,6 @@ def test_odd_outputs_cost_neither_the_record_nor_the_store(script_job):
     (run.folder.path.parent / "foreign").mkdir()
     (run.folder.path.parent / "foreign/plan.json").write_text("[")
     assert [item.name for item in launcher.runs()] == [run.name]
-
-
-def test_a_failure_before_the_stop_stays_a_failure(script_job):
-    text = """
-    import os, pathlib, time
-    output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"])
-    (output / "ready-0").touch()
-    while not (output / "fail").exists():
-        time.sleep(0.1)
-    raise SystemExit(42)
-    """
-    run = launcher.run(launcher.plan(script_job(text, **TWO_HOSTS)))
-    wait_for_ready(run, 2)
-    host = run.folder.host("algo-2")
-    [shim] = by_role(host)["shim"]
-    (host / "output/data/fail").touch()
-    shim.wait(60)  # it is gone when the supervisor has asked how it ended
-    run.stop()
-    assert run.wait(60) == "Failed" and run.outcome()["exit_code"] == 42
 
 
 def test_the_same_plan_is_not_run_twice(script_job):
@@ -381,25 +246,6 @@ def test_the_uncommitted_patch_can_be_applied(script_job, tmp_path):
     assert run.wait(60) == "Completed" and not run.folder.read(run.folder.git)["clean"]
     subprocess.run([*git, "stash", "-q"], check=True)
     subprocess.run([*git, "apply", "--check", str(run.folder.git_patch)], check=True)
-
-
-def test_supervisor_and_shims_killed_together_leave_no_script(script_job):
-    run = launcher.run(
-        launcher.plan(
-            script_job(
-                "import os, pathlib, time\npathlib.Path(os.environ['SM_OUTPUT_DATA_DIR'], 'ready-0').touch()\ntime.sleep(100)"
-            )
-        )
-    )
-    wait_for_ready(run, 1)
-    for role in ("supervisor", "shim"):
-        for process in by_role(run)[role]:
-            process.suspend()
-    for role in ("supervisor", "shim"):
-        for process in by_role(run)[role]:
-            process.kill()
-    assert_nothing_left(run)
-    assert run.state == "Failed"
 
 
 def test_logs_can_be_followed_while_they_are_written(script_job):

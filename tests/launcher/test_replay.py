@@ -72,7 +72,9 @@ def test_each_host_goes_on_from_its_own_and_a_new_one_begins_with_none(script_jo
 
 def test_a_run_without_a_checkpoint_is_not_resumed(script_job):
     run = over(launcher.plan(script_job("print(1)")))
-    with pytest.raises(launcher.UserError, match=f"left no checkpoint\n.*launcher replay {run.name} starts from the beginning"):
+    with pytest.raises(
+        launcher.UserError, match=f"left no checkpoint\n.*launcher replay {run.name} starts from the beginning"
+    ):
         launcher.resume("test")
 
 

@@ -239,7 +239,7 @@ def test_the_live_line_is_rewritten_not_repeated(config):
     assert terminal.exit_code() == 0
 
 
-def test_help_tells_every_command():
+def test_help_lists_every_command():
     text = typed("--help").stdout
     for command in ("plan", "run", "attach", "runs", "show", "logs", "stop", "compare", "prepare"):
         assert f"\n    {command} " in text

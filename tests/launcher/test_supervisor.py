@@ -1,0 +1,170 @@
+"""The supervisor of a run: what outlives whom, and the record of a run whose processes are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import launcher
+from tests.conftest import SLEEPER, assert_nothing_left, processes_of, wait_for_ready
+
+TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
+
+
+def output(run: launcher.Run, host: str = "algo-1") -> Path:
+    return run.folder.host(host) / "output/data"
+
+
+START = """
+import launcher, sys, time
+run = launcher.run(launcher.plan(launcher.load(sys.argv[1])), detach=sys.argv[2] == "detached")
+print(run.folder.path, flush=True)
+time.sleep(100)
+"""
+
+
+def start_elsewhere(job, tmp_path, how: str) -> tuple[subprocess.Popen, launcher.Run]:
+    """A run started by another process, and a handle on it here."""
+    config = tmp_path / "job.yaml"
+    config.write_text(json.dumps(job.model_dump(exclude_none=True)))
+    starter = subprocess.Popen([sys.executable, "-c", START, str(config), how], text=True, stdout=subprocess.PIPE)
+    return starter, launcher.attach(Path(starter.stdout.readline().strip()).name)
+
+
+def test_a_run_ends_in_order_when_its_starter_is_killed(script_job, tmp_path):
+    starter, run = start_elsewhere(script_job(SLEEPER, **TWO_HOSTS), tmp_path, "attached")
+    wait_for_ready(run, 2)
+    starter.kill()
+    starter.wait()
+    assert run.wait(30) == "Stopped"
+    assert len(list(run.folder.path.glob("hosts/*/opt/ml/output/data/told-*"))) == 2
+    assert_nothing_left(run)
+
+
+def test_a_detached_run_outlives_its_starter(script_job, tmp_path):
+    starter, run = start_elsewhere(script_job(SLEEPER), tmp_path, "detached")
+    wait_for_ready(run, 1)
+    starter.kill()
+    starter.wait()
+    time.sleep(1)
+    assert run.state == "InProgress"
+    run.stop()
+    assert run.wait(30) == "Stopped"
+
+
+def test_detaching_later_works_too(script_job):
+    run = launcher.run(launcher.plan(script_job("import time; time.sleep(3)")))
+    run.detach()
+    assert run.wait(60) == "Completed"
+
+
+def by_role(run: launcher.Run | Path) -> dict[str, list[psutil.Process]]:
+    """The processes of a run, or of one host's folder: supervisor, shims, agents (torchrun) and workers."""
+    roles: dict[str, list[psutil.Process]] = {"supervisor": [], "shim": [], "agent": [], "worker": []}
+    for process in processes_of(run):
+        command = " ".join(process.cmdline())
+        role = (
+            "supervisor" if "launcher.backends.supervisor" in command
+            else "shim" if "toolkit.py" in command
+            else "agent" if "torchrun" in command
+            else "worker"
+        )  # fmt: skip
+        roles[role].append(process)
+    return roles
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["supervisor", "worker", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shim", "agent"))],
+)
+def test_whoever_is_killed_no_process_stays_and_the_record_tells_the_truth(script_job, victim):
+    run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))
+    wait_for_ready(run, 2)
+    random.choice(by_role(run)[victim]).kill()
+    assert run.wait(60) == "Failed"
+    assert_nothing_left(run)
+    failure = run.outcome()["failure"]
+    assert (
+        ("was killed" in failure)
+        if victim in ("supervisor", "shim")
+        else ("-9" in failure or "SIGKILL" in failure or "ExitCode" in failure)
+    ), failure
+
+
+@pytest.mark.slow
+def test_killed_at_a_random_moment_leaves_no_process_and_a_truthful_record(script_job):
+    for moment in (random.uniform(0, 1), random.uniform(1, 8)):
+        run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))
+        time.sleep(moment)
+        [supervisor] = by_role(run)["supervisor"]
+        supervisor.kill()
+        assert run.wait(10) == "Failed", f"killed after {moment} s"
+        assert_nothing_left(run)
+        assert launcher.attach(run.name).state == "Failed"
+
+
+def test_sigterm_to_the_supervisor_stops_the_run_in_order(script_job):
+    run = launcher.run(launcher.plan(script_job(SLEEPER)))
+    wait_for_ready(run, 1)
+    os.kill(run.folder.read(run.folder.supervisor)["pid"], signal.SIGTERM)
+    assert run.wait(30) == "Stopped"
+    assert (output(run) / "told-0").exists()
+
+
+def test_a_run_is_never_seen_as_failed_before_it_is(script_job):
+    """Another process looks all the time, from before the run can be found until it is over."""
+    watch = "import launcher\nseen = set()\nwhile 'Completed' not in seen:\n    seen |= {run.state for run in launcher.runs()}\nprint(sorted(seen))"
+    watcher = subprocess.Popen([sys.executable, "-c", watch], stdout=subprocess.PIPE, text=True)
+    try:
+        run = launcher.run(launcher.plan(script_job("print(1)")))
+        assert run.wait(60) == "Completed"
+        assert watcher.communicate(timeout=30)[0].strip() == "['Completed', 'InProgress']"
+    finally:
+        watcher.kill()
+
+
+def test_a_failure_before_the_stop_stays_a_failure(script_job):
+    text = """
+    import os, pathlib, time
+    output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"])
+    (output / "ready-0").touch()
+    while not (output / "fail").exists():
+        time.sleep(0.1)
+    raise SystemExit(42)
+    """
+    run = launcher.run(launcher.plan(script_job(text, **TWO_HOSTS)))
+    wait_for_ready(run, 2)
+    host = run.folder.host("algo-2")
+    [shim] = by_role(host)["shim"]
+    (host / "output/data/fail").touch()
+    shim.wait(60)  # it is gone when the supervisor has asked how it ended
+    run.stop()
+    assert run.wait(60) == "Failed" and run.outcome()["exit_code"] == 42
+
+
+def test_supervisor_and_shims_killed_together_leave_no_script(script_job):
+    run = launcher.run(
+        launcher.plan(
+            script_job(
+                "import os, pathlib, time\npathlib.Path(os.environ['SM_OUTPUT_DATA_DIR'], 'ready-0').touch()\ntime.sleep(100)"
+            )
+        )
+    )
+    wait_for_ready(run, 1)
+    for role in ("supervisor", "shim"):
+        for process in by_role(run)[role]:
+            process.suspend()
+    for role in ("supervisor", "shim"):
+        for process in by_role(run)[role]:
+            process.kill()
+    assert_nothing_left(run)
+    assert run.state == "Failed"
