@@ -30,8 +30,8 @@ BROKEN = {
     ],
     "hyundai_segmentation": [
         (["network.subnets=[]", "network.security_groups=[]"], "inputs.train", "FSx for Lustre without network.subnets", "add network"),
-        (["inputs.train={fsx: fs-0123456789abcdef0}"], "inputs.train", "fsx without path", "correct train"),
-        (["inputs.train.mode=FastFile"], "inputs.train", "mode with fsx", "correct train"),
+        (["inputs.train={fsx: fs-0123456789abcdef0}"], "inputs.train", "fsx without path", "name a folder of the file system"),
+        (["inputs.train.mode=FastFile"], "inputs.train", "mode with fsx", "remove mode"),
         (["compute.instance_type=ml.p4.24xlarge"], "compute.instance_type", "no such instance type", "did you mean ml.p4d.24xlarge?"),
         (["compute.spot=true", "compute.max_wait_hours=6", "checkpoints=s3://amzn-s3-demo-bucket/c"], "compute.max_wait_hours", "6 h, less than max_hours (12 h)", "max_wait_hours: 24"),
         (["compute.spot=true", "compute.keep_alive_minutes=30"], "compute.keep_alive_minutes", "a warm pool with spot", "remove keep_alive_minutes or spot"),

@@ -103,7 +103,7 @@ ERRORS = [
     ({"inputs.train": FSX}, "inputs.train", "FSx for Lustre without network.subnets", "add network: {subnets:"),
     ({"inputs.train": {"efs": "fs-0123456789abcdef0", "path": "/train"}}, "inputs.train", "EFS without network.subnets", "add network: {subnets:"),
     ({"inputs.train": {**FSX, "mode": "FastFile"}}, "inputs.train", "mode with fsx, but only data in S3 can have it", "remove mode"),
-    ({"inputs.train": {"s3": S3, "folder": "data"}}, "inputs.train", "folder and s3", "correct train"),
+    ({"inputs.train": {"s3": S3, "folder": "data"}}, "inputs.train", "folder and s3", "give exactly one"),
     ({"inputs.train": "s3://amzn-s3-demo-bucket/x"}, "inputs.train", "s3://", "{s3: s3://amzn-s3-demo-bucket/x}"),
     ({"inputs.a b": {"s3": S3}}, "inputs.a b", "not a valid channel name", "rename it"),
     # -- network
