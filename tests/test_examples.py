@@ -79,17 +79,17 @@ def test_the_example_in_a_docstring_runs(name, there, monkeypatch, tmp_path):
     for variable in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(variable, "")  # which is put back afterwards, whatever the example sets
         monkeypatch.delenv(variable)
-    far_side = emulator.start([CONFIG], tmp_path) if name.split(".")[-1] in FAR_AWAY else None
+    emulated = emulator.start([CONFIG], tmp_path) if name.split(".")[-1] in FAR_AWAY else None
     try:
-        for variable, value in far_side.environment.items() if far_side is not None else ():
+        for variable, value in emulated.environment.items() if emulated is not None else ():
             monkeypatch.setenv(variable, value)
         logging.disable(logging.INFO)  # the SDK's, which says where it found no settings
         told: list[str] = []
         found = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=told.append)
     finally:
         logging.disable(logging.NOTSET)
-        if far_side is not None:
-            far_side.close()
+        if emulated is not None:
+            emulated.close()
     assert found.failed == 0, "".join(told)
 
 

@@ -121,16 +121,16 @@ def test_a_long_record_is_thinned_to_the_same_minutes_of_every_host(tmp_path, ho
 
 
 @pytest.fixture(scope="module")
-def far_side(tmp_path_factory):
-    with Emulator(tmp_path_factory.mktemp("far-side")) as emulator:
+def emulator(tmp_path_factory):
+    with Emulator(tmp_path_factory.mktemp("emulator")) as emulator:
         emulator.add_bucket("amzn-s3-demo-bucket", "us-west-2")
         yield emulator
 
 
 @pytest.fixture
-def in_s3(far_side, monkeypatch, tmp_path) -> Path:
+def in_s3(emulator, monkeypatch, tmp_path) -> Path:
     """Two hosts' files, also below s3://amzn-s3-demo-bucket/runs/job-1/profiler-output; the folder."""
-    for name, value in far_side.environment.items():
+    for name, value in emulator.environment.items():
         monkeypatch.setenv(name, value)
     place = sagemaker_files(tmp_path, minutes=3, nodes=2)
     client = boto3.client("s3")
