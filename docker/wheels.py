@@ -1,10 +1,10 @@
 """Downloads the wheels that a base image's Python lacks, on the building machine and with its pip settings.
 
-    docker run --rm --interactive --entrypoint python BASE - <held.py | python wheels.py FOLDER NAME==VERSION …
+    docker run --rm --interactive --entrypoint python BASE - <base_packages.py | python wheels.py FOLDER NAME==VERSION …
 
-Standard input lists the base image's packages (held.py). It downloads the named packages, and those of their requirements that the
-base lacks or has in an older version. Versions come from .ci/constraints.txt for Python 3.11 and newer; for an older Python they are
-the newest. AWS's own builds of torch are never replaced.
+Standard input lists the base image's packages (base_packages.py). It downloads the named packages, and those of their requirements
+that the base lacks or has in an older version. Versions come from .ci/constraints.txt for Python 3.11 and newer; for an older
+Python they are the newest. AWS's own builds of torch are never replaced.
 """
 
 import json
@@ -34,7 +34,7 @@ def main() -> None:
 
 def lacking(requirements: list[str], base: dict[str, Any]) -> list[str]:
     """NAME==VERSION of each package that the base lacks for the requirements."""
-    held = {canonicalize_name(name): version for name, version in base["packages"].items()}
+    installed = {canonicalize_name(name): version for name, version in base["packages"].items()}
     environment = {"python_version": base["python"], "platform_machine": base["machine"], "extra": ""}
     found: dict[str, str] = {}
     asked = [Requirement(text) for text in requirements]
@@ -44,10 +44,12 @@ def lacking(requirements: list[str], base: dict[str, Any]) -> list[str]:
             name = canonicalize_name(requirement.name)
             if name in found or (requirement.marker and not requirement.marker.evaluate(environment)):
                 continue
-            if name in held and requirement.specifier.contains(held[name], prereleases=True):
+            if name in installed and requirement.specifier.contains(installed[name], prereleases=True):
                 continue
             if name in OF_THE_BASE:
-                sys.exit(f"needed: {requirement}; the base has {held.get(name, 'none')}. Take another TRAINING_BASE")
+                sys.exit(
+                    f"needed: {requirement}; the base has {installed.get(name, 'none')}. Use another TRAINING_BASE"
+                )
             new.append(requirement)
         asked = []
         for metadata in resolved(new, base) if new else []:
