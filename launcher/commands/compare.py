@@ -31,7 +31,7 @@ def print_comparison(runs: list[Run]) -> None:
         result = run.result()
         settings = result.get("settings", {})
         weight = settings.get("hard_label_weight")
-        learnt = (
+        learned = (
             "labels"
             if weight in (None, 1)
             else "teacher"
@@ -42,7 +42,7 @@ def print_comparison(runs: list[Run]) -> None:
             [
                 run.folder.read(run.folder.plan)["job"]["name"],
                 str(result.get("model", "-")),
-                learnt if result else "-",
+                learned if result else "-",
                 number(result.get("parameters"), ","),
                 str(result.get("steps", "-")),
                 quality(result),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def deferred() -> Iterator[list[int]]:
-    """Note the signals that would interrupt this process, and go on: half a start would leave a run that nobody stops.
+    """Note the signals that would interrupt this process, and go on: half a start would leave a run that nothing stops.
 
     Yields:
         The numbers of the signals that came.
