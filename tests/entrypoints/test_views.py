@@ -302,7 +302,7 @@ def test_an_image_is_mixed_with_the_very_view_that_its_partner_would_be(root):
     happened = 0
     for number in range(11):
         own, item = plain[(2, number)], mixed[(2, number)]
-        assert (own.label, own.lam, own.number, own.view) == (own.label_b, 1.0, number, 2)
+        assert (own.label, own.lam, own.image_index, own.view) == (own.label_b, 1.0, number, 2)
         assert (item.label, item.image_index, item.view) == (own.label, number, 2)
         if item.lam == 1.0:
             assert torch.equal(item.image, own.image)
