@@ -166,6 +166,7 @@ def test_a_secret_reaches_the_script_and_nothing_else(sagemaker_job):
         assert secret.encode() not in (gzip.decompress(body) if item["Key"].endswith(".gz") else body)
 
 
+@pytest.mark.slow
 def test_the_same_again_and_what_differed(sagemaker_job, data, tmp_path):
     job = sagemaker_job(TRAINS, inputs={"train": {"folder": str(data)}}, hyperparameters={"rate": 0.1})
     first = started(job)
