@@ -252,7 +252,7 @@ def test_a_run_whose_data_are_elsewhere_says_how_to_tell_where_they_are(quick, d
     with pytest.raises(UserError) as raised:
         run.diagnose(probe=True)
     told = str(raised.value)
-    assert "s3, which is there on SageMaker only" in told and "--with 'inputs.train={folder: FOLDER}'" in told
+    assert "s3, which exists on SageMaker only" in told and "--with 'inputs.train={folder: FOLDER}'" in told
     assert "2 hosts, which would share this machine" in told and "instance_count=1" in told
     here = [f"inputs.{name}={{folder: {data / 'digits' / name}}}" for name in ("train", "validation")]
     made = probing.planned(run.name, [*here, "compute.instance_count=1"])
