@@ -8,11 +8,7 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.measurements import Host, Measurements, Series, Steps
-
-COMPUTE_PHASES = ("augment", "teacher_forward", "student_forward", "forward", "loss", "backward", "optimizer")
-
-INSIDE_OTHERS = {"grad_sync"}
-"""Phases inside another one: the exchange that remains when backward is done."""
+from launcher.insight.phases import inside_others
 
 IDLE_GPU = 0.3
 """Idle share of a GPU from which something starves it: the threshold of Debugger's LowGPUUtilization, 70 % use."""
@@ -115,7 +111,7 @@ class Evidence:
         """Share of a step in no phase; None where too few phases were measured to tell."""
         if self.forward_share is None or "backward" not in self.phases or "data_wait" not in self.phases:
             return None
-        return max(0.0, 1 - sum(share for name, share in self.phases.items() if name not in INSIDE_OTHERS))
+        return max(0.0, 1 - sum(share for name, share in self.phases.items() if name not in inside_others()))
 
     @functools.cached_property
     def steps_seconds(self) -> float:

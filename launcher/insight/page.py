@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.insight import charts, report_text, summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, percent, written
+from launcher.insight.phases import inside_others
 from launcher.insight.report import ProbeAnswer, Report
 from launcher.show.page import document
 from launcher.show.table import Table
@@ -63,7 +64,7 @@ def rank_bars(evidence: Evidence) -> str:
     """Where each rank's step goes, as bars; the ranks whose own part takes longest come first."""
     if len(evidence.ranks) < 2:
         return ""
-    phases = [name for name in summary.in_order(evidence.phases) if name != "grad_sync"]
+    phases = [name for name in summary.in_order(evidence.phases) if name not in inside_others()]
     rows = []
     for steps in evidence.ranks:
         seconds = {name: windows.mean_seconds(steps, name) or 0.0 for name in phases}

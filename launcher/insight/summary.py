@@ -9,15 +9,10 @@ import numpy as np
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Series
+from launcher.insight.phases import order
 
 QUANTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 """Columns of the table of use, and their percentiles; Debugger's report has no p90."""
-
-ORDER = (
-    *("data_wait", "host_to_device", "augment", "teacher_forward", "student_forward", "forward", "loss", "backward"),
-    *("grad_sync", "optimizer"),
-)
-"""Phases in the order of a step."""
 
 COLOURS = 10
 """Of phases, --c0 to --c9 in show/page.css."""
@@ -38,12 +33,14 @@ class Use:
 
 def in_order(phases: dict[str, float]) -> list[str]:
     """Names of phases, in the order of a step; unknown ones come last."""
-    return sorted(phases, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    known = order()
+    return sorted(phases, key=lambda name: (known.index(name) if name in known else len(known), name))
 
 
 def colour(phase: str) -> int:
     """A phase's number among the page's colours, the same in every run; unknown ones share them."""
-    return ORDER.index(phase) if phase in ORDER else sum(phase.encode()) % COLOURS
+    known = order()
+    return known.index(phase) if phase in known else sum(phase.encode()) % COLOURS
 
 
 def phase_rows(evidence: Evidence) -> list[tuple[str, float, float]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from launcher.aws import catalog
+from launcher.insight import phases
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
-from launcher.insight.evidence import COMPUTE_PHASES, IDLE_GPU, Evidence
+from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 
 TEACHER = 0.25
@@ -117,7 +118,7 @@ def fp32(evidence: Evidence) -> Answer:
     """A GPU computes in fp32 where fewer bits would do."""
     if not evidence.on_gpu:
         return DoesNotApply("no GPU")
-    precision, share, idle = evidence.settings.get("precision"), evidence.share(*COMPUTE_PHASES), evidence.gpu_idle
+    precision, share, idle = evidence.settings.get("precision"), evidence.share(*phases.computing()), evidence.gpu_idle
     if share is None and idle is not None:
         share = 1 - idle
     if precision is None or share is None:

@@ -1,0 +1,25 @@
+"""The phases of a step, by the scripts' own table: entrypoints/training/runtime/metrics.py."""
+
+from __future__ import annotations
+
+import functools
+
+from launcher.config.metrics import metric_table
+
+
+@functools.cache
+def order() -> tuple[str, ...]:
+    """Names of all phases, in the order of a step."""
+    return tuple(phase.name for phase in metric_table().PHASES)
+
+
+@functools.cache
+def computing() -> tuple[str, ...]:
+    """Names of the phases in which the device computes."""
+    return tuple(phase.name for phase in metric_table().PHASES if phase.computes)
+
+
+@functools.cache
+def inside_others() -> frozenset[str]:
+    """Names of the phases that are part of another one."""
+    return frozenset(phase.name for phase in metric_table().PHASES if phase.inside)
