@@ -332,7 +332,7 @@ def to_its_end(
     trouble, ends = "", time.monotonic() + seconds
     with deferred() as came:
         run = start(planned, max_cost=max_cost)
-    started(run)
+        started(run)
     try:
         if came:
             raise KeyboardInterrupt
