@@ -86,7 +86,9 @@ def print_failure(outcome: dict[str, Any]) -> None:
         if outcome.get("traceback") and outcome["traceback"].strip() not in outcome["failure"]:
             print(indent(outcome["traceback"], "    "))
         if outcome.get("cause"):
-            print(f"  cause: {outcome['cause']}\n  fix:   {outcome['fix']}")
+            print(f"  cause: {outcome['cause']}")
+        if outcome.get("fix"):
+            print(f"  fix:   {outcome['fix']}")
 
 
 def _stop_without_asking(started: launcher.Run) -> Callable[[int, object], None]:

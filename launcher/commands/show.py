@@ -58,7 +58,7 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     """The price of a run on SageMaker: its ceiling, its cost so far or in all, by epoch, and what spot saved."""
     if not plan.get("price"):
         return []
-    lines = [f"  price       {plan['price']['text']}"]
+    lines = [f"  price       {plan['price'].get('text', 'not recorded')}"]
     if not outcome and run.spend is not None:
         lines.append(f"  spent       {dollars(run.spend)} so far")
     if outcome.get("billable_seconds") is not None:

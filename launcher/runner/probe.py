@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher import backends
 from launcher.config.issues import Issue, UserError, mistake
@@ -62,8 +62,12 @@ def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") 
     return made
 
 
-def read(folder: records.RunFolder) -> Probe | str:
-    """What a probe measured; or, where it failed, why it measured nothing."""
+def read(folder: records.RunFolder, outcome: Mapping[str, Any]) -> Probe | str:
+    """What a probe measured; or, where it failed, why it measured nothing.
+
+    Args:
+        outcome: how the probe's run ended.
+    """
     from launcher.insight.probe import Probe
 
     values = {}
@@ -71,7 +75,7 @@ def read(folder: records.RunFolder) -> Probe | str:
         values = json.loads(file.read_text(encoding="utf-8"))
     trouble, state = "", folder.state()
     if state != records.COMPLETED or not values.get("finished"):
-        why = " ".join(folder.read(folder.outcome).get("failure", "").split())[:300]
+        why = " ".join(outcome.get("failure", "").split())[:300]
         trouble = f"{folder.name} {state}{': ' if why else ''}{why}; launcher logs {folder.name}"
     return Probe.from_file(folder.name, values, trouble) or trouble
 

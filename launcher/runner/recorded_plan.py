@@ -26,6 +26,7 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
         raise mistake("run", f"{folder.name} has no {missing.name}", "name a run whose record is complete")
     values = yaml.safe_load(folder.job.read_text(encoding="utf-8"))
     values["source"] = str(folder.code)
+    values.pop("study", None)  # what a study varies is no part of one run's job
     changed, problems = yaml_file.override(yaml_file.Config(str(folder.job), values), overrides)
     if problems:
         raise UserError(problems, str(folder.job))

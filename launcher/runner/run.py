@@ -386,4 +386,4 @@ def probed(
     except KeyboardInterrupt:
         return diagnose.with_probe(observed, probe.INTERRUPTED)
     say(f"probed in {time.monotonic() - began:.0f} s")
-    return diagnose.with_probe(observed, probe.read(run.folder))
+    return diagnose.with_probe(observed, probe.read(run.folder, run.outcome()))

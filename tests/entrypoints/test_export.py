@@ -19,6 +19,9 @@ from training.data.decode.reference import fit
 from training.models import card as model_card
 from training.models import export, onnx_export, timm_models
 
+from launcher.config.entrypoints import entrypoints_folder
+from launcher.planner.source_package import COMMIT_FILE
+
 CLASSES = ["apple", "pear", 'a\'; echo "plum"']
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
@@ -336,6 +339,7 @@ def test_the_commit_is_what_the_launcher_left_beside_the_package(tmp_path):
     (tmp_path / "source.json").write_text('{"commit": "83c7ef9", "clean": true}')
     assert model_card.source(tmp_path / "source.json") == {"commit": "83c7ef9", "clean": True}
     assert model_card.source(tmp_path / "none.json") == {}
+    assert entrypoints_folder() / COMMIT_FILE == model_card.SOURCE
 
 
 def test_a_segmenters_card_does_not_promise_that_timm_loads_it(tmp_path):

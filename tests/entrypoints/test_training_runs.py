@@ -255,6 +255,8 @@ def test_the_scripts_run_in_a_plain_shell_too(digits, tmp_path):
     assert (tmp_path / "output/model/model.safetensors").is_file() and (
         tmp_path / "output/data/algo-1/result.json"
     ).is_file()
+    samples = list((tmp_path / "output/data/algo-1").glob("profiler-output/system/incremental/*/*.json"))
+    assert samples, "the system monitor finds its own package, whoever started the script"
 
 
 STUDENT = {"student": "vit_tiny_patch16_224", "student_options": {**TINY, "embed_dim": 12, "num_heads": 1}}

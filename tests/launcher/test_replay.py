@@ -85,3 +85,10 @@ def test_a_run_that_goes_on_is_not_resumed(script_job):
         launcher.resume(run.name)
     run.stop()
     assert run.wait(30) == "Stopped"
+
+
+def test_a_study_section_of_the_record_is_no_part_of_the_job_again(script_job):
+    run = over(launcher.plan(script_job("print(1)")))
+    run.folder.job.write_text(run.folder.job.read_text() + "study: {a_key_of_an_earlier_version: []}\n")
+    assert launcher.replay(run.name).job.study is None
+    assert launcher.attach(run.name).state == "Completed"

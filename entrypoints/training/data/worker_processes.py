@@ -11,7 +11,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 
-PRELOADED = ("training.engine.loop", "training.teacher")
+PRELOADED = ("training.engine.loop", "training.teacher.frozen")
 """What the server imports once for all workers: what their own first import, the script, needs."""
 
 ENTRYPOINTS = Path(__file__).parents[2]

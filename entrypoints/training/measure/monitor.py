@@ -72,7 +72,7 @@ def system_monitor(output: Path, local_rank: int, *, wanted: bool = True) -> Ite
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            cwd=Path(__file__).parents[1],  # where it finds its own package
+            cwd=Path(__file__).parents[2],  # where it finds its own package
             start_new_session=True,  # Ctrl-C is not for it
         )
     except OSError as error:

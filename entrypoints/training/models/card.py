@@ -15,7 +15,7 @@ from training.models.export import Description, read_description, whole_file
 
 FILE = "README.md"
 
-SOURCE = Path(__file__).with_name("source.json")
+SOURCE = Path(__file__).parents[1] / "source.json"
 """The commit of the code, as the launcher left it in the archive; there is none where a script was started without it."""
 
 PACKAGES = ("torchvision", "timm", "safetensors", "numpy", "pillow")

@@ -160,14 +160,14 @@ def upright_size(encoded: bytes) -> tuple[int, int] | None:
         return None
 
 
-def readable_file(encoded: bytes, file: str, channels: int, *, fallback_indices: bool) -> tuple[bytes, tuple[int, int]]:
+def readable_file(encoded: bytes, file: str, channels: int, *, fallback: bool) -> tuple[bytes, tuple[int, int]]:
     """A file that DALI decodes as the reference decoder does, and its upright width and height: the same, or where DALI may not
     or must not, one without compression (netpbm's P5 or P6).
 
     Raises:
         BrokenImage: it cannot be decoded; the message names the file.
     """
-    size = None if fallback_indices else upright_size(encoded)
+    size = None if fallback else upright_size(encoded)
     if size is not None:
         return encoded, size
     image = decode(encoded, file, channels)

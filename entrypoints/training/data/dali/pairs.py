@@ -70,7 +70,7 @@ class PairsByDali:
             images.pairs.image(index),
             images.pairs.name(index),
             images.channels,
-            fallback_indices=index in fallback_indices,
+            fallback=index in fallback_indices,
         )
         cut, mask = images.cut(view, index, images.mask(index, (height, width)))
         begin = cut.begin(self.operations.size)

@@ -93,7 +93,7 @@ class ViewsByDali:
             views.source.encoded(index),
             views.source.name(index),
             views.channels,
-            fallback_indices=index in fallback_indices,
+            fallback=index in fallback_indices,
         )
         variation = views.augmentation.draw(size, views.size, rng)
         prepared = graph.prepare(encoded, size, variation, self.operations)
