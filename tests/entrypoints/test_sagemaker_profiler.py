@@ -105,7 +105,7 @@ def test_an_image_without_the_module_is_named_once(monkeypatch, tmp_path):
     said: list[str] = []
     train(SageMakerProfiler(TrainingSettings(profile_after=0), CPU, said.append, asked(tmp_path, KTS)), 3)
     annotate.sagemaker_profiler.cache_clear()
-    assert len(said) == 1 and "no module smprof" in said[0]
+    assert len(said) == 1 and "lacks the module smprof" in said[0]
 
 
 def test_a_training_run_is_recorded_from_its_first_profiled_step_to_its_end(calls, tmp_path, monkeypatch):
