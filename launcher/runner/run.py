@@ -330,10 +330,11 @@ def to_its_end(
         seconds: stop the run after this time.
     """
     trouble, ends = "", time.monotonic() + seconds
-    with deferred() as came:
-        run = start(planned, max_cost=max_cost)
-        started(run)
+    run: Run | None = None
     try:
+        with deferred() as came:  # inside: an interrupt may come as soon as it is over
+            run = start(planned, max_cost=max_cost)
+            started(run)
         if came:
             raise KeyboardInterrupt
         while run.wait(1, progress=False) not in records.OVER and time.monotonic() < ends:
@@ -344,6 +345,8 @@ def to_its_end(
             run.stop(f"not over after {seconds:g} s")
             run.wait(150, progress=False)
     except KeyboardInterrupt:
+        if run is None:
+            raise
         interrupted()
         run.stop("Ctrl-C")
         run.wait(150, progress=False)

@@ -94,8 +94,17 @@ def test_two_followers_of_one_run_write_each_line_once(sagemaker_job):
     assert numbers == list(range(60))
 
 
-def test_lines_that_a_crash_left_half_recorded_are_not_doubled(sagemaker_job, data):
-    run = started(sagemaker_job(TRAINS, inputs={"train": {"folder": str(data)}}))
+GOES_ON_LATER = """
+    import time
+    while not pathlib.Path(os.environ["GO"]).exists():
+        time.sleep(0.1)
+"""
+
+
+def test_lines_that_a_crash_left_half_recorded_are_not_doubled(sagemaker_job, data, tmp_path):
+    go = tmp_path / "go"
+    channel = {"train": {"folder": str(data)}}
+    run = started(sagemaker_job(TRAINS + GOES_ON_LATER, inputs=channel, environment={"GO": str(go)}))
     wait_until(
         lambda: run.state and run.folder.log("algo-1").exists() and run.folder.log("algo-1").stat().st_size,
         90,
@@ -103,6 +112,7 @@ def test_lines_that_a_crash_left_half_recorded_are_not_doubled(sagemaker_job, da
     )
     with open(run.folder.log("algo-1"), "ab") as log:
         log.write(b"written before the power failed, and not noted in streams.json\n")
+    go.touch()
     assert run.wait(120) == "Completed"
     text = run.folder.log("algo-1").read_text()
     assert "power" not in text

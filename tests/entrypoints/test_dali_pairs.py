@@ -137,7 +137,9 @@ def test_a_mask_of_another_size_ends_a_run_all_the_same(root):
 
 
 def test_a_run_trains_on_shards_of_pairs(tmp_path):
-    prepare("shapes", tmp_path / "shapes", size=64, shard_size="1MB")
+    prepare(
+        "shapes", tmp_path / "shapes", size=64, shard_size="1MB", jobs=1
+    )  # no fork beside the threads of other tests
     run = launcher.run(launcher.plan(launcher.from_values({
         "name": "dali", "script": "train_segmentation.py",
         "inputs": {name: {"folder": str(tmp_path / "shapes" / name)} for name in ("train", "validation")},

@@ -168,7 +168,7 @@ def test_nothing_is_written_on_a_disk_that_is_nearly_full(tmp_path, monkeypatch)
     free = [FREE_BYTES // 2]
     monkeypatch.setattr(monitor.shutil, "disk_usage", lambda _: SimpleNamespace(free=free[0]))
     writer = Writer(tmp_path, "algo-1")
-    with pytest.raises(OSError, match="512 MiB are left on the disk"):
+    with pytest.raises(OSError, match="512 MiB left on the disk"):
         writer.write(120.0, {("cpu", "cpu0", "CPUUtilization"): 1.0})
     assert not list(tmp_path.rglob("*.json"))
     free[0] = FREE_BYTES

@@ -149,7 +149,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
         title=f"Too many workers: {workers} a process on {cores:.3g} cores",
         share=share,
         evidence=tuple(numbers),
-        cause="the workers take turns on full cores, also with the training process; more workers would make it worse",
+        cause="the workers take turns on full cores, also with the training process; more workers would slow it further",
         fixes=fixes,
         gain=gain,
     )
