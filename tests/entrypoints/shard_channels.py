@@ -39,7 +39,7 @@ def write_shard(file: Path, members: dict[str, bytes]) -> None:
 
 
 def write_channel(root: Path, *counts: int, classes: int = 3) -> Path:
-    """Shards of so many pictures each, numbered through them; their class is their number modulo `classes`."""
+    """Shards, each of a given number of pictures, numbered throughout; their class is their number modulo `classes`."""
     number = 0
     for shard, count in enumerate(counts):
         members = {}
