@@ -24,28 +24,41 @@ def main() -> None:
         command = ["bash", "-m", script, *command]
     if script is None or sys.argv[1:] not in ([], ["train"]):
         os.execvp(command[0], command)  # a shell, or a base without AWS's script: the command becomes PID 1
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    threading.Thread(target=forward_sigterm, daemon=True).start()
+    threading.Thread(target=forward_sigterm, args=(heard_signals(),), daemon=True).start()
     sys.exit(wait_for(subprocess.Popen(command).pid))
 
 
-stopping = threading.Event()
+def heard_signals() -> int:
+    """As in the toolkit's shim: a pipe's read end that gets a signal's number even while the main thread waits for a child."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    return reading
 
 
-def forward_sigterm() -> None:
-    """After SIGTERM, send it to the toolkit's shim once that runs."""
+def forward_sigterm(signals: int) -> None:
+    """After SIGTERM, send it to the toolkit's shim once that takes it."""
     import psutil
 
-    stopping.wait()
+    while os.read(signals, 1) != bytes([signal.SIGTERM]):
+        continue
     while True:
         for process in psutil.Process().children(recursive=True):
             try:
-                if SHIM in process.cmdline():
+                if SHIM in process.cmdline() and takes_sigterm(process.pid):
                     process.terminate()
                     return
-            except psutil.NoSuchProcess:
+            except (psutil.NoSuchProcess, FileNotFoundError):
                 continue
         time.sleep(0.1)
+
+
+def takes_sigterm(pid: int) -> bool:
+    """Whether a process has a handler for it: without one it would die of it. https://man7.org/linux/man-pages/man5/proc_pid_status.5.html"""
+    with open(f"/proc/{pid}/status") as status:
+        [caught] = [line.split()[1] for line in status if line.startswith("SigCgt:")]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def wait_for(pid: int) -> int:

@@ -50,8 +50,7 @@ def main() -> None:
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    threading.Thread(target=pass_on_sigterm, daemon=True).start()
+    threading.Thread(target=pass_on_sigterm, args=(heard_signals(),), daemon=True).start()
     threading.Thread(target=end_orphans, args=(remember_processes(),), daemon=True).start()
     if options.lifeline is not None:
         threading.Thread(target=end_with_the_lifeline, args=(options.lifeline,), daemon=True).start()
@@ -81,7 +80,17 @@ def name_the_torch_version(training: Any) -> None:
         training._set_torch_version_environment = lambda: None
 
 
-stopping = threading.Event()
+def heard_signals() -> int:
+    """A pipe's read end that gets the number of each signal with a handler, and a handler for SIGTERM.
+
+    A handler in Python would run only when the main thread next runs Python, so not while that thread waits in a system call
+    and the signal arrived just before the call, or on another thread. https://docs.python.org/3/library/signal.html
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    return reading
 
 
 def adopt_orphans() -> None:
@@ -96,11 +105,12 @@ def die_with_the_parent() -> None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def pass_on_sigterm() -> None:
+def pass_on_sigterm(signals: int) -> None:
     """After SIGTERM, send it once to every training process, also to those that start later."""
     import psutil
 
-    stopping.wait()
+    while os.read(signals, 1) != bytes([signal.SIGTERM]):
+        continue
     signalled = set()
     while True:
         for worker in training_processes(psutil.Process()):

@@ -144,8 +144,10 @@ class Container:
         return self.wait()
 
     def first_process_takes_sigterm(self) -> bool:
-        """Whether PID 1 has a handler for it; without one the kernel drops it."""
+        """Whether PID 1 is the image's own program, no longer Docker's, with a handler for it; without one the kernel drops it."""
         pid = docker("inspect", "--format", "{{.State.Pid}}", self.id).stdout.strip()
+        if b"/opt/vision-launcher/" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return False
         [caught] = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
         return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 

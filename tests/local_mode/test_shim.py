@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 
 import psutil
 import pytest
@@ -71,6 +72,36 @@ def test_a_fork_gets_no_signal_before_it_is_the_script():
         os.waitpid(pid, 0)
         os.close(reading)
         os.close(writing)
+
+
+PROGRAMS = {
+    "shim": "from launcher.backends import toolkit as program",
+    "image": "import runpy, types; program = types.SimpleNamespace(**runpy.run_path('docker/start.py'))",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_sigterm_is_heard_while_the_main_thread_waits_in_a_system_call(program):
+    """The kernel may give it to another thread, and it may come just before the call: no Python handler runs then."""
+    text = f"""
+        import ctypes, os, signal, subprocess, threading
+        {PROGRAMS[program]}
+        signals = program.heard_signals()
+        def hear():
+            assert os.read(signals, 1) == bytes([signal.SIGTERM])
+            os._exit(7)
+        threading.Thread(target=hear, daemon=True).start()
+        waiting = threading.Event()
+        def get_it():
+            waiting.wait()
+            ctypes.CDLL(None).tgkill(os.getpid(), threading.get_native_id(), signal.SIGTERM)
+        threading.Thread(target=get_it, daemon=True).start()
+        child = subprocess.Popen(["sleep", "20"])
+        waiting.set()
+        os.wait()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)])
+    assert done.returncode == 7
 
 
 def test_the_toolkit_is_given_torchs_version_and_need_not_import_it():
