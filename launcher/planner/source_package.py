@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -140,6 +141,20 @@ def copy_files(files: list[SourceFile], target: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(file.read())
         place.chmod(file.mode)
+
+
+def code_checksum(files: Sequence[SourceFile]) -> str:
+    """A checksum of the paths and contents of the source files. COMMIT_FILE is left out, so a commit that changes none of them
+    keeps it.
+
+    Returns:
+        The first 16 digits of a SHA-256.
+    """
+    checksum = hashlib.sha256()
+    for file in sorted(files, key=lambda file: file.path):
+        if file.path != COMMIT_FILE:
+            checksum.update(f"{file.path}\0{hashlib.sha256(file.read()).hexdigest()}\n".encode())
+    return checksum.hexdigest()[:16]
 
 
 def archive(files: Sequence[SourceFile]) -> bytes:

@@ -10,21 +10,11 @@ from typing import Any
 
 from launcher import backends
 from launcher.config.job import Job
-from launcher.planner.source_package import COMMIT_FILE, SourceFile
 from launcher.record import records
 
 CONDITIONS = ("code", "settings", "machine")
 """Columns that are the same in every row of a table: a checksum of the code that travels; the job's settings without those that the
 study varies, as JSON; and where the trials run."""
-
-
-def code_checksum(files: Sequence[SourceFile]) -> str:
-    """Of the paths and contents of the files that travel. The note of the commit is left out: a commit that changes none of them
-    leaves a table valid."""
-    checksum = hashlib.sha256()
-    for file in (file for file in files if file.path != COMMIT_FILE):
-        checksum.update(f"{file.path}\0{hashlib.sha256(file.read()).hexdigest()}\n".encode())
-    return checksum.hexdigest()[:16]
 
 
 def commit_of(source: Path) -> str:

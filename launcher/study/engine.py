@@ -14,11 +14,11 @@ from launcher.backends.plans import check, plan
 from launcher.config.issues import UserError, mistake
 from launcher.config.job import Job
 from launcher.planner.plan import refuse_cost
-from launcher.planner.source_package import source_files
+from launcher.planner.source_package import code_checksum, source_files
 from launcher.record import records
 from launcher.runner.run import Run, to_its_end
 from launcher.show.text import counted, dollars
-from launcher.study.conditions import code_checksum, commit_of, machine_of
+from launcher.study.conditions import commit_of, machine_of
 from launcher.study.question import Question, Trial
 from launcher.study.trial_table import Row, TrialTable, held
 

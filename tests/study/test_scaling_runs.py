@@ -11,10 +11,9 @@ import pytest
 
 import launcher
 from launcher.commands import main
-from launcher.planner.source_package import COMMIT_FILE, SourceFile
+from launcher.planner.source_package import COMMIT_FILE, SourceFile, code_checksum
 from launcher.prepare import prepare
 from launcher.study import scaling_question
-from launcher.study.conditions import code_checksum
 from launcher.study.scaling_question import ScalingQuestion
 from tests.conftest import ROOT, thin_out
 
