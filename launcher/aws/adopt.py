@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from launcher.aws import session
-from launcher.aws.upload import RECORD, split
+from launcher.aws import follow, session
+from launcher.aws.upload import RECORD
 from launcher.config.issues import mistake
-from launcher.record import records
+from launcher.record import archives, records
 from launcher.record.records import RunFolder
+
+MAX_RECORD_BYTES = 2**30
+"""Of an unpacked record: texts, and the code, which has 100 MiB at most."""
 
 
 def adopt(name: str, region: str) -> RunFolder:
     """Make a training job's run folder in this machine's store.
 
     Raises:
-        UserError: no such job in the region, or AWS does not answer.
+        UserError: no such job in the region, a damaged record, or AWS does not answer.
     """
     folder = RunFolder(records.store() / name)
-    with session.as_user_error(f"attach {name}"):
+    key = f"attach {name}"
+    with session.as_user_error(key):
         try:
             described = session.client("sagemaker", region).describe_training_job(TrainingJobName=name)
         except session.errors() as error:
@@ -30,23 +32,22 @@ def adopt(name: str, region: str) -> RunFolder:
                 raise
             fix = "launcher runs lists this machine's runs, aws sagemaker list-training-jobs the region's jobs"
             raise mistake("run", f"{name}: no such training job in {region}", fix) from None
-        client = session.client("s3", region)
-        bucket, key = split(f"{described['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/{RECORD}")
+    record = f"{described['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/{RECORD}"
+    records.store().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=records.store(), prefix=".adopting-") as temporary, session.as_user_error(key):
+        made = RunFolder(Path(temporary) / name)
+        archive = Path(temporary) / Path(RECORD).name
         try:
-            record = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+            follow.fetch(session.client("s3", region), record, archive)
+            archives.unpack(archive, made.path, MAX_RECORD_BYTES)
         except session.errors() as error:
             if session.code(error) not in ("NoSuchKey", "NoSuchBucket", "404", *session.DENIED):
                 raise
-            record = None
-    records.store().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=records.store(), prefix=".adopting-") as temporary:
-        made = RunFolder(Path(temporary) / name)
-        made.path.mkdir()
-        if record is not None:
-            with tarfile.open(fileobj=io.BytesIO(record), mode="r:gz") as archive:
-                archive.extractall(made.path, filter="data")
-        else:
+            made.path.mkdir()
             _write_what_is_known(made, described, region)
+        except archives.ArchiveError as error:
+            fix = f"remove it (aws s3 rm {record}) and attach again: the run then has what SageMaker knows of it"
+            raise mistake(key, f"the run's record, {record}, is {error}", fix) from error
         records.write_json(made.remote, {"TrainingJobStatus": records.IN_PROGRESS, "adopted": True})
         made.path.replace(folder.path)  # whole, or not at all
     return folder

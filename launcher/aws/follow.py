@@ -11,9 +11,8 @@ import fcntl
 import io
 import itertools
 import re
-import tarfile
+import shutil
 import time
-import zlib
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 from launcher.aws import prices, session
 from launcher.aws.upload import split
-from launcher.record import failure_causes, records
+from launcher.record import archives, failure_causes, records
 from launcher.record.records import RunFolder
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -36,8 +35,11 @@ MAX_EXPLAINED_LINES = 200_000
 
 STOPPED_ELSEWHERE = "stopped by another program"
 
-BROKEN: tuple[type[Exception], ...] = (tarfile.TarError, OSError, EOFError, zlib.error)
-"""Errors of a truncated archive or a full disk."""
+BROKEN: tuple[type[Exception], ...] = (archives.ArchiveError, OSError)
+"""Errors of a damaged archive or a full disk."""
+
+SPARED_BYTES = 2**30
+"""Disk space that the results leave free."""
 
 KEPT = (
     *("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "SecondaryStatus", "SecondaryStatusTransitions"),
@@ -181,7 +183,7 @@ def _finish(
     for what, save in (
         ("output.tar.gz", lambda: _fetch_archive(client, f"{output}/output.tar.gz", results, folder.path)),
         ("output/data", lambda: _fetch_files(client, f"{output}/data/", results)),  # where compress_output is false
-        ("model.tar.gz", lambda: _fetch(client, f"{output}/model.tar.gz", folder.model)),
+        ("model.tar.gz", lambda: fetch(client, f"{output}/model.tar.gz", folder.model)),
     ):
         try:
             not_saved += save() or []
@@ -190,7 +192,7 @@ def _finish(
                 continue  # the script wrote none, or it has the other form
             if session.is_transient(error):
                 raise
-            why = session.about(error)[0] if isinstance(error, session.errors()) else repr(error)
+            why = session.about(error)[0] if isinstance(error, session.errors()) else str(error)
             not_saved.append(f"{what}: {why}; it is in {output}")
     records.merge_metrics(folder, hosts)
     if not_saved:
@@ -232,7 +234,8 @@ def _lines(file: Path) -> list[str]:
         return [line.rstrip("\n") for line in (*first, *collections.deque(log, half))]
 
 
-def _fetch(client: Any, uri: str, target: Path) -> None:
+def fetch(client: Any, uri: str, target: Path) -> None:
+    """Fetch an object, whole or not at all. Raises botocore's and s3transfer's errors."""
     bucket, key = split(uri)
     temporary = target.with_name(f".{target.name}.part")
     try:
@@ -243,20 +246,14 @@ def _fetch(client: Any, uri: str, target: Path) -> None:
 
 
 def _fetch_archive(client: Any, uri: str, target: Path, folder: Path) -> list[str]:
-    """Fetch and unpack a tar.gz. Returns the members that were skipped because they lead out of the target."""
+    """Fetch and unpack a tar.gz. Returns the members that were left out; the archive then stays."""
     archive = folder / "output.tar.gz"
-    _fetch(client, uri, archive)
-    target.mkdir(parents=True, exist_ok=True)
-    left_out = []
-    with tarfile.open(archive, mode="r:gz") as members:
-        for member in members:
-            try:
-                members.extract(member, target, filter="data")
-            except tarfile.FilterError as error:
-                left_out.append(f"output.tar.gz: {member.name}: {error}; it is in {archive}")
+    fetch(client, uri, archive)
+    most_bytes = max(0, shutil.disk_usage(folder).free - SPARED_BYTES)
+    left_out = archives.unpack(archive, target, most_bytes)
     if not left_out:
         archive.unlink()
-    return left_out
+    return [f"{archive.name}: {member}; it is in {archive}" for member in left_out]
 
 
 def _fetch_files(client: Any, uri: str, target: Path) -> None:
@@ -267,7 +264,7 @@ def _fetch_files(client: Any, uri: str, target: Path) -> None:
             place = target / item["Key"][len(prefix) :]
             if place.resolve().is_relative_to(target.resolve()) and not item["Key"].endswith("/"):
                 place.parent.mkdir(parents=True, exist_ok=True)
-                _fetch(client, f"s3://{bucket}/{item['Key']}", place)
+                fetch(client, f"s3://{bucket}/{item['Key']}", place)
 
 
 @contextlib.contextmanager
