@@ -14,22 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from engine import ALONE, machine, table
-from preprocessing import (
-    LARGE,
-    MIN_AREA,
-    NAMES,
-    PHOTOGRAPHS,
-    SIZE,
-    SMALL,
-    Contestant,
-    by_dali,
-    measure,
-    median_of,
-    ours,
-    some_of,
-    versus,
-    write_images,
-)
+from photographs import LARGE, NAMES, PHOTOGRAPHS, SMALL, some_of, write_images
+from preprocessing import MIN_AREA, SIZE, Contestant, by_dali, measure, median_of, ours, versus
 from training.data.batches import TrainingBatches
 from training.data.dali.pipeline import DaliBatches
 from training.data.decode.reference import ReferencePreprocessor

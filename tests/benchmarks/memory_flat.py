@@ -97,7 +97,7 @@ def main() -> None:
     print(f"{machine(1)}\n")
     rows = [("MB of the process and its workers", *(f"{part + 1}/{PARTS}" for part in range(PARTS)), "growth")]
     with tempfile.TemporaryDirectory() as folder:
-        from preprocessing import SMALL, write_images
+        from photographs import SMALL, write_images
 
         write_images(Path(folder) / "folder", SMALL, 64, asked.images)
         write_shards(Path(folder) / "shards", asked.samples // SAMPLES_A_SHARD)
