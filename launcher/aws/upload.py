@@ -15,7 +15,7 @@ from launcher.aws import request
 from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.planner.plan import Plan, Upload
-from launcher.planner.source_package import archive, secrets_in_text
+from launcher.planner.source_package import archive
 from launcher.record.records import RunFolder
 from launcher.show.text import counted
 
@@ -80,14 +80,14 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
 
 
 def upload_record(plan: Plan, folder: RunFolder, client: Any) -> None:
-    """Upload the run's record beside its output, without a git patch that seems to hold a secret. Raises botocore's errors."""
+    """Upload the run's record beside its output. Raises botocore's errors."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for file in (
             *(folder.job, folder.plan, folder.request, folder.git, folder.git_patch),
             *(folder.versions, folder.files, folder.code),
         ):
-            if file.exists() and not (file == folder.git_patch and secrets_in_text(file.read_bytes())):
+            if file.exists():
                 tar.add(file, file.name)
     bucket, key = split(f"{str(plan.job.output).rstrip('/')}/{plan.name}/{RECORD}")
     client.put_object(Bucket=bucket, Key=key, Body=packed.getvalue(), **encryption(plan.job))

@@ -45,6 +45,10 @@ def print_run(run: Run) -> None:
     ]
     lines += [f"  channel     {name}: {place}" for name, place in plan["channels"].items()]
     lines += [f"  setting     {name}: {value}" for name, value in plan["job"].get("hyperparameters", {}).items()]
+        *(
+            f"  left out    {path} of {run.folder.git_patch.name}: {why}"
+            for path, why in git.get("left_out", {}).items()
+        ),
     if outcome.get("seconds") is not None:
         lines.append(f"  took        {outcome['seconds']:.1f} s, {outcome['host_seconds']:.1f} host-seconds")
     lines += _about_the_price(plan, outcome, run)

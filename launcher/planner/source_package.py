@@ -9,26 +9,48 @@ import io
 import json
 import os
 import re
-import subprocess
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.config.issues import Issue, mistake
 from launcher.config.job import Job
+from launcher.planner import git
 
 IGNORE_FILE = ".launcherignore"
 """A file in the source folder that excludes others: one shell pattern a line, on top of what git ignores."""
 
 ALWAYS_EXCLUDED = (
     *("__pycache__", "*.pyc", ".git", ".venv", ".ipynb_checkpoints", ".DS_Store", ".pytest_cache", IGNORE_FILE),
-    *(".env", ".env.*", "*.pem", "*.p12", ".netrc", ".pypirc", ".aws", ".ssh", "id_rsa*", "id_ed25519*"),  # secrets
 )
+"""Patterns of files that no script needs."""
+
+SECRET_FILES = (
+    *(".env", ".env.*", "*.env", ".envrc"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.ppk", "*.kdbx"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".ssh", ".gnupg"),
+    *(".aws", ".azure", ".kube", ".boto", ".s3cfg", ".docker/config.json", "*/.docker/config.json", ".dockercfg"),
+    *(".git-credentials", ".netrc", "_netrc", ".pgpass", ".my.cnf", ".htpasswd", ".vault-token"),
+    *(".npmrc", ".yarnrc", ".pypirc", ".databrickscfg", "kaggle.json", "*.tfstate"),
+    *(
+        "credentials.json",
+        "client_secret*.json",
+        "service*account*.json",
+        "secrets.json",
+        "secrets.toml",
+        "secrets.y*ml",
+    ),
+)
+"""Patterns, in small letters, of files that tools keep keys and passwords in."""
 
 COMMIT_FILE = "training/source.json"
 """Where a script finds the commit of its source, which the model card names. The launcher writes it."""
+
+SECRET_BY_NAME, LINK_OUT = "such files hold secrets", "a link to outside the folder"
+"""Why a file is left out as unsafe."""
 
 MAX_FILES = 10_000
 """More files than this, and the folder is not a source folder."""
@@ -87,12 +109,15 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
     `training` of its own. With that package comes a file that names the source's commit.
 
     Returns:
-        The files; and what keeps the folder from being packaged.
+        The files; and what keeps the folder from being packaged, or a warning that names the files left out as unsafe.
     """
     try:
-        files = {path: source / path for path in _listed(source)}
+        listed = _listed(source)
+        patterns = _ignore_file(source)
     except CannotListError as error:
         return [], [Issue(key="source", found=str(error), fix=error.fix)]
+    reasons = {path: why_left_out(source, path, patterns) for path in listed}
+    files = {path: source / path for path, reason in reasons.items() if not reason and (source / path).is_file()}
     odd = [path for path in files if not path.isprintable()]
     if odd:
         return [], [Issue(key="source", found=f"a file name with unprintable characters: {odd[0]!r}", fix="rename it")]
@@ -103,12 +128,75 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
         found += [
             SourceFile(path, kit / path, (kit / path).stat().st_size)
             for path in _listed(kit)
-            if path.startswith("training/")
+            if path.startswith("training/") and not why_left_out(kit, path)
         ]
     if source.resolve() == kit.resolve() or not has_training:
         content = _commit(source)
         found.append(SourceFile(COMMIT_FILE, None, len(content), content))
-    return sorted(found, key=lambda file: file.path), []
+    unsafe = {path: reason for path, reason in reasons.items() if reason in (SECRET_BY_NAME, LINK_OUT)}
+    return sorted(found, key=lambda file: file.path), [_left_out(unsafe)] if unsafe else []
+
+
+def why_left_out(source: Path, path: str, ignored: Sequence[str] = ()) -> str:
+    """Why a file of a source folder stays on this machine, whatever carries the others; "" where it travels.
+
+    Args:
+        path: the file's, below `source`.
+        ignored: the ignore file's patterns.
+    """
+    places = [path]
+    if (source / path).is_symlink() and not _matches(path, ignored):
+        target = os.path.relpath(os.path.realpath(source / path), os.path.realpath(source))
+        if target == os.pardir or target.startswith(os.pardir + os.sep):
+            return LINK_OUT
+        places.append(target)
+    if any(_matches(place, [*ALWAYS_EXCLUDED, *ignored]) for place in places):
+        return "excluded"
+    return SECRET_BY_NAME if any(_matches(place.lower(), SECRET_FILES) for place in places) else ""
+
+
+def uncommitted(source: Path) -> tuple[dict[str, Any], bytes]:
+    """A source folder's git state, and its uncommitted changes as a patch, of files that may travel and hold no secret.
+
+    Returns:
+        (the state, with each file that the patch leaves out and the reason under `left_out`; the patch).
+    """
+    state = git.state(source)
+    if state["commit"] is None:
+        return state, b""
+    try:
+        changed = git.changed(source)
+        patterns = _ignore_file(source)
+        left_out = {path: why for path in changed if (why := why_left_out(source, path, patterns))}
+        if secrets_in_text(git.patch(source, *_all_but(left_out), readable=True)):
+            for path in set(changed) - set(left_out):
+                found = secrets_in_text(git.patch(source, f":(literal){path}", readable=True))
+                left_out |= {path: f"looks like {', '.join(found)}"} if found else {}
+        patch = git.patch(source, *_all_but(left_out))
+    except (git.GitError, CannotListError) as error:
+        return {**state, "left_out": {".": str(error)}}, b""
+    return {**state, "left_out": left_out} if left_out else state, patch
+
+
+def _all_but(paths: Iterable[str]) -> list[str]:
+    return [".", *(f":(exclude,literal){path}" for path in paths)]
+
+
+def _left_out(unsafe: Mapping[str, str]) -> Issue:
+    """The warning that names files which stay on this machine, by reason."""
+    by_reason = {
+        why: sorted(path for path, reason in unsafe.items() if reason == why) for why in sorted({*unsafe.values()})
+    }
+    named = [
+        f"{', '.join(paths[:5])}{f' and {len(paths) - 5} more' if len(paths) > 5 else ''} ({why})"
+        for why, paths in by_reason.items()
+    ]
+    return Issue(
+        key="source",
+        level="warning",
+        found=f"left out: {'; '.join(named)}",
+        fix=f"no change needed unless the script reads them: then rename or copy them; {IGNORE_FILE} silences this",
+    )
 
 
 class CannotListError(Exception):
@@ -121,16 +209,8 @@ class CannotListError(Exception):
 
 def _commit(source: Path) -> bytes:
     """The commit of a source folder and whether it is clean, as JSON; an empty object outside a repository."""
-
-    def git(*arguments: str) -> str:
-        # without optional locks git writes nothing: planning has no effect
-        command = ["git", "--no-optional-locks", "-C", str(source), *arguments]
-        return subprocess.run(command, capture_output=True, check=True, text=True, errors="replace").stdout.strip()
-
-    try:
-        known = {"commit": git("rev-parse", "HEAD"), "clean": not git("status", "--porcelain", "--", ".")}
-    except (OSError, subprocess.CalledProcessError):
-        known = {}
+    state = git.state(source)
+    known = {name: state[name] for name in ("commit", "clean")} if state["commit"] else {}
     return (json.dumps(known) + "\n").encode()
 
 
@@ -210,55 +290,40 @@ def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
 
 
 def _listed(folder: Path) -> list[str]:
-    """Relative paths of a folder's files, without ignored ones. Raises CannotListError."""
-    paths = _git_files(folder)
-    if paths is None:
+    """Relative paths of a folder's files: what git tracks or would track, or all without a repository. Raises CannotListError."""
+    try:
+        paths = git.tracked_or_new(folder)
+    except git.NoRepositoryError:
         paths = []
-        for place, folders, names in os.walk(folder):
-            folders[:] = [name for name in folders if not _ignored(name, ALWAYS_EXCLUDED)]
-            paths += [(Path(place) / name).relative_to(folder).as_posix() for name in names]
-            if len(paths) > MAX_FILES:
-                raise CannotListError(f"{folder} holds more than {MAX_FILES:,} files", "name the script's own folder")
-    ignore_file = folder / IGNORE_FILE
-    lines = ignore_file.read_text(encoding="utf-8", errors="replace").splitlines() if ignore_file.is_file() else []
+    except git.GitError as error:
+        # without git's list, the package would hold what .gitignore excludes
+        dubious = "dubious" in str(error)
+        fix = f"git config --global --add safe.directory {folder}" if dubious else "repair the repository"
+        raise CannotListError(f"git cannot list {folder}: {error}", fix) from None
+    if paths:
+        return paths
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not _matches(name, ALWAYS_EXCLUDED)]
+        paths += [(Path(place) / name).relative_to(folder).as_posix() for name in names]
+        if len(paths) > MAX_FILES:
+            raise CannotListError(f"{folder} holds more than {MAX_FILES:,} files", "name the script's own folder")
+    return paths
+
+
+def _ignore_file(folder: Path) -> list[str]:
+    """The patterns of a folder's ignore file. Raises CannotListError."""
+    file = folder / IGNORE_FILE
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     patterns = [line.strip().strip("/") for line in lines if line.strip() and not line.startswith("#")]
     negated = [pattern for pattern in patterns if pattern.startswith("!")]
     if negated:
         raise CannotListError(
             f"{IGNORE_FILE}: {negated[0]}: patterns with ! are not supported", "list only what to exclude"
         )
-    return [path for path in paths if (folder / path).is_file() and not _ignored(path, [*ALWAYS_EXCLUDED, *patterns])]
+    return patterns
 
 
-def _git_files(folder: Path) -> list[str] | None:
-    """What git tracks or would track in a folder; None outside a repository. Raises CannotListError."""
-    command = [
-        "git",
-        "-C",
-        str(folder),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "--deduplicate",
-    ]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
-    try:
-        listing = subprocess.run(command, capture_output=True, check=True, env=environment).stdout
-    except FileNotFoundError:
-        return None
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.decode("utf-8", "replace").strip()
-        if "not a git repository" in said:
-            return None
-        # without git's list, the package would hold what .gitignore excludes
-        fix = f"git config --global --add safe.directory {folder}" if "dubious" in said else "repair the repository"
-        raise CannotListError(f"git cannot list {folder}: {said.partition(chr(10))[0]}", fix) from None
-    return [path for path in listing.decode("utf-8", "surrogateescape").split("\0") if path] or None
-
-
-def _ignored(path: str, patterns: Sequence[str]) -> bool:
+def _matches(path: str, patterns: Sequence[str]) -> bool:
     """Whether a pattern matches the path, or one of the folders or names in it."""
     parts = path.split("/")
     wholes = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]

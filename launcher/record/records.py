@@ -246,34 +246,6 @@ def merge_metrics(folder: RunFolder, hosts: list[str]) -> None:
         write_atomically(folder.metrics, "".join(lines))
 
 
-def git_state(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """The git state of a folder: (commit, whether it is clean, changed files; patch of uncommitted changes to tracked files).
-
-    The patch's paths start at the folder. Outside a repository, or without git: ({"commit": None, "reason": …}, b"").
-    """
-
-    def git(*arguments: str) -> bytes:
-        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=True).stdout
-
-    plain = [
-        "--binary",
-        "--no-color",
-        "--no-ext-diff",
-        "--no-textconv",
-        "--src-prefix=a/",
-        "--dst-prefix=b/",
-    ]  # for git apply
-    try:
-        commit = git("rev-parse", "HEAD").decode().strip()
-        changed = git("status", "--porcelain").decode("utf-8", "replace").splitlines()
-        return {"commit": commit, "clean": not changed, "changed": changed}, git("diff", "HEAD", "--relative", *plain)
-    except FileNotFoundError:
-        return {"commit": None, "reason": "git is not installed"}, b""
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode("utf-8", "replace").strip().splitlines()
-        return {"commit": None, "reason": lines[-1] if lines else "git failed"}, b""
-
-
 def installed_versions() -> dict[str, str]:
     """Versions of Python, the system and every installed package, by name."""
     import platform

@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from launcher.planner.plan import Plan
-from launcher.planner.source_package import copy_files
+from launcher.planner.source_package import copy_files, uncommitted
 from launcher.record import records
 from launcher.record.records import RunFolder
 
@@ -17,7 +17,7 @@ def write(plan: Plan, folder: RunFolder) -> None:
         state = replayed.read(replayed.git)
         patch = replayed.git_patch.read_bytes() if replayed.git_patch.exists() else b""
     else:
-        state, patch = records.git_state(plan.source)
+        state, patch = uncommitted(plan.source)
     records.write_json(folder.git, state)
     if patch:
         records.write_atomically(folder.git_patch, patch)

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher import backends
 from launcher.config.job import Job
-from launcher.record import records
+from launcher.planner import git
 
 CONDITIONS = ("code", "settings", "machine")
 """Columns that are the same in every row of a table: a checksum of the code that travels; the job's settings without those that the
@@ -19,7 +19,7 @@ study varies, as JSON; and where the trials run."""
 
 def commit_of(source: Path) -> str:
     """The commit around a folder, with a + where it has uncommitted changes; "" outside a repository."""
-    state, _ = records.git_state(source)
+    state = git.state(source)
     return (state["commit"][:12] + ("" if state["clean"] else "+")) if state.get("commit") else ""
 
 

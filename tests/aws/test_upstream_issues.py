@@ -2,7 +2,7 @@
 
 Each test's docstring names the thread. Tested elsewhere:
 #4187, #5091, #2875 (no ignore file): test_plans.py, test_ignored_files_stay_and_the_kits_training_package_comes_along,
-    test_what_git_ignores_stays, test_secret_files_are_never_packaged; test_source_package.py, test_what_looks_like_a_secret_is_refused…
+    test_what_git_ignores_stays, test_source_package.py, test_files_that_hold_secrets_by_their_name_stay_and_are_named, test_what_looks_like_a_secret_is_refused…
 #4247 and accelerate #980 (booleans): test_hyperparameters.py, test_every_type_survives_the_real_toolkit; test_request.py,
     test_hyperparameters_survive_quotes_and_types
 #6188 (Debugger and Profiler on by default): test_request.py, test_profiling_and_debugger_are_off_unless_asked_for

@@ -186,21 +186,6 @@ def test_copied_files_keep_their_executable_bit(tmp_path):
     assert os.access(tmp_path / "to/run.sh", os.X_OK) and not os.access(tmp_path / "to/train.py", os.X_OK)
 
 
-def test_secret_files_are_never_packaged(tmp_path):
-    write(
-        tmp_path,
-        "train.py",
-        ".env",
-        ".env.local",
-        "keys/server.pem",
-        ".aws/credentials",
-        "id_rsa",
-        "sub/.netrc",
-        "training/x.py",
-    )
-    assert [file.path for file in source_package.source_files(tmp_path)[0]] == ["train.py", "training/x.py"]
-
-
 def test_a_repository_that_git_refuses_is_an_error_not_a_folder_without_git(tmp_path, script_job):
     job = script_job("x = 1")
     source = Path(job.source)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import launcher
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.planner import source_package
 from tests.conftest import ROOT, WEIRD_NAMES
@@ -139,6 +140,101 @@ def test_a_folder_of_data_is_refused_with_its_largest_files(source):
     assert source_package.IGNORE_FILE in issue.fix and "data as an input" in issue.fix
     (source / source_package.IGNORE_FILE).write_text("data\n")
     assert refusals(source) == []
+
+
+SECRET_FILES = (
+    *(".env", ".env.local", "sub/prod.env", "keys/server.pem", "keys/server.key", "id_rsa", "sub/ID_ECDSA", "certificate.p12"),
+    *(".aws/credentials", ".ssh/config", ".git-credentials", ".pgpass", ".npmrc", "sub/.netrc", "sub/.docker/config.json"),
+    *(".docker/config.json", "kaggle.json", "secrets.yaml", "client_secret_7.json", "infra/terraform.tfstate"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("repository", [False, True])
+def test_files_that_hold_secrets_by_their_name_stay_and_are_named(source, repository):
+    if repository:
+        commit(source)
+    write(source, dict.fromkeys(SECRET_FILES, "x"))
+    files, [issue] = source_package.source_files(source)
+    assert [file.path for file in files] == ["run.sh", "sub/ünï.py", "train.py", "training/own.py"]
+    assert issue.level == "warning" and ".env" in issue.found and f"and {len(SECRET_FILES) - 5} more" in issue.found
+    (source / source_package.IGNORE_FILE).write_text("\n".join(SECRET_FILES))
+    assert source_package.source_files(source)[1] == [], "what the user excludes needs no word"
+
+
+def test_a_link_out_of_the_folder_or_to_a_secret_file_stays(source, tmp_path):
+    (tmp_path / "outside.txt").write_text("private")
+    (tmp_path / "source-2").mkdir()
+    (tmp_path / "source-2/beside.txt").write_text("private")
+    write(source, {"sub/.env": "KEY=1"})
+    for name, target in {
+        "a.txt": "../outside.txt",
+        "b.txt": "../source-2/beside.txt",
+        "c.txt": "sub/.env",
+        "d.py": "train.py",
+        "e": "e",
+    }.items():
+        (source / name).symlink_to(target)
+    files, [issue] = source_package.source_files(source)
+    assert [file.path for file in files] == ["d.py", "run.sh", "sub/ünï.py", "train.py", "training/own.py"]
+    assert "a.txt, b.txt (a link to outside the folder)" in issue.found
+    assert "c.txt" in issue.found and "sub/.env" in issue.found
+
+
+def commit(folder: Path) -> None:
+    for words in (["init", "-q"], ["add", "-Af"], ["commit", "-qm", "all"]):
+        subprocess.run(["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c", *words], check=True)
+
+
+def test_the_patch_holds_what_the_archive_may_hold_and_nothing_else(source, tmp_path):
+    token = "ghp_" + "a1B2" * 9
+    private = {".env": "A=1", "old.key": "private-1", "notes/mine.txt": "private-2", "leaky.py": "", "blob.bin": b"\0"}
+    write(source, {**private, source_package.IGNORE_FILE: "notes\n", "ünï 'q'.py": "x = 1\n"})
+    commit(source)
+    write(source, {".env": "A=private-3", "notes/mine.txt": "private-4", "leaky.py": f"t = '{token}'\n"})
+    write(source, {"ünï 'q'.py": "x = 2\n", "blob.bin": b"\0" + token.encode(), "train.py": "print(2)\n"})
+    (source / "old.key").unlink()
+    (source / "run.sh").rename(source / ".envrc")
+    state, patch = source_package.uncommitted(source)
+    assert b"private" not in patch and b"token" not in patch and b"blob.bin" not in patch
+    assert set(state["left_out"]) == {".env", "old.key", "notes/mine.txt", "leaky.py", "blob.bin"}
+    assert state["left_out"]["leaky.py"] == "looks like a GitHub token" and state["clean"] is False
+    applied = tmp_path / "applied"
+    subprocess.run(["git", "clone", "-q", str(source), str(applied)], check=True)
+    subprocess.run(["git", "-C", str(applied), "apply"], input=patch, check=True)
+    assert (applied / "train.py").read_text() == "print(2)\n" and (applied / "ünï 'q'.py").read_text() == "x = 2\n"
+    assert (
+        (applied / ".env").read_text() == "A=1" and (applied / "old.key").exists() and not (applied / "run.sh").exists()
+    )
+
+
+def test_a_run_of_a_folder_with_a_changed_secret_file_keeps_none_of_it(script_job):
+    job = script_job("print('ran')")
+    write(Path(job.source), {".env": "A=1"})
+    commit(Path(job.source))
+    write(Path(job.source), {".env": "A=private", "script.py": "print('changed')\n"})
+    run = launcher.run(launcher.plan(job))
+    assert run.wait(60) == "Completed"
+    assert b"changed" in run.folder.git_patch.read_bytes()
+    assert run.folder.read(run.folder.git)["left_out"] == {".env": source_package.SECRET_BY_NAME}
+    assert not any(file.is_file() and b"private" in file.read_bytes() for file in run.folder.path.rglob("*"))
+
+
+def test_git_runs_no_program_that_the_repository_names(source, tmp_path):
+    write(source, {".env": "A=1"})
+    commit(source)
+    ran = tmp_path / "ran"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch '{ran}'\n")
+    program.chmod(0o755)
+    for key in ("core.fsmonitor", "diff.external", "diff.words.textconv", "core.pager"):
+        subprocess.run(["git", "-C", str(source), "config", key, str(program)], check=True)
+    write(source, {".gitattributes": "*.py diff=words\n", "train.py": "print(2)\n"})
+    subprocess.run(["git", "-C", str(source), "status"], check=True, capture_output=True)
+    assert ran.exists(), "git itself runs it"
+    ran.unlink()
+    assert source_package.source_files(source)[0]
+    assert b"print(2)" in source_package.uncommitted(source)[1]
+    assert not ran.exists()
 
 
 SECRETS = [
