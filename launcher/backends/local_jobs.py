@@ -110,8 +110,9 @@ def launch_command(job: Job, index: int, processes: int, *, python: str, leader:
 
 
 def toolkit_environment(share: Mapping[str, str]) -> dict[str, str]:
-    """The container toolkit's environment, with the host's share of this machine."""
+    """The container toolkit's environment, with the host's share of this machine and without its user's AWS credentials."""
     return {
+        **local_hosts.NO_CREDENTIALS,
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -193,6 +193,24 @@ def test_a_secret_reaches_the_script_and_no_file(script_job):
     assert len(kept) > 10 and not any(b"hunter2" in file.read_bytes() for file in kept)
 
 
+def test_a_script_finds_no_credentials_of_this_machines_user(script_job, tmp_path, monkeypatch):
+    keys = "aws_access_key_id = AKIDEXAMPLE\naws_secret_access_key = example\n"
+    for file, section in ((".aws/credentials", "default"), (".aws/config", "default"), (".boto", "Credentials")):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(f"[{section}]\nregion = us-west-2\n{keys}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = """
+        import boto3, os, pathlib
+        assert pathlib.Path("~/.aws/credentials").expanduser().is_file()
+        session = boto3.Session()
+        assert session.get_credentials() is None and session.region_name is None
+    """
+    assert launcher.run(launcher.plan(script_job(text))).wait(60) == "Completed"
+    text = "import boto3; assert boto3.Session().get_credentials().access_key == 'AKIDEXAMPLE'"
+    job = script_job(text, environment={"AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / ".aws/credentials")})
+    assert launcher.run(launcher.plan(job)).wait(60) == "Completed", "unless the job says so"
+
+
 def test_odd_outputs_cost_neither_the_record_nor_the_store(script_job):
     run = launcher.run(launcher.plan(script_job(
         """

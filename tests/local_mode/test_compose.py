@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.backends import compose, docker
+from launcher.backends import compose, docker, local_hosts
 
 FOLDER = Path("/runs/it's $1/test-run")
 
@@ -53,6 +53,7 @@ def test_one_host_as_compose_text(script_job, tmp_path, monkeypatch, no_gpus):
                     "USER": "sagemaker",
                     "LOGNAME": "sagemaker",
                     "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
+                    **local_hosts.NO_CREDENTIALS,
                     "PYTHONUNBUFFERED": "1",
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "GOMP_SPINCOUNT": "1000",
