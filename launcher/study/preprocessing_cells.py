@@ -8,7 +8,7 @@ from statistics import median
 
 from launcher.show.spread import Spread, spread
 from launcher.study.results import NOT_MEASURED
-from launcher.study.trial_table import Row
+from launcher.study.trial_table import Repeats, Row
 
 INPUT_BOUND, PARTLY, COMPUTE_BOUND = "input-bound", "partly input-bound", "compute-bound"
 
@@ -19,7 +19,7 @@ tensorflow/core/profiler/convert/op_stats_to_input_pipeline_analysis.cc."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Repeats):
     """One model with one preprocessing pipeline under one augmentation load."""
 
     model: str
@@ -30,21 +30,10 @@ class Cell:
     alone: Spread | None
     """Images a second of the model alone, on one batch over and over; None: not measured."""
 
-    def of(self, column: str) -> Spread | None:
-        """A column over the repeats; None where it was not measured."""
-        return spread(row[column] for row in self.rows)
-
     @property
     def seconds(self) -> Spread:
         """An epoch's."""
         found = self.of("epoch_seconds")
-        assert found is not None, "every completed trial has it"
-        return found
-
-    @property
-    def rate(self) -> Spread:
-        """Images a second."""
-        found = self.of("images_per_second")
         assert found is not None, "every completed trial has it"
         return found
 

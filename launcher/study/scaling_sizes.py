@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from launcher.show.spread import Spread, spread
+from launcher.show.spread import Spread
 from launcher.study.scaling_model import Point, ScalingModel
-from launcher.study.trial_table import Row
+from launcher.study.trial_table import Repeats, Row
 
 WEAK, STRONG = "weak", "strong"
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(Repeats):
     """A number of hosts with one batch."""
 
     hosts: int
@@ -23,10 +23,6 @@ class Size:
     """A row of the table for each repeat."""
     shares_cores: bool = False
     """Whether the hosts are on one machine and have more threads than it has cores."""
-
-    def of(self, column: str) -> Spread | None:
-        """A column over the repeats; None where it was not measured."""
-        return spread(row[column] for row in self.rows)
 
     @property
     def processes(self) -> int:
@@ -37,13 +33,6 @@ class Size:
     def batch(self) -> float:
         """Images per process."""
         return self.global_batch / self.processes
-
-    @property
-    def rate(self) -> Spread:
-        """Images a second."""
-        found = self.of("images_per_second")
-        assert found is not None, "every completed trial has it"
-        return found
 
     @property
     def seconds(self) -> float:

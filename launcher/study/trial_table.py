@@ -13,9 +13,27 @@ from typing import Any
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.record import records
 from launcher.runner.run import Run
+from launcher.show.spread import Spread, spread
 from launcher.study.conditions import CONDITIONS, difference
 
 Row = dict[str, str]
+
+
+class Repeats:
+    """What is measured several times: a dataclass with this base has the rows of its repeats, and reads their columns."""
+
+    rows: tuple[Row, ...]
+
+    def of(self, column: str) -> Spread | None:
+        """A column over the repeats; None where it was not measured."""
+        return spread(row[column] for row in self.rows)
+
+    @property
+    def rate(self) -> Spread:
+        """Images a second."""
+        found = self.of("images_per_second")
+        assert found is not None, "every completed trial has it"
+        return found
 
 
 class TrialTable:

@@ -22,9 +22,9 @@ V1, QUOTA, PERIOD = "11:memory:/a\n4:cpu,cpuacct:{}\n1:name=systemd:/a\n", "cpu.
         ("0::/a\n", {"a/cpu.max": "max 100000"}, []),
         ("0::/a\n", {"a/cpu.max": ""}, []),
         ("0::/a\n", {}, []),
-        (V1.format("/docker/1"), {f"cpu,cpuacct/docker/1/{QUOTA}": "250000", f"cpu,cpuacct/docker/1/{PERIOD}": "100000"}, [2.5]),
-        (V1.format("/docker/1"), {f"cpu,cpuacct/{QUOTA}": "200000", f"cpu,cpuacct/{PERIOD}": "50000"}, [4]),
-        (V1.format("/docker/1"), {f"cpu,cpuacct/{QUOTA}": "-1", f"cpu,cpuacct/{PERIOD}": "100000"}, []),
+        (V1.format("/docker/1"), {f"cpu/docker/1/{QUOTA}": "250000", f"cpu/docker/1/{PERIOD}": "100000"}, [2.5]),
+        (V1.format("/docker/1"), {f"cpu/{QUOTA}": "200000", f"cpu/{PERIOD}": "50000"}, [4]),
+        (V1.format("/docker/1"), {f"cpu/{QUOTA}": "-1", f"cpu/{PERIOD}": "100000"}, []),
         ("1:cpuset:/a\n0::/a\n", {"cpuset/a/cpu.cfs_quota_us": "1", "cpuset/a/cpu.cfs_period_us": "1", "a/cpu.max": "200000 100000"}, [2]),
     ],
 )  # fmt: skip

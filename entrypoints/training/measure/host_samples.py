@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from training.runtime.host import cgroup_quotas
+
 SECTOR = 512
 """Bytes; /proc/diskstats counts in these whatever the disk's own are: https://docs.kernel.org/admin-guide/iostats.html"""
 
@@ -45,7 +47,7 @@ class HostSamples:
         Args:
             proc, cgroups: where they are mounted.
         """
-        self._proc = proc
+        self._proc, self._cgroups = proc, cgroups
         self._groups = list(_own_groups(proc, cgroups))
         self._before: dict[str, float] = {}
         self._cores: dict[str, list[int]] = {}
@@ -63,7 +65,8 @@ class HostSamples:
         self._before["now"] = now
         values = dict(self._core_values(seconds))
         if now >= self._limits_until:
-            self._limits, self._limits_until = (self._usable_cores(), self._memory_limit()), now + LIMITS_SECONDS
+            cores = min([self._affinity, *cgroup_quotas(self._cgroups, self._proc / "self/cgroup")])
+            self._limits, self._limits_until = (cores, self._memory_limit()), now + LIMITS_SECONDS
         usable_cores, memory_limit = self._limits
         values |= self._memory_value(memory_limit)
         values |= self._rates("i/o", "", self._disk_counts(), seconds)
@@ -193,18 +196,6 @@ class HostSamples:
                 self._before |= {f"periods {name}": counts["nr_periods"], f"throttled {name}": counts["nr_throttled"]}
                 shares.append(min(100.0, 100 * held / periods) if periods > 0 else 0.0)
         return max(shares, default=None)
-
-    def _usable_cores(self) -> float:
-        """Cores that processes of this container may use: by affinity, or by its quota where that is less."""
-        cores = float(self._affinity)
-        for group in self._groups:
-            if group.version == 2:
-                quota, _, period = _text(group.cpu / "cpu.max").partition(" ")
-            else:
-                quota, period = _text(group.cpu / "cpu.cfs_quota_us"), _text(group.cpu / "cpu.cfs_period_us")
-            if quota.isdigit() and period.isdigit():  # else max, -1, or no such file
-                cores = min(cores, int(quota) / int(period))
-        return cores
 
     def _memory_limit(self) -> int | None:
         """Bytes that this container may hold; None where it is the whole machine's memory."""

@@ -37,7 +37,7 @@ def cgroup_quotas(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/s
             _, controllers, path = line.split(":", 2)
             if controllers and "cpu" not in controllers.split(","):
                 continue
-            base = root / controllers if controllers else root
+            base = root / "cpu" if controllers else root  # a link, where cpu is mounted together with cpuacct
             folder = base / path.lstrip("/")
             for group in (folder, *folder.parents):
                 with contextlib.suppress(OSError, ValueError):
