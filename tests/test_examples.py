@@ -33,6 +33,9 @@ PRINTED = {
 FAR_AWAY = ("check", "upload")
 """Examples that talk to AWS."""
 
+MANY_RUNS = ("PreprocessingStudy", "ScalingStudy", "drill")
+"""Examples that start several runs."""
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
@@ -63,10 +66,11 @@ def there(place, monkeypatch, tmp_path) -> Path:
     return place
 
 
-def public() -> list[str]:
+def public() -> list:
     """Every public name, and the ones that they lead to."""
     names = [f"launcher.{name}" for name in launcher.__all__ if name != "study"]
-    return ["launcher", *names, *(f"launcher.study.{name}" for name in study.__all__), "launcher.emulator.start"]
+    names += ["launcher", *(f"launcher.study.{name}" for name in study.__all__), "launcher.emulator.start"]
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name.rpartition(".")[2] in MANY_RUNS)) for name in names]
 
 
 @pytest.mark.parametrize("name", public())
@@ -94,7 +98,12 @@ def test_the_example_in_a_docstring_runs(name, there, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "document, text", [block for block in blocks("python") if not re.match(r"# \w+\.py\n", block[1])]
+    "document, text",
+    [
+        pytest.param(*block, marks=[pytest.mark.slow] * ('on="aws"' in block[1]))
+        for block in blocks("python")
+        if not re.match(r"# \w+\.py\n", block[1])
+    ],
 )
 def test_the_python_of_a_document_runs(document, text, there):
     command = [sys.executable, "-c", text]

@@ -52,6 +52,7 @@ TINY += [
 ]
 
 
+@pytest.mark.slow
 def test_a_study_that_was_killed_goes_on_where_it_was_and_tells_everything(place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
