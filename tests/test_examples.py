@@ -33,7 +33,7 @@ PRINTED = {
 FAR_AWAY = ("check", "upload")
 """Examples that talk to AWS."""
 
-MANY_RUNS = ("PreprocessingStudy", "ScalingStudy", "drill")
+MANY_RUNS = ("PreprocessingStudy", "ScalingStudy")
 """Examples that start several runs."""
 
 
