@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 FOLDERS = (Path("/usr/share/tuxpaint/stamps"),)
 """The package's folder. Licences: GPL version 2 and others, see docs/COPYING.txt of tuxpaint-stamps."""
 
+FORMATS = ("PNG",)
+"""Of the cut-outs."""
+
 CLASSES = {"animal": "animals", "food": "food", "plant": "plants", "vehicle": "vehicles"}
 """Class -> the package's folder, in the order of the mask's pixel values from 1 on; 0 is background."""
 
@@ -49,7 +52,7 @@ def find(folder: Path) -> dict[str, list[str]]:
         for file in sorted((folder / inside).rglob("*.png")):
             if "cartoon" in file.relative_to(folder).as_posix().lower():
                 continue
-            with Image.open(file) as opened:  # reads its header
+            with Image.open(file, formats=FORMATS) as opened:  # reads its header
                 if opened.mode in ("RGBA", "LA") or "transparency" in opened.info:
                     found[name].append(str(file))
     return found
@@ -115,7 +118,7 @@ def _cutout(file: str) -> Image:
     """A cut-out as RGBA, cropped to its content and scaled down to KEPT_SIZE."""
     from PIL import Image
 
-    with Image.open(file) as opened:
+    with Image.open(file, formats=FORMATS) as opened:
         cutout: Image.Image = opened.convert("RGBA")
     cutout = cutout.crop(cutout.getchannel("A").getbbox() or (0, 0, *cutout.size))
     cutout.thumbnail((KEPT_SIZE, KEPT_SIZE))

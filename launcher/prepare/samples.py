@@ -77,12 +77,10 @@ def _opened(sample: Sample) -> tuple[Image, bytes | None]:
     """A sample's pixels, and its file's bytes if they can be kept."""
     if sample.image is not None:
         return sample.image(), None
-    from PIL import Image
-
     decoding = entry_rules().decoding
     data = decoding.read_file(sample.source)
     try:
-        with Image.open(io.BytesIO(data)) as opened:
+        with decoding.open_image(data) as opened:
             channels = 1 if opened.mode in GREY else 3
     except Exception:  # decode raises the right error
         channels = 3

@@ -11,7 +11,7 @@ from PIL import Image
 
 from training.data.augmentation import Variation
 from training.data.decode import geometry
-from training.data.decode.decoding import ORIENTATION, decode
+from training.data.decode.decoding import ORIENTATION, decode, open_image
 
 if TYPE_CHECKING:
     from nvidia.dali.backend import TensorListCPU, TensorListGPU
@@ -143,7 +143,7 @@ def upright_size(encoded: bytes) -> tuple[int, int] | None:
         palette, transparency or 16 bits, other formats, files without their end, and what is no image.
     """
     try:
-        with Image.open(io.BytesIO(encoded)) as opened:
+        with open_image(encoded) as opened:
             if opened.format == "PNG":
                 plain = encoded[24:26] in (b"\x08\x00", b"\x08\x02")  # 8 bits, grey or RGB (PNG specification, 11.2.1)
                 return None if not plain or any(mark in encoded for mark in OTHER_PIXELS) else opened.size

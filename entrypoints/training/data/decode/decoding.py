@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""What a file may hold, whatever its name says. Pillow knows more, and passes PostScript to Ghostscript, which runs it."""
+
+MAX_PIXELS = 2**26
+"""Of an image: 256 MiB of Pillow's memory at 4 bytes a pixel, and above the 61 million of full-frame cameras. A PNG of 300 KB can
+unpack to as much."""
+
 ORIENTATION = 0x0112
 """The EXIF tag of how a camera was held (CIPA DC-008, section 4.6.4)."""
-
-
-class BrokenImage(ValueError):
-    """A file that cannot be read as an image; the message names it."""
-
 
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -25,11 +27,15 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns an image of that orientation upright; 1 is upright."""
+"""The turn that brings an image of each orientation upright; 1 is upright."""
+
+
+class BrokenImage(ValueError):
+    """A file that cannot be read as an image; the message names it."""
 
 
 def read_file(file: str | Path) -> bytes:
-    """An image file as it is.
+    """The bytes of an image file.
 
     Raises:
         BrokenImage: it cannot be read; the message names it.
@@ -41,43 +47,59 @@ def read_file(file: str | Path) -> bytes:
         raise BrokenImage(f"{file} cannot be read: {error.strerror or error}") from error
 
 
+def open_image(encoded: bytes) -> Image.Image:
+    """The image of a file, of which Pillow reads the header now and the pixels on demand.
+
+    Raises:
+        ValueError: the file is empty, in none of FORMATS, or has more than MAX_PIXELS.
+        Exception: whatever else Pillow raises of a damaged header: SyntaxError, TypeError, struct.error …
+    """
+    try:
+        opened = Image.open(io.BytesIO(encoded), formats=FORMATS)
+    except UnidentifiedImageError as error:  # its message names the object in memory
+        valid = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise ValueError(f"it is no {valid}, or its header is damaged" if encoded else "it is empty") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError(_TOO_LARGE) from error
+    if too_large(*opened.size):
+        raise ValueError(_TOO_LARGE)
+    return opened
+
+
+def too_large(width: int, height: int) -> bool:
+    """Whether an image has more than MAX_PIXELS."""
+    return width * height > MAX_PIXELS
+
+
+_TOO_LARGE = f"it has more than {MAX_PIXELS:,} pixels, the limit for one image: scale it down, or cut it into parts"
+
+
 def decode(encoded: bytes, file: str | Path, channels: int) -> Image.Image:
     """An image in mode L for one channel, RGB for three.
 
-    EXIF's orientation is applied; transparent parts show white, as on a page; of 16 bits the upper 8 are kept.
+    EXIF's orientation is applied, transparency becomes white, and 16 bits are reduced to the upper 8.
 
     Args:
         encoded: a whole image file.
-        file: where it lies, for messages.
+        file: its path, for messages.
 
     Raises:
-        BrokenImage: it is no image, is damaged, has more than Pillow's 179 million pixels, or pixels of more than 16 bits; the
-            message names it.
+        BrokenImage: `open_image` refuses it, it is damaged, or its pixels have more than 16 bits; the message names the file.
     """
     try:
-        with Image.open(io.BytesIO(encoded)) as opened:
+        with open_image(encoded) as opened:
             opened.load()
             return upright(opened, _flat(_eight_bits(opened)).convert("L" if channels == 1 else "RGB"))
-    except UnidentifiedImageError as error:  # which would name the object in memory that Pillow read
-        what = "it is of no kind that Pillow knows" if encoded else "it is empty"
-        raise BrokenImage(f"{file} cannot be read as an image: {what}") from error
     except Exception as error:  # a damaged file makes Pillow raise OSError, SyntaxError, TypeError, struct.error …
-        raise BrokenImage(f"{file} cannot be read as an image: {what_is_wrong(error)}") from error
-
-
-def what_is_wrong(error: Exception) -> str:
-    """What Pillow says of a file, the same in every process: without the place in memory where it found what is no image."""
-    if isinstance(error, UnidentifiedImageError):
-        return "it is in none of the formats that Pillow knows"
-    return str(error) or type(error).__name__
+        raise BrokenImage(f"{file} cannot be read as an image: {str(error) or type(error).__name__}") from error
 
 
 def upright(opened: Image.Image, image: Image.Image) -> Image.Image:
-    """An image turned as the file that it was read from says.
+    """An image turned as the file it comes from says.
 
-    ImageOps.exif_transpose would also write the remaining EXIF data again, and fail where a good image has bad EXIF data.
+    ImageOps.exif_transpose also rewrites the remaining EXIF data, and fails where a good image has bad EXIF data.
     """
-    # Pillow itself turns a TIFF when it loads it, and before version 10 forgot to say so
+    # Pillow turns a TIFF when it loads it, and before version 10 does not say so
     orientation = 1 if opened.format == "TIFF" else opened.getexif().get(ORIENTATION)
     return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
 
@@ -89,19 +111,17 @@ def as_pixels(image: Image.Image) -> np.ndarray:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Pillow itself would cut 16-bit grey off at 255, so that nearly all of it becomes white."""
+    """16-bit grey reduced to the upper 8 bits; Pillow clips it at 255, so that nearly all of it becomes white."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # the second before Pillow 11
         return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(
-            f"it has {image.mode} pixels of 32 bits: convert it to 8 bits, in the range that you want to keep"
-        )
+        raise ValueError(f"it has {image.mode} pixels of 32 bits: convert it to 8 bits, in the range you want to keep")
     return image
 
 
 def _flat(image: Image.Image) -> Image.Image:
-    """The image on white where it is transparent; without this the hidden colours under the transparency would show."""
+    """The image on white where it is transparent; plain conversion shows the colours hidden under the transparency."""
     if "A" not in image.getbands() and "transparency" not in image.info:
         return image
-    colours = image.convert("RGBA")
+    colours = image if image.mode == "RGBA" else image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours)

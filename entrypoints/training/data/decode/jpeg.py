@@ -1,18 +1,16 @@
-"""JPEG files decoded by the fastest decoder there is, at an eighth to the whole of their size; what is no plain JPEG is left to Pillow."""
+"""JPEG files decoded by the fastest decoder there is, at 1/8 to the whole of their size; Pillow decodes all that is no plain JPEG."""
 
 from __future__ import annotations
 
 import functools
-import io
 import struct
 from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from training.data.decode.decoding import ORIENTATION
+from training.data.decode.decoding import ORIENTATION, open_image, too_large
 
 HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
 """Markers of baseline, extended and progressive frames (ITU-T T.81, table B.1); the others are lossless or arithmetic."""
@@ -22,7 +20,7 @@ WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
 
 
 class JpegHeader(NamedTuple):
-    """What a plain JPEG says before its pixels: 8 bits, grey or YCbCr."""
+    """The header of a plain JPEG: 8 bits, grey or YCbCr."""
 
     width: int
     height: int
@@ -38,7 +36,7 @@ class JpegHeader(NamedTuple):
 
 
 def read_header(encoded: bytes) -> JpegHeader | None:
-    """The header of a plain JPEG; None where it is another kind of JPEG, damaged, larger than Pillow opens, or no JPEG."""
+    """The header of a plain JPEG; None: another kind of JPEG, a damaged one, one of more than MAX_PIXELS, or no JPEG."""
     if encoded[:3] != b"\xff\xd8\xff":
         return None
     place, end, tagged = 2, len(encoded) - 4, False
@@ -72,13 +70,12 @@ def _frame(encoded: bytes, segment: bytes, tagged: bool) -> JpegHeader | None:
     bits, height, width, channels = struct.unpack(">BHHB", segment[:6])
     if bits != 8 or channels not in (1, 3) or not height or not width or segment[6:12:3] in (b"RG", b"rg"):
         return None
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and width * height > 2 * limit:  # where Pillow refuses, and says why
+    if too_large(width, height):
         return None
     orientation = 1
-    if tagged:  # as the reference does, so that both turn a file with odd EXIF data alike
+    if tagged:  # as the reference does: both turn a file with odd EXIF data alike
         try:
-            with Image.open(io.BytesIO(encoded)) as opened:
+            with open_image(encoded) as opened:
                 orientation = opened.getexif().get(ORIENTATION)
         except Exception:
             return None
@@ -86,13 +83,13 @@ def _frame(encoded: bytes, segment: bytes, tagged: bool) -> JpegHeader | None:
 
 
 Decoder = Callable[[bytes, JpegHeader, int, bool], "np.ndarray | None"]
-"""(encoded, header, part, grey) -> uint8 (⌈height / part⌉, ⌈width / part⌉) where grey, else with 3 channels more, as stored, not
-upright; None where it finds damage, of which Pillow then judges."""
+"""(encoded, header, part, grey) -> uint8 (⌈height / part⌉, ⌈width / part⌉[, 3 unless grey]), as stored, not upright; None: the file
+may be damaged, and `decoding.decode` decides."""
 
 
 @functools.cache
 def opencv() -> ModuleType | None:
-    """OpenCV, without threads of its own, which would multiply with ours; None where it is not installed."""
+    """OpenCV without threads of its own, which multiply with ours; None: it is not installed."""
     try:
         import cv2
     except ImportError:
@@ -103,7 +100,7 @@ def opencv() -> ModuleType | None:
 
 @functools.cache
 def find_decoder() -> tuple[Decoder, str]:
-    """The fastest decoder that is installed, and its name: simplejpeg, OpenCV or Pillow; all are libjpeg-turbo, which frees the GIL."""
+    """The fastest installed decoder, and its name: simplejpeg, OpenCV or Pillow. All are libjpeg-turbo and release the GIL."""
     try:
         import simplejpeg
     except ImportError:
@@ -117,7 +114,7 @@ def find_decoder() -> tuple[Decoder, str]:
             pixels = simplejpeg.decode_jpeg(
                 encoded, "GRAY" if grey else "RGB", min_height=height, min_width=width, min_factor=part
             )
-        except ValueError:  # as for all that libjpeg warns of
+        except ValueError:  # libjpeg's warnings included
             return None
         found: np.ndarray = pixels[..., 0] if grey else pixels
         return found
@@ -126,11 +123,11 @@ def find_decoder() -> tuple[Decoder, str]:
 
 
 def _by_opencv(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.ndarray | None:
-    if encoded.rfind(b"\xff\xd9", -64) < 0:  # without its end it is cut, which OpenCV would fill up with grey
+    if encoded.rfind(b"\xff\xd9", -64) < 0:  # it is cut: OpenCV fills it up with grey
         return None
     cv2 = opencv()
     assert cv2 is not None, "find_decoder chose it"
-    # IMREAD_REDUCED_GRAYSCALE_2 is 16, …_4 32, …_8 64, and the colour ones are those + 1
+    # IMREAD_REDUCED_GRAYSCALE_2 is 16, …_4 32, …_8 64; the colour ones are 1 more
     flags = (8 * part if part > 1 else 0) + (0 if grey else 1) + cv2.IMREAD_IGNORE_ORIENTATION
     pixels: np.ndarray | None = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     if pixels is not None and not grey:
@@ -140,8 +137,8 @@ def _by_opencv(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.
 
 def _by_pillow(encoded: bytes, header: JpegHeader, part: int, grey: bool) -> np.ndarray | None:
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with open_image(encoded) as image:
             image.draft("L" if grey else "RGB", (max(header.width // part, 1), max(header.height // part, 1)))
             return np.array(image.convert("L" if grey else "RGB"))
-    except Exception:  # as all that Pillow finds wrong, for which decoding.decode has the words
+    except Exception:  # decoding.decode reports it
         return None
