@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tarfile
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo  # torch 2.0 does not bring it by itself
@@ -12,7 +14,7 @@ from safetensors.torch import save_file
 from training.models import timm_models
 from training.teacher.acceptance import require
 
-from tests.entrypoints.teachers import CLASSES, IMAGES, NAME, OPTIONS, channel, exported, load
+from tests.entrypoints.teachers import CLASSES, IMAGES, NAME, OPTIONS, archive, channel, exported, load
 
 # --- published weights
 
@@ -115,6 +117,45 @@ def test_a_file_that_broke_off_is_told_to_be_damaged(tmp_path, trained, kind):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(ValueError, match=f"{file.name} is damaged: copy it again"):
         load(place, name=NAME, options=OPTIONS)
+
+
+def test_an_archive_with_one_wrong_bit_is_refused_wherever_it_is(tmp_path, trained):
+    archive(tmp_path / "model", tmp_path / "channel/model.tar.gz")
+    file = tmp_path / "channel/model.tar.gz"
+    whole = file.read_bytes()
+    begin = whole.index(b"\0", 10) + 1  # after gzip's own header, whose date and name matter to nobody
+    for place in np.linspace(begin, len(whole) - 1, 60).astype(int):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"model.tar.gz(:| is damaged: copy it again .*gzip -t)"):
+            load(tmp_path / "channel")
+    file.write_bytes(whole)
+    assert torch.equal(load(tmp_path / "channel")(IMAGES), load(tmp_path / "model")(IMAGES))
+
+
+@pytest.mark.parametrize("kind", ["folder", "ddp checkpoint"])
+def test_weights_with_one_wrong_bit_are_refused_outside_an_archive_too(tmp_path, trained, kind):
+    place = channel(tmp_path, kind, trained)
+    file = next(file for file in place.iterdir() if file.suffix in (".safetensors", ".pth"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{file.name} is damaged: copy it again .*(SHA-256|checksum)"):
+        load(place, name=NAME, options=OPTIONS)
+
+
+@pytest.mark.parametrize("member", ["weights", "header"])
+def test_an_archive_that_inflates_is_refused_at_its_limit(tmp_path, member):
+    (tmp_path / "channel").mkdir()
+    with tarfile.open(tmp_path / "channel/model.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as opened:
+        entry = tarfile.TarInfo("model.safetensors")
+        if member == "weights":
+            entry.size = 80 << 20
+            opened.addfile(entry, io.BytesIO(bytes(entry.size)))
+        else:
+            entry.pax_headers = {"comment": "x" * (80 << 20)}
+            opened.addfile(entry)
+    with pytest.raises(ValueError, match="model.tar.gz: it unpacks to more than 67,108,864 bytes, .*give the folder"):
+        load(tmp_path / "channel")
 
 
 @pytest.mark.parametrize("content", [[torch.zeros(2)], {"epoch": 1}, torch.zeros(2)])

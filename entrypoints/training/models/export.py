@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,9 @@ from torch import nn
 from training.models.timm_models import Normalized
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "config.json"
+
+DIGEST = "sha256"
+"""The key of the weights' SHA-256, as `hash_weights` takes it, in the metadata of model.safetensors."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,19 @@ def save(
             "preprocessing": preprocessing,
         }
     described |= {"num_classes": len(classes), "label_names": list(classes), "training": training}
+    weights, digest = _weights(model.model), hashlib.sha256()
+    hash_weights(digest, weights)
     with whole_file(folder / WEIGHTS) as place:
-        save_file(_weights(model.model), place, metadata={"format": "pt"})
+        save_file(weights, place, metadata={"format": "pt", DIGEST: digest.hexdigest()})
     with whole_file(folder / DESCRIPTION) as place:
         place.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def hash_weights(total: hashlib._Hash, state: Mapping[str, torch.Tensor]) -> None:
+    """Add weights to a hash: in the order of their names, each with its name, type, shape and bytes, on whatever device."""
+    for name, value in sorted(state.items()):
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        total.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def read_description(folder: Path) -> Description | None:

@@ -1,35 +1,44 @@
-"""A teacher's files: where they lie in a channel, and their weights by name."""
+"""A teacher's files: their places in a channel, and their weights by name. A damaged one is refused, never loaded."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import pickle
+import shutil
 import tarfile
-from functools import partial
+import zipfile
+import zlib
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 
-from training.models.export import WEIGHTS
+from training.models.export import DIGEST, WEIGHTS, hash_weights
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """Of weights files; .bin is the Hugging Face hub's older one."""
 
 ARCHIVE = ".tar.gz"
 
+PIECE = 1 << 20
+"""Bytes that are unpacked at once."""
+
+MAX_RATIO, SMALL = 20, 64 << 20
+"""An archive may unpack to 20 times its size, or to 64 MiB. Weights shrink by a tenth, text tenfold, and gzip's zeros a thousandfold."""
+
 
 def member_folders(channel: Path, unpacked: Path) -> dict[str, Path]:
-    """The folders of a channel that hold a teacher each, by a name for messages, in the order of these names.
+    """The folders of a channel that hold one teacher each, by name for messages, in the order of names.
 
-    The channel holds one teacher: a model.tar.gz as a run leaves it, its content, or one weights file; or it holds several: an
-    archive each, or a subfolder each that holds one of these.
+    One teacher is a run's model.tar.gz, its content, or a weights file. Several are an archive each, or a subfolder each that
+    holds one of these.
 
     Args:
-        unpacked: an empty folder into which archives are unpacked.
+        unpacked: an empty folder for the content of archives.
 
     Raises:
-        ValueError: an archive is damaged, or holds files that lie outside of it.
+        ValueError: an archive is damaged, unpacks to more than its limit, or holds files that point outside it.
     """
     entries = [entry for entry in sorted(channel.iterdir()) if not entry.name.startswith(".")]
     archives = [entry for entry in entries if entry.name.endswith(ARCHIVE)]
@@ -47,7 +56,7 @@ def member_folders(channel: Path, unpacked: Path) -> dict[str, Path]:
 
 
 def weights_file(folder: Path) -> Path:
-    """A teacher's only weights file, or of several the one that an export calls model.safetensors.
+    """A teacher's weights file: model.safetensors, or the only one.
 
     Raises:
         ValueError: there is none, or there are several of other names.
@@ -64,19 +73,20 @@ def weights_file(folder: Path) -> Path:
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """A file's weights by name, without the prefixes that DDP and torch.compile leave; of a checkpoint, the EMA's if it has them.
+    """A file's weights by name, without the prefixes of DDP and torch.compile; of a checkpoint, the EMA's if it has them.
 
     Raises:
-        ValueError: the file is damaged, or holds other things than weights, which could run code.
+        ValueError: the file is damaged, or holds more than weights, which can run code.
     """
-    read = load_file if file.suffix == ".safetensors" else partial(torch.load, map_location="cpu", weights_only=True)
     try:
-        state = read(file)
+        state = _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
     except pickle.UnpicklingError as error:
         fix = "save the state dict alone: torch.save(model.state_dict(), FILE)"
         raise ValueError(f"{file.name} is not a weights-only file, and no other kind is loaded: {fix}") from error
-    except (SafetensorError, RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{file.name} is damaged: copy it again ({_first_line(error)})") from error
+    except (SafetensorError, RuntimeError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{file.name} is damaged: copy it again from where it was saved ({_first_line(error)})"
+        ) from error
     for key in ("state_dict_ema", "state_dict", "model_ema", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
@@ -89,25 +99,72 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
+    with safe_open(file, "pt") as opened:
+        state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+        known = (opened.metadata() or {}).get(DIGEST)
+    if known is not None:
+        found = hashlib.sha256()
+        hash_weights(found, state)
+        if found.hexdigest() != known:
+            raise OSError(f"its weights have the SHA-256 {found.hexdigest()}, its header says {known}")
+    return state
+
+
+def _read_torch(file: Path) -> object:
+    if zipfile.is_zipfile(file):  # torch does not compare its checksums
+        with zipfile.ZipFile(file) as opened:
+            damaged = opened.testzip()
+        if damaged is not None:
+            raise OSError(f"{damaged} in it does not have its checksum")
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+class _Archive(gzip.GzipFile):
+    """A gzip file that is read up to its limit."""
+
+    def __init__(self, file: Path):
+        super().__init__(file)
+        self.limit = max(SMALL, MAX_RATIO * file.stat().st_size)
+
+    def read(self, size: int | None = -1) -> bytes:
+        piece = super().read(size)
+        if self.tell() > self.limit:
+            raise ValueError(
+                f"it unpacks to more than {self.limit:,} bytes, {MAX_RATIO} times its size or {SMALL:,}, and no trained weights "
+                "do: use an archive that a run wrote, or unpack it and give the folder"
+            )
+        return piece
+
+
 def _unpack(archive: Path, target: Path) -> Path:
-    """The folder into which an archive's files were unpacked."""
+    """The folder that an archive's files were unpacked into."""
     target.mkdir(parents=True)
     try:
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                # extractall's own filter="data" came with Python 3.11.4; Debian 12 has 3.11.2
-                place = (target / member.name).resolve()
-                if not place.is_relative_to(target.resolve()):
-                    raise ValueError(
-                        f"{archive.name} holds {member.name}, which points outside it: use an archive that a run wrote"
-                    )
-                content = opened.extractfile(member) if member.isfile() else None
-                if content is not None:
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    place.write_bytes(content.read())
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(f"{archive.name} is damaged: copy it again ({_first_line(error)})") from error
+        with _Archive(archive) as opened:
+            with tarfile.open(fileobj=opened, mode="r|", bufsize=PIECE) as members:
+                for member in members:
+                    _unpack_member(members, member, target)
+            while opened.read(PIECE):  # gzip compares its checksum at the end, and tarfile stops before
+                pass
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        fix = "copy it again from the run that wrote it, and check it with gzip -t"
+        raise ValueError(f"{archive.name} is damaged: {fix} ({_first_line(error)})") from error
+    except ValueError as error:
+        raise ValueError(f"{archive.name}: {error}") from error
     return target
+
+
+def _unpack_member(members: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    # extractall's filter="data" came with Python 3.11.4; Debian 12 has 3.11.2
+    place = (target / member.name).resolve()
+    if not place.is_relative_to(target.resolve()):
+        raise ValueError(f"{member.name} in it points outside it: use an archive that a run wrote")
+    content = members.extractfile(member) if member.isfile() else None
+    if content is not None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with open(place, "wb") as file:
+            shutil.copyfileobj(content, file, PIECE)
 
 
 def _first_line(error: Exception) -> str:

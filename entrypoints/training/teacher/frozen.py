@@ -15,7 +15,7 @@ import torch
 
 from training.models import segmenter, timm_models
 from training.models.compiled import StaticBatch
-from training.models.export import read_description
+from training.models.export import hash_weights, read_description
 from training.models.precision import FORMATS
 from training.teacher.files import member_folders, read_weights, weights_file
 
@@ -71,9 +71,7 @@ class FrozenModel:
             "std": self.model.std.flatten().tolist(),
         }
         total = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
-        for name, value in sorted(self.model.model.state_dict().items()):
-            total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            total.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        hash_weights(total, self.model.model.state_dict())
         return total.hexdigest()
 
     def _logits(self, images: torch.Tensor) -> torch.Tensor:
