@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,7 +53,7 @@ def write_channel(root: Path, *counts: int, classes: int = 3) -> Path:
 
 
 def disk_at(folder: Path) -> SimpleNamespace:
-    return SimpleNamespace(gettempdir=lambda: str(folder))
+    return SimpleNamespace(gettempdir=lambda: str(folder), TemporaryDirectory=tempfile.TemporaryDirectory)
 
 
 def indexed(root: Path) -> Path:

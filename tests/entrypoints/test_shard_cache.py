@@ -7,7 +7,11 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import tempfile
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +20,7 @@ import torch
 from training.data.loaders import open_loaders
 from training.data.sources import shard_cache
 from training.data.sources.shard_cache import ReadAhead, ShardCache
-from training.data.sources.shard_index import find_shards
+from training.data.sources.shard_index import INDEX, find_shards, read_index, write_index
 from training.data.sources.shards import LabelledShards, ShardReading
 from training.data.views import open_data
 from training.runtime.environment import is_streamed
@@ -116,6 +120,76 @@ def _die_while_copying(root: Path, disk: Path) -> None:
 
     shard_cache.shutil.copyfileobj = copied
     _read_streamed(root, 1)
+
+
+NOBODY = 65534
+"""The user who lays traps."""
+
+
+@pytest.fixture
+def shared_disk(monkeypatch) -> Iterator[Path]:
+    """A folder in which all users can make files, and none can remove another's, as /tmp is."""
+    if os.getuid() != 0:
+        pytest.skip("only root can be another user")
+    folder = Path(tempfile.mkdtemp(prefix="shared-", dir="/tmp"))
+    folder.chmod(0o1777)
+    monkeypatch.setattr(shard_cache, "tempfile", disk_at(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def as_nobody(*command: object) -> None:
+    subprocess.run([*map(str, command)], check=True, user=NOBODY, group=NOBODY, extra_groups=[])
+
+
+def test_an_index_that_another_user_planted_is_not_read(tmp_path, shared_disk):
+    root = write_channel(tmp_path / "train", 6)
+    assert LabelledShards(root).labels.tolist() == [0, 1, 2, 0, 1, 2]
+    (index,) = shared_disk.rglob(INDEX)
+    planted = replace(read_index(index), labels=np.zeros(6, np.int64))
+    write_index(shared_disk / "planted.npz", planted)
+    shutil.rmtree(index.parents[1])
+    as_nobody("mkdir", "-p", index.parent)
+    as_nobody("cp", shared_disk / "planted.npz", index)
+    as_nobody("chmod", "-R", "a+rwx", index.parents[1])
+    with pytest.warns(UserWarning, match=f"{index.parents[1]} is not a folder that this user alone can write to"):
+        opened = LabelledShards(root)
+    assert opened.labels.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("trap", ["folder", "file"])
+def test_a_link_that_another_user_planted_is_not_followed(tmp_path, shared_disk, trap):
+    root = indexed(write_channel(tmp_path / "train", 4, 4))
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    secret.chmod(0o600)
+    assert _read_streamed(root, 1) == picture(1)
+    (copy,) = shared_disk.rglob("part-0.tar")
+    shutil.rmtree(copy.parents[1])
+    if trap == "folder":
+        (tmp_path / "own").mkdir(mode=0o700)
+        as_nobody("ln", "-s", tmp_path / "own", copy.parents[1])
+    else:
+        as_nobody("mkdir", "-p", copy.parent)
+        as_nobody("ln", "-s", secret, copy.parent / ".part-0.tar.part")
+    with pytest.warns(UserWarning, match="remove the first, or set TMPDIR"):
+        assert _read_streamed(root, 1) == picture(1)
+    assert secret.read_text() == "mine" and secret.stat().st_mode & 0o777 == 0o600
+    assert trap == "file" or not list((tmp_path / "own").iterdir())
+
+
+def test_a_folder_for_copies_is_made_for_this_user_alone_and_one_that_others_can_write_to_is_left(tmp_path, disk):
+    root = indexed(write_channel(tmp_path / "train", 4))
+    assert _read_streamed(root, 1) == picture(1)
+    (usual,) = disk.iterdir()
+    assert usual.stat().st_mode & 0o777 == 0o700
+    usual.chmod(0o770)
+    before = [file.stat().st_mtime_ns for file in usual.rglob("*")]
+    with pytest.warns(UserWarning, match=f"keeps its index and copies of shards in {usual}-"):
+        assert _read_streamed(root, 2) == picture(2)
+    assert [file.stat().st_mtime_ns for file in usual.rglob("*")] == before
+    (new,) = (folder for folder in disk.iterdir() if folder != usual)
+    assert new.stat().st_mode & 0o777 == 0o700 and copies(new) == ["part-0.tar"]
 
 
 def test_a_full_disk_and_a_small_limit_leave_shards_to_be_read_in_place(tmp_path, monkeypatch, disk):

@@ -255,8 +255,10 @@ def test_shards_that_do_not_agree_with_their_index_are_named_with_the_fix(tmp_pa
     [
         ({"a.png": picture(0)}, r"a.tar: a has no label: a.cls .*, a.json .*, or a.mask.png"),
         ({"a.cls": b"0"}, "a.tar: a has no image, only cls. Images are .jpg, .jpeg, .png, .webp"),
-        ({"a.png": picture(0), "a.cls": b"-1"}, "a.cls holds b'-1', not a class number"),
-        ({"a.png": picture(0), "a.cls": b"dog"}, "a.cls holds b'dog', not a class number, or a name of classes.txt"),
+        ({"a.png": picture(0), "a.cls": b"-1"}, "a.cls holds b'-1', not a class number below 1,000,000"),
+        ({"a.png": picture(0), "a.cls": b"100000000"}, "a.tar: a.cls holds b'100000000', not a class number below 1,000,000"),
+        ({"a.png": picture(0), "a.json": b"[" * 100_000}, "a.json holds"),
+        ({"a.png": picture(0), "a.cls": b"dog"}, "a.cls holds b'dog', not a class number below 1,000,000, or a name of classes.txt"),
         ({"a.png": picture(0), "a.json": b'{"klass": 1}'}, "a.json holds .* as {\"label\": …}"),
         ({"a.png": picture(0), "a.cls": b"3"}, "a.tar: a.png has class 3, and .* has 3 names of classes, so 0 to 2 are valid"),
         ({"readme": b""}, "its 1 shards hold no images"),
@@ -267,6 +269,25 @@ def test_a_sample_that_is_not_of_the_convention_is_named_with_what_is_valid(tmp_
     (tmp_path / "train/classes.txt").write_text("a\nb\nc\n")
     with pytest.raises(ValueError, match=message):
         LabelledShards(tmp_path / "train")
+
+
+@pytest.mark.parametrize("label", [-1, 10**6, 10**8])
+def test_a_label_that_an_index_makes_up_is_named_with_the_limit(tmp_path, label):
+    root = indexed(write_channel(tmp_path / "train", 4))
+    (root / "classes.txt").unlink()
+    index = read_index(root / INDEX)
+    index.labels[2] = label
+    write_index(root / INDEX, index)
+    with pytest.raises(
+        ValueError, match=rf"part-0.tar: 0002.png has class {label}, .* so 0 to 999999 are valid: correct"
+    ):
+        LabelledShards(root)
+
+
+def test_a_class_name_may_hold_every_letter_but_a_line_break(tmp_path):
+    root, names = write_channel(tmp_path / "train", 3), ["a\u2028b", "c\u0085d", "e\x0cf"]
+    (root / "classes.txt").write_bytes("\r\n".join(names).encode())
+    assert LabelledShards(root).classes == names
 
 
 @pytest.mark.parametrize("keep", [0, 100, 2000, 4096, 10240 - 10240 % 512 - 7 * 512])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,17 +27,43 @@ NO_COPY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOENT)
 
 
 def host_folder(*identity: object) -> Path:
-    """A folder of this user on this host's own disk (TMPDIR, or /tmp), the same for all processes that give the same identity."""
+    """A folder of this user on this host's disk (TMPDIR, or /tmp): one for all processes that give the same identity.
+
+    What lies there is trusted, so no other user may write there. Where the usual place is another's, each process takes a new one.
+    """
     name = hashlib.sha256("\0".join(map(str, identity)).encode(errors="surrogateescape")).hexdigest()[:24]
-    folder = Path(tempfile.gettempdir()) / f"vision-shards-{os.getuid()}" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.gettempdir()) / f"vision-shards-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not _is_own(folder):
+        folder = Path(_new_folder(folder).name)
+    folder = folder / name
+    folder.mkdir(exist_ok=True)
     return folder
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a path is a folder, no link to one, that this user alone can write to."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+@functools.cache
+def _new_folder(usual: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder that this process keeps until it ends."""
+    made = tempfile.TemporaryDirectory(prefix=f"{usual.name}-", dir=usual.parent)
+    warnings.warn(
+        f"{usual} is not a folder that this user alone can write to, so this process keeps its index and copies of shards in "
+        f"{made.name}: remove the first, or set TMPDIR to a folder of your own",
+        stacklevel=3,
+    )
+    return made
 
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """While this process alone, of all on this host, holds a lock; a process that dies lets it go."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    """Hold a lock of this host; a process that dies lets it go."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -86,9 +115,10 @@ class ShardCache:
                 return True
             with locked(self.folder / ".room.lock"):
                 self._make_room(self.sizes[name])
-                part.touch()
+                part.unlink(missing_ok=True)  # of a killed process
+                opened = open(part, "xb")  # noqa: SIM115 - others count it from now on
             try:
-                with open(self.root / name, "rb", buffering=0) as source, open(part, "wb") as target:
+                with opened as target, open(self.root / name, "rb", buffering=0) as source:
                     shutil.copyfileobj(source, target, PIECE)
                 if part.stat().st_size != self.sizes[name]:
                     raise OSError(f"it came with {part.stat().st_size} bytes instead of {self.sizes[name]}")

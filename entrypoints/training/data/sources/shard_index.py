@@ -24,6 +24,10 @@ CLASSES = ("classes.txt", "classes.json")
 
 IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")
 LABEL_KINDS = ("cls", "json")
+
+MAX_CLASSES = 1_000_000
+"""Of a channel that does not name its classes, so that a wrong label does not make a model of any size."""
+
 MASK_KIND = "mask.png"
 
 SCANS = 16
@@ -93,7 +97,8 @@ def find_shards(root: Path) -> dict[str, int]:
 def write_index(file: Path, index: ShardIndex) -> None:
     """Write an index; an interruption leaves no part of one under its name."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
-    with open(temporary, "wb") as opened:
+    temporary.unlink(missing_ok=True)  # of a killed process
+    with open(temporary, "xb") as opened:
         np.savez(opened, format=FORMAT, **{part.name: getattr(index, part.name) for part in fields(index)})
     os.replace(temporary, file)
 
@@ -129,7 +134,8 @@ def read_classes(root: Path) -> list[str] | None:
         return None
     try:
         text = file.read_text(encoding="utf-8")
-        names = text.splitlines() if file.suffix == ".txt" else json.loads(text)
+        # str.splitlines also divides at U+0085 and U+2028, which a name may hold
+        names = text.removesuffix("\n").split("\n") if file.suffix == ".txt" else json.loads(text)
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError too
         raise ValueError(f"{file} cannot be read: {error}") from error
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
@@ -247,12 +253,12 @@ def _label(file: Path, key: str, kind: str, text: bytes, classes: list[str] | No
         value = json.loads(text)
         if isinstance(value, dict):
             value = value["label"]
-    except (ValueError, KeyError):  # a class's name, in .cls without quotes
+    except (ValueError, KeyError, RecursionError):  # a class's name, in .cls without quotes
         value = text.decode("utf-8", "replace").strip() if kind == "cls" else None
     if isinstance(value, str) and classes and value in classes:
         return classes.index(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_CLASSES:
         return value
-    valid = f"a class number, or a name of {' or '.join(CLASSES)} beside the shards"
+    valid = f"a class number below {MAX_CLASSES:,}, or a name of {' or '.join(CLASSES)} beside the shards"
     shape = ' as {"label": …}' if kind == "json" else ""
     raise ValueError(f"{file}: {key}.{kind} holds {text[:60]!r}, not {valid}{shape}")

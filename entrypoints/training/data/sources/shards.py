@@ -23,6 +23,7 @@ from training.data.sources.shard_cache import ReadAhead, ShardCache, host_folder
 from training.data.sources.shard_index import (
     CLASSES,
     INDEX,
+    MAX_CLASSES,
     ShardIndex,
     find_shards,
     read_classes,
@@ -60,14 +61,20 @@ class LabelledShards:
         index, named = self.files.index, read_classes(root)
         if len(index.mask_offsets):
             raise ValueError(f"{root}: its shards hold masks, not labels: train_segmentation.py reads them")
-        classes = int(index.labels.max()) + 1
-        self.classes = named or [str(number) for number in range(classes)]
-        if classes > len(self.classes):
-            first = int(np.argmax(index.labels >= len(self.classes)))
-            raise ValueError(
-                f"{self.files.name(first)} has class {index.labels[first]}, and {root} has {len(self.classes)} names of classes, "
-                f"so 0 to {len(self.classes) - 1} are valid: correct the label, or {' or '.join(CLASSES)}"
+        most = len(named) if named else MAX_CLASSES
+        wrong = (index.labels < 0) | (index.labels >= most)
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            why = (
+                f"has {most} names of classes"
+                if named
+                else f"has no names of classes, without which {most:,} are the limit"
             )
+            raise ValueError(
+                f"{self.files.name(first)} has class {index.labels[first]}, and {root} {why}, so 0 to {most - 1} are valid: "
+                f"correct the label, or {' or '.join(CLASSES)}"
+            )
+        self.classes = named or [str(number) for number in range(int(index.labels.max()) + 1)]
         if images_per_class is not None:
             self.files.keep(_first_of_each(index.labels, images_per_class))
         self.order = self.files.order
