@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from launcher.config.issues import Issue, UserError, mistake
-from launcher.prepare import folders, shards
+from launcher.prepare import folders, lock, shards
 from launcher.prepare.processes import available_cores
 from launcher.prepare.samples import Encoding, Sample
 from launcher.prepare.sources import find_samples
@@ -59,7 +59,8 @@ def prepare(
         A summary for people.
 
     Raises:
-        UserError: an unknown or empty source, a missing package, or a target that was made with other arguments.
+        UserError: an unknown or empty source, a class whose name is no line of text, a missing package, or a target that was made
+            with other arguments or is being prepared by another process.
     """
     from tqdm import tqdm
 
@@ -70,14 +71,15 @@ def prepare(
     how = {"source": made_of, "size": size, "validation_fraction": validation_fraction}
     how |= {"jpeg_quality": jpeg_quality} if jpeg_quality != 95 else {}
     how |= {"shard_size": shard_size} if shard_size else {}
-    _remember(target, how)
-    with tqdm(total=len(samples), desc=f"{source} -> {target}", unit="image", disable=None) as bar:
-        jobs = jobs or available_cores()
-        if shard_size:
-            written, broken = shards.write(samples, target, encoding, _bytes(shard_size), jobs, bar.update)
-        else:
-            written, broken = folders.write(samples, target, encoding, jobs, bar.update)
-    return "\n".join([_summary(samples, target, written, broken), *_leave_out(target, broken)])
+    with lock.alone(target):
+        _remember(target, how)
+        with tqdm(total=len(samples), desc=f"{source} -> {target}", unit="image", disable=None) as bar:
+            jobs = jobs or available_cores()
+            if shard_size:
+                written, broken = shards.write(samples, target, encoding, _bytes(shard_size), jobs, bar.update)
+            else:
+                written, broken = folders.write(samples, target, encoding, jobs, bar.update)
+        return "\n".join([_summary(samples, target, written, broken), *_leave_out(target, broken)])
 
 
 def _check(
@@ -145,7 +147,6 @@ def _remember(target: Path, how: dict[str, str | int | float | None]) -> None:
                 f"{target} was made with " + "; ".join(different),
                 f"name another folder, or remove it first: rm -r {target}",
             )
-    target.mkdir(parents=True, exist_ok=True)
     write_json(file, how)
 
 

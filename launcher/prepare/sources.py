@@ -8,11 +8,12 @@ import importlib.util
 import os
 import random
 import struct
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.config.issues import UserError, did_you_mean, mistake
+from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.prepare import cutouts, photos, shapes
 from launcher.prepare.samples import KEPT, Sample
 
@@ -24,6 +25,9 @@ DRAWN = ("cutouts", "digits", "fashion-mnist", "photos", "shapes")
 """Sources other than folders."""
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+
+CONTROLS = ("Cc", "Zl", "Zp", "Cs")
+"""Unicode's categories of control characters, of line and paragraph separators, and of bytes that are no UTF-8."""
 
 FASHION_CLASSES = (
     "t-shirt_top",
@@ -269,12 +273,25 @@ def _has_masks(folder: Path) -> bool:
 
 def _named_files(folder: Path, masked: bool) -> Iterator[tuple[str, str]]:
     """(class, path below the class's folder) of every image, sorted. Images with masks have the class `images`."""
-    for class_folder in sorted(path for path in folder.iterdir() if path.is_dir()):
-        if class_folder.name == "masks" and masked:
-            continue
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not (path.name == "masks" and masked))
+    _require_lines(classes)
+    for class_folder in classes:
         for file in sorted(class_folder.rglob("*")):
             if file.suffix.lower() in IMAGE_ENDINGS and file.is_file():
                 yield class_folder.name, file.relative_to(class_folder).as_posix()
+
+
+def _require_lines(classes: list[Path]) -> None:
+    """Raise a UserError that lists the folders whose names are no line of text, as classes.txt and logs need."""
+    wrong = [path for path in classes if any(unicodedata.category(letter) in CONTROLS for letter in path.name)]
+    if wrong:
+        valid, fix = "UTF-8 text without line breaks and control characters", "rename the folder"
+        raise UserError(
+            [
+                Issue(key="SOURCE", found=f"{path.parent} has the class {path.name!r}", valid=valid, fix=fix)
+                for path in wrong
+            ]
+        )
 
 
 def _from_file(split: str, folder: Path, name: tuple[str, str], masked: bool) -> Sample:

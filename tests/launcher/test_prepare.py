@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -25,7 +26,7 @@ def tree(folder) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("prepared.json", "broken.txt")
+        if path.is_file() and path.name not in ("prepared.json", "broken.txt", ".prepare.lock")
     }
 
 
@@ -134,6 +135,55 @@ def test_files_that_are_no_images_are_named_and_left_out(tmp_path):
     words = prepare(str(tmp_path / "in"), tmp_path / "out")
     assert "3 images could not be read" in words and all(name in words for name in ("empty.png", "text.jpg", "cut.jpg"))
     assert len(tree(tmp_path / "out")) == 12
+
+
+def test_postscript_under_an_images_name_is_left_out_and_not_run(tmp_path, monkeypatch):
+    write_images(tmp_path / "in", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    (tmp_path / "in/a/3.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/gs").write_text(f'#!/bin/sh\n[ "$1" = --version ] || touch {tmp_path}/ran\n')
+    (tmp_path / "bin/gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
+    assert "a/3.jpg: cannot be read as an image: it is no JPEG" in prepare(
+        str(tmp_path / "in"), tmp_path / "out", size=8
+    )
+    assert not (tmp_path / "ran").exists() and len(tree(tmp_path / "out")) == 4
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\u2028b", "a\u0085b", "a\x1b[2J", os.fsdecode(b"a\xff")])
+def test_a_class_whose_name_is_no_line_of_text_is_refused(tmp_path, name):
+    write_images(tmp_path / "in", f"{name}/1.png", f"{name}/2.png", "b c\u00a0é 한/1.png")
+    with pytest.raises(launcher.UserError) as error:
+        prepare(str(tmp_path / "in"), tmp_path / "out", shard_size="1MB")
+    (issue,) = error.value.issues
+    assert repr(name) in issue.found and "rename the folder" in issue.fix and not (tmp_path / "out").exists()
+
+
+HOLDER = """
+import sys
+from launcher.prepare.lock import alone
+with alone(__import__("pathlib").Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_preparation_of_a_folder_names_the_first_and_a_killed_one_holds_nothing(tmp_path):
+    write_images(tmp_path / "in", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    target = tmp_path / "out"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout.readline() == b"held\n"
+    command = [sys.executable, "-m", "launcher", "prepare", str(tmp_path / "in"), str(target)]
+    second = subprocess.run(command, capture_output=True, text=True)
+    assert second.returncode == 2 and "Traceback" not in second.stderr
+    who = f"{target} is being prepared by process {holder.pid} on {socket.gethostname()} since 20"
+    assert who in second.stderr and "wait for its end, or name another folder" in second.stderr
+    holder.kill()
+    holder.communicate()
+    assert "4 written" in prepare(str(tmp_path / "in"), target) and "4 images decoded" in verify(target)
 
 
 def test_names_that_would_collide_stay_apart(tmp_path):

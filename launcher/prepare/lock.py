@@ -1,0 +1,46 @@
+"""One preparation of a target at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from launcher.config.issues import mistake
+
+LOCK = ".prepare.lock"
+"""The target's file that is locked. It stays there: the lock ends with its process, however that ends."""
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+"""Errors of file systems without locks, such as Lustre mounted without flock."""
+
+
+@contextlib.contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Keep a target for this process.
+
+    Raises:
+        UserError: another process prepares it; the message says which, where and since when.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    with open(target / LOCK, "a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read() or "another process"
+            fix = "wait for its end, or name another folder"
+            raise mistake("TARGET", f"{target} is being prepared by {holder}", fix) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        lock.truncate(0)
+        since = datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds")
+        lock.write(f"process {os.getpid()} on {socket.gethostname()} since {since}")
+        lock.flush()
+        yield
