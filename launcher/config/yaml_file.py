@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from launcher.config.issues import Issue, UserError, mistake
+from launcher.config.redaction import REDACTED, holds_a_secret, is_secret
 
 
 class _Loader(yaml.SafeLoader):
@@ -50,6 +51,11 @@ def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
+
+
+MAX_VALUES = 10_000
+"""Keys and values of a config, its aliases written out. Those of configs/ have at most 200, and aliases of aliases can stand for
+more than any machine reads."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,12 @@ def parse(text: str, source: str) -> Config:
                 "write `key: value` lines, as in configs/quickstart.yaml",
                 valid="a mapping",
             )
+        if _count(node, {}) > MAX_VALUES:
+            raise mistake(
+                source,
+                f"more than {MAX_VALUES:,} keys and values, with its aliases written out",
+                "write fewer values, and no aliases of aliases",
+            )
         lines: dict[str, int] = {}
         problems = list(_check_keys(node, "", lines))
         if problems:
@@ -115,6 +127,7 @@ def parse(text: str, source: str) -> Config:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
         line = text.splitlines()[mark.line].strip() if mark and mark.line < len(text.splitlines()) else ""
+        line = "" if any(is_secret(word, line) for word in re.findall(r"[\w.-]+", line)) else line
         raise mistake(
             where,
             f"not YAML: {error.problem or error.context}" + (f", at `{line}`" if line else ""),
@@ -150,11 +163,12 @@ def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Iss
             value = parse(f"value: {value_text}", key).values["value"]
         except UserError as error:
             about = error.issues[0]
-            quote = f"quote it: {key}='\"{value_text}\"'"
+            hidden = key.startswith("secrets.") or is_secret(key, value_text)
+            quote = f"quote it: {key}='\"{'…' if hidden else value_text}\"'"
             problems.append(
                 Issue(
                     key=key,
-                    found=f"`{value_text}`: {about.found}",
+                    found=about.found.partition(", at `")[0] if hidden else f"`{value_text}`: {about.found}",
                     fix=about.fix if "twice" in about.found else quote,
                 )
             )
@@ -185,10 +199,27 @@ def _set(values: dict[str, Any], key: str, value: Any) -> Issue | None:
             below = at[parent] = {}
         if not isinstance(below, dict):
             whole = ".".join(parents[: depth + 1])
-            return Issue(key=key, found=f"{whole} is {below!r}, not a mapping", fix=f"set {whole} itself")
+            shown = REDACTED if holds_a_secret(whole, below) else repr(below)
+            return Issue(key=key, found=f"{whole} is {shown}, not a mapping", fix=f"set {whole} itself")
         at = below
     at[last] = value
     return None
+
+
+def _count(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Nodes at and below a node, those behind an alias counted wherever it stands.
+
+    Args:
+        counted: the count of each node seen before, by identity, so that every node is visited once.
+
+    Raises:
+        RecursionError: a node contains itself.
+    """
+    if id(node) not in counted:
+        below = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inside = (part for item in below for part in (item if isinstance(item, tuple) else (item,)))
+        counted[id(node)] = 1 + sum(_count(part, counted) for part in inside)
+    return counted[id(node)]
 
 
 def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[int] | None = None) -> Iterator[Issue]:

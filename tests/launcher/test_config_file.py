@@ -88,11 +88,25 @@ def test_merge_replaces_lists_and_merges_mappings():
     }
 
 
-def test_aliases_of_aliases_cost_no_time():
-    lines = ["a0: &a0 [x, x]"] + [
-        f"a{level}: &a{level} [*a{level - 1}, *a{level - 1}, *a{level - 1}, *a{level - 1}]" for level in range(1, 40)
-    ]
-    assert len(values("\n".join(lines))) == 40
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        ("[x, x]", "[*before, *before, *before, *before]"),
+        ("{x: x}", "{y: *before, z: *before}"),
+        ("{x: x}", "{<<: [*before, *before]}"),
+    ],
+)
+def test_aliases_that_stand_for_too_many_values_are_refused(first, more):
+    lines = [f"a0: &a0 {first}"] + [f"a{n}: &a{n} {more}".replace("before", f"a{n - 1}") for n in range(1, 40)]
+    assert len(values("\n".join(lines[:4]))) == 4
+    with pytest.raises(UserError, match="test.yaml: more than 10,000 keys and values, with its aliases written out"):
+        values("\n".join(lines))
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: *a}", "a: &a [[*a]]"])
+def test_an_alias_that_contains_itself_is_refused(text):
+    with pytest.raises(UserError, match="an alias that contains itself"):
+        values(text)
 
 
 def test_the_same_dotted_key_written_in_two_ways_is_not_twice():
