@@ -18,7 +18,7 @@ ACCOUNT = "123456789012"
 """moto's account, which AWS's documentation uses too."""
 
 SAGEMAKER_KEY = "SAGEMAKER"
-"""The access key of SageMaker itself: of the executor's own calls and of the jobs' hosts."""
+"""The access key of SageMaker itself: of the executor's own calls and of the jobs' hosts. Its secret is made at the start."""
 
 MOUNT_NAME = "fsx"
 """The mount name of every FSx file system here."""

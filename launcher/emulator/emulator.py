@@ -8,19 +8,18 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
+from botocore.credentials import Credentials
 from moto.moto_api._internal.models import moto_api_backend
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 from werkzeug.wrappers import Response
 
 from launcher.emulator import account
+from launcher.emulator.access import Gate, new_credentials
 from launcher.emulator.catalogs import PriceList, Quotas
 from launcher.emulator.execution import Services
 from launcher.emulator.training_jobs import TrainingJobs
 from launcher.emulator.wire import Call, Wire
-
-KEY = "testing"
-"""Both credentials of `Emulator.environment`. The emulator accepts any."""
 
 _one = threading.Lock()
 """Held while an emulator runs: moto's state is global to the process."""
@@ -36,7 +35,8 @@ class QuietHandler(MotoRequestHandler):
 class Emulator:
     """The part of AWS that a training job needs: S3, STS, IAM, EC2, FSx, EFS, CloudWatch Logs, pricing, quotas, SageMaker.
 
-    It runs until `close` or the end of the process. Its jobs' processes end with it.
+    It runs until `close` or the end of the process. Its jobs' processes end with it. It answers only requests that are signed
+    with its own keys: that of `environment`, and SageMaker's, which its jobs have.
 
     Args:
         folder: holds each host's /opt/ml as <region>/<job>/algo-1/opt/ml.
@@ -64,14 +64,16 @@ class Emulator:
                     ("service-quotas", "ListServiceQuotas"): self._quotas.answer,
                 },
             )
-            self._server = make_server("127.0.0.1", port, self._wire, threaded=True, request_handler=QuietHandler)
+            self._key, self._sagemaker_key = new_credentials(), new_credentials(account.SAGEMAKER_KEY)
+            gate = Gate(self._wire, [self._key, self._sagemaker_key])
+            self._server = make_server("127.0.0.1", port, gate, threaded=True, request_handler=QuietHandler)
         except BaseException:
             _one.release()
             raise
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.jobs = TrainingJobs(
             Path(folder).resolve(),
-            Services(self.url, self._client, self.file_systems),
+            Services(self._environment(self._sagemaker_key), self._client, self.file_systems),
             self._quotas,
         )
         self._wire.answers |= self.jobs.answers()
@@ -87,8 +89,11 @@ class Emulator:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that direct AWS clients to the emulator. Setting them is up to you."""
-        return {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": KEY}
+        """The variables that direct AWS clients to the emulator, with the key that it made at its start.
+
+        Setting them is up to you. Whoever has them can run code as you.
+        """
+        return self._environment(self._key)
 
     def close(self) -> None:
         """End the jobs' processes and the server, and drop all state."""
@@ -145,6 +150,13 @@ class Emulator:
         """
         self._quotas.set(name, float(value), region)
 
+    def _environment(self, key: Credentials) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": key.access_key,
+            "AWS_SECRET_ACCESS_KEY": key.secret_key,
+        }
+
     def _describe_file_systems(self, call: Call) -> dict[str, Any] | Response:
         return account.describe_file_systems(call, self._client("ec2", call.region))
 
@@ -152,7 +164,8 @@ class Emulator:
         """SageMaker's own client of a service. botocore's clients are thread-safe, so each is shared."""
         with self._clients_lock:
             if (service, region) not in self._clients:
-                session = boto3.Session(account.SAGEMAKER_KEY, account.SAGEMAKER_KEY, region_name=region)
+                key = self._sagemaker_key
+                session = boto3.Session(key.access_key, key.secret_key, region_name=region)
                 self._clients[service, region] = session.client(
                     service, endpoint_url=self.url, config=Config(proxies={}, s3={"addressing_style": "path"})
                 )

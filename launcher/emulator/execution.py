@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-ou
 class Services:
     """What an execution uses of the emulator."""
 
-    url: str
+    environment: Mapping[str, str]
+    """The variables that direct a job's AWS clients to the emulator, with SageMaker's key."""
     client: Callable[[str, str], Any]
     """(service, region) -> SageMaker's own boto3 client."""
     file_systems: dict[str, Any]
@@ -120,7 +121,7 @@ class Execution(threading.Thread):
         try:
             self.running = RunningHosts()
             processes = int(json.loads(self.hyperparameters.get(machines.PROCESSES, "1")))
-            self.running.start(self.job, self.hosts, self.note, processes, self.services.url)
+            self.running.start(self.job, self.hosts, self.note, processes, self.services.environment)
             self.open_streams()
             return self.watch()
         finally:

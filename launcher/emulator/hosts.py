@@ -17,7 +17,6 @@ from typing import IO, Any
 import psutil
 
 from launcher.backends import local_hosts
-from launcher.emulator.account import SAGEMAKER_KEY
 from launcher.emulator.training_job import TrainingJob
 
 GROUP = "homogeneousCluster"
@@ -172,8 +171,10 @@ def hyperparameters_here(job: TrainingJob, host_count: int) -> tuple[dict[str, s
     return here, note
 
 
-def environment(job: TrainingJob, host: Host, hosts: list[Host], processes: int, url: str) -> dict[str, str]:
-    """A host's environment: as clean as a container's, with the emulator as the endpoint of AWS clients."""
+def environment(
+    job: TrainingJob, host: Host, hosts: list[Host], processes: int, aws: Mapping[str, str]
+) -> dict[str, str]:
+    """A host's environment: as clean as a container's, with `aws` for its AWS clients."""
     inherited = local_hosts.inherited(os.environ)
     no_proxy = ",".join(filter(None, [inherited.get("NO_PROXY") or inherited.get("no_proxy"), "127.0.0.1"]))
     return {
@@ -191,10 +192,8 @@ def environment(job: TrainingJob, host: Host, hosts: list[Host], processes: int,
         "TRAINING_JOB_ARN": job.arn,
         "AWS_REGION": job.region,
         "AWS_DEFAULT_REGION": job.region,
-        "AWS_ACCESS_KEY_ID": SAGEMAKER_KEY,
-        "AWS_SECRET_ACCESS_KEY": SAGEMAKER_KEY,
-        "AWS_ENDPOINT_URL": url,
-        "S3_ENDPOINT_URL": url,  # the name that the toolkit reads
+        **aws,
+        "S3_ENDPOINT_URL": aws["AWS_ENDPOINT_URL"],  # the name that the toolkit reads
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         # the toolkit would install a requirements.txt into the user's own Python
@@ -213,13 +212,13 @@ class RunningHosts:
         self.lifelines: list[int] = []
         self.port_lock: IO[bytes] | None = None
 
-    def start(self, job: TrainingJob, hosts: list[Host], note: str, processes: int, url: str) -> None:
+    def start(self, job: TrainingJob, hosts: list[Host], note: str, processes: int, aws: Mapping[str, str]) -> None:
         port, self.port_lock = local_hosts.reserve_port()
         for host in hosts:
             with open(log_file(host), "wb") as log:
                 log.write(note.encode() + b"\n" if note else b"")
                 log.flush()
-                environment_here = environment(job, host, hosts, processes, url)
+                environment_here = environment(job, host, hosts, processes, aws)
                 self.shims[host.name], lifeline = local_hosts.start_shim(port, log, host.base, environment_here)
             self.lifelines.append(lifeline)  # closes with this process, however it dies
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ def serve(
 
     Args:
         configs: files whose buckets, role, subnets, security groups, file systems and quotas the emulator holds.
-        command: runs with the emulator's environment; empty: print that environment and wait for Ctrl-C.
+        command: runs with the emulator's environment; empty: print that environment, with its key, and wait for Ctrl-C.
         port: on 127.0.0.1; 0 takes a free one.
         prices: US dollars an instance-hour by instance type, in the regions of the configs; us-east-1 where they name none.
         file_systems: file system's id -> the folder that stands for its root; others are empty.
@@ -54,10 +55,12 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="launcher-emulator-") as temporary:
         place = folder.absolute() if folder is not None else Path(temporary)
         with start(configs, place, port=port, prices=prices, file_systems=file_systems) as emulator:
+            print(f"emulator: {emulator.url} answers its own new key only", file=sys.stderr, flush=True)
             if command:
                 return _run(command, emulator.environment)
             settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in emulator.environment.items())
-            print(f"export {settings}\n# in another terminal; Ctrl-C ends the emulator and its jobs", flush=True)
+            print(f"export {settings}\n# in another terminal. Keep the key secret: it runs code as you", flush=True)
+            print("# Ctrl-C ends the emulator and its jobs", flush=True)
             threading.Event().wait()
     return 0
 
@@ -71,6 +74,8 @@ def start(
     file_systems: Mapping[str, Path] | None = None,
 ) -> Emulator:
     """An emulator in this process that holds what given configs name. `close` ends it.
+
+    It answers only requests signed with the key in its `environment`, which is new at each start.
 
     >>> import os, tempfile
     >>> from launcher import emulator

@@ -40,14 +40,14 @@ class Call:
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:
         """The JSON body."""
-        members: dict[str, Any] = json.loads(_body(self.environ) or b"{}")
+        members: dict[str, Any] = json.loads(body(self.environ) or b"{}")
         return members
 
     def forward(self) -> Response:
         """moto's answer to the same request."""
-        body = _body(self.environ)
+        sent = body(self.environ)
         response = Response.from_app(self.moto, self.environ)
-        self.environ["wsgi.input"] = io.BytesIO(body)
+        self.environ["wsgi.input"] = io.BytesIO(sent)
         return response
 
 
@@ -73,9 +73,8 @@ class Wire:
             return None
         try:
             result = answer(call)
-        except AwsError as error:
-            body, headers = {"__type": error.code, "message": error.message}, {"x-amzn-ErrorType": error.code}
-            return Response(json.dumps(body), error.status, headers, content_type="application/x-amz-json-1.1")
+        except AwsError as refusal:
+            return error(refusal.code, refusal.message, refusal.status)
         if isinstance(result, Response):
             return result
         return Response(json.dumps(result), content_type="application/x-amz-json-1.1")
@@ -83,14 +82,27 @@ class Wire:
 
 def recognise(environ: dict[str, Any], moto: Callable[..., Any]) -> Call:
     """The call that a WSGI environment holds: its service and region by the signature, its operation by X-Amz-Target."""
-    scope = re.search(r"Credential=[^/,\s]+/[^/]*/([^/]*)/([^/]*)/", environ.get("HTTP_AUTHORIZATION", ""))
-    region, signing_name = scope.groups() if scope else ("", "")
+    region, signing_name = scope(environ)
     operation = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
     return Call(SERVICES.get(signing_name, signing_name), operation, region, environ, moto)
 
 
-def _body(environ: dict[str, Any]) -> bytes:
+def scope(environ: dict[str, Any]) -> tuple[str, str]:
+    """The region and the signing name of the service that a request's signature is for; both empty without one."""
+    found = re.search(r"Credential=[^/,\s]+/[^/]*/([^/]*)/([^/]*)/", environ.get("HTTP_AUTHORIZATION", ""))
+    return (found[1], found[2]) if found else ("", "")
+
+
+def error(code: str, message: str, status: int) -> Response:
+    """An error in AWS's JSON protocol."""
+    text = json.dumps({"__type": code, "message": message})
+    return Response(text, status, {"x-amzn-ErrorType": code}, content_type="application/x-amz-json-1.1")
+
+
+def body(environ: dict[str, Any]) -> bytes:
     """The request's body, which is put back for the next reader."""
-    body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-    environ["wsgi.input"] = io.BytesIO(body)
-    return body
+    stream, length = environ["wsgi.input"], environ.get("CONTENT_LENGTH", "")
+    chunked = environ.get("wsgi.input_terminated")
+    found: bytes = stream.read() if chunked else stream.read(int(length) if length.isdecimal() else 0)
+    environ["wsgi.input"] = io.BytesIO(found)
+    return found

@@ -93,7 +93,7 @@ def in_s3(prefix: str) -> list[SystemFile]:
 
     found = []
     with reported():
-        client = boto3.client("s3")
+        client = boto3.Session().client("s3")  # with the credentials of now: the default session keeps its first ones
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below_key):
             for item in page.get("Contents", ()):
                 matching = NAME.search(item["Key"])

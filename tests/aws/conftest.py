@@ -27,7 +27,8 @@ ROLE = "arn:aws:iam::123456789012:role/SageMakerTraining"
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch, tmp_path):
-    """No credentials, no settings and no prices of whoever runs the tests."""
+    """No credentials, no settings and no prices of whoever runs the tests, nor of an earlier module's emulator."""
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

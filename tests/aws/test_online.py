@@ -11,6 +11,7 @@ import launcher
 from launcher.aws import session
 from launcher.emulator import Emulator
 from tests.conftest import ROOT
+from tests.emulator.conftest import Aws
 
 REGION, BUCKET = "us-west-2", "amzn-s3-demo-bucket"
 FOOD = f"s3://{BUCKET}/kt/food"
@@ -30,13 +31,7 @@ def emulator(tmp_path_factory):
         emulator.set_price("ml.p4d.24xlarge", 32.77, REGION)
         emulator.set_quota("ml.p4d.24xlarge for training job usage", 4.0, REGION)
         emulator.set_quota("ml.p4d.24xlarge for training warm pool usage", 0.0, REGION)
-        s3 = boto3.client(
-            "s3",
-            region_name=REGION,
-            endpoint_url=emulator.url,
-            aws_access_key_id="testing",
-            aws_secret_access_key="testing",
-        )
+        s3 = Aws(emulator.environment).client("s3", REGION)
         for key in (
             "food/train/apple/1.jpg",
             "food/train-old/1.jpg",

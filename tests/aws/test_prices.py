@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta, timezone
 
-import boto3
 import pytest
 
 import launcher
 from launcher.aws import prices
 from launcher.emulator import Emulator
 from tests.aws.jobs import GROUPED, P4D, changed
+from tests.emulator.conftest import Aws
 
 REGION = "us-west-2"
 TODAY = f"{datetime.now(timezone.utc):%Y-%m-%d}"
@@ -26,8 +26,7 @@ def price_list(tmp_path_factory):
         emulator.set_price(P4D, 32.77, REGION)
         emulator.set_price(P4D, 40.1, "eu-west-1")
         emulator.set_price("ml.c5.4xlarge", 0.816, REGION)
-        session = boto3.Session("testing", "testing", region_name=prices.PRICE_LIST_REGION)
-        yield session.client("pricing", endpoint_url=emulator.url)
+        yield Aws(emulator.environment).client("pricing", prices.PRICE_LIST_REGION)
 
 
 def price(values: dict, **changes):

@@ -30,19 +30,21 @@ def emulator(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def aws(emulator) -> Aws:
-    return Aws(emulator.url)
+    return Aws(emulator.environment)
 
 
 class Aws:
-    """AWS as a client sees it through boto3."""
+    """AWS as a client sees it through boto3, with the emulator's key."""
 
-    def __init__(self, url: str):
-        self.url = url
+    def __init__(self, environment: dict[str, str]):
+        """`environment` is the emulator's."""
+        self.url = environment["AWS_ENDPOINT_URL"]
+        self.credentials = environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]
         self.clients = {}
 
     def client(self, service: str, region: str = REGION):
         if (service, region) not in self.clients:
-            session = boto3.Session("testing", "testing", region_name=region)
+            session = boto3.Session(*self.credentials, region_name=region)
             self.clients[service, region] = session.client(service, endpoint_url=self.url)
         return self.clients[service, region]
 

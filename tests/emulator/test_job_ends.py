@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -174,12 +175,12 @@ def test_a_quota_that_was_set_is_kept(aws, emulator):
 
 
 SERVER = f"""
-import pathlib, sys
+import json, pathlib, sys
 from launcher.emulator import Emulator
 emulator = Emulator(pathlib.Path(sys.argv[1]))
 emulator.add_bucket("{BUCKET}", "{REGION}")
 emulator.add_role("{ROLE}")
-print(emulator.url, flush=True)
+print(json.dumps(emulator.environment), flush=True)
 sys.stdin.readline()
 emulator.close()
 print("closed", flush=True)
@@ -194,7 +195,7 @@ def server(tmp_path):
     command = [sys.executable, "-c", SERVER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            aws = Aws(process.stdout.readline().strip())
+            aws = Aws(json.loads(process.stdout.readline()))
             aws.start("waits", LEAVES_A_MODEL, ResourceConfig={"InstanceCount": 2})
             wait_until(
                 lambda: len(list(tmp_path.glob("*/waits/*/opt/ml/output/data/ready-0"))) == 2, 90, "two ready hosts"

@@ -31,5 +31,5 @@ def test_what_cannot_be_is_refused_all_at_once_before_the_emulator_starts(tmp_pa
 def test_a_price_holds_for_a_type_that_only_the_command_names(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where prices that were read are kept
     with start([CONFIG], tmp_path / "emulator", prices={"ml.g5.48xlarge": 20.36}) as emulator:
-        pricing = Aws(emulator.url).client("pricing", "us-east-1")
+        pricing = Aws(emulator.environment).client("pricing", "us-east-1")
         assert prices.read_price_list(pricing, load(CONFIG).region, ["ml.g5.48xlarge"]) == {"ml.g5.48xlarge": 20.36}

@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,16 @@ def executable() -> str:
 class Browser:
     """One browser with one page. What its console and its scripts complain of is collected in `complaints`."""
 
-    def __init__(self, folder: Path, width: int = 1200, height: int = 900):
+    def __init__(self, folder: Path, width: int = 1200, height: int = 900, flags: Sequence[str] = ()):
         """
         Args:
             folder: for its profile.
+            flags: more of Chromium's.
         """
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
         flags = [
+            *flags,
             "--headless=new",
             "--no-sandbox",
             "--disable-gpu",
@@ -92,9 +95,13 @@ class Browser:
                 return answer["result"]
 
     def open(self, file: Path) -> None:
+        """Load a file, until its scripts have run."""
+        self.navigate(file.absolute().as_uri())
+
+    def navigate(self, url: str) -> None:
         """Load a page, until its scripts have run."""
         self._loaded = False
-        self.call("Page.navigate", url=file.absolute().as_uri())
+        self.call("Page.navigate", url=url)
         while not self._loaded:
             self._next()
 

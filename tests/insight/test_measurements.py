@@ -133,7 +133,7 @@ def in_s3(emulator, monkeypatch, tmp_path) -> Path:
     for name, value in emulator.environment.items():
         monkeypatch.setenv(name, value)
     place = sagemaker_files(tmp_path, minutes=3, nodes=2)
-    client = boto3.client("s3")
+    client = boto3.Session().client("s3")
     for file in place.rglob("*.json"):
         client.upload_file(str(file), "amzn-s3-demo-bucket", f"runs/job-1/profiler-output/{file.relative_to(place)}")
     client.put_object(Bucket="amzn-s3-demo-bucket", Key="runs/job-1/profiler-output/framework/other.json", Body="{")

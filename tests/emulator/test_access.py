@@ -1,0 +1,413 @@
+"""The emulator is nobody's way in: not for another user, a page in a browser, or whoever forges, alters or repeats a request."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.auth
+import pytest
+from botocore import UNSIGNED
+from botocore.auth import S3SigV4Auth, SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.compat import get_current_datetime
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+
+from launcher.emulator import Emulator
+from tests.conftest import wait_until
+from tests.emulator.conftest import BUCKET, REGION, SAY, Aws
+from tests.insight.browser import Browser
+
+WAITS = (
+    SAY
+    + """
+    import time
+    say(ready=True)
+    time.sleep(200)
+"""
+)
+
+
+def send(
+    url: str, method: str = "GET", path: str = "/", headers: dict | None = None, body: bytes = b""
+) -> tuple[int, str]:
+    """A request as it stands: its status and its answer. Host is the address unless the headers name one."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    connection.putrequest(method, path, skip_host="Host" in (headers or {}))
+    for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    answer = connection.getresponse()
+    text = answer.read().decode(errors="replace")
+    assert answer.status != 403 or not answer.getheader("Access-Control-Allow-Origin")
+    connection.close()
+    return answer.status, text
+
+
+def signed(
+    aws: Aws, method: str, path: str, headers: dict | None = None, body: bytes = b"", service: str = "s3"
+) -> dict:
+    """The headers of a request that the emulator's key signed; `headers` may name another Host."""
+    request = AWSRequest(method, aws.url + path, headers, body)
+    signer = S3SigV4Auth if service == "s3" else SigV4Auth
+    signer(Credentials(*aws.credentials), service, REGION).add_auth(request)
+    return dict(request.headers)
+
+
+def client(emulator: Emulator, service: str, access_key: str | None = None, secret: str = "testing", **config):
+    key = access_key or emulator.environment["AWS_ACCESS_KEY_ID"]
+    return boto3.Session(key, secret, region_name=REGION).client(
+        service, endpoint_url=emulator.url, config=Config(retries={"max_attempts": 1}, **config)
+    )
+
+
+CALLS = {
+    "s3": lambda s3: s3.put_object(Bucket=BUCKET, Key="foreign", Body=b"x"),
+    "sts": lambda sts: sts.get_caller_identity(),
+    "ec2": lambda ec2: ec2.describe_vpcs(),
+    "efs": lambda efs: efs.describe_file_systems(),
+    "sagemaker": lambda sagemaker: sagemaker.describe_training_job(TrainingJobName="x"),
+}
+"""A call of each of AWS's protocols."""
+
+
+@pytest.mark.parametrize(
+    "service, of_key, of_secret, of_nothing",
+    [
+        ("s3", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied"),
+        ("sts", "InvalidClientTokenId", "SignatureDoesNotMatch", "MissingAuthenticationToken"),
+        ("ec2", "AuthFailure", "AuthFailure", "MissingAuthenticationToken"),
+        ("efs", "UnrecognizedClientException", "InvalidSignatureException", "AccessDenied"),
+        (
+            "sagemaker",
+            "UnrecognizedClientException",
+            "InvalidSignatureException",
+            "MissingAuthenticationTokenException",
+        ),
+    ],
+)
+def test_a_wrong_key_gets_the_services_own_error(emulator, service, of_key, of_secret, of_nothing):
+    wrong = [
+        (client(emulator, service, access_key="testing"), of_key, "testing is not this emulator's access key"),
+        (client(emulator, service, access_key="SAGEMAKER", secret="SAGEMAKER"), of_secret, "not signed with"),
+        (client(emulator, service), of_secret, "not signed with this emulator's secret key"),
+        (client(emulator, service, signature_version=UNSIGNED), of_nothing, "signature version 4"),
+    ]
+    for made, code, message in wrong:
+        with pytest.raises(ClientError) as refused:
+            CALLS[service](made)
+        assert refused.value.response["Error"]["Code"] == code
+        assert message in refused.value.response["Error"]["Message"]
+        assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+    with pytest.raises(ClientError, match="403"):
+        client(emulator, "s3").head_object(Bucket=BUCKET, Key="foreign")
+
+
+@pytest.mark.parametrize("minutes", [-6, 6])
+@pytest.mark.parametrize("service, code", [("s3", "RequestTimeTooSkewed"), ("sagemaker", "InvalidSignatureException")])
+def test_an_old_signature_and_one_of_the_future_are_refused(aws, monkeypatch, service, code, minutes):
+    then = get_current_datetime() + timedelta(minutes=minutes)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: then)
+    with pytest.raises(ClientError, match="Signature expired") as refused:
+        CALLS[service](aws.client(service))
+    assert refused.value.response["Error"]["Code"] == code
+
+
+def test_a_request_that_was_altered_after_signing_is_refused(aws):
+    aws.put("whole", "whole")
+    path, body = f"/{BUCKET}/altered?x=a%20b&y", b"body"
+    aws.put("altered", "x")
+    headers = signed(aws, "PUT", path, {"x-amz-meta-a": "1"}, body)
+    assert send(aws.url, "PUT", path, headers, body)[0] == 200
+    altered = {
+        "body": ("PUT", path, headers, b"BODY"),
+        "no body": ("PUT", path, headers, b""),
+        "path": ("PUT", path.replace("altered", "whole"), headers, body),
+        "query": ("PUT", path.replace("&y", "&acl"), headers, body),
+        "method": ("POST", path, headers, body),
+        "header": ("PUT", path, headers | {"x-amz-meta-a": "2"}, body),
+        "a header more": ("PUT", path, headers | {"X-Amz-Target": "SageMaker.CreateTrainingJob"}, body),
+        "hash": ("PUT", path, headers | {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, body),
+        "service": ("PUT", path, headers | {"Authorization": headers["Authorization"].replace("/s3/", "/sqs/")}, body),
+        "no hash": ("PUT", path, {k: v for k, v in headers.items() if k != "X-Amz-Content-SHA256"}, body),
+        "no date": ("PUT", path, {k: v for k, v in headers.items() if k != "X-Amz-Date"}, body),
+    }
+    assert {what: send(aws.url, *request)[0] for what, request in altered.items()} == dict.fromkeys(altered, 403)
+    target = {"X-Amz-Target": "SageMaker.DescribeTrainingJob", "Content-Type": "application/x-amz-json-1.1"}
+    headers = signed(aws, "POST", "/", target, b'{"TrainingJobName": "x"}', "sagemaker")
+    assert "not found" in send(aws.url, "POST", "/", headers, b'{"TrainingJobName": "x"}')[1]
+    assert "InvalidSignature" in send(aws.url, "POST", "/", headers, b'{"TrainingJobName": "y"}')[1]
+    chunked = {k: v for k, v in headers.items() if k != "Content-Length"} | {"Transfer-Encoding": "chunked"}
+    connection = http.client.HTTPConnection(urlsplit(aws.url).netloc)
+    connection.request("POST", "/", b"18\r\n" + b'{"TrainingJobName": "y"}' + b"\r\n0\r\n\r\n", chunked)
+    assert connection.getresponse().status == 403
+
+
+def test_only_its_own_host_is_served(aws):
+    port = urlsplit(aws.url).port
+    path = f"/{BUCKET}?list-type=2"
+    for host, status in (
+        (f"127.0.0.1:{port}", 200),
+        (f"localhost:{port}", 200),
+        (f"LOCALHOST:{port}", 200),
+        (f"evil.example:{port}", 403),
+        (f"{BUCKET}.localhost:{port}", 403),
+        (f"localhost:{port}.evil.example", 403),
+        ("localhost", 403),
+        ("", 403),
+        (f"s3.{REGION}.amazonaws.com", 403),
+    ):
+        answer = send(aws.url, "GET", path, signed(aws, "GET", path, {"Host": host}))
+        assert answer[0] == status, (host, answer)
+    headers = signed(aws, "GET", path) | {"Host": f"127.0.0.1:{port}"}
+    assert send(aws.url, "GET", f"http://evil.example{path}", headers)[0] == 403
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "", "http://127.0.0.1"])
+def test_any_origin_is_refused_and_a_preflight_too(aws, origin):
+    path = f"/{BUCKET}?list-type=2"
+    assert send(aws.url, "GET", path, signed(aws, "GET", path))[0] == 200
+    assert send(aws.url, "GET", path, signed(aws, "GET", path) | {"Origin": origin})[0] == 403
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-amz-target"}
+    assert send(aws.url, "OPTIONS", "/", {"Origin": origin, **asked})[0] == 403
+
+
+def test_control_calls_need_the_key(aws):
+    aws.put("kept", "kept")
+    for path in ("/moto-api/reset", "/moto-api/data.json", "/moto-api/", "/_emulator/add_bucket", "/latest/meta-data/"):
+        for method in ("GET", "POST"):
+            assert send(aws.url, method, path, {"Content-Type": "text/plain"}, b"{}")[0] == 403, path
+    assert aws.objects("kept") == {"": b"kept"}
+    assert send(aws.url, "GET", "/moto-api/data.json", signed(aws, "GET", "/moto-api/data.json"))[0] == 200
+
+
+@pytest.mark.parametrize("key", ["a b+c%20d", "ü-码/'(x)*!~", "//double//", "a/./b/../c", "a;b=c&d?e#f", "a:b@c,$"])
+def test_what_boto3_sends_is_taken_whatever_its_names(aws, key, tmp_path):
+    s3 = aws.client("s3")
+    s3.put_object(
+        Bucket=BUCKET, Key=key, Body=b"1", Metadata={"a_b": "x  y"}, Tagging="a=b%20c", ContentType="a/b; c=d"
+    )
+    assert s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() == b"1"
+    assert s3.list_objects_v2(Bucket=BUCKET, Prefix=key, Delimiter="+ &")["KeyCount"] == 1
+    assert s3.copy_object(Bucket=BUCKET, Key="copy", CopySource={"Bucket": BUCKET, "Key": key})
+    for algorithm in ("CRC32", "SHA256"):
+        s3.put_object(Bucket=BUCKET, Key=key, Body=io.BytesIO(b"1"), ChecksumAlgorithm=algorithm)
+    s3.delete_objects(Bucket=BUCKET, Delete={"Objects": [{"Key": key}, {"Key": "copy"}]})
+    assert aws.objects(key) == {}
+
+
+def test_a_large_file_goes_up_and_down_in_parts_and_a_body_may_be_left_unsigned(aws, emulator, tmp_path):
+    data = os.urandom(9 << 20)
+    (tmp_path / "file").write_bytes(data)
+    aws.client("s3").upload_file(str(tmp_path / "file"), BUCKET, "large")
+    assert aws.objects("large") == {"": data}
+    free = client(emulator, "s3", secret=aws.credentials[1], s3={"payload_signing_enabled": False})
+    free.put_object(Bucket=BUCKET, Key="unsigned body", Body=b"1")
+    assert aws.objects("unsigned body") == {"": b"1"}
+
+
+@pytest.mark.parametrize("version", [None, "s3v4"])
+def test_a_presigned_url_serves_its_one_purpose_until_it_expires(aws, emulator, version):
+    s3 = client(emulator, "s3", secret=aws.credentials[1], signature_version=version)
+    given = {"Bucket": BUCKET, "Key": "pre/signed ü"}
+
+    def url(operation: str = "get_object", seconds: int = 60, **more) -> str:
+        return s3.generate_presigned_url(operation, {**given, **more}, ExpiresIn=seconds)
+
+    def fetch(url: str, method: str = "GET", data: bytes | None = None, **headers) -> int | bytes:
+        try:
+            request = urllib.request.Request(url, data, headers, method=method)
+            return urllib.request.urlopen(request, timeout=30).read()
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert fetch(url("put_object"), "PUT", b"whole", **{"Content-Type": ""}) == b""
+    assert fetch(url()) == b"whole"
+    aws.put("pre/other", "other")
+    assert fetch(url().replace("signed", "other")) == 403
+    assert fetch(url(), "DELETE") == 403
+    assert fetch(url(), "GET", **{"X-Amz-Target": "SageMaker.ListTrainingJobs"}) == 403
+    assert fetch(url(seconds=-1)) == 403
+    assert fetch(url(ResponseContentType="a/b").replace("a%2Fb", "text%2Fhtml")) == 403
+    form = b"Action=CreateQueue&QueueName=foreign&Version=2012-11-05"  # without a signed service moto would ask SQS
+    fetch(url("put_object", ContentType=FORM), "PUT", form, **{"Content-Type": FORM})
+    assert aws.client("sqs").list_queues().get("QueueUrls") is None
+    wrong = client(emulator, "s3", secret="testing", signature_version=version)
+    assert fetch(wrong.generate_presigned_url("get_object", given)) == 403
+
+
+FORM = "application/x-www-form-urlencoded"
+
+
+FOREIGN = """
+import encodings.idna, http.client, json, os, pathlib, sys
+given = json.load(sys.stdin)
+if given["user"]:
+    os.setgroups([])
+    os.setresgid(*[given["user"]] * 3)
+    os.setresuid(*[given["user"]] * 3)
+answers = []
+for method, path, headers, body in given["requests"]:
+    connection = http.client.HTTPConnection(given["address"])
+    connection.request(method, path, body, headers)
+    answers.append(connection.getresponse().status)
+found = []
+for file in [*pathlib.Path("/proc").glob("[0-9]*/environ"), *pathlib.Path("/proc").glob("[0-9]*/cmdline")]:
+    try:
+        found += [str(file)] * (given["secret"] in file.read_bytes().decode(errors="replace"))
+    except OSError:
+        pass
+print(json.dumps([answers, found]))
+"""
+"""A stranger's program: requests, and a search for the key in what this machine tells of its processes."""
+
+NOBODY = 65534
+
+
+def forged(request: dict) -> list[list]:
+    """Requests that put a source into S3 and start it as a job, as boto3 would send them, but for the signature."""
+    scope = (
+        "AWS4-HMAC-SHA256 Credential=testing/20260101/eu-west-1/{}/aws4_request, SignedHeaders=host, Signature="
+        + "0" * 64
+    )
+    start = {"Authorization": scope.format("sagemaker"), "X-Amz-Target": "SageMaker.CreateTrainingJob"}
+    source = f"/{BUCKET}/source/{request['TrainingJobName']}/sourcedir.tar.gz"
+    return [
+        ["PUT", source, {"Authorization": scope.format("s3")}, "x"],
+        ["PUT", source, {}, "x"],
+        ["POST", "/", {**start, "Content-Type": "application/x-amz-json-1.1"}, json.dumps(request)],
+        ["POST", "/", {"X-Amz-Target": start["X-Amz-Target"]}, json.dumps(request)],
+        ["POST", "/moto-api/reset", {}, ""],
+    ]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_of_this_machine_can_neither_run_code_nor_find_the_key(aws, emulator):
+    aws.start("waits", WAITS)
+    wait_until(lambda: any(line.startswith("said ") for line in aws.log("waits")), 60, "the job's line")
+
+    def search(user: int, secret: str, requests: list | None = None) -> list:
+        given = {"user": user, "secret": secret, "requests": requests or [], "address": urlsplit(emulator.url).netloc}
+        done = subprocess.run(
+            [sys.executable, "-c", FOREIGN], input=json.dumps(given), capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    of_job = emulator.jobs.services.environment["AWS_SECRET_ACCESS_KEY"]
+    assert search(0, of_job)[1], "the job's processes have SageMaker's key"
+    request = aws.request("foreign", WAITS)
+    answers, found = search(NOBODY, of_job, forged(request))
+    assert (answers, found) == ([403] * 5, [])
+    assert search(NOBODY, emulator.environment["AWS_SECRET_ACCESS_KEY"]) == [[], []]
+    with pytest.raises(ClientError, match="not found"):
+        aws.describe("foreign")
+    assert aws.objects("source/foreign/")["sourcedir.tar.gz"] != b"x"
+    aws.client("sagemaker").stop_training_job(TrainingJobName="waits")
+    assert aws.ended("waits")["TrainingJobStatus"] == "Stopped"
+
+
+def test_a_job_reaches_its_services_with_a_key_that_no_file_of_it_holds(aws, emulator):
+    script = f"""
+    import boto3
+    say(
+        objects=boto3.client("s3").list_objects_v2(Bucket="{BUCKET}", Prefix="of-the-job")["KeyCount"],
+        status=boto3.client("sagemaker").describe_training_job(TrainingJobName="calls")["TrainingJobStatus"],
+        groups=len(boto3.client("logs").describe_log_groups()["logGroups"]),
+    )
+    """
+    aws.put("of-the-job/a")
+    assert aws.ended(aws.start("calls", SAY + script))["TrainingJobStatus"] == "Completed", aws.log("calls")
+    assert aws.said("calls") == {"objects": 1, "status": "InProgress", "groups": 1}
+    secrets = [
+        emulator.environment["AWS_SECRET_ACCESS_KEY"],
+        emulator.jobs.services.environment["AWS_SECRET_ACCESS_KEY"],
+    ]
+    files = [file for file in emulator.jobs.folder.rglob("*") if file.is_file()]
+    assert files and not [file for file in files if any(secret.encode() in file.read_bytes() for secret in secrets)]
+    assert not any(secret in line for secret in secrets for line in aws.log("calls"))
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    """An empty page, for any address."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+
+    def log_message(self, *_):
+        return
+
+
+@pytest.fixture
+def page():
+    """The address of a page of somebody else's, on this machine."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+TRY = """
+(async () => {
+    const answers = [];
+    for (const [method, path, headers, body] of %s) for (const mode of ["cors", "no-cors"]) {
+        try {
+            const plain = mode === "no-cors";
+            const answer = await fetch("%s" + path, {
+                mode, method: plain && method === "PUT" ? "POST" : method, headers: plain ? {} : headers, body,
+            });
+            answers.push(answer.type === "opaque" ? "opaque" : answer.status);
+        } catch (error) {
+            answers.push("no answer");
+        }
+    }
+    return answers;
+})()
+"""
+"""Each request as a page sends it that wants to read the answer, and as one that does not."""
+
+
+def test_a_page_in_a_browser_can_do_nothing_not_even_after_dns_rebinding(aws, page, tmp_path):
+    request = aws.request("of-a-page", WAITS)
+    port = urlsplit(aws.url).port
+    rebound = f"http://rebound.example:{port}"
+    with Browser(tmp_path, flags=["--host-resolver-rules=MAP rebound.example 127.0.0.1"]) as browser:
+        browser.navigate(page)
+        answers = browser.value(TRY % (json.dumps(forged(request)), aws.url))
+        assert answers == ["no answer", "opaque"] * 5
+        browser.navigate(rebound)  # whose name has just come to mean this machine: the page's origin is the emulator's
+        assert browser.value("location.origin") == rebound
+        assert "serves no other host" in browser.value("document.documentElement.textContent")
+        assert browser.value(TRY % (json.dumps(forged(request)), rebound)) == [403] * 10
+        assert browser.value("fetch('/moto-api/data.json').then(answer => answer.status)") == 403
+    with pytest.raises(ClientError, match="not found"):
+        aws.describe("of-a-page")
+    assert aws.objects("source/of-a-page/")["sourcedir.tar.gz"] != b"x"
+
+
+def test_the_command_says_that_it_needs_its_key_which_is_new_at_each_start():
+    show = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY'])"
+    command = [sys.executable, "-m", "launcher", "emulate", "--", sys.executable, "-c", show]
+    one, other = (subprocess.run(command, capture_output=True, text=True, timeout=60) for _ in range(2))
+    assert "answers its own new key only" in one.stderr
+    (key, secret), (other_key, other_secret) = one.stdout.split(), other.stdout.split()
+    assert key != other_key and secret != other_secret and len(secret) == 40
+    assert secret not in one.stderr
