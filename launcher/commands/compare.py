@@ -7,10 +7,10 @@ import argparse
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
-from launcher.commands.runs import number
 from launcher.record.progress import quality
 from launcher.runner.run import Run
 from launcher.show.table import Table
+from launcher.show.text import number
 
 
 def add(to: arguments.Add) -> None:
@@ -33,10 +33,10 @@ def print_comparison(runs: list[Run]) -> None:
         weight = settings.get("hard_label_weight")
         learned = (
             "labels"
-            if weight in (None, 1)
+            if weight == 1 or not isinstance(weight, (int, float))
             else "teacher"
             if weight == 0
-            else f"labels {weight:g} + teacher {1 - weight:g}"
+            else f"labels {number(weight, 'g')} + teacher {number(1 - weight, 'g')}"
         )
         rows.append(
             [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import launcher
 from launcher.commands import options as arguments
@@ -18,6 +19,13 @@ def add(to: arguments.Add) -> None:
 def carry_out(options: argparse.Namespace) -> int:
     chosen = launcher.attach(options.run)
     several = len(chosen.hosts) > 1
-    for host, line in chosen.logs(follow=options.follow):
-        print(f"{host} | {line}" if several else line, flush=options.follow)
+    if sys.stdout.isatty():
+        for host, line in chosen.logs(follow=options.follow):
+            print(f"{host} | {line}" if several else line)
+        return DONE
+    out = sys.stdout.buffer  # byte for byte
+    for host, raw in chosen.raw_logs(follow=options.follow):
+        out.write(f"{host} | ".encode() + raw.rstrip(b"\n") + b"\n" if several else raw)
+        if options.follow:
+            out.flush()
     return DONE

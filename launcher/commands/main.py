@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from launcher.commands import (
     attach,
@@ -21,8 +22,10 @@ from launcher.commands import (
     plan,
     prepare,
     profile,
+    prune,
     replay,
     resume,
+    rm,
     run,
     runs,
     show,
@@ -32,6 +35,7 @@ from launcher.commands import (
 from launcher.commands.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from launcher.commands.options import adding_to
 from launcher.config.issues import Unreachable, UserError, mistake
+from launcher.show.terminal import Terminal
 
 COMMANDS = (
     plan,
@@ -46,6 +50,8 @@ COMMANDS = (
     compare,
     diff,
     diagnose,
+    rm,
+    prune,
     profile,
     emulate,
     study,
@@ -58,9 +64,7 @@ COMMANDS = (
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # so that any text can be printed
+    sys.stdout, sys.stderr = _safe(sys.stdout), _safe(sys.stderr)
     options = read(sys.argv[1:] if words is None else words)
     try:
         return int(options.carry_out(options))
@@ -100,6 +104,14 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     elif more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     return options
+
+
+def _safe(stream: TextIO) -> TextIO:
+    """The stream, to which any text can be printed: it encodes it all, and a terminal obeys none of it."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.reconfigure(errors="backslashreplace")
+    return Terminal(stream.buffer, stream.encoding, stream.errors, line_buffering=True) if stream.isatty() else stream
 
 
 def _about_the_disk(error: OSError) -> UserError:

@@ -40,6 +40,10 @@ def json(made: argparse.ArgumentParser) -> None:
     made.add_argument("--json", action="store_true", help="print JSON")
 
 
+def yes(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--yes", action="store_true", help="do not ask")
+
+
 def overrides(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "overrides", metavar="KEY=VALUE", nargs="*", help="override a key, for example hyperparameters.epochs=1"

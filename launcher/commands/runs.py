@@ -1,4 +1,4 @@
-"""`launcher runs`: list all runs."""
+"""`launcher runs`: list the latest runs, or all."""
 
 from __future__ import annotations
 
@@ -9,48 +9,78 @@ from typing import Any
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.config.issues import Issue, UserError, mistake
 from launcher.record import records
 from launcher.record.progress import quality
 from launcher.runner.run import Run
 from launcher.show.table import Table
-from launcher.show.text import dollars
+from launcher.show.text import counted, dollars, indent, number
+
+LATEST = 50
+"""Runs that are listed unless more are asked for."""
 
 
 def add(to: arguments.Add) -> None:
-    arguments.json(to("runs", "list all runs", carry_out))
+    made = to("runs", "list runs, the latest last", carry_out)
+    how_many = made.add_mutually_exclusive_group()
+    how_many.add_argument("--last", type=int, metavar="N", default=LATEST, help=f"how many (default: {LATEST})")
+    how_many.add_argument("--all", action="store_true", help="list every run")
+    arguments.json(made)
 
 
 def carry_out(options: argparse.Namespace) -> int:
+    if options.last < 1:
+        raise mistake("--last", str(options.last), "write --last 20, or --all", valid="1 or more")
     found = launcher.runs()
+    shown = found if options.all else found[-options.last :]
     if options.json:
-        print(json.dumps([{"name": item.name, "state": item.state, **item.outcome()} for item in found], indent=2))
+        print(json.dumps([_described(run) for run in shown], indent=2))
     elif found:
-        print_runs(found)
+        print_runs(shown)
+        if len(shown) < len(found):
+            print(f"the latest {len(shown)} of {len(found)} runs; --last N or --all lists more")
     else:
         print(f"no runs in {records.store()}; start one: launcher run configs/quickstart_teacher.yaml")
     return DONE
 
 
 def print_runs(runs: list[Run]) -> None:
-    """Print all runs, one a line."""
-    rows = []
+    """Print runs, one a line, then what cannot be read or checked of them."""
+    rows, unchecked = [], []
+    damaged: list[Issue] = []
     for run in runs:
-        outcome = run.outcome()
-        rows.append(
-            [
-                run.name,
-                run.state,
-                run.folder.read(run.folder.plan)["backend"],
-                str(len(run.hosts)),
-                number(outcome.get("seconds"), ".1f"),
-                quality(run.result()),
-                _cost(run, outcome),
-            ]
-        )
+        try:
+            rows.append(_row(run))
+            unchecked += [f"{run.name}: {line.strip()}" for line in as_last_heard(run)]
+        except UserError as error:
+            rows.append([run.name, "damaged", *"-----"])
+            damaged += error.issues
     print(Table(["run", "state", "on", "hosts", "seconds", "accuracy", "cost"], rows))
-    for run in runs:
-        for line in as_last_heard(run):
-            print(f"{run.name}: {line.strip()}")
+    print("\n".join(unchecked), end="\n" if unchecked else "")
+    if damaged:
+        print(f"{counted(len(damaged), 'damaged record')}:")
+        print("\n".join(indent(str(issue)) for issue in damaged))
+
+
+def _row(run: Run) -> list[str]:
+    state, outcome = run.state, run.outcome()
+    return [
+        run.name,
+        state,
+        run.backend,
+        str(len(run.hosts)),
+        number(outcome.get("seconds"), ".1f"),
+        quality(run.result()),
+        _cost(run, outcome),
+    ]
+
+
+def _described(run: Run) -> dict[str, Any]:
+    """A run for machines; `damaged` holds what cannot be read."""
+    try:
+        return {"name": run.name, "state": run.state, **run.outcome()}
+    except UserError as error:
+        return {"name": run.name, "damaged": [issue.to_dict() for issue in error.issues]}
 
 
 def as_last_heard(run: Run) -> list[str]:
@@ -65,8 +95,3 @@ def _cost(run: Run, outcome: dict[str, Any]) -> str:
     """What a run on SageMaker has cost so far; - for one on this machine, or where the price is unknown."""
     usd = outcome.get("cost_usd") if outcome else run.spend
     return "-" if usd is None else dollars(usd) + ("" if outcome else " so far")
-
-
-def number(value: Any, form: str) -> str:
-    """A number in a format; - for anything else that a script may have written."""
-    return format(value, form) if isinstance(value, (int, float)) else "-"

@@ -12,7 +12,7 @@ from launcher.commands.foreground import print_failure
 from launcher.commands.runs import as_last_heard
 from launcher.record.progress import percent
 from launcher.runner.run import Run
-from launcher.show.text import counted, dollars
+from launcher.show.text import counted, dollars, number
 
 
 def add(to: arguments.Add) -> None:
@@ -29,7 +29,11 @@ def print_run(run: Run) -> None:
     plan, git, outcome = run.folder.read(run.folder.plan), run.folder.read(run.folder.git), run.outcome()
     commit = (
         git["commit"][:12]
-        + ("" if git["clean"] else f", {counted(len(git['changed']), 'changed file')}, see {run.folder.git_patch.name}")
+        + (
+            ""
+            if git.get("clean")
+            else f", {counted(len(git.get('changed', [])), 'changed file')}, see {run.folder.git_patch.name}"
+        )
         if git.get("commit")
         else f"not in a git repository ({git.get('reason', 'unknown')})"
     )
@@ -39,18 +43,20 @@ def print_run(run: Run) -> None:
         *as_last_heard(run),
         f"  planned     {plan['planned']}",
         f"  runs on     {plan['backend']}, {counted(len(run.hosts), 'host')}",
-        f"  script      {plan['job']['script']} from {plan['source']}",
+        f"  script      {plan['job'].get('script', 'not recorded')} from {plan.get('source', 'not recorded')}",
         f"  commit      {commit}",
-        f"  folder      {run.folder.path}",
-    ]
-    lines += [f"  channel     {name}: {place}" for name, place in plan["channels"].items()]
-    lines += [f"  setting     {name}: {value}" for name, value in plan["job"].get("hyperparameters", {}).items()]
         *(
             f"  left out    {path} of {run.folder.git_patch.name}: {why}"
             for path, why in git.get("left_out", {}).items()
         ),
+        f"  folder      {run.folder.path}",
+    ]
+    lines += [f"  channel     {name}: {place}" for name, place in plan.get("channels", {}).items()]
+    lines += [f"  setting     {name}: {value}" for name, value in plan["job"].get("hyperparameters", {}).items()]
     if outcome.get("seconds") is not None:
-        lines.append(f"  took        {outcome['seconds']:.1f} s, {outcome['host_seconds']:.1f} host-seconds")
+        lines.append(
+            f"  took        {outcome['seconds']:.1f} s, {number(outcome.get('host_seconds'), '.1f')} host-seconds"
+        )
     lines += _about_the_price(plan, outcome, run)
     lines += [f"  result      {name}: {value}" for name, value in run.result().items() if name != "settings"]
     lines += [f"  file        {name}: {path}" for name, path in run.artifacts().items()]
@@ -68,7 +74,7 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     if outcome.get("billable_seconds") is not None:
         lines.append(f"  billed      {outcome['billable_seconds']} s on each host")
     if outcome.get("cost_usd") is not None:
-        epochs = max((metric["epoch"] for metric in run.metrics() if "epoch" in metric), default=0)
+        epochs = max((one["epoch"] for one in run.metrics() if isinstance(one.get("epoch"), int)), default=0)
         each = f", {dollars(outcome['cost_usd'] / epochs)} an epoch" if epochs else ""
         lines.append(f"  cost        {dollars(outcome['cost_usd'])}{each}")
     if outcome.get("saving") is not None:

@@ -84,6 +84,7 @@ class Diagnosis:
             ],
             "use": [asdict(use) for use in summary.uses(evidence)],
             "sampled": self.measurements.sampled,
+            "could_not_be_read": list(self.measurements.unreadable),
             "probe": self._probe_to_dict(),
         }
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from launcher import backends
 from launcher.config.issues import UserError, mistake
-from launcher.insight import system_files, timelines
+from launcher.insight import shapes, system_files, timelines
 from launcher.record import records
 from launcher.record.records import RunFolder
 
@@ -114,6 +114,8 @@ class Measurements:
     """How a long record was thinned; None: all of it was read."""
     not_measured: Mapping[str, str] = field(default_factory=dict)
     """Name -> why."""
+    unreadable: tuple[str, ...] = ()
+    """What could not be read, and is left out: `timeline-0.jsonl: 3 of 120 lines`."""
 
 
 def read(source: str, *, max_bytes: int = MAX_BYTES) -> Measurements:
@@ -199,17 +201,23 @@ def _measurements(
     sampled = [text for text in (thinned, ranks.thinned) if text]
     hosts = {name: _host(name, series) for name, series in samples.series.items()}
     facts = {name: value for name, value in {**(known or {}), **ranks.facts}.items() if value is not None}
-    if samples.unreadable + ranks.unreadable:
-        facts["unreadable_lines"] = samples.unreadable + ranks.unreadable
+    facts, wrong_facts = shapes.readable(shapes.FACTS, facts)
+    settings, wrong_settings = shapes.readable(shapes.SETTINGS, {**(settings or {}), **ranks.settings})
     return Measurements(
         source=source,
         hosts=hosts,
         ranks=tuple(Steps(**values) for values in ranks.steps),
         stalls=tuple(Stall(**values) for values in ranks.stalls),
-        settings={**(settings or {}), **ranks.settings},
+        settings=settings,
         facts=facts,
         sampled="; ".join(sampled) or None,
         not_measured={**_missing(hosts, bool(lines)), **ranks.not_measured},
+        unreadable=(
+            *samples.unreadable,
+            *ranks.unreadable,
+            *(f"result {one}" for one in wrong_facts),
+            *(f"setting {one}" for one in wrong_settings),
+        ),
     )
 
 
@@ -239,7 +247,7 @@ def _host(name: str, series: Mapping[system_files.Key, tuple[np.ndarray, np.ndar
         disk={short: disk[long] for short, long in _DISK.items() if long in disk},
         network={short: network[long] for short, long in _NETWORK.items() if long in network},
         throttled=one(take(lambda _, name, __: name == "CPUThrottledPercent")),
-        usable_cores=float(usable.values.min()) if usable else None,
+        usable_cores=float(usable.values.min()) if usable and usable.values.min() > 0 else None,
         memory_limit_bytes=int(limits.values.min()) if limits else None,
         other=left,
     )

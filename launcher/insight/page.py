@@ -23,6 +23,7 @@ def fragment(evidence: Evidence, report: Report) -> str:
     return (
         f"<div class='diagnosis'><h2>{escape(report_text.headline(evidence, report))}</h2>"
         f"<p class='about'>{escape(evidence.measurements.source)} · {escape(report_text.about(evidence))}</p>"
+        + _unreadable(evidence)
         + findings(report)
         + phase_table(evidence)
         + operator_table(evidence)
@@ -49,11 +50,16 @@ def _run(evidence: Evidence, report: Report, place: int) -> str:
     source, headline = escape(evidence.measurements.source), escape(report_text.headline(evidence, report))
     return (
         f"<section><p class='about'>{source}</p><h1>{headline}</h1><p class='about'>{escape(report_text.about(evidence))}</p>"
-        f"{findings(report)}<div id='charts-{place}'></div>"
+        f"{_unreadable(evidence)}{findings(report)}<div id='charts-{place}'></div>"
         f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
         f"{_section('Operators that take longest', operator_table(evidence))}"
         f"{_section('Use of resources', use_table(evidence))}{_section('Settings', settings_table(evidence))}</section>"
     )
+
+
+def _unreadable(evidence: Evidence) -> str:
+    text = report_text.unreadable(evidence)
+    return f"<p class='about'><b>Could not be read:</b> {escape(text)}.</p>" if text else ""
 
 
 def _section(title: str, body: str) -> str:
@@ -80,7 +86,7 @@ def rank_bars(evidence: Evidence) -> str:
             bars += f"<i style='{style}' title='{escape(name)} {value * 1000:.4g} ms'></i>"
         numbers = f"own {own * 1000:.4g} ms" + (f", waits {waits * 1000:.4g} ms" if waits else "")
         bars_of_ranks.append(
-            f"<span>rank {steps.rank}, {escape(steps.host)}</span><span class='bar'>{bars}</span><span>{numbers}</span>"
+            f"<span>{escape(f'rank {steps.rank}, {steps.host}')}</span><span class='bar'>{bars}</span><span>{numbers}</span>"
         )
     names = "".join(
         f"<span><i style='background:var(--c{summary.colour(name)})'></i>{escape(name)}</span>" for name in phases

@@ -78,7 +78,7 @@ class Probe:
 
     @classmethod
     def from_file(cls, run: str, values: Mapping[str, Any], trouble: str = "") -> Probe | None:
-        """From what the script wrote so far (probe.json); None where that is too little."""
+        """From what the script wrote so far (shapes.PROBE); None where that is too little."""
         if not values.get("as_it_is") or not values.get("one_batch"):
             return None
         checked = values["with_workers"]

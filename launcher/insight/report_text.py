@@ -65,6 +65,7 @@ def text(evidence: Evidence, report: Report) -> str:
     lines = [f"{evidence.measurements.source}: {headline(evidence, report)}"]
     lines += [f"  {about(evidence)}"] if about(evidence) else []
     lines += [f"  {evidence.measurements.sampled}"] if evidence.measurements.sampled else []
+    lines += _wrapped("  could not be read: ", unreadable(evidence))
     if report.probe is not None:
         lines += ["", *_wrapped("probe: ", report.probe.title)]
         lines += [str(Table(report.probe.HEAD, report.probe.rows))] if report.probe.rows else []
@@ -112,6 +113,11 @@ def not_measured(report: Report) -> dict[str, list[str]]:
     for missing in report.not_measured:
         reasons.setdefault(missing.reason, []).append(missing.what)
     return reasons
+
+
+def unreadable(evidence: Evidence) -> str:
+    """What of the measurements could not be read; "" where all could."""
+    return "; ".join(evidence.measurements.unreadable)
 
 
 def taken(finding: Finding) -> str:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from launcher.config.issues import mistake
+from launcher.insight.shapes import LARGEST, LATEST
+from launcher.show.text import counted
 
 NAME = re.compile(r"(?:^|/)system/(?:.+/)?(\d{10})\.(algo-\d+)\.json$")
 """The second at which a file's minute begins, and its host; smdebug's readers expect the same."""
@@ -45,8 +47,8 @@ class Samples:
 
     series: dict[str, dict[Key, tuple[np.ndarray, np.ndarray]]] = field(default_factory=dict)
     """Host -> (Type, Name, Dimension) -> times and values, by time."""
-    unreadable: int = 0
-    """Lines that are no sample, such as the last one of a host that was killed."""
+    unreadable: list[str] = field(default_factory=list)
+    """What could not be read of which files, such as the last line of a host that was killed."""
 
 
 def below(places: Iterable[Path]) -> list[SystemFile]:
@@ -59,7 +61,9 @@ def below(places: Iterable[Path]) -> list[SystemFile]:
                 path = f"{folder}/{name}"
                 matching = NAME.search(path)
                 if matching:
-                    size = os.stat(path).st_size
+                    size = (
+                        os.path.getsize(path) if os.path.exists(path) else 0
+                    )  # a link to nothing is told when it is read
                     found.append(SystemFile(int(matching[1]), matching[2], size, Path(path).read_bytes))
     return sorted(found, key=lambda file: file[:2])
 
@@ -128,8 +132,13 @@ def read(files: Iterable[SystemFile]) -> Samples:
     """The samples of files. Only a few files are in memory at a time, and 16 bytes for each sample."""
     samples = Samples()
     numbers: dict[tuple[str, str, str, str], tuple[array[float], array[float]]] = {}
-    for content in _contents(list(files)):
-        samples.unreadable += _add(content, numbers)
+    unreadable: dict[str, int] = {}
+    for file, content in _contents(list(files)):
+        if isinstance(content, OSError):
+            samples.unreadable.append(f"{file.minute}.{file.host}.json: {content.strerror}")
+        elif wrong := _add(content, numbers):
+            unreadable[file.host] = unreadable.get(file.host, 0) + wrong
+    samples.unreadable += [f"system metrics of {host}: {counted(n, 'line')}" for host, n in unreadable.items()]
     for (host, kind, name, dimension), (times, values) in sorted(numbers.items()):
         when, what = np.frombuffer(times), np.frombuffer(values)
         if (np.diff(when) < 0).any():  # the agent's threads, or a clock that was set
@@ -139,11 +148,19 @@ def read(files: Iterable[SystemFile]) -> Samples:
     return samples
 
 
-def _contents(files: list[SystemFile]) -> Iterator[bytes]:
-    """Each file's bytes, in order; some are loaded ahead."""
+def _contents(files: list[SystemFile]) -> Iterator[tuple[SystemFile, bytes | OSError]]:
+    """Each file with its bytes, or why it cannot be read, in order; some are loaded ahead."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for first in range(0, len(files), AT_ONCE):
-            yield from pool.map(lambda file: file.load(), files[first : first + AT_ONCE])
+            some = files[first : first + AT_ONCE]
+            yield from zip(some, pool.map(_content, some))
+
+
+def _content(file: SystemFile) -> bytes | OSError:
+    try:
+        return file.load()
+    except OSError as error:
+        return error
 
 
 def _add(content: bytes, numbers: dict[tuple[str, str, str, str], tuple[array[float], array[float]]]) -> int:
@@ -153,12 +170,16 @@ def _add(content: bytes, numbers: dict[tuple[str, str, str, str], tuple[array[fl
         try:
             key = (event["NodeId"], event["Type"], event["Name"], event["Dimension"])
             when, value = event["Timestamp"] + 0.0, event["Value"] + 0.0  # which refuses what is no number
-        except (KeyError, TypeError):
+            found = numbers.get(key)
+            if not (0 <= when < LATEST and -LARGEST <= value <= LARGEST):  # nan neither
+                raise ValueError
+            if found is None:
+                if not all(type(part) is str for part in key):
+                    raise TypeError
+                found = numbers[key] = (array("d"), array("d"))
+        except (KeyError, TypeError, ValueError, OverflowError):
             unreadable += 1
             continue
-        found = numbers.get(key)
-        if found is None:
-            found = numbers[key] = (array("d"), array("d"))
         found[0].append(when)
         found[1].append(value)
     return unreadable
@@ -169,12 +190,12 @@ def _events(content: bytes) -> list[Any]:
     try:  # all lines as one array, which takes a third of the time
         events: list[Any] = json.loads(b"[" + content.strip().replace(b"\n", b",") + b"]")
         return events
-    except ValueError:
+    except (ValueError, RecursionError):
         return [_event(line) for line in content.splitlines() if line.strip()]
 
 
 def _event(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from launcher.insight import shapes
+from launcher.show.text import counted
+
 PATTERN = "timeline-*.jsonl"
 
 OPERATORS = "operators.json"
@@ -35,8 +38,8 @@ class Ranks:
     not_measured: dict[str, str] = field(default_factory=dict)
     thinned: str | None = None
     """How long records were thinned."""
-    unreadable: int = 0
-    """Lines that are no JSON, such as the last one of a rank that was killed."""
+    unreadable: list[str] = field(default_factory=list)
+    """What could not be read of which file, such as the last line of a rank that was killed."""
 
 
 def below(places: Iterable[Path]) -> list[Path]:
@@ -50,16 +53,21 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
     Args:
         max_bytes: where the files are larger, only one in N windows is read.
     """
-    total = sum(file.stat().st_size for file in files)
+    total = sum(file.stat().st_size for file in files if file.exists())
     each = max(1, -(-total // max_bytes))
     ranks = Ranks()
     if each > 1:
         ranks.thinned = f"steps: one in {each} logged windows of every rank was read"
     for file in files:
-        _read_one(file, each, ranks)
+        try:
+            _read_one(file, each, ranks)
+        except OSError as error:
+            ranks.unreadable.append(f"{file.name}: {error.strerror}")
     for recorded in sorted({file.with_name(OPERATORS) for file in files}):
-        if recorded.is_file():
-            ranks.facts["operators"] = json.loads(recorded.read_text(encoding="utf-8"))
+        if recorded.exists():
+            found, why_not = shapes.read(shapes.OPERATORS, recorded)
+            ranks.facts |= {"operators": found} if found else {}
+            ranks.unreadable += [why_not] if why_not else []
     if "operators" not in ranks.facts:
         ranks.not_measured["operators"] = "no steps were recorded: hyperparameters.profile_steps was 0"
     ranks.steps.sort(key=lambda steps: steps["rank"])
@@ -68,31 +76,46 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
 
 
 def _read_one(file: Path, each: int, ranks: Ranks) -> None:
-    rank, node, windows, seen = None, "", [], 0
+    start: dict[str, Any] | None = None
+    windows, stalls = [], []
+    lines_seen = windows_seen = unreadable = 0
     with open(file, "rb") as lines:
         for line in lines:
+            lines_seen += 1
             if line.startswith(WINDOW):
-                seen += 1
-                if seen % each:
+                windows_seen += 1
+                if windows_seen % each:
                     continue
             try:
                 event = json.loads(line)
-                kind = event.pop("kind")
+                kind = event["kind"]
                 if kind == "start":
-                    rank, node = event["rank"], event["node"]
-                    _add_start(event, ranks)
+                    start = shapes.START.validate_python(event)
                 elif kind == "steps":
+                    shapes.WINDOW.validate_python(event)
                     if not event["extra"].get("profiled"):  # torch.profiler made these slower than the others
                         windows.append(event)
                 elif kind == "first_step":
+                    shapes.FIRST_STEP.validate_python(event)
                     slowest = ranks.facts.get("seconds_to_first_step", 0.0)
                     ranks.facts["seconds_to_first_step"] = max(slowest, event["seconds"])
                     ranks.facts["num_workers"] = event["workers"]
                 else:
-                    ranks.stalls.append({"rank": rank, "host": node, "kind": kind, **event})
-            except (ValueError, KeyError, TypeError, AttributeError):
-                ranks.unreadable += 1
-    if rank is not None and windows:
+                    shapes.STALL.validate_python(event)
+                    stalls.append({name: event[name] for name in ("kind", "began", "seconds", "step")})
+            except (ValueError, KeyError, TypeError, RecursionError):  # ValueError: no JSON, or not of its shape
+                unreadable += 1
+    if start is None:
+        ranks.unreadable.append(
+            f"{file.name}: its first line, without which the other {counted(lines_seen - 1, 'line')} say nothing"
+        )
+        return
+    if unreadable:
+        ranks.unreadable.append(f"{file.name}: {unreadable} of {counted(lines_seen, 'line')}")
+    _add_start(start, ranks)
+    rank, node = start["rank"], start["node"]
+    ranks.stalls += [{"rank": rank, "host": node, **stall} for stall in stalls]
+    if windows:
         ranks.steps.append(_arrays(rank, node, windows))
 
 

@@ -1,13 +1,15 @@
-"""Read a growing log line by line."""
+"""Read logs and JSON lines that may still grow, or end in a line that was cut."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
-def complete_lines(file: Path, position: int, *, last: bool) -> Iterator[tuple[str, int]]:
-    """(line, byte position after it) for each complete line after a position; with `last`, also for an unfinished one."""
+def complete_lines(file: Path, position: int, *, last: bool) -> Iterator[tuple[bytes, int]]:
+    """(line with its end, byte position after it) for each complete line after a position; with `last`, also for an unfinished one."""
     try:
         with open(file, "rb") as log:
             log.seek(position)
@@ -15,6 +17,18 @@ def complete_lines(file: Path, position: int, *, last: bool) -> Iterator[tuple[s
                 if not line.endswith(b"\n") and not last:
                     return
                 position += len(line)
-                yield line.decode("utf-8", "replace").rstrip("\r\n"), position
+                yield line, position
     except FileNotFoundError:
         return
+
+
+def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(line, its object) for each line of a file that is a JSON object; a cut line, or another one, is none."""
+    with open(file, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(values, dict):
+                yield line.rstrip("\n"), values

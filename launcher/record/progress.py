@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.config.metrics import metric_table
 from launcher.record.metric_lines import Metric
-from launcher.show.text import dollars
+from launcher.show.text import dollars, number
 
 HISTORY_SECONDS = 1.0
 """Seconds. Lines that arrive this soon after the first had been written before, and say nothing about the speed."""
@@ -69,4 +69,4 @@ def quality(result: dict[str, Any]) -> str:
 
 def percent(fraction: Any) -> str:
     """A fraction in percent; - for anything but a number."""
-    return f"{fraction * 100:.2f} %" if isinstance(fraction, (int, float)) else "-"
+    return number(fraction, ".2%").replace("%", " %")

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
+import itertools
 import json
 import os
-import subprocess
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.config.issues import did_you_mean, mistake
+import yaml
+from pydantic import ValidationError
+
+from launcher.config import yaml_file
+from launcher.config.issues import Issue, UserError, did_you_mean, mistake
+from launcher.record.log_lines import json_lines
+from launcher.record.shapes import complaint, shape, utc
 
 # SageMaker's own words: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html (TrainingJobStatus)
 IN_PROGRESS, STOPPING, COMPLETED, FAILED, STOPPED = "InProgress", "Stopping", "Completed", "Failed", "Stopped"
 OVER = (COMPLETED, FAILED, STOPPED)
+
+NAME = re.compile(r"(?P<job>.+)-(?P<time>\d{8}-\d{6})-[a-z]{4}")
+"""A run's name: its job's, the UTC time of its plan, and four letters."""
+
+SUGGESTED = 100
+"""Of the latest runs and jobs, which a wrong name is compared with: a comparison takes some 0.1 ms."""
+
+
+class DamagedRecord(UserError):
+    """A file of a run's folder that cannot be read."""
+
+    def __init__(self, run: RunFolder, file: Path, found: str):
+        fix = f"put the file back from a copy, or remove the run: launcher rm {run.name}"
+        super().__init__(
+            [Issue(key=f"{run.name}/{file.relative_to(run.path)}", found=found, fix=fix)], "a run's record"
+        )
 
 
 @dataclass(frozen=True)
@@ -69,6 +91,11 @@ class RunFolder:
         return self.path / "lock"
 
     @property
+    def reserve(self) -> Path:
+        """Room on the disk that the supervisor frees for the outcome."""
+        return self.path / "reserve"
+
+    @property
     def supervisor_log(self) -> Path:
         return self.path / "logs" / "supervisor.log"
 
@@ -112,16 +139,60 @@ class RunFolder:
     def log(self, host: str) -> Path:
         return self.path / "logs" / f"{host}.log"
 
+    @property
+    def job_name(self) -> str:
+        """The job's name, by the folder's; the whole name of a job that another program started on SageMaker."""
+        named = NAME.fullmatch(self.name)
+        return named["job"] if named is not None else self.name
+
+    @property
+    def time(self) -> str:
+        """When it was planned, as in names: by the folder's name, else by its plan; "" where neither can be read."""
+        named = NAME.fullmatch(self.name)
+        return named["time"] if named is not None else _planned(self).partition(".")[0]
+
     def read(self, file: Path) -> dict[str, Any]:
-        """A JSON file of this run; {} where it does not exist yet."""
+        """A JSON file of this run, as launcher/record/shapes.py describes it; {} where it does not exist (yet).
+
+        Raises:
+            DamagedRecord: it cannot be read, or holds something else. So does a plan that is missing: every run has one.
+        """
         try:
-            values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return shape(file.name).validate_json(file.read_bytes())
         except FileNotFoundError:
+            if file == self.plan:
+                raise DamagedRecord(self, file, "missing: the run was not started, or the file was deleted") from None
             return {}
+        except OSError as error:
+            raise DamagedRecord(self, file, error.strerror or str(error)) from None
+        except ValidationError as error:
+            wrong = [complaint(item) for item in error.errors(include_url=False)]
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise DamagedRecord(self, file, "; ".join(wrong[:3]) + more) from None
+
+    def read_job(self) -> dict[str, Any]:
+        """The resolved job, from job.yaml; {} where there is none.
+
+        Raises:
+            DamagedRecord: it cannot be read, or is no mapping.
+        """
+        if not self.job.exists():
+            return {}
+        try:
+            yaml_file.read(self.job)  # what it refuses: no mapping, text that is not UTF-8, aliases without an end
+            values: dict[str, Any] = yaml.safe_load(self.job.read_text(encoding="utf-8"))  # as safe_dump wrote it
+        except UserError as error:
+            raise DamagedRecord(self, self.job, error.issues[0].found) from None
+        except (ValueError, yaml.YAMLError) as error:
+            raise DamagedRecord(self, self.job, f"not YAML: {error}") from None
         return values
 
     def state(self) -> str:
-        """The run's state, from its folder and its supervisor; for a run on SageMaker, as last reported."""
+        """The run's state, from its folder and its supervisor; for a run on SageMaker, as last reported.
+
+        Raises:
+            DamagedRecord: outcome.json cannot be read.
+        """
         if not self.outcome.exists() and (self.remote.exists() or self.supervisor_lives()):
             return STOPPING if self.stop_request.exists() else IN_PROGRESS
         # the supervisor is gone, so what it wrote is final
@@ -147,7 +218,7 @@ class RunFolder:
 
     def left_checkpoints(self) -> bool:
         """Whether any host left a checkpoint in this folder."""
-        return any(any(folder.iterdir()) for folder in self.path.glob("hosts/*/opt/ml/checkpoints"))
+        return any(self.path.glob("hosts/*/opt/ml/checkpoints/*"))
 
     def artifacts(self, hosts: Sequence[str]) -> dict[str, Path]:
         """The files and folders that exist, by name: model, metrics; and for each host output, checkpoints, log."""
@@ -165,10 +236,10 @@ class RunFolder:
     def result(self) -> dict[str, Any]:
         """The script's result.json, from the first host that has one; {} where none can be read."""
         for file in sorted(self.path.glob("hosts/*/opt/ml/output/data/*/result.json")):
-            with contextlib.suppress(OSError, ValueError):
-                found = self.read(file)
-                if isinstance(found, dict):
-                    return found
+            try:
+                return self.read(file)
+            except DamagedRecord:  # any script may have written it
+                continue
         return {}
 
 
@@ -178,15 +249,30 @@ def store() -> Path:
 
 
 def all_runs() -> list[RunFolder]:
-    """Every run in the store, oldest first. Other folders are skipped."""
+    """Every run in the store, oldest first, by the time in its name: only a run with another name, or started in the same second
+    as another, is read.
+
+    A folder with a run's name is one even without a plan.json, unless it is just being started. Other folders are skipped.
+    """
     folder = store()
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            run = RunFolder(path)
-            plan = json.loads(run.plan.read_text(encoding="utf-8"))
-            found.append((plan["planned"], plan["name"], run, plan["job"]["name"], plan["hosts"][0], plan["backend"]))
-    return [entry[2] for entry in sorted(found, key=lambda entry: entry[:2])]
+    found: list[tuple[str, RunFolder]] = []
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        run = RunFolder(Path(entry.path))
+        if run.plan.exists() or (NAME.fullmatch(run.name) and entry.is_dir() and not run.supervisor_lives()):
+            found.append((run.time, run))
+    runs = []
+    for _, group in itertools.groupby(sorted(found, key=lambda one: one[0]), key=lambda one: one[0]):
+        same = [run for _, run in group]
+        runs += same if len(same) == 1 else sorted(same, key=lambda run: (_planned(run), run.name))
+    return runs
+
+
+def _planned(run: RunFolder) -> str:
+    """When a run was planned, as in names, with microseconds; "" where its plan cannot be read."""
+    try:
+        return f"{utc(run.read(run.plan)['planned']):%Y%m%d-%H%M%S.%f}"
+    except DamagedRecord:
+        return ""
 
 
 def find(name: str, *, completed: bool = False) -> RunFolder:
@@ -201,36 +287,61 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
     """
     runs = all_runs()
     matching = [run for run in runs if run.name == name] or [
-        run for run in runs if run.read(run.plan).get("job", {}).get("name") == name
+        run for run in runs if run.job_name == name and run.plan.exists()
     ]
-    fitting = [run for run in matching if not completed or run.state() == COMPLETED]
-    if fitting:
-        return fitting[-1]
+    for run in reversed(matching):
+        if not completed or has_completed(run):
+            return run
     if matching:
         raise mistake(
             "run",
             f"{name}: none of {len(matching)} run{'s' if len(matching) > 1 else ''} has completed; the latest is {matching[-1].state()}",
             f"launcher show {matching[-1].name}",
         )
-    names = [run.name for run in runs]
-    job_names = {run.read(run.plan).get("job", {}).get("name", "") for run in runs}
+    jobs = list(dict.fromkeys(run.job_name for run in reversed(runs)))
     fix = did_you_mean(
         name,
-        [*names, *job_names],
+        [*(run.name for run in runs[-SUGGESTED:]), *jobs[:SUGGESTED]],
         "launcher runs lists them; for one that another machine started on SageMaker: launcher attach NAME --region REGION",
     )
     raise mistake("run", f"{name}: no such run in {store()}", fix)
 
 
-def write_atomically(file: Path, content: str | bytes) -> None:
-    """Write a file so that readers see the old content or the new, never a part. Its folder must exist."""
+def has_completed(run: RunFolder) -> bool:
+    """Whether a run is known to have completed."""
+    try:
+        return run.state() == COMPLETED
+    except DamagedRecord:
+        return False
+
+
+def write_atomically(file: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write a file so that readers see the old content or the new, never a part. Its folder must exist.
+
+    Args:
+        durable: it outlives a power cut from now on, which takes the disk some milliseconds.
+    """
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-    os.replace(temporary, file)
+    try:
+        with open(temporary, "wb") as stream:
+            stream.write(content.encode("utf-8") if isinstance(content, str) else content)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)  # the new name
+        finally:
+            os.close(folder)
 
 
-def write_json(file: Path, value: Any) -> None:
-    write_atomically(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+def write_json(file: Path, value: Any, *, durable: bool = True) -> None:
+    write_atomically(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
 
 
 def merge_metrics(folder: RunFolder, hosts: list[str]) -> None:
@@ -238,10 +349,7 @@ def merge_metrics(folder: RunFolder, hosts: list[str]) -> None:
     lines = []
     for host in hosts:
         for file in sorted(folder.host(host).glob("output/data/*/metrics*.jsonl")):
-            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(ValueError):
-                    json.loads(line)
-                    lines.append(line + "\n")
+            lines += [line + "\n" for line, _ in json_lines(file)]
     if lines:
         write_atomically(folder.metrics, "".join(lines))
 

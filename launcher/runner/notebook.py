@@ -12,7 +12,7 @@ from launcher.record.metric_lines import parse_line
 from launcher.record.progress import Progress, percent, quality
 from launcher.record.records import COMPLETED, FAILED, OVER, RunFolder
 from launcher.show import html
-from launcher.show.text import counted, dollars
+from launcher.show.text import counted, dollars, number
 
 REDRAW_SECONDS = 0.5
 """Seconds, at least, between two drawings of a run that goes on."""
@@ -129,5 +129,6 @@ def _results(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, form in forms.items():
         value = result.get(name)
         if isinstance(value, (int, float) if form else str):
-            found.append((name.replace("_per_second", " a second"), format(value, form)))
+            shown = number(value, form) if form else str(value)
+            found.append((name.replace("_per_second", " a second"), shown))
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,14 +67,16 @@ def read(folder: records.RunFolder, outcome: Mapping[str, Any]) -> Probe | str:
     Args:
         outcome: how the probe's run ended.
     """
+    from launcher.insight import shapes
     from launcher.insight.probe import Probe
 
-    values = {}
-    for file in sorted(folder.path.glob("hosts/*/opt/ml/output/data/*/probe.json")):
-        values = json.loads(file.read_text(encoding="utf-8"))
+    values: dict[str, Any] = {}
     trouble, state = "", folder.state()
-    if state != records.COMPLETED or not values.get("finished"):
+    for file in sorted(folder.path.glob("hosts/*/opt/ml/output/data/*/probe.json")):
+        values, trouble = shapes.read(shapes.PROBE, file)
+    if trouble or state != records.COMPLETED or not values.get("finished"):
         why = " ".join(outcome.get("failure", "").split())[:300]
+        why = "; ".join(filter(None, (trouble, why)))
         trouble = f"{folder.name} {state}{': ' if why else ''}{why}; launcher logs {folder.name}"
     return Probe.from_file(folder.name, values, trouble) or trouble
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import yaml
-
 from launcher.backends.plans import plan
 from launcher.config import yaml_file
 from launcher.config.issues import UserError, mistake
@@ -24,7 +22,7 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
     if not folder.job.is_file() or not folder.code.is_dir():
         missing = folder.job if not folder.job.is_file() else folder.code
         raise mistake("run", f"{folder.name} has no {missing.name}", "name a run whose record is complete")
-    values = yaml.safe_load(folder.job.read_text(encoding="utf-8"))
+    values = folder.read_job()
     values["source"] = str(folder.code)
     values.pop("study", None)  # what a study varies is no part of one run's job
     changed, problems = yaml_file.override(yaml_file.Config(str(folder.job), values), overrides)

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
-
 from launcher import backends
 from launcher.config.issues import UserError, mistake
 from launcher.planner.plan import Plan
@@ -97,8 +95,7 @@ def resume(name: str, overrides: Sequence[str] = ()) -> Plan:
 
 
 def _job(folder: records.RunFolder) -> dict[str, str]:
-    values = yaml.safe_load(folder.job.read_text(encoding="utf-8")) if folder.job.is_file() else {}
-    return {key: value for key, value in _flat(values).items() if key not in ("name", "source")}
+    return {key: value for key, value in _flat(folder.read_job()).items() if key not in ("name", "source")}
 
 
 def _code(folder: records.RunFolder) -> dict[str, str]:

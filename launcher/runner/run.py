@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import json
 import math
 import os
 import time
@@ -20,7 +19,7 @@ from launcher.config.issues import Unreachable, UserError, mistake
 from launcher.insight import diagnose
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.record import records
-from launcher.record.log_lines import complete_lines
+from launcher.record.log_lines import complete_lines, json_lines
 from launcher.record.metric_lines import Metric, parse_line
 from launcher.record.records import OVER, RunFolder
 from launcher.runner import notebook, probe, start_record
@@ -145,13 +144,24 @@ class Run:
         positions: dict[str, int] | None = None,
         idle: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, str]]:
-        """The hosts' log lines as (host, line), each host's in order.
+        """The hosts' log lines as (host, line), each host's in order. What is no UTF-8 becomes U+FFFD.
 
         Args:
             follow: continue until the run is over; else end with the lines that exist now.
             positions: host -> bytes of its log to skip. Updated, so that a later call continues there.
             idle: called whenever all lines so far were returned.
         """
+        for host, line in self.raw_logs(follow=follow, positions=positions, idle=idle):
+            yield host, line.decode("utf-8", "replace").rstrip("\r\n")
+
+    def raw_logs(
+        self,
+        *,
+        follow: bool = False,
+        positions: dict[str, int] | None = None,
+        idle: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[str, bytes]]:
+        """The same lines as the script wrote them, with their ends."""
         positions = {} if positions is None else positions
         while True:
             over = self.state in OVER  # read before the logs, so that no last line is missed
@@ -167,9 +177,10 @@ class Run:
             time.sleep(0.2)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The measurements, one dict a logged step and rank; while the run goes on, those in its log lines."""
+        """The measurements, one dict a logged step and rank, without lines that cannot be read; while the run goes on, those in its
+        log lines."""
         if self.folder.metrics.is_file():
-            return [json.loads(line) for line in self.folder.metrics.read_text(encoding="utf-8").splitlines()]
+            return [values for _, values in json_lines(self.folder.metrics)]
         return [metric.values for metric in self.progress()]
 
     def progress(self, *, follow: bool = False) -> Iterator[Metric]:
@@ -304,7 +315,7 @@ def attach(name: str, *, region: str | None = None) -> Run:
 
 
 def runs() -> list[Run]:
-    """Every run in the store, oldest first.
+    """Every run in the store, oldest first. Reading one with a damaged record raises a UserError.
 
     >>> [run.state for run in launcher.runs()][0]
     'Completed'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def dollars(usd: float) -> str:
     """$1,234.50; below ten cents with two more digits."""
@@ -21,3 +23,19 @@ def indent(text: str, prefix: str = "  ") -> str:
 def three_digits(number: float) -> str:
     """Three significant digits, more before the decimal point: `0.25`, `12.3`, `1234`."""
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"
+
+
+def number(value: Any, form: str) -> str:
+    """A number in a format; - for anything else that a script may have written, and for a whole number beyond any float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "-"
+    try:
+        return format(value, form)
+    except (OverflowError, ValueError):
+        return "-"
+
+
+def file_size(bytes: float) -> str:
+    """`812 B`, `1.5 kB`, `3.2 GB`: powers of 1000."""
+    power = next(power for power in range(5) if bytes < 1000 ** (power + 1) or power == 4)
+    return f"{bytes / 1000**power:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

@@ -17,6 +17,7 @@ from launcher.backends.process import Process
 from launcher.config.issues import UserError
 from launcher.emulator import Emulator
 from launcher.insight import measurements, system_files
+from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.measurements import read
 from launcher.prepare import prepare
 
@@ -106,7 +107,7 @@ def test_what_is_no_sample_costs_its_own_line_alone(tmp_path):
     with open(last, "a") as file:
         file.write('{"Type":"cpu","Name":"cpu0","Dimension":"CPUUtilization",' + number + '\n{"Type":"cpu","Na')
     found = read(str(place))
-    assert found.facts == {"unreadable_lines": 6} and same(found, read(str(tmp_path / "whole")))
+    assert found.unreadable == ("system metrics of algo-1: 6 lines",) and same(found, read(str(tmp_path / "whole")))
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
@@ -151,7 +152,7 @@ def test_a_run_on_sagemaker_is_read_where_its_agent_wrote(in_s3, store):
     job = {"name": "job", "compute": {"instance_type": "ml.p4d.24xlarge"}, "hyperparameters": {"epochs": 3}}
     plan = {
         "name": "job-1",
-        "planned": "2026",
+        "planned": "2026-11-22T10:00:00+00:00",
         "backend": "aws",
         "job": job,
         "hosts": [{"name": "algo-1"}, {"name": "algo-2"}],
@@ -246,7 +247,9 @@ def test_a_phase_that_a_window_lacks_is_no_number_and_a_cut_line_is_counted(tmp_
         True,
         False,
     ]
-    assert found.facts == {"unreadable_lines": 1} and "no files of system metrics" in found.not_measured["system"]
+    assert found.unreadable == ("timeline-3.jsonl: 1 of 4 lines",)
+    assert "could not be read: timeline-3.jsonl: 1 of 4 lines" in str(Diagnosis(found)) + Diagnosis(found)._repr_html_()
+    assert "no files of system metrics" in found.not_measured["system"]
     thinned = read(str(tmp_path), max_bytes=4 * 400)
     assert thinned.sampled == "steps: one in 2 logged windows of every rank was read"
     assert thinned.ranks[0].step.tolist() == [2]

@@ -249,7 +249,7 @@ def test_no_new_option_by_accident(capsys):
     """The options are a promise: a change here is a change of the reference too."""
     for command in (
         *("plan", "run", "replay", "attach", "runs", "show", "logs", "stop", "compare", "diff", "profile"),
-        *("emulate", "prepare", "resume", "drill", "diagnose"),
+        *("emulate", "prepare", "resume", "drill", "diagnose", "rm", "prune"),
         *("study preprocessing", "study scaling"),
     ):
         with pytest.raises(SystemExit):
@@ -257,7 +257,8 @@ def test_no_new_option_by_accident(capsys):
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     assert options == {
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
-        "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
+        "--last", "--all", "--yes", "--older-than", "--state",
+            "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
         "--kills", "--hosts-after", "--seed", "--shards", "--jobs", "--jpeg-quality", "--verify",
         "--models", "--loads", "--pipelines", "--repeats", "--table", "--html", "--batches", "--mode", "--with", "--probe",
     }  # fmt: skip

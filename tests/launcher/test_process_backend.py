@@ -229,7 +229,7 @@ def test_odd_outputs_cost_neither_the_record_nor_the_store(script_job):
     with tarfile.open(run.folder.model) as archive:
         assert archive.extractfile("best.bin").read() == b"weights"
     (run.folder.path.parent / "foreign").mkdir()
-    (run.folder.path.parent / "foreign/plan.json").write_text("[")
+    (run.folder.path.parent / "foreign/code").write_text("no run's")
     assert [item.name for item in launcher.runs()] == [run.name]
 
 

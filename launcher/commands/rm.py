@@ -1,0 +1,74 @@
+"""`launcher rm`: remove runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE
+from launcher.config.issues import Issue, UserError, mistake
+from launcher.record import records, removal
+from launcher.record.records import RunFolder
+from launcher.show.table import Table
+from launcher.show.text import counted, file_size
+
+
+def add(to: arguments.Add) -> None:
+    made = to("rm", "remove runs with everything that they left", carry_out)
+    made.add_argument("runs", metavar="RUN", nargs="+", help="a run's full name")
+    arguments.yes(made)
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    chosen = [records.find(name) for name in dict.fromkeys(options.runs)]
+    used = removal.in_use(records.all_runs())
+    issues = [
+        Issue(key="run", found=f"{name} is a job; its latest run is {run.name}", fix=f"launcher rm {run.name}")
+        for name, run in zip(dict.fromkeys(options.runs), chosen)
+        if name != run.name
+    ]
+    issues += [
+        Issue(key="run", found=used[run.name], fix="wait until it ends: launcher runs asks for its state")
+        for run in chosen
+        if run.name in used
+    ]
+    if issues:
+        raise UserError(issues)
+    return confirmed_removal(chosen, yes=options.yes)
+
+
+def confirmed_removal(runs: Sequence[RunFolder], *, yes: bool) -> int:
+    """List runs with their sizes, ask, and remove them. Returns the exit code.
+
+    Args:
+        yes: do not ask.
+
+    Raises:
+        UserError: there is no terminal to ask in.
+    """
+    sizes = [removal.size(run) for run in runs]
+    total = f"{counted(len(runs), 'run')}, {file_size(sum(sizes))}"
+    print(Table(["run", "state", "size"], [[run.name, _state(run), file_size(size)] for run, size in zip(runs, sizes)]))
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise mistake("--yes", "not given, and there is no terminal to ask in", f"add --yes to remove {total}")
+        try:
+            answer = input(f"remove {total}? [y/N] ").strip().lower()
+        except EOFError:
+            answer = ""
+        if answer not in ("y", "yes"):
+            print("nothing is removed")
+            return DONE
+    for run in runs:
+        removal.remove(run)
+    print(f"removed {total}")
+    return DONE
+
+
+def _state(run: RunFolder) -> str:
+    try:
+        return run.state()
+    except records.DamagedRecord:
+        return "damaged"

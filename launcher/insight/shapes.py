@@ -1,0 +1,173 @@
+"""What a run's measurements hold: checked where they are read, so that no rule meets a wrong type, or a number that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
+
+from launcher.record.shapes import STRICT, complaint
+
+LATEST = 253_402_300_800.0
+"""Unix seconds of the year 10000, after the last time that Python and JavaScript show."""
+
+LARGEST = 1e15
+"""Of a measured number, either way: sums and squares of such are floats, and whole ones exact. No disk reads as many bytes a second."""
+
+Time = Annotated[FiniteFloat, Field(ge=0, lt=LATEST)]
+Seconds = Annotated[FiniteFloat, Field(ge=0, lt=1e9)]
+Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
+Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+Speed = Annotated[FiniteFloat, Field(gt=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=int(LARGEST))]
+Positive = Annotated[int, Field(ge=1, le=int(LARGEST))]
+
+
+def _with_step(seconds: dict[str, float]) -> dict[str, float]:
+    if not seconds.get("step"):
+        raise ValueError("no time of a whole step")
+    return seconds
+
+
+class StartShape(TypedDict):
+    """A timeline's first line."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    rank: Count
+    node: str
+    settings: dict[str, Any]
+    not_measured: dict[str, str]
+    world_size: Positive | None
+    backend: str | None
+    device: str | None
+    device_name: str | None
+    instance_type: str | None
+    torch: str | None
+    threads: Count | None
+
+
+class WindowShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    epoch: Count
+    step: Count
+    ended: Time
+    seconds: Annotated[dict[str, Seconds], AfterValidator(_with_step)]
+    extra: dict[str, Number | bool]
+
+
+class FirstStepShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    seconds: Seconds
+    workers: Count | None
+
+
+class StallShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    kind: Literal["checkpoint", "evaluate"]
+    step: Count
+    began: Time
+    seconds: Seconds
+
+
+class OperatorShape(TypedDict):
+    name: str
+    seconds: Seconds
+    share: Share
+
+
+class OperatorsShape(TypedDict):
+    """operators.json."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    operators: list[OperatorShape]
+
+
+class InputAloneShape(TypedDict):
+    workers: Count
+    images_per_second: Speed
+    cpu_seconds_an_image: Seconds
+
+
+class WithWorkersShape(TypedDict):
+    workers: Count
+    images_per_second: Speed
+
+
+class ProbeShape(TypedDict):
+    """probe.json."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    as_it_is: list[Speed]
+    one_batch: Speed | None
+    one_batch_without_teacher: Speed | None
+    input_alone: list[InputAloneShape]
+    with_workers: WithWorkersShape | None
+    workers: Count
+    worker_kind: str
+    cores_a_process: Speed
+    world_size: Positive
+    device: str
+    device_name: str | None
+    left_out: dict[str, str]
+    finished: bool
+
+
+class SettingsShape(TypedDict, total=False):
+    """The settings that rules compute with."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    epochs: Positive
+    global_batch_size: Positive
+    batch_size_per_device: Positive | Literal["auto"] | None
+    num_workers: Count | Literal["auto"] | None
+    log_every: Positive
+    evaluate_every: Positive
+    checkpoint_every: Positive | None
+
+
+class FactsShape(TypedDict, total=False):
+    """The facts that rules compute with; a script's result.json may say some."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    world_size: Positive
+    num_workers: Count
+    threads: Count
+    training_images: Count
+    seconds_to_first_step: Seconds
+    backend: str
+    device: str
+    device_name: str
+    instance_type: str
+
+
+START, WINDOW, FIRST_STEP, STALL = (
+    TypeAdapter[Any](kind) for kind in (StartShape, WindowShape, FirstStepShape, StallShape)
+)
+OPERATORS, PROBE = TypeAdapter[Any](OperatorsShape), TypeAdapter[Any](ProbeShape)
+SETTINGS, FACTS = TypeAdapter[Any](SettingsShape), TypeAdapter[Any](FactsShape)
+
+
+def readable(shape: TypeAdapter[Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The values without those that have the wrong type; and what is wrong with each of these."""
+    try:
+        shape.validate_python(values)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)
+        names = {item["loc"][0] for item in wrong}
+        said = {item["loc"][0]: complaint(item) for item in reversed(wrong)}  # the first of a union's
+        return {name: value for name, value in values.items() if name not in names}, [*said.values()]
+    return dict(values), []
+
+
+def read(shape: TypeAdapter[Any], file: Path) -> tuple[dict[str, Any], str]:
+    """A JSON file's values, or none and why it cannot be read."""
+    try:
+        values: dict[str, Any] = shape.validate_json(file.read_bytes())
+    except OSError as error:
+        return {}, f"{file.name}: {error.strerror}"
+    except ValidationError as error:
+        return {}, f"{file.name}: {complaint(error.errors(include_url=False)[0])}"
+    return values, ""

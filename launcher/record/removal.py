@@ -1,0 +1,42 @@
+"""Which runs of the store are in use, and the removal of the others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+
+from launcher.record.records import DamagedRecord, RunFolder
+
+
+def under_way(run: RunFolder) -> bool:
+    """Whether a run goes on, or may: SageMaker has not said yet that it ended."""
+    return run.supervisor_lives() or (run.remote.exists() and not run.outcome.exists())
+
+
+def in_use(runs: Iterable[RunFolder]) -> dict[str, str]:
+    """Name -> why it must stay, of every run that is under way, or that one of these reads or resumes."""
+    reasons: dict[str, str] = {}
+    for run in runs:
+        if run.outcome.exists() or not under_way(run):
+            continue
+        reasons[run.name] = f"{run.name} is under way"
+        try:
+            plan = run.read(run.plan)
+        except DamagedRecord:
+            continue
+        read = [given["run"] for given in plan["job"].get("inputs", {}).values() if given.get("run")]
+        for name in (*read, plan.get("resumes")):
+            if name:
+                reasons.setdefault(name, f"{run.name}, which is under way, uses {name}")
+    return reasons
+
+
+def size(run: RunFolder) -> int:
+    """Bytes of a run's files. What its links lead to is not counted, nor removed."""
+    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(run.path) for name in names)
+
+
+def remove(run: RunFolder) -> None:
+    """Remove a run's folder. If that is interrupted, the rest is a damaged run that can be removed again."""
+    shutil.rmtree(run.path)

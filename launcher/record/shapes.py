@@ -1,0 +1,192 @@
+"""What the JSON files of a run folder hold: checked where they are read, so that no other code meets a wrong type."""
+
+from __future__ import annotations
+
+import functools
+from datetime import datetime, timezone
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, TypeAdapter
+from pydantic_core import ErrorDetails
+from typing_extensions import NotRequired, TypedDict  # pydantic takes typing's own from Python 3.12 on
+
+STRICT = ConfigDict(strict=True, extra="allow")
+"""A number is no text and a text no number. Keys that a shape does not name may hold anything."""
+
+
+def _with_zone(text: str) -> str:
+    try:
+        known = datetime.fromisoformat(text).tzinfo is not None and bool(utc(text))
+    except OverflowError:
+        known = False
+    if not known:
+        raise ValueError("no time with its zone")
+    return text
+
+
+def utc(text: str) -> datetime:
+    """A Time in UTC."""
+    return datetime.fromisoformat(text).astimezone(timezone.utc)
+
+
+Time = Annotated[str, AfterValidator(_with_zone)]
+"""ISO 8601 with a zone."""
+
+
+class HostShape(TypedDict):
+    name: Annotated[str, Field(pattern=r"^algo-[1-9][0-9]*$")]  # part of paths
+    address: NotRequired[str]
+    command: NotRequired[list[str]]
+    environment: NotRequired[dict[str, str]]
+
+
+class JobShape(TypedDict):
+    name: str
+    script: NotRequired[str]
+    region: NotRequired[str | None]
+    compute: NotRequired[dict[str, Any] | None]
+    inputs: NotRequired[dict[str, dict[str, Any]]]
+    hyperparameters: NotRequired[dict[str, Any]]
+
+
+class OutputShape(TypedDict):
+    S3OutputPath: str
+
+
+class ProfilerShape(TypedDict):
+    DisableProfiler: NotRequired[bool]
+    S3OutputPath: NotRequired[str]
+
+
+class RequestShape(TypedDict):
+    """A CreateTrainingJob request."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    OutputDataConfig: NotRequired[OutputShape]
+    ProfilerConfig: NotRequired[ProfilerShape]
+    EnableManagedSpotTraining: NotRequired[bool]
+
+
+class PriceShape(TypedDict):
+    text: NotRequired[str]
+    usd_per_hour: NotRequired[FiniteFloat | None]
+
+
+class PlanShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    name: str
+    planned: Time
+    backend: str
+    job: JobShape
+    hosts: Annotated[list[HostShape], Field(min_length=1)]
+    source: NotRequired[str]
+    channels: NotRequired[dict[str, str]]
+    hyperparameters: NotRequired[dict[str, str]]
+    request: NotRequired[RequestShape | None]
+    price: NotRequired[PriceShape | None]
+    replay_of: NotRequired[str | None]
+    resumes: NotRequired[str | None]
+
+
+class OutcomeShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    state: Literal["Completed", "Failed", "Stopped"]
+    started: NotRequired[str | None]
+    ended: NotRequired[str | None]
+    seconds: NotRequired[FiniteFloat | None]
+    host_seconds: NotRequired[FiniteFloat | None]
+    billable_seconds: NotRequired[int]
+    cost_usd: NotRequired[FiniteFloat]
+    saving: NotRequired[FiniteFloat]
+    interruptions: NotRequired[int]
+    stop_reason: NotRequired[str]
+    failed_host: NotRequired[str]
+    exit_code: NotRequired[int | None]
+    failure: NotRequired[str]
+    traceback: NotRequired[str]
+    cause: NotRequired[str]
+    fix: NotRequired[str]
+    not_saved: NotRequired[list[str]]
+    model_uri: NotRequired[str | None]
+
+
+class TransitionShape(TypedDict):
+    Status: str
+    StartTime: str
+    StatusMessage: NotRequired[str]
+
+
+class RemoteShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    TrainingJobStatus: NotRequired[str]
+    SecondaryStatusTransitions: NotRequired[list[TransitionShape]]
+    TrainingStartTime: NotRequired[Time]
+    TrainingEndTime: NotRequired[Time]
+    asked: NotRequired[str]
+    sent: NotRequired[FiniteFloat]
+
+
+class GitShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    commit: str | None
+    clean: NotRequired[bool]
+    changed: NotRequired[list[str]]
+    reason: NotRequired[str]
+
+
+class StopShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    reason: str
+
+
+class SupervisorShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    pid: int
+
+
+class StreamsShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    sizes: dict[str, Annotated[int, Field(ge=0)]]
+    tokens: dict[str, str]
+
+
+class ResultShape(TypedDict):
+    """What a script wrote: of any kind, but an object."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    settings: NotRequired[dict[str, Any]]
+
+
+_SHAPES: dict[str, Any] = {
+    "plan.json": PlanShape,
+    "outcome.json": OutcomeShape,
+    "remote.json": RemoteShape,
+    "request.json": RequestShape,
+    "git.json": GitShape,
+    "versions.json": dict[str, str],
+    "stop.json": StopShape,
+    "supervisor.json": SupervisorShape,
+    "streams.json": StreamsShape,
+    "result.json": ResultShape,
+}
+
+
+@functools.cache
+def shape(file: str) -> TypeAdapter[dict[str, Any]]:
+    """The shape of a run folder's file by its name; any object for a file that has none of its own."""
+    return TypeAdapter(_SHAPES.get(file, dict[str, Any]))
+
+
+def complaint(error: ErrorDetails) -> str:
+    """What is wrong with one value: `seconds: input should be a valid number, not 'soon'`."""
+    where = ".".join(map(str, error["loc"]))
+    wrong = error["msg"][:1].lower() + error["msg"][1:]
+    if error["type"] == "json_invalid":
+        return wrong
+    found = "" if error["type"] == "missing" else f", not {_short(error['input'])}"
+    return f"{where}: {wrong}{found}" if where else f"{wrong}{found}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

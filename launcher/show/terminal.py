@@ -1,0 +1,30 @@
+"""What is written to a terminal, with no control sequence in it but colours and what rewrites a line.
+
+A script's log, a setting or a file's name may hold any byte, and a terminal obeys: it sets its title or the clipboard, moves
+over lines that were printed before, and types answers back. https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
+"""
+
+from __future__ import annotations
+
+import io
+import re
+
+_OBEYED = re.compile(
+    r"\x1b\[[0-9;:]*m"  # SGR: colours
+    r"|\x1b\[[012]?K"  # EL: erase in the line
+    r"|[\t\n\r]"
+    r"|([\x00-\x1f\x7f-\x9f])"
+)
+
+
+def neutralised(text: str) -> str:
+    r"""The text with every control character visible, as `\x1b`, but for tabs, line ends, colours and the erasing of a line."""
+    return _OBEYED.sub(lambda found: f"\\x{ord(found[1]):02x}" if found[1] else found[0], text)
+
+
+class Terminal(io.TextIOWrapper):
+    """A terminal's stream that neutralises what is written to it."""
+
+    def write(self, text: str, /) -> int:
+        super().write(neutralised(text))
+        return len(text)

@@ -1,0 +1,113 @@
+"""`launcher rm` and `launcher prune`: what they remove, what they ask, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+import launcher
+from launcher.commands import main
+from launcher.record.records import RunFolder
+from tests.conftest import ROOT, SLEEPER, wait_for_ready
+from tests.launcher.test_store import recorded
+
+
+def days_ago(days: float, job: str = "job", **values) -> RunFolder:
+    when = datetime.now(timezone.utc) - timedelta(days=days)
+    return recorded(f"{job}-{when:%Y%m%d-%H%M%S}-aaaa", planned=when.isoformat(), **values)
+
+
+def left() -> set[str]:
+    return {run.name for run in launcher.runs()}
+
+
+def test_runs_are_removed_whole_but_not_what_their_links_lead_to(tmp_path, capsys):
+    run, other = days_ago(1), days_ago(2, "other")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/image").write_bytes(bytes(5000))
+    (run.path / "channel").symlink_to(tmp_path / "data")
+    (run.path / "weights").write_bytes(bytes(2_000_000))
+    assert main.main(["rm", run.name, "--yes"]) == 0
+    assert "removed 1 run, 2.0 MB" in capsys.readouterr().out
+    assert left() == {other.name} and not run.path.exists() and (tmp_path / "data/image").exists()
+
+
+def test_without_a_terminal_nothing_is_removed_unless_yes_says_so(capsys):
+    run = days_ago(40)
+    for words in (["rm", run.name], ["prune", "--older-than", "30d"]):
+        assert main.main(words) == 2
+        assert "add --yes to remove 1 run" in capsys.readouterr().err and run.path.exists()
+
+
+@pytest.mark.parametrize("answer, stays", [(b"y\n", False), (b"\n", True), (b"n\n", True), (b"\x04", True)])
+def test_a_terminal_is_asked(answer, stays):
+    run = days_ago(1)
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "launcher", "rm", run.name]
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, cwd=ROOT)
+    os.close(child)
+    shown = b""
+    while b"[y/N]" not in shown:
+        shown += os.read(parent, 65536)
+    os.write(parent, answer)
+    assert process.wait(60) == 0 and run.path.exists() == stays
+    os.close(parent)
+
+
+def test_a_jobs_name_removes_nothing(capsys):
+    run = days_ago(1)
+    assert main.main(["rm", "job", "--yes"]) == 2
+    assert f"launcher rm {run.name}" in capsys.readouterr().err and run.path.exists()
+
+
+def test_a_run_under_way_and_what_it_reads_stay(script_job, capsys):
+    earlier = days_ago(40, "teacher")
+    earlier.model.write_bytes(b"x")
+    run = launcher.run(launcher.plan(script_job(SLEEPER, inputs={"teacher": {"run": "teacher"}})))
+    try:
+        wait_for_ready(run, 1)
+        assert main.main(["rm", run.name, earlier.name, "--yes"]) == 2
+        err = capsys.readouterr().err
+        assert f"{run.name} is under way" in err and f"{run.name}, which is under way, uses {earlier.name}" in err
+        assert main.main(["prune", "--older-than", "0h", "--state", "Completed", "--yes"]) == 0
+        assert "2 in use" in capsys.readouterr().out and left() == {earlier.name, run.name}
+    finally:
+        run.stop()
+        run.wait(60)
+    assert main.main(["rm", run.name, earlier.name, "--yes"]) == 0 and left() == set()
+
+
+def test_a_run_that_sagemaker_has_not_ended_stays(capsys):
+    run = days_ago(40, state="", backend="aws")
+    run.remote.write_text(json.dumps({"TrainingJobStatus": "InProgress"}))
+    assert main.main(["rm", run.name, "--yes"]) == 2
+    assert f"{run.name} is under way" in capsys.readouterr().err and run.path.exists()
+
+
+def test_old_runs_go_and_failed_or_damaged_ones_stay_unless_asked_for(capsys):
+    old, young = days_ago(31), days_ago(29)
+    stopped, failed, damaged = (days_ago(31, state, state=state) for state in ("Stopped", "Failed", "Completed"))
+    adopted = recorded("of-another-program", planned="2020-01-01T00:00:00+00:00")
+    damaged.outcome.write_text("{")
+    foreign = old.path.parent / "notes"
+    foreign.mkdir()
+    assert main.main(["prune", "--older-than", "30d", "--yes"]) == 0
+    out = capsys.readouterr().out
+    assert "of the runs that are older, these stay: 1 damaged, 1 Failed" in out and "removed 3 runs" in out
+    assert left() == {young.name, failed.name, damaged.name} and foreign.is_dir() and not adopted.path.exists()
+    assert main.main(["prune", "--older-than", "30d", "--state", "Failed", "--yes"]) == 0
+    assert left() == {young.name, damaged.name} and not stopped.path.exists()
+    assert main.main(["prune", "--older-than", "30d", "--yes"]) == 0 and "no run to remove" in capsys.readouterr().out
+    assert main.main(["rm", damaged.name, "--yes"]) == 0 and left() == {young.name}
+
+
+@pytest.mark.parametrize("age", ["30", "d", "-1d", "1.5d", "30 days", "1y", ""])
+def test_an_age_that_is_none_is_refused(age, capsys):
+    assert main.main(["prune", f"--older-than={age}", "--yes"]) == 2
+    assert "write --older-than 30d" in capsys.readouterr().err

@@ -1,0 +1,188 @@
+"""The run store: found by name, in order, told where it is damaged; and how a terminal shows what a run left."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+import launcher
+from launcher.commands import main
+from launcher.record import records
+from launcher.record.records import RunFolder
+from launcher.show.terminal import neutralised
+from tests.conftest import ROOT
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\x1b[1A\x9b5n\x1bP1$r\x1b\\\x08\x7f"
+COLOURED = "\x1b[31mred\x1b[0m\tgrün \x1b[1;38:5:2mx\x1b[m"
+
+
+def recorded(
+    name: str, *, planned: str = "2026-11-22T10:00:00.000000+00:00", state: str = "Completed", **plan
+) -> RunFolder:
+    """A run folder as a local run leaves it, with a log of one line."""
+    run = RunFolder(records.store() / name)
+    (run.path / "logs").mkdir(parents=True)
+    values = {
+        "name": name,
+        "planned": planned,
+        "backend": "process",
+        "job": {"name": run.job_name},
+        "hosts": [{"name": "algo-1"}],
+    }
+    run.plan.write_text(json.dumps({**values, **plan}))
+    if state:
+        run.outcome.write_text(json.dumps({"state": state, "seconds": 1.0}))
+    run.log("algo-1").write_text("a line\n")
+    return run
+
+
+def test_runs_are_in_the_order_of_their_start_whatever_their_names():
+    later = recorded("b-20261122-100001-aaaa")
+    first = recorded("z-20261122-100000-aaaa", planned="2026-11-22T10:00:00.500000+00:00")
+    second = recorded("a-20261122-100000-zzzz", planned="2026-11-22T10:00:00.900000+00:00")
+    adopted = recorded("pytorch-training-2026", planned="2026-11-22T10:00:00.700000+00:00")
+    assert [run.name for run in records.all_runs()] == [run.name for run in (first, adopted, second, later)]
+
+
+def test_a_name_finds_its_run_and_a_jobs_name_its_latest():
+    runs = [
+        recorded(f"some-job-2026112{day}-100000-aaaa", state=state)
+        for day, state in enumerate(("Completed", "Failed"), 1)
+    ]
+    adopted = recorded("of-another-program")
+    assert records.find(runs[0].name) == runs[0] and records.find("some-job") == runs[1]
+    assert records.find("some-job", completed=True) == runs[0] and records.find("of-another-program") == adopted
+    with pytest.raises(launcher.UserError, match="did you mean some-job"):
+        records.find("some-jbo")
+    with pytest.raises(launcher.UserError, match="none of 1 run has completed; the latest is Failed"):
+        recorded("failing-20261122-100000-aaaa", state="Failed")
+        records.find("failing", completed=True)
+    for name in ("..", "../store", "", ".", "some-job/../some-job-20261121-100000-aaaa"):
+        with pytest.raises(launcher.UserError, match="no such run"):
+            records.find(name)
+
+
+def test_a_run_that_is_being_started_is_not_shown_yet_and_one_whose_start_broke_off_is_told(capsys):
+    run = RunFolder(records.store() / "young-20261122-100000-aaaa")
+    run.path.mkdir(parents=True)
+    with open(run.lock, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert launcher.runs() == []
+    assert main.main(["runs"]) == 0
+    assert f"{run.name}/plan.json: missing" in capsys.readouterr().out
+    with pytest.raises(launcher.UserError, match="no such run"):
+        launcher.attach("young")
+
+
+def test_a_damaged_run_is_named_with_its_file_and_the_others_are_listed(capsys):
+    good, bad = recorded("good-20261122-100000-aaaa"), recorded("bad-20261122-100001-aaaa")
+    bad.outcome.write_text("")
+    assert main.main(["runs"]) == 0
+    out = capsys.readouterr().out
+    assert f"{good.name}  Completed" in out and f"{bad.name}   damaged" in out
+    assert f"{bad.name}/outcome.json: invalid JSON" in out and f"launcher rm {bad.name}" in out
+    assert main.main(["runs", "--json"]) == 0
+    described = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert described[good.name]["state"] == "Completed" and "outcome.json" in described[bad.name]["damaged"][0]["key"]
+    bad.outcome.write_text('{"state": "Completed", "seconds": "soon"}')
+    for command in ("show", "logs", "stop", "attach", "replay", "diagnose"):
+        assert main.main([command, bad.name]) == 2
+    told = capsys.readouterr().err
+    assert told.count("outcome.json: seconds: input should be a valid number, not 'soon'") >= 4, told
+
+
+def test_the_latest_runs_are_listed_unless_more_are_asked_for(capsys):
+    names = [recorded(f"job-20261122-1000{second:02}-aaaa").name for second in range(60)]
+
+    def listed(*options: str) -> list[str]:
+        assert main.main(["runs", *options]) == 0
+        out = capsys.readouterr().out
+        assert ("of 60 runs; --last N or --all lists more" in out) == (options != ("--all",))
+        return [line.split()[0] for line in out.splitlines() if line.startswith("job-")]
+
+    assert listed() == names[-50:] and listed("--last", "3") == names[-3:] and listed("--all") == names
+    assert main.main(["runs", "--last", "0"]) == 2
+
+
+def test_metrics_end_before_a_line_that_was_cut():
+    run = recorded("job-20261122-100000-aaaa")
+    run.metrics.write_bytes(b'{"step": 1, "loss": NaN}\n[]\n\xff\n{"step": 2}\n{"step": ')
+    assert [metric["step"] for metric in launcher.attach("job").metrics()] == [1, 2]
+
+
+def test_a_record_is_on_the_disk_before_it_has_its_name_and_a_busy_file_need_not_be(tmp_path, monkeypatch):
+    done: list[str] = []
+
+    def noted(name, function):
+        def call(*arguments):
+            at = arguments[0]
+            done.append(f"{name} {'folder' if name == 'fsync' and os.path.isdir(f'/proc/self/fd/{at}') else 'file'}")
+            return function(*arguments)
+
+        monkeypatch.setattr(os, name, call)
+
+    noted("fsync", os.fsync)
+    noted("replace", os.replace)
+    records.write_json(tmp_path / "outcome.json", {})
+    assert done == ["fsync file", "replace file", "fsync folder"]
+    done.clear()
+    records.write_json(tmp_path / "streams.json", {}, durable=False)
+    assert done == ["replace file"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
+    file = tmp_path / "outcome.json"
+    file.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        records.write_atomically(file, "\udc80")
+    assert file.read_text() == "old" and [*tmp_path.iterdir()] == [file]
+
+
+def test_a_terminal_gets_colours_and_no_other_control_sequence():
+    assert neutralised(COLOURED) == COLOURED
+    assert neutralised("a\r\x1b[Kb\tc\n") == "a\r\x1b[Kb\tc\n"
+    seen = neutralised(ESCAPES)
+    assert seen == r"\x1b]0;title\x07\x1b[2J\x1b[1A\x9b5n\x1bP1$r\x1b" + "\\" + r"\x08\x7f"
+    assert neutralised("\x1b") + neutralised("[2J") == r"\x1b[2J", "a sequence in two parts is none either"
+
+
+def in_a_terminal(*words: str) -> bytes:
+    """What a command writes to a terminal."""
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher", *words], stdin=child, stdout=child, stderr=child, cwd=ROOT
+    )
+    os.close(child)
+    written = b""
+    while True:
+        try:
+            part = os.read(parent, 65536)
+        except OSError:  # Linux: the other side is closed
+            break
+        if not part:
+            break
+        written += part
+    os.close(parent)
+    assert process.wait() in (0, 1, 2)
+    return written
+
+
+def test_what_a_script_wrote_commands_no_terminal_and_passes_a_pipe_unchanged(store):
+    run = recorded("job-20261122-100000-aaaa", state="")
+    raw = f"{COLOURED}\n{ESCAPES}\r\n".encode() + b"\xff\xfe no UTF-8\nnot ended"
+    run.log("algo-1").write_bytes(raw)
+    run.outcome.write_text(json.dumps({"state": "Failed", "failure": f"died {ESCAPES}", "failed_host": "algo-1"}))
+    for words in (("logs", "job"), ("show", "job"), ("attach", "job", "--logs"), ("attach", "job")):
+        shown = in_a_terminal(*words)
+        assert rb"\x1b]0;title\x07\x1b[2J\x1b[1A\x9b5n" in shown, words
+        assert b"\x1b]" not in shown and b"\x1b[2J" not in shown and b"\x9b5n" not in shown and b"\x07" not in shown, (
+            words
+        )
+    piped = subprocess.run([sys.executable, "-m", "launcher", "logs", "job"], capture_output=True, cwd=ROOT, check=True)
+    assert piped.stdout == raw
