@@ -1,21 +1,20 @@
-"""Find a script's settings class without running the script, and check a job's hyperparameters against it."""
+"""Check a job's hyperparameters against what the script declares, without running it."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
-import importlib
 import json
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from launcher.config.entrypoints import entrypoints_folder
+from launcher.config import script_arguments
+from launcher.config.entrypoints import entrypoints_folder, kit_modules
+from launcher.config.expressions import NotPlain
 from launcher.config.issues import Issue, did_you_mean
 from launcher.config.redaction import names_a_secret
+from launcher.config.settings_class import SettingsClasses
 
 MAX_COUNT, MAX_NAME, MAX_VALUE = 100, 256, 2500
 """SageMaker's limits: hyperparameters of a job, characters of a name, characters of an encoded value.
@@ -37,7 +36,9 @@ def argument(name: str, value: Any) -> tuple[str, str]:
 
 
 def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channels: Collection[str]) -> list[Issue]:
-    """Check a job's hyperparameters against SageMaker's limits and the script's settings class.
+    """Check a job's hyperparameters against SageMaker's limits, and the script's settings class or argparse parser.
+
+    Nothing of the user's runs: both are read from the script's syntax tree.
 
     Args:
         source: the folder that holds the script; it must exist.
@@ -46,52 +47,62 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
         channels: names of the job's inputs. A settings class with a `channels` method names those that it needs.
     """
     issues = list(_check_transport(hyperparameters))
-    unusable = {issue.key.partition(".")[2] for issue in issues}
+    unusable = {issue.key for issue in issues if issue.key != "hyperparameters"}
     try:
         declared = declared_settings(source / script)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return issues + [Issue(key="script", found=f"{script}: {error}", fix="correct the script")]
+    usable = {name: value for name, value in hyperparameters.items() if f"hyperparameters.{name}" not in unusable}
     if declared is None:
-        return issues + [
-            Issue(
-                key="hyperparameters",
-                level="not checked",
-                found=f"{script} declares no settings class",
-                fix="annotate main's first parameter with a dataclass imported from a module beside the script; see training/settings",
-            )
-        ]
-    module_name, class_name = declared
-    folders = [(source / script).parent, source, entrypoints_folder()]
-    heavy = _heavy_import(module_name, folders)
-    if heavy:
-        return issues + [
-            Issue(
-                key="hyperparameters",
-                level="not checked",
-                found=f"{class_name} of {script} cannot be read here: {heavy}",
-                fix="keep the settings class in a module that imports only the standard library and training.settings",
-            )
-        ]
-    usable = {name: value for name, value in hyperparameters.items() if name not in unusable}
+        found = _by_parser(source / script, script, usable)
+    else:
+        found = _by_settings_class(source, script, declared, usable, channels)
+    return issues + [issue for issue in found if issue.key not in unusable]
+
+
+def _by_parser(file: Path, script: str, values: Mapping[str, Any]) -> list[Issue]:
+    """Issues of hyperparameters with a script that may parse them by argparse."""
     try:
-        with imported([module_name, "training.settings"], folders) as (module, settings_module):
-            settings_class = getattr(module, class_name, None)
+        issues = script_arguments.check(file, {name: argument(name, value) for name, value in values.items()})
+    except NotPlain as error:
+        return [
+            _not_checked(f"the arguments of {script}: {error}", "a settings class is checked; see training/settings")
+        ]
+    if issues is not None:
+        return issues
+    return [
+        _not_checked(
+            f"{script} declares no settings class",
+            "annotate main's first parameter with a dataclass imported from a module beside the script; see training/settings",
+        )
+    ]
+
+
+def _by_settings_class(
+    source: Path, script: str, declared: tuple[str, str], values: Mapping[str, Any], channels: Collection[str]
+) -> list[Issue]:
+    """Issues of hyperparameters and channels with a script's settings class."""
+    module_name, class_name = declared
+    issues: list[Issue] = []
+    with kit_modules("training.settings") as (settings_module,):
+        classes = SettingsClasses([(source / script).parent, source, entrypoints_folder()], entrypoints_folder())
+        try:
+            settings_class = classes.find(module_name, class_name)
             if not dataclasses.is_dataclass(settings_class):
-                found = f"{script} imports {class_name} from {module_name}, where it is not a dataclass"
-                fix = f"define a dataclass {class_name} in {module_name}.py"
-                return [*issues, Issue(key="script", found=found, fix=fix)]
-            settings, problems = settings_module.check(settings_class, usable)
+                wrong = f"{script} imports {class_name} from {module_name}, where it is not a dataclass"
+                return [Issue(key="script", found=wrong, fix=f"define a dataclass {class_name} in {module_name}.py")]
+            settings, problems = settings_module.check(settings_class, values)
             needed = settings.channels() if settings is not None and hasattr(settings, "channels") else ()
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the module is the user's code, which may raise anything
-        found = f"cannot import or create {class_name} from {module_name}: {type(error).__name__}: {error}"
-        fix = f"run python -c 'import {module_name}' in the script's folder to see where"
-        return [*issues, Issue(key="script", found=found, fix=fix)]
+        except NotPlain as error:
+            return [_not_checked(f"{class_name} of {script}: {error}", PLAIN)]
+        except Exception as error:  # what the user's code would raise
+            wrong = f"{class_name} of {module_name} cannot be made: {type(error).__name__}: {error}"
+            fix = f"run python -c 'import {module_name}' in the script's folder to see where"
+            return [Issue(key="script", found=wrong, fix=fix)]
+    if settings is not None:
+        unread = dict.fromkeys(classes.unread)
+        issues += [_not_checked(f"what {class_name} of {script} requires: {reason}", PLAIN) for reason in unread]
     for name, found, valid in problems:
-        if name in unusable:
-            continue
         key = f"hyperparameters.{name}" if name else "hyperparameters"
         if found == "unknown hyperparameter":
             fix = did_you_mean(name.rpartition(".")[2], valid.split(", "))
@@ -110,6 +121,13 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
         if name not in channels
     ]
     return issues
+
+
+PLAIN = "keep defaults and conditions plain: planning reads the settings class and runs nothing of yours"
+
+
+def _not_checked(found: str, fix: str) -> Issue:
+    return Issue(key="hyperparameters", level="not checked", found=found, fix=fix)
 
 
 def declared_settings(script: Path) -> tuple[str, str] | None:
@@ -189,67 +207,3 @@ def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Issue]:
             yield Issue(key=key, found="a NUL character", fix="remove it: a command line cannot hold one")
         if any(0xD800 <= ord(character) <= 0xDFFF for character in name + json.dumps(value, ensure_ascii=False)):
             yield Issue(key=key, found="half of a surrogate pair", fix="remove it: UTF-8 cannot encode one")
-
-
-def _module_file(module_name: str, folders: Sequence[Path]) -> Path | None:
-    for folder in folders:
-        base = folder.joinpath(*module_name.split("."))
-        for file in (base.with_suffix(".py"), base / "__init__.py"):
-            if file.is_file():
-                return file
-    return None
-
-
-def _heavy_import(module_name: str, folders: Sequence[Path], seen: frozenset[str] = frozenset()) -> str:
-    """Why a settings module cannot be imported here, in words; empty where it can."""
-    file = _module_file(module_name, folders)
-    if file is None:
-        return f"its module {module_name} is not beside the script"
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError) as error:
-        return f"{file.name}: {error}"
-    package = module_name.rpartition(".")[0]
-    if package and package not in seen and _module_file(package, folders) is not None:
-        deeper = _heavy_import(package, folders, seen | {module_name})  # importing p.settings runs p/__init__.py first
-        if deeper:
-            return deeper
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            return f"{file.name} has a relative import"
-        names = (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module]
-            if isinstance(node, ast.ImportFrom) and node.module
-            else []
-        )
-        for name in names:
-            if name.split(".")[0] in sys.stdlib_module_names or name in seen:
-                continue
-            if _module_file(name, folders) is None:
-                return f"{file.name} imports {name}"
-            deeper = _heavy_import(name, folders, seen | {module_name})
-            if deeper:
-                return deeper
-    return ""
-
-
-@contextlib.contextmanager
-def imported(module_names: Sequence[str], folders: Sequence[Path]) -> Iterator[list[ModuleType]]:
-    """Import modules of a script from its folders, as it would, and forget them afterwards. Writes no bytecode."""
-    path, modules, bytecode = list(sys.path), dict(sys.modules), sys.dont_write_bytecode
-    roots = {name.split(".")[0] for name in module_names} | {"training"}
-    for name in [name for name in sys.modules if name.split(".")[0] in roots]:
-        del sys.modules[name]
-    sys.path[:0] = [str(folder) for folder in folders]
-    sys.dont_write_bytecode = True
-    importlib.invalidate_caches()
-    try:
-        yield [importlib.import_module(name) for name in module_names]
-    finally:
-        sys.path[:], sys.dont_write_bytecode = path, bytecode
-        for name in set(sys.modules) - set(modules):
-            if name.split(".")[0] in roots or _module_file(name, folders):
-                del sys.modules[name]
-        sys.modules.update(modules)

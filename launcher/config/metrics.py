@@ -6,8 +6,7 @@ import functools
 import threading
 from typing import Any
 
-from launcher.config.entrypoints import entrypoints_folder
-from launcher.config.hyperparameters import imported
+from launcher.config.entrypoints import kit_modules
 
 _LOADING = threading.Lock()  # several threads read logs, and an import changes what all of them share
 
@@ -20,5 +19,5 @@ def metric_table() -> Any:
 
 @functools.cache
 def _loaded() -> Any:
-    with imported(["training.runtime.metrics"], [entrypoints_folder()]) as (module,):
+    with kit_modules("training.runtime.metrics") as (module,):
         return module

@@ -6,8 +6,7 @@ import functools
 from types import ModuleType
 from typing import NamedTuple
 
-from launcher.config.entrypoints import entrypoints_folder
-from launcher.config.hyperparameters import imported
+from launcher.config.entrypoints import kit_modules
 
 
 class EntryRules(NamedTuple):
@@ -22,5 +21,5 @@ class EntryRules(NamedTuple):
 def entry_rules() -> EntryRules:
     """Import the modules, which need numpy and Pillow."""
     names = ["training.data.decode.decoding", "training.data.decode.masks", "training.data.sources.shard_index"]
-    with imported(names, [entrypoints_folder()]) as modules:
+    with kit_modules(*names) as modules:
         return EntryRules(*modules)

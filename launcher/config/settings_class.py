@@ -1,0 +1,254 @@
+"""A script's settings class, made from its module's syntax tree: nothing of the user's runs."""
+
+from __future__ import annotations
+
+import ast
+import collections.abc
+import dataclasses
+import functools
+import importlib
+import itertools
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.config.expressions import Evaluator, NotPlain, Undefined
+
+MODULES: Mapping[str, tuple[types.ModuleType, frozenset[str]]] = {
+    "typing": (
+        typing,
+        frozenset({"Any", "ClassVar", "Dict", "List", "Literal", "Mapping", "Optional", "Sequence", "Tuple", "Union"}),
+    ),
+    "collections.abc": (collections.abc, frozenset({"Mapping", "Sequence"})),
+    "dataclasses": (dataclasses, frozenset({"dataclass", "field"})),
+    "math": (math, frozenset(["ceil", "e", "floor", "inf", "isfinite", "isnan", "log2", "pi", "sqrt"])),
+}
+"""What a settings class may use of the standard library."""
+
+KIT_NAMES = ("SettingsError", "limits", "require", "setting")
+"""What it may call of `training.settings`."""
+
+
+class SettingsClasses:
+    """Settings classes of one script.
+
+    A module of this kit, or a copy of one without a change, is imported; it is ours. Any other is read.
+
+    Args:
+        folders: where the script finds its modules, in this order.
+        kit: the folder of this kit's entry scripts, from which its modules can be imported meanwhile.
+    """
+
+    def __init__(self, folders: Sequence[Path], kit: Path):
+        self._folders, self.kit = folders, kit
+        self._modules: dict[str, _Module | types.ModuleType] = {}
+        self._steps = itertools.count()
+        self.unread: list[str] = []
+        """Methods of which something cannot be read: what they require is not checked."""
+
+    def find(self, module: str, name: str) -> Any:
+        """A class by its module and name. Raises Undefined where the module has none, NotPlain where it cannot be read."""
+        try:
+            return self.get(module, name)
+        except RecursionError:
+            raise NotPlain(f"{module}: {name} is too deeply nested") from None
+
+    def get(self, module: str, name: str) -> Any:
+        """What a module calls `name`. Raises Undefined and NotPlain."""
+        if module in MODULES:
+            own, known = MODULES[module]
+            if name in known:
+                return getattr(own, name)
+            raise NotPlain(f"{module}.{name} cannot be used in a settings class that is read")
+        if module not in self._modules:
+            self._modules[module] = self._opened(module)
+        opened = self._modules[module]
+        if isinstance(opened, _Module):
+            return opened.get(name)
+        if not hasattr(opened, name):
+            raise Undefined(f"{module} has no {name}")
+        return getattr(opened, name)
+
+    def trusted(self, function: Any) -> bool:
+        """Whether a function may be called: a field's, this kit's, or a method that was made here."""
+        own = importlib.import_module("training.settings")
+        if isinstance(function, _Super) or function is dataclasses.field:
+            return True
+        if any(function is getattr(own, name) for name in KIT_NAMES):
+            return True
+        return isinstance(function, types.MethodType) and dataclasses.is_dataclass(function.__self__)
+
+    def _opened(self, module: str) -> _Module | types.ModuleType:
+        file = module_file(module, self._folders)
+        if file is None:
+            raise NotPlain(f"its module {module} is not beside the script")
+        content = file.read_bytes()
+        ours = module_file(module, [self.kit])
+        if ours is not None and module.split(".")[0] == "training" and content == ours.read_bytes():
+            return importlib.import_module(module)
+        return _Module(self, module, file, content, self._steps)
+
+
+def module_file(module: str, folders: Sequence[Path]) -> Path | None:
+    """The file that `import module` runs last, where it is in one of the folders."""
+    for folder in folders:
+        base = folder.joinpath(*module.split("."))
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+class _Module:
+    """A module of the user's: its names, each worked out when it is first needed."""
+
+    def __init__(self, classes: SettingsClasses, name: str, file: Path, content: bytes, steps: Any):
+        self.classes, self.name, self.file = classes, name, file
+        self.evaluator = Evaluator(file.name, self.get, self.attribute, classes.trusted, steps)
+        self._found: dict[str, Any] = {}
+        try:
+            tree = ast.parse(content, file.name)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise NotPlain(f"{file.name}: {error}") from None
+        self._places: dict[str, Callable[[], Any]] = {}
+        for node in tree.body:
+            for defined, place in self._definitions(node):
+                self._places[defined] = place
+
+    def _definitions(self, node: ast.stmt) -> list[tuple[str, Callable[[], Any]]]:
+        """(name, how to work it out) of everything that a statement at the top of the file defines."""
+        if isinstance(node, ast.ClassDef):
+            return [(node.name, functools.partial(_class_of, self, node))]
+        if isinstance(node, ast.ImportFrom):
+            above = self.name.split(".")[: -node.level] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            return [
+                (alias.asname or alias.name, functools.partial(self.classes.get, module, alias.name))
+                for alias in node.names
+            ]
+        if isinstance(node, ast.Import):
+            return [
+                (alias.asname or alias.name, functools.partial(_Imported, alias.name))
+                for alias in node.names
+                if alias.asname or "." not in alias.name
+            ]
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            value = functools.partial(self.evaluator.value, node.value, {})
+            return [(target.id, value) for target in targets if isinstance(target, ast.Name)]
+        parts = [node] if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ast.walk(node)
+        return [(name, functools.partial(self._unknown, name)) for part in parts for name in _names_of(part)]
+
+    def _unknown(self, name: str) -> Any:
+        raise NotPlain(f"{self.file.name}: {name} cannot be read without running it")
+
+    def get(self, name: str) -> Any:
+        """A name's value. Raises Undefined where the module has none, NotPlain where it cannot be read."""
+        if name not in self._found:
+            if name not in self._places and "*" not in self._places:
+                raise Undefined(f"{self.file.name} defines no {name}")
+            place = self._places.get(name, functools.partial(self._unknown, name))
+            self._places[name] = functools.partial(self._unknown, name)  # for one that needs itself
+            self._found[name] = place()
+        return self._found[name]
+
+    def attribute(self, of: Any, name: str) -> Any:
+        """An attribute of a module, of settings, or of `super()`."""
+        if isinstance(of, _Imported):
+            return self.classes.get(of.module, name)
+        known = dataclasses.is_dataclass(of) or isinstance(of, super)
+        if known and (not name.startswith("_") or name == "__post_init__") and hasattr(of, name):
+            return getattr(of, name)
+        raise NotPlain(f"{self.file.name}: .{name} cannot be read without running it")
+
+
+def _names_of(node: ast.AST) -> list[str]:
+    """The names that a node itself defines."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+    return []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Imported:
+    """What `import module` gives."""
+
+    module: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Super:
+    """`super` inside a method."""
+
+    owner: type
+    settings: Any
+
+    def __call__(self) -> super:
+        return super(self.owner, self.settings)
+
+
+def _class_of(module: _Module, node: ast.ClassDef) -> type:
+    """A dataclass as its definition says, with methods that are evaluated. Raises NotPlain."""
+    value = functools.partial(module.evaluator.value, variables={})
+    bases = tuple(value(base) for base in node.bases)
+    ours = (isinstance(base, type) and (base is object or base.__module__ == __name__) for base in bases)
+    if node.keywords or not all(own or dataclasses.is_dataclass(base) for own, base in zip(ours, bases)):
+        raise NotPlain(f"{module.file.name}: a base of {node.name} is no dataclass")
+    made_with: list[dict[str, Any]] = []
+    for decorator in node.decorator_list:
+        call = decorator if isinstance(decorator, ast.Call) else None
+        if value(call.func if call else decorator) is not dataclasses.dataclass:
+            raise NotPlain(f"{module.file.name}: a decorator of {node.name} is not dataclass")
+        made_with.append({str(word.arg): value(word.value) for word in call.keywords} if call else {})
+    owner: list[type] = []
+    annotations: dict[str, Any] = {}
+    body: dict[str, Any] = {"__module__": __name__, "__annotations__": annotations}
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            annotations[statement.target.id] = _annotation(module, statement.annotation)
+            if statement.value is not None:
+                body[statement.target.id] = value(statement.value)
+        elif isinstance(statement, ast.Assign):
+            body |= {target.id: value(statement.value) for target in statement.targets if isinstance(target, ast.Name)}
+        elif isinstance(statement, ast.FunctionDef):
+            body |= _method(module, owner, statement)
+    owner.append(type(node.name, bases, body))
+    for words in made_with:
+        owner[0] = dataclasses.dataclass(**words)(owner[0])
+    return owner[0]
+
+
+def _annotation(module: _Module, node: ast.expr) -> Any:
+    """A field's type; one in quotes is read too."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        node = ast.parse(node.value, mode="eval").body
+    return module.evaluator.value(node, {})
+
+
+def _method(module: _Module, owner: list[type], node: ast.FunctionDef) -> dict[str, Any]:
+    """A method that is evaluated when it is called, by its name. Where that cannot be done, the method above it counts.
+
+    Args:
+        owner: holds the class once it is made.
+    """
+
+    def evaluated(self: Any) -> Any:
+        return module.evaluator.call(node, {node.args.args[0].arg: self, "super": _Super(owner[0], self)})
+
+    def evaluated_or_inherited(self: Any) -> Any:
+        try:
+            return evaluated(self)
+        except NotPlain as error:
+            module.classes.unread.append(str(error))
+            return getattr(super(owner[0], self), node.name, tuple)()
+
+    if [ast.unparse(decorator) for decorator in node.decorator_list] == ["property"]:
+        return {node.name: property(evaluated)}
+    return {} if node.decorator_list or len(node.args.args) != 1 else {node.name: evaluated_or_inherited}

@@ -1,0 +1,139 @@
+"""A foreign script's argparse parser: what it would refuse is refused while planning, and nothing else is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config import hyperparameters
+from launcher.config.issues import Issue
+
+HEAD = "import argparse\nimport sys\n"
+PLAIN = """
+parser = argparse.ArgumentParser(description="trains")
+parser.add_argument("--learning-rate", "--lr", type=float, required=True)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--model", choices=["small", "large"], default="small")
+group = parser.add_argument_group("data")
+group.add_argument("--sizes", type=int, nargs="+")
+group.add_argument("--amp", action="store_true")
+parser.add_argument("--shuffle", type=bool, default=True)
+parser.add_argument("--out", type=lambda text: text.upper(), default="x")
+parser.add_argument("--seed", type=int, choices=range(3))
+parser.add_argument("-j", type=int)
+args = parser.parse_args()
+"""
+TOLERANT = PLAIN.replace("parse_args", "parse_known_args")
+
+
+def check(folder: Path, code: str, values: dict[str, Any]) -> list[Issue]:
+    (folder / "script.py").write_text(HEAD + code)
+    return hyperparameters.check(folder, "script.py", values, [])
+
+
+def runs(folder: Path, values: dict[str, Any]) -> bool:
+    """Whether the script itself takes them, as the container toolkit passes them."""
+    line = [text for name in sorted(values) for text in hyperparameters.argument(name, values[name])]
+    return subprocess.run([sys.executable, folder / "script.py", *line], capture_output=True).returncode == 0
+
+
+GOOD = {"learning-rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("code", "values", "key", "expected"),
+    [
+        (PLAIN, {}, "learning-rate", "missing; script.py requires it"),
+        (PLAIN, {**GOOD, "epochz": 1}, "epochz", "did you mean epochs?"),
+        (PLAIN, {**GOOD, "learning_rate": 1}, "learning_rate", "did you mean learning-rate?"),
+        (PLAIN, {**GOOD, "epochs": 1.5}, "epochs", "invalid int value: '1.5'"),
+        (PLAIN, {**GOOD, "epochs": None}, "epochs", "invalid int value: ''"),
+        (PLAIN, {**GOOD, "model": "tiny"}, "model", "invalid choice: 'tiny'"),
+        (PLAIN, {**GOOD, "sizes": [1, 2]}, "sizes", "invalid int value: '[1, 2]'"),
+        (PLAIN, {**GOOD, "amp": True}, "amp", "takes --amp without a value"),
+        (PLAIN, {**GOOD, "out": "--x"}, "out", "expected one argument"),
+        (PLAIN, {**GOOD, "j": "x"}, "j", "invalid int value: 'x'"),
+        (PLAIN.replace("-j", "--j"), {**GOOD, "j": 1}, "j", "also call it -j in the script"),
+        (TOLERANT, {}, "learning-rate", "missing"),
+        (TOLERANT, {**GOOD, "epochs": "x"}, "epochs", "invalid int value"),
+        ("from argparse import ArgumentParser as P\ndef main():\n    p = P()\n    p.add_argument('--depth', type=int)\n"
+         "    return p.parse_args()\nif __name__ == '__main__':\n    main()\n", {"depht": 1}, "depht", "did you mean depth?"),
+        ("def add(p):\n    p.add_argument('--depth', type=int)\np = argparse.ArgumentParser()\nadd(p)\n"
+         "p.parse_args(sys.argv[1:])\n", {"depth": "x"}, "depth", "invalid int value"),
+    ],
+)  # fmt: skip
+def test_what_the_parser_refuses_is_refused(tmp_path, code, values, key, expected):
+    issues = check(tmp_path, code, values)
+    assert [(issue.key, issue.level) for issue in issues] == [(f"hyperparameters.{key}", "error")], issues
+    assert expected in str(issues[0])
+    assert not runs(tmp_path, values)
+
+
+def test_all_mistakes_come_at_once(tmp_path):
+    issues = check(tmp_path, PLAIN, {"epochs": "x", "model": "tiny", "amp": True, "nope": 1})
+    assert sorted(issue.key.partition(".")[2] for issue in issues) == [
+        "amp",
+        "epochs",
+        "learning-rate",
+        "model",
+        "nope",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "values"),
+    [
+        (PLAIN, {"lr": "1e-3", "epochs": 4, "model": "large", "sizes": 3, "out": "None", "seed": 7 - 5, "j": 2}),
+        (PLAIN, {"learning": -0.5}),
+        (PLAIN, {**GOOD, "sizes": -3}),
+        (TOLERANT, {**GOOD, "anything": "x", "amp": True}),
+        ("p = argparse.ArgumentParser()\np.add_argument('data', nargs='*')\np.add_argument('--amp', action='store_true')\n"
+         "p.parse_args()\n", {"amp": True}),
+        ("p = argparse.ArgumentParser()\np.add_argument('--xx', type=int, choices=sorted([1, 2]))\np.parse_args()\n", {"xx": 1}),
+        ("p = argparse.ArgumentParser()\np.add_argument('--x', required='SM_X' == '', type=str)\np.parse_args()\n", {}),
+        ("def int(text): return text\np = argparse.ArgumentParser()\np.add_argument('--xx', type=int)\np.parse_args()\n", {"xx": "a"}),
+        ("p = argparse.ArgumentParser()\np.add_argument('--flag', action=argparse.BooleanOptionalAction)\np.parse_args()\n", {}),
+    ],
+)  # fmt: skip
+def test_what_the_parser_takes_is_not_refused(tmp_path, code, values):
+    assert check(tmp_path, code, values) == []
+    assert runs(tmp_path, values)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("p = argparse.ArgumentParser()\nfor n in ['--a']:\n    p.add_argument(n)\np.parse_args()\n", "in a loop"),
+        ("p = argparse.ArgumentParser()\nif sys.platform:\n    p.add_argument('--a')\np.parse_args()\n", "a condition"),
+        ("p = argparse.ArgumentParser()\np.add_subparsers()\np.parse_args()\n", "p.add_subparsers"),
+        ("p = argparse.ArgumentParser(parents=[])\np.parse_args()\n", "more than names"),
+        ("p = argparse.ArgumentParser()\nq = argparse.ArgumentParser()\np.parse_args()\n", "several parsers"),
+        ("p = argparse.ArgumentParser()\np.parse_args(['--a'])\n", "other than the command line"),
+        ("p = argparse.ArgumentParser()\nsys.argv.append('--a')\np.parse_args()\n", "sys.argv itself"),
+        ("import other\np = argparse.ArgumentParser()\nother.add(p)\np.parse_args()\n", "passed on"),
+        ("p = argparse.ArgumentParser()\nadd = p.add_argument\nadd('--a')\np.parse_args()\n", "passes add_argument on"),
+        ("def add(p):\n    p.add_argument('--a', required=True)\np = argparse.ArgumentParser()\np.parse_args()\n", "does not call itself"),
+        ("p = argparse.ArgumentParser()\np.add_argument('--a', **{'type': int})\np.parse_args()\n", "add_argument with"),
+        ("p = argparse.ArgumentParser()\np.add_argument('--' + 'a')\np.parse_args()\n", "worked out by the script"),
+        ("p = argparse.ArgumentParser()\np.add_argument('--a', action=print)\np.parse_args()\n", "worked out by the script"),
+        ("p = argparse.ArgumentParser()\n", "does not parse"),
+    ],
+)  # fmt: skip
+def test_where_the_tree_leaves_something_open_nothing_is_judged(tmp_path, code, why):
+    [issue] = check(tmp_path, code, {"zzz": 1})
+    assert issue.level == "not checked" and why in issue.found
+
+
+def test_false_for_the_type_bool_is_a_warning(tmp_path):
+    [issue] = check(tmp_path, PLAIN, {**GOOD, "shuffle": False})
+    assert (issue.key, issue.level) == ("hyperparameters.shuffle", "warning") and "bool('False')" in issue.found
+    assert check(tmp_path, PLAIN, {**GOOD, "shuffle": True}) == []
+
+
+def test_the_parser_is_read_and_the_script_does_not_run(tmp_path):
+    check(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')\n" + PLAIN, GOOD)
+    assert not (tmp_path / "ran").exists()
