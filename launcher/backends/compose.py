@@ -103,7 +103,7 @@ def _environment(plan: Plan, index: int, user: str) -> dict[str, str | None]:
     if not user.startswith("0:"):  # the image has no name and no home for this user
         given |= {"HOME": "/tmp", "USER": "sagemaker", "LOGNAME": "sagemaker"}
     given |= {name: _literal(value) for name, value in plan.hosts[index].environment.items()}
-    return given | dict.fromkeys(secrets_in(plan.job.environment))
+    return given | dict.fromkeys({**secrets_in(plan.job.environment), **plan.job.secrets})
 
 
 def _literal(text: str) -> str:

@@ -96,6 +96,7 @@ class Docker(Backend):
             issues.append(
                 Issue(
                     key="image.uri",
+        issues += local_jobs.check_secrets(job)
                     level="warning",
                     found=f"{given} is in AWS's registry; here the job runs in {image(job)}",
                     fix=f"no change needed; to use it: docker pull {given}, docker tag {given} aws:local, and write image.uri=aws:local",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from launcher.aws import secrets_manager
 from launcher.backends import local_hosts
 from launcher.config.hyperparameters import argument
 from launcher.config.issues import Issue
@@ -82,6 +83,11 @@ def check_inputs(job: Job) -> list[Issue]:
         for name, given in job.inputs.items()
         if given.source in ("s3", "fsx", "efs")
     ]
+
+
+def check_secrets(job: Job) -> list[Issue]:
+    """Issues of the job's secrets on this machine, and what the plan does not know of them."""
+    return [*secrets_manager.check_here(job), *secrets_manager.not_checked(job, "you")]
 
 
 def wants_dali(job: Job) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.aws import secrets_manager
 from launcher.backends import local_hosts
 from launcher.config.issues import mistake
 from launcher.config.redaction import secrets_in
@@ -30,7 +31,9 @@ def start_supervisor(module: str, plan: Plan, folder: records.RunFolder, lock: i
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
-        SECRETS: json.dumps(secrets_in(plan.job.environment)),  # never written to disk
+        SECRETS: json.dumps(
+            {**secrets_in(plan.job.environment), **secrets_manager.values(plan.job)}
+        ),  # never written to disk
     }
     with open(folder.supervisor_log, "wb") as log:
         process = subprocess.Popen(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from launcher.config.redaction import redact
+from launcher.config.redaction import REDACTED, holds_a_secret, redact
 from launcher.config.sections import (
     A_FOLDER_IN_S3,
     MAX_HOSTS,
@@ -19,6 +19,7 @@ from launcher.config.sections import (
     Part,
     Profiling,
     S3Uri,
+    Secret,
     Text,
 )
 from launcher.show import html
@@ -157,15 +158,30 @@ class Job(Part):
     environment: dict[str, str] = Field(
         default_factory=dict, description="texts by name", examples=['{NCCL_DEBUG: "INFO"}']
     )
-    """Environment variables of the script, secrets included."""
+    """Environment variables of the script. Secrets belong under `secrets`."""
+    secrets: dict[str, Secret] = Field(
+        default_factory=dict,
+        description="names of variables, each env or {secretsmanager, key}",
+        examples=["{WANDB_API_KEY: env, HF_TOKEN: {secretsmanager: team/hugging-face}}"],
+    )
+    """Environment variables of the script whose values no config, plan, record or request holds."""
 
     def __repr__(self) -> str:
         return f"<job {self.name}: {self.script}>"
 
-    def _repr_html_(self) -> str:
-        kept = self.model_dump(exclude_defaults=True, exclude_none=True)
+    def redacted(self, **options: Any) -> dict[str, Any]:
+        """The job as it is recorded and printed: REDACTED stands for what seems to be a secret. Options are those of `model_dump`."""
+        kept = self.model_dump(exclude_none=True, **options)
         if "environment" in kept:
-            kept["environment"] = redact(kept["environment"])
+            kept["environment"] = redact(self.environment)
+        if "hyperparameters" in kept:
+            kept["hyperparameters"] = {
+                name: REDACTED if holds_a_secret(name, value) else value for name, value in self.hyperparameters.items()
+            }
+        return kept
+
+    def _repr_html_(self) -> str:
+        kept = self.redacted(exclude_defaults=True)
         about = {name: value for name, value in kept.items() if name not in ("name", "hyperparameters")}
         settings = html.more("hyperparameters", html.rows(kept.get("hyperparameters", {})))
         return html.box(f"job {self.name}", "", html.pairs(html.rows(about)) + settings)

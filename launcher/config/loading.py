@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.config.job import Job
+from launcher.config.redaction import holds_a_secret, names_a_secret, without_passwords
 from launcher.config.sections import Input, Part
 
 SDK_NAMES = {
@@ -174,9 +175,10 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
         return Issue(key=config.where(key), found=found, fix=fix)
     value = item["input"]
     if item["type"] == "model_type" and path[0] == "inputs" and isinstance(value, str):
+    shown = _kind(value) if _hides(path, value) else _shown(value)
         return Issue(
             key=config.where(key),
-            found=_shown(value),
+            found=shown,
             valid="; ".join(Input.SOURCES),
             fix=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {value}}}",
         )
@@ -192,10 +194,10 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
         below = _model_at(path)
         fix = f"write under {leaf}: " + (" or ".join(below.model_fields) if below else "one key: value on each line")
     if item["type"] == "string_type" and isinstance(value, (int, float, bool)):
-        fix = f'quote it: {leaf}: "{_shown(value).rpartition(" (")[0]}"'
+        fix = f'quote it: {leaf}: "{shown.rpartition(" (")[0] or "…"}"'
     return Issue(
         key=config.where(key),
-        found=_shown(value),
+        found=shown,
         valid=valid or ("text" if item["type"] == "string_type" else item["msg"]),
         fix=fix,
     )
@@ -257,8 +259,15 @@ def _part_in(annotation: Any) -> tuple[type[Part] | None, Any]:
     return (annotation, None) if isinstance(annotation, type) and issubclass(annotation, Part) else (None, None)
 
 
-def _shown(value: Any) -> str:
-    """A value as the user wrote it, shortened, with its type in words."""
+def _hides(path: Sequence[str], value: Any) -> bool:
+    """Whether a wrong value may hold a secret and is not printed."""
+    return (
+        path[0] == "secrets" or path == ["environment"] or any(map(names_a_secret, path)) or holds_a_secret("", value)
+    )
+
+
+def _kind(value: Any) -> str:
+    """A value's type in words."""
     kinds = {
         bool: "true/false",
         int: "a whole number",
@@ -270,7 +279,12 @@ def _shown(value: Any) -> str:
     if value is None:
         return "nothing (null)"
     try:
-        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        text = str(value).lower() if isinstance(value, bool) else without_passwords(repr(value))
     except ValueError:  # Python writes at most 4,300 digits
         text = "a number with too many digits"
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({kinds.get(type(value), type(value).__name__)})"
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({_kind(value)})"
+    return kinds.get(type(value), type(value).__name__)
+
+
+def _shown(value: Any) -> str:
+    """A value as the user wrote it, shortened, with its type in words."""

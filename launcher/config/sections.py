@@ -1,10 +1,10 @@
-"""The sections of a config: compute, image, inputs, checkpoints, network, profiling, debugger."""
+"""The sections of a config: compute, image, inputs, secrets, checkpoints, network, profiling, debugger."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_serializer, model_validator
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", max_length=1024)]
@@ -208,6 +208,41 @@ class Input(Part):
 
 class Checkpoints(Part):
     """Where the script's checkpoints are kept."""
+class Secret(Part):
+    """Where a secret's value comes from when a run starts: `env`, the environment of who starts it, or AWS Secrets Manager."""
+
+    secretsmanager: Text | None = Field(
+        description="a secret's name or ARN", max_length=2048, examples=["team/hugging-face"]
+    )
+    """A secret of AWS Secrets Manager. On SageMaker the job's role reads it, on this machine your own credentials do."""
+    key: Text | None = Field(None, description="a field's name", examples=["token"])
+    """With a secret that is a JSON object: the field that holds the value. null: the whole text."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _where(cls, given: Any) -> Any:
+        if given == "env":
+            return {"secretsmanager": None}
+        if isinstance(given, dict) and "secretsmanager" in given and given["secretsmanager"] is None:
+            raise ValueError("secretsmanager without a name: name the secret, or write env instead of the mapping")
+        if not isinstance(given, (dict, cls)):
+            raise ValueError(
+                "neither env nor a mapping: write env, or {secretsmanager: NAME}; a config never holds the value itself"
+            )
+        return given
+
+    @model_serializer
+    def _as_written(self) -> str | dict[str, str]:
+        if self.secretsmanager is None:
+            return "env"
+        return {"secretsmanager": self.secretsmanager, **({"key": self.key} if self.key is not None else {})}
+
+    def __str__(self) -> str:
+        if self.secretsmanager is None:
+            return "from the environment"
+        return f"{self.secretsmanager}{f' ({self.key})' if self.key else ''} of AWS Secrets Manager"
+
+
 
     s3: S3Uri = Field(description="an s3:// address", examples=[A_FOLDER_IN_S3])
     """SageMaker copies the checkpoint folder there while the job runs, and back when the job starts again."""

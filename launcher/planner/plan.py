@@ -119,7 +119,7 @@ class Plan:
 
     def kept_job(self) -> dict[str, Any]:
         """The job as it is recorded and printed: without its secrets, and with the full name of every `run`."""
-        kept = {**self.job.model_dump(exclude_none=True), "environment": redact(self.job.environment)}
+        kept = self.job.redacted()
         for channel, run in self.pinned.items():
             kept["inputs"][channel]["run"] = run
         return kept
@@ -179,11 +179,12 @@ class Plan:
         rows = [("script", self.job.script), ("code", f"{counted(len(self.files), 'file')}, {size:.0f} KiB")]
         rows += [("price", self.price.text)] if self.price is not None else []
         rows += [("resumes", self.resumes)] if self.resumes is not None else []
+        rows += [(f"secret {name}", str(secret)) for name, secret in self.job.secrets.items()]
         rows += [(f"channel {name}", _near(place)) for name, place in self.channels.items()]
         rows += [("upload", upload.text(_near(str(upload.source)))) for upload in self.uploads]
         found = "".join(html.note(issue.level, str(issue)) for issue in self.issues)
         end = "" if self.errors else "nothing has started; launcher.run(plan) starts it"
-        settings = html.more("hyperparameters", html.rows(self.job.hyperparameters))
+        settings = html.more("hyperparameters", html.rows(self.job.redacted()["hyperparameters"]))
         return html.box(f"plan {self.name}", " · ".join(about), html.pairs(rows) + settings + found, end)
 
     def __str__(self) -> str:
@@ -207,6 +208,7 @@ class Plan:
                     f"{name}={shlex.quote(value)}" for name, value in sorted(redact(self.hosts[0].environment).items())
                 )
             ]
+        lines += [f"  secret      {name}: {secret}" for name, secret in self.job.secrets.items()]
         lines += [f"  channel     {name}: {place}" for name, place in self.channels.items()]
         lines += [f"  upload      {upload.text(str(upload.source))}" for upload in self.uploads]
         lines += [f"  {name:<11} {text}" for name, text in self.about.items()]

@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.config import hyperparameters
 from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.config.job import Job
-from launcher.config.redaction import REDACTED
+from launcher.config.redaction import REDACTED, is_secret
 from launcher.config.sections import Input
 from launcher.planner.source_package import IGNORE_FILE, SourceFile
 from launcher.record import records
@@ -129,29 +129,29 @@ def _place(key: str, source: Input) -> str:
 
 
 def _check_environment(job: Job) -> Iterator[Issue]:
-    """Environment variables that the toolkit sets, or that SageMaker's request cannot hold."""
-    for name, value in job.environment.items():
+    """Variables and secrets that the toolkit sets, that SageMaker's request cannot hold, or that are given twice."""
+    for name, key in [(name, f"environment.{name}") for name in job.environment] + [
+        (name, f"secrets.{name}") for name in job.secrets
+    ]:
         if name in TOOLKITS_OWN or name.startswith(("SM_", "SAGEMAKER_", "PET_")):
-            found = "set by the container toolkit"
-            yield Issue(key=f"environment.{name}", found=found, fix="remove or rename it")
+            yield Issue(key=key, found="set by the container toolkit", fix="remove or rename it")
         # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html#API_CreateTrainingJob_RequestSyntax
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]{0,511}", name):
             valid = "letters, digits and underscores, no digit first, 512 characters at most"
-            yield Issue(key=f"environment.{name}", found="not a valid variable name", valid=valid, fix="rename it")
+            yield Issue(key=key, found="not a valid variable name", valid=valid, fix="rename it")
+    for name in sorted(job.secrets.keys() & job.environment.keys()):
+        yield Issue(key=f"secrets.{name}", found="also under environment", fix="remove it there")
+    for name, value in job.environment.items():
+        key = f"environment.{name}"
         if len(value) > 512 or "\0" in value:
             found = "a NUL character" if "\0" in value else f"{len(value)} characters"
-            yield Issue(
-                key=f"environment.{name}",
-                found=found,
-                valid="at most 512 characters, none of them NUL",
-                fix="shorten it",
-            )
+            yield Issue(key=key, found=found, valid="at most 512 characters, none of them NUL", fix="shorten it")
         if value == REDACTED:
-            yield Issue(
-                key=f"environment.{name}",
-                found=f"{REDACTED}: a run's record does not hold its secrets",
-                fix="pass it again",
-            )
+            found = f"{REDACTED}: a run's record does not hold its secrets"
+            yield Issue(key=key, found=found, fix=f"pass it again, or declare it: secrets: {{{name}: env}}")
+        elif is_secret(name, value):
+            found = "seems to be a secret, which a config and SageMaker's job description show"
+            yield Issue(key=key, level="warning", found=found, fix=f"declare it instead: secrets: {{{name}: env}}")
 
 
 def _check_script(job: Job, source: Path, files: list[SourceFile]) -> Iterator[Issue]:

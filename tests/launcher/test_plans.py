@@ -214,7 +214,7 @@ def test_a_script_that_is_excluded_from_the_source_package_is_refused(script_job
         ({"inputs": {"donn\u00e9es": {"folder": "/"}}}, "not a valid channel name"),
         ({"inputs": {"train": {"folder": "~nosuchuser/x"}}}, "check the path"),
         ({"source": __file__}, "a file"),
-        ({"hyperparameters": {"api_key": "sk-123"}}, "add API_KEY: ... under environment"),
+        ({"hyperparameters": {"api_key": "sk-123"}}, "add API_KEY: env under secrets"),
         ({"hyperparameters": {"a=b": 1}}, "a name with ="),
         ({"hyperparameters": {"rate": float("nan")}}, "finite number"),
         ({"compute": {"instance_count": 1000}, "distribution": "torchrun"}, "valid: at most 16"),

@@ -1,0 +1,109 @@
+"""Secrets that a job declares, read from AWS Secrets Manager into the environment before any code of the script runs.
+
+The launcher writes this file's text and the secrets' names as sitecustomize.py at the top of the source archive. The container
+toolkit puts that folder on PYTHONPATH, so that every Python process of the job imports it first. Standard library and boto3 only.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+PERMISSION = "secretsmanager:GetSecretValue"
+
+REASONS = {
+    "AccessDeniedException": f"the role or user lacks the permission {PERMISSION}: allow it for this secret",
+    "ResourceNotFoundException": "no such secret: check its name, region and account",
+    "DecryptionFailure": "the role or user lacks kms:Decrypt for the secret's key",
+    "EndpointConnectionError": "Secrets Manager cannot be reached: a VPC needs a NAT gateway or an endpoint for it",
+    "ConnectTimeoutError": "Secrets Manager cannot be reached: a VPC needs a NAT gateway or an endpoint for it",
+    "NoCredentialsError": f"no AWS credentials: sign in as one who has {PERMISSION}",
+    "NoRegionError": "no region: give the secret's ARN, or set the job's region",
+}
+"""Error of Secrets Manager or botocore -> what it means.
+https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_GetSecretValue.html"""
+
+
+class SecretError(Exception):
+    """Secrets that cannot be read, one line each. It holds no value."""
+
+
+def fetch(secrets: Mapping[str, Mapping[str, str]], region: str | None) -> dict[str, str]:
+    """The secrets' values by variable name.
+
+    Args:
+        secrets: variable name -> {"secretsmanager": name or ARN}, with the "key" of a field where the secret is a JSON object.
+        region: of secrets that are given by name; None: the one that boto3 is set to.
+
+    Raises:
+        SecretError: one or more cannot be read.
+    """
+    values, wrong = {}, []
+    answers: dict[str, str] = {}
+    for name, given in secrets.items():
+        secret = given["secretsmanager"]
+        try:
+            if secret not in answers:
+                answers[secret] = _answer(secret, region)
+            values[name] = _field(answers[secret], given.get("key"))
+        except Exception as error:  # botocore's errors have no common class
+            code = getattr(error, "response", {}).get("Error", {}).get("Code") or type(error).__name__
+            said = str(error) if isinstance(error, SecretError) else REASONS.get(code, code)
+            wrong.append(f"secrets.{name}: {secret} of AWS Secrets Manager cannot be read: {said}")
+    if wrong:
+        raise SecretError("\n".join(wrong))
+    return values
+
+
+def _answer(secret: str, region: str | None) -> str:
+    """A secret's text."""
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        raise SecretError("boto3 is not installed: add it to the image or to requirements.txt") from None
+    own = secret.split(":")[3] if secret.startswith("arn:") and secret.count(":") > 5 else region
+    settings = Config(connect_timeout=10, read_timeout=10, retries={"mode": "standard", "max_attempts": 4})
+    client = boto3.session.Session().client("secretsmanager", region_name=own, config=settings)
+    answer = client.get_secret_value(SecretId=secret)
+    if "SecretString" not in answer:
+        raise SecretError("it is binary: store it as text")
+    return str(answer["SecretString"])
+
+
+def _field(text: str, key: str | None) -> str:
+    """A secret's text, or one field of the JSON object in it."""
+    if key is not None:
+        try:
+            value: Any = json.loads(text)[key]
+        except (ValueError, KeyError, TypeError):
+            raise SecretError(f"it is no JSON object with the field {key}: correct `key`") from None
+        text = value if isinstance(value, str) else json.dumps(value)
+    if "\0" in text:
+        raise SecretError("it holds a NUL character, which no environment variable can")
+    return text
+
+
+def provide(secrets: Mapping[str, Mapping[str, str]]) -> None:
+    """Set the variables that this process has not inherited; where one cannot be read, end the process and say why.
+
+    Then the sitecustomize.py that this one hides runs.
+    """
+    missing = {name: given for name, given in secrets.items() if not os.environ.get(name)}
+    try:
+        os.environ.update(fetch(missing, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")))
+    except SecretError as error:
+        # the toolkit copies the lines from the first name of an exception on into FailureReason: `watch` in its process.py
+        sys.stderr.write(f"RuntimeError: the job needs these secrets\n{error}\n")
+        sys.stderr.flush()
+        os._exit(1)  # Python would go on after an exception here
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [place for place in sys.path if os.path.abspath(place) != here]
+    hidden = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if hidden is not None and hidden.loader is not None:
+        hidden.loader.exec_module(importlib.util.module_from_spec(hidden))

@@ -1,0 +1,230 @@
+"""Secrets of the environment: the script gets them, and nothing else holds or prints them."""
+
+from __future__ import annotations
+
+import pytest
+
+import launcher
+from launcher.config import redaction, yaml_file
+from launcher.config.loading import from_values, load
+
+VALUE = "hunter2-" + "x" * 20
+
+
+def kept_in(run: launcher.Run) -> list[str]:
+    files = [path for path in run.folder.path.rglob("*") if path.is_file() and "code" not in path.parts]
+    assert len(files) > 10
+    return [str(path) for path in files if VALUE.encode() in path.read_bytes()]
+
+
+def test_a_secret_of_the_environment_reaches_the_script_and_no_file_and_a_replay_takes_it_anew(script_job, monkeypatch):
+    text = "import os; raise SystemExit(0 if len(os.environ['MY_SETTING']) == 28 else 9)"
+    monkeypatch.setenv("MY_SETTING", VALUE)
+    plan = launcher.plan(script_job(text, secrets={"MY_SETTING": "env"}))
+    assert "secret      MY_SETTING: from the environment" in str(plan)
+    assert VALUE not in str(plan) + plan.to_json() + plan._repr_html_()
+    run = launcher.run(plan)
+    assert run.wait(60) == "Completed" and kept_in(run) == []
+    again = launcher.run(launcher.replay(run.name))
+    assert again.wait(60) == "Completed" and kept_in(again) == []
+    monkeypatch.delenv("MY_SETTING")
+    [issue] = launcher.replay(run.name).errors
+    assert issue.key == "secrets.MY_SETTING" and "export MY_SETTING" in issue.fix
+
+
+def test_a_secret_that_is_gone_when_the_run_starts_is_named(script_job, monkeypatch):
+    monkeypatch.setenv("MY_SETTING", VALUE)
+    plan = launcher.plan(script_job("x = 1", secrets={"MY_SETTING": "env"}))
+    monkeypatch.delenv("MY_SETTING")
+    with pytest.raises(launcher.UserError, match="secrets.MY_SETTING: not set in this environment"):
+        launcher.run(plan)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"secrets": {"A=B": "env"}}, "secrets.A=B: not a valid variable name"),
+        ({"secrets": {"SM_TOKEN": "env"}}, "secrets.SM_TOKEN: set by the container toolkit"),
+        ({"secrets": {"HOME": "env"}}, "secrets.HOME: set by the container toolkit"),
+        ({"secrets": {"A": "env"}, "environment": {"A": "1"}}, "secrets.A: also under environment"),
+    ],
+)
+def test_names_that_no_secret_can_have_are_refused(script_job, values, expected):
+    job = script_job("x = 1", **values)
+    assert expected in "\n".join(map(str, launcher.plan(job).errors))
+
+
+def test_a_value_in_place_of_a_source_is_refused_and_not_printed():
+    for value in (VALUE, {"env": VALUE, "secretsmanager": None}, [VALUE], {"secretsmanager": [VALUE]}):
+        with pytest.raises(launcher.UserError) as refused:
+            from_values({"name": "a", "script": "b.py", "secrets": {"A": value}})
+        assert "secrets.A" in str(refused.value) and VALUE not in str(refused.value)
+
+
+# -- names and values that seem to be secrets --------------------------------------------------------------------------
+
+USUAL = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "HUGGINGFACEHUB_API_TOKEN",
+    "WANDB_API_KEY",
+    "OPENAI_API_KEY",
+    "ANTHROPIC_API_KEY",
+    "GITHUB_TOKEN",
+    "GH_TOKEN",
+    "GITHUB_PAT",
+    "GITLAB_TOKEN",
+    "CI_JOB_TOKEN",
+    "NPM_TOKEN",
+    "TWINE_PASSWORD",
+    "PGPASSWORD",
+    "POETRY_PYPI_TOKEN_PYPI",
+    "MYSQL_PWD",
+    "MYSQL_ROOT_PASSWORD",
+    "REDIS_URL",
+    "MONGO_URI",
+    "MONGODB_URI",
+    "DATABASE_URL",
+    "SQLALCHEMY_DATABASE_URI",
+    "SENTRY_DSN",
+    "SLACK_BOT_TOKEN",
+    "SLACK_WEBHOOK_URL",
+    "STRIPE_SECRET_KEY",
+    "TWILIO_AUTH_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_KEY",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GCP_SA_KEY",
+    "DOCKER_AUTH_CONFIG",
+    "KAGGLE_KEY",
+    "NEPTUNE_API_TOKEN",
+    "COMET_API_KEY",
+    "MLFLOW_TRACKING_PASSWORD",
+    "CLEARML_API_SECRET_KEY",
+    "NGC_API_KEY",
+    "JWT_SECRET",
+    "SMTP_PASS",
+    "ENCRYPTION_KEY",
+    "SSH_PRIVATE_KEY",
+    "SNOWFLAKE_PASSWORD",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_INDEX_URL",
+    "UV_INDEX_URL",
+    "CELERY_BROKER_URL",
+    "RABBITMQ_DEFAULT_PASS",
+    "NEW_RELIC_LICENSE_KEY",
+    "apiKey",
+    "clientSecret",
+]
+
+HARMLESS = [
+    "PATH",
+    "HOME",
+    "PWD",
+    "OLDPWD",
+    "NCCL_DEBUG",
+    "OMP_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+    "SSH_AUTH_SOCK",
+    "MASTER_PORT",
+    "PATIENCE",
+    "PATCH_SIZE",
+    "AUTHOR",
+    "KEYBOARD",
+    "MONKEY",
+    "COMPASS",
+    "num_tokens",
+    "token_size",
+    "key_frames",
+    "class_token",
+    "cls_token",
+    "max_token",
+    "mask_token",
+    "passes",
+    "keypoints",
+    "HF_HOME",
+    "WANDB_PROJECT",
+    "MLFLOW_TRACKING_URI",
+    "AWS_ENDPOINT_URL",
+    "S3_ENDPOINT_URL",
+    "HTTP_PROXY",
+    "CUDA_VISIBLE_DEVICES",
+    "PYTHONPATH",
+    "query_key_value",
+    "monkey_patch",
+    "secretary",
+]
+
+
+def test_the_usual_names_of_secrets_are_known_and_harmless_ones_pass():
+    assert [name for name in USUAL if not redaction.names_a_secret(name)] == []
+    assert [name for name in HARMLESS if redaction.names_a_secret(name)] == []
+
+
+def test_what_seems_to_be_a_secret_is_in_no_printout_and_a_warning_says_how_to_declare_it(script_job):
+    url = f"https://user:{VALUE}@pypi.example.com/simple"
+    environment = {"PGPASSWORD": VALUE, "MY_INDEX": url, "PROXY": "http://proxy:8080", "PLAIN": "shown"}
+    job = script_job("x = 1", environment=environment)
+    plan = launcher.plan(job)
+    texts = [str(plan), plan.to_json(), plan._repr_html_(), job._repr_html_()]
+    assert all(VALUE not in text and "http://proxy:8080" in text for text in (texts[0], texts[1], texts[3]))
+    assert VALUE not in texts[2]
+    warned = {issue.key: issue.fix for issue in plan.issues if issue.level == "warning"}
+    assert warned.keys() == {"environment.PGPASSWORD", "environment.MY_INDEX"}
+    assert "secrets: {PGPASSWORD: env}" in warned["environment.PGPASSWORD"]
+
+
+@pytest.mark.parametrize(
+    "hyperparameters",
+    [
+        {"api_key": VALUE},
+        {"api_key": 1234567890},
+        {"tracker": {"api_key": VALUE}},
+        {"trackers": [{"name": "a", "password": VALUE}]},
+        {"tracking": f"https://user:{VALUE}@mlflow.example.com"},
+    ],
+)
+def test_secret_hyperparameters_are_refused_at_any_depth_and_not_printed(script_job, hyperparameters):
+    job = script_job("x = 1", hyperparameters=hyperparameters)
+    plan = launcher.plan(job)
+    [issue] = plan.errors
+    assert "looks like a secret" in issue.found and "under secrets" in issue.fix
+    for text in (str(plan), plan.to_json(), plan._repr_html_(), job._repr_html_(), str(issue)):
+        assert VALUE not in text and "1234567890" not in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "environment: {DB_PASSWORD: 123456789}",
+        "environment:\n  DB_PASSWORD: [hunter2]",
+        "environment: {DB_PASSWORD: {hunter2: 1}}",
+        "environment: [hunter2]",
+        "environment: hunter2",
+        "environment: {DB_PASSWORD: 'hunter2}",
+        "compute: {password: hunter2}",
+        "inputs: {train: 'https://user:hunter2@host/data'}",
+        "output: 'https://user:hunter2@host/data'",
+        "hyperparameters: [{api_key: hunter2}]",
+        "secrets: [hunter2]",
+        "secrets: {A: hunter2}",
+    ],
+)
+def test_a_mistake_never_prints_the_value_of_a_secret(tmp_path, text):
+    (tmp_path / "job.yaml").write_text(f"name: a\nscript: b.py\n{text}\n")
+    with pytest.raises(launcher.UserError) as refused:
+        load(tmp_path / "job.yaml")
+    assert "hunter2" not in str(refused.value) and "123456789" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "override", ["environment.DB_PASSWORD={hunter2", "secrets.A='hunter2", "environment.DB_PASSWORD.b=1"]
+)
+def test_a_wrong_override_never_prints_the_value_of_a_secret(override):
+    config = yaml_file.Config("job.yaml", {"environment": {"DB_PASSWORD": "hunter2"}})
+    [problem] = yaml_file.override(config, [override])[1]
+    assert "hunter2" not in str(problem)
