@@ -16,7 +16,7 @@ from launcher.backends import local_hosts
 from launcher.config.issues import mistake
 from launcher.config.redaction import secrets_in
 from launcher.planner.plan import HostPlan, Plan
-from launcher.record import records
+from launcher.record import disk, records
 
 SECRETS = "LAUNCHER_SECRETS"
 """The variable that passes the job's secrets to the supervisor."""
@@ -25,6 +25,7 @@ SECRETS = "LAUNCHER_SECRETS"
 def start_supervisor(module: str, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
     """Start a run's supervisor, and wait until it runs."""
     folder.supervisor_log.parent.mkdir(exist_ok=True)
+    disk.hold_reserve(folder.reserve)
     command = [sys.executable, "-m", module, str(folder.path)]
     command += ["--lifeline", str(lifeline)] if lifeline is not None else []
     package = str(Path(__file__).parents[2])  # the supervisor starts in another folder

@@ -6,6 +6,7 @@ python -m launcher.backends.supervisor RUN_FOLDER [--lifeline FD]
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import select
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 from launcher.backends import local_hosts, supervision, toolkit
 from launcher.config.job import Job
 from launcher.planner.plan import HostPlan, Plan
-from launcher.record import records
+from launcher.record import disk, failure_causes, records
 
 GRACE_SECONDS = 120
 """Between SIGTERM and SIGKILL, as with SageMaker's StopTrainingJob.
@@ -70,7 +71,7 @@ class Supervisor:
             self.wait()
         except Exception as error:  # the record holds any error
             trouble = f"the supervisor failed: {error!r}"
-            traceback.print_exc()
+            _log_traceback()
         finally:
             self.end_hosts()
             self.write_outcome(trouble)
@@ -130,7 +131,7 @@ class Supervisor:
             self.lifeline = None
 
     def write_outcome(self, trouble: str) -> None:
-        """Write model.tar.gz and metrics.jsonl, then outcome.json, which lists what could not be saved.
+        """Write model.tar.gz and metrics.jsonl, then outcome.json, which lists what could not be saved, and on a full disk what was.
 
         Args:
             trouble: the supervisor's own error; empty without one.
@@ -141,6 +142,7 @@ class Supervisor:
         stop = self.folder.read(self.folder.stop_request)
         stopped = bool(stop) and not self.failed_first and not trouble
         outcome: dict[str, Any] = {
+        full = disk.full(self.folder.path)  # before anything else is written or removed
             "state": records.STOPPED if stopped else records.COMPLETED if succeeded else records.FAILED,
             "started": _iso(self.started),
             "ended": _iso(self.started + seconds),
@@ -156,12 +158,21 @@ class Supervisor:
             exit_code = script_exit_code(log, exit_codes.get(host))
             outcome |= {"failed_host": host, "exit_code": exit_code, "failure": trouble or failure}
         hosts = [host.name for host in self.plan.hosts]
-        for save in (pack_model, records.merge_metrics):
+        not_saved = []
+        for save, file in ((pack_model, self.folder.model), (records.merge_metrics, self.folder.metrics)):
             try:
                 save(self.folder, hosts)
             except Exception as error:  # a failed save must not cost the record
-                traceback.print_exc()
-                outcome.setdefault("not_saved", []).append(f"{save.__name__}: {error!r}")
+                _log_traceback()
+                full = full or disk.full(self.folder.path, error)
+                not_saved.append(f"{file.name}: {error!r}")
+        if full and outcome["state"] == records.FAILED:
+            outcome |= on_a_full_disk(full, self.folder, outcome["failure"])
+        elif full:
+            not_saved.append(f"what the hosts wrote last: {full}")
+        if not_saved:
+            outcome["not_saved"] = not_saved
+        self.folder.reserve.unlink(missing_ok=True)
         records.write_json(self.folder.outcome, outcome)
 
 
@@ -184,14 +195,42 @@ def script_exit_code(log: str, toolkit_code: int | None) -> int | None:
     found = re.search(r"failed \(exitcode: (-?\d+)\)", log) or re.search(r"^ExitCode (-?\d+)$", log, re.MULTILINE)
     return int(found[1]) if found else toolkit_code
 
+def on_a_full_disk(full: str, folder: records.RunFolder, failure: str) -> dict[str, Any]:
+    """What a failed run's outcome says of a full disk: the cause and its fix, and what was saved.
+
+    Args:
+        full: which disk, from `disk.full`.
+        failure: what is known of the failure besides.
+    """
+    known = failure_causes.explain(full)
+    assert known is not None, full
+    found: dict[str, Any] = {
+        "failure": f"{full}\n{failure}".strip(),
+        "cause": known.cause,
+        "fix": known.fix,
+        "saved": [],
+    }
+    for checkpoints in sorted(folder.path.glob("hosts/*/opt/ml/checkpoints")):
+        whole = [place for place in checkpoints.iterdir() if not place.name.startswith(".")]
+        if whole:
+            latest = max(whole, key=lambda place: place.stat().st_mtime)
+            found["saved"].append(f"the latest checkpoint, {latest.relative_to(folder.path)}")
+    for log in sorted(folder.path.glob("logs/algo-*.log")):
+        found["saved"].append(f"the log up to then, {log.relative_to(folder.path)} ({log.stat().st_size:,} bytes)")
+    return found
+
+
 
 def pack_model(folder: records.RunFolder, hosts: list[str]) -> None:
     """Pack the hosts' SM_MODEL_DIR as model.tar.gz, unless it is empty."""
     files = local_hosts.merged_files(folder.host(host) / "model" for host in hosts)
     if files:
         temporary = folder.model.with_name(".model.tar.gz")
-        local_hosts.pack(files, temporary)
-        os.replace(temporary, folder.model)
+        try:
+            local_hosts.pack(files, temporary)
+            os.replace(temporary, folder.model)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _read_plan(folder: records.RunFolder) -> Plan:
@@ -219,6 +258,12 @@ def _iso(seconds: float) -> str:
 
 
 def main(kind: type[Supervisor] = Supervisor) -> None:
+def _log_traceback() -> None:
+    """Write the current exception to the supervisor's log, where its disk has room."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
+
+
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--lifeline", type=int)

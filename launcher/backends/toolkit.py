@@ -56,14 +56,19 @@ def main() -> None:
         threading.Thread(target=end_with_the_lifeline, args=(options.lifeline,), daemon=True).start()
 
     import sagemaker_pytorch_container.training
-    from sagemaker_training import torch_distributed, trainer
+    from sagemaker_training import environment, torch_distributed, trainer
 
     sagemaker_pytorch_container.training.MASTER_PORT = torch_distributed.MASTER_PORT = str(options.port)
     # torchrun's default of --master_port, which the toolkit omits for one host
     os.environ["PET_MASTER_PORT"] = str(options.port)
     name_the_torch_version(sagemaker_pytorch_container.training)
     try:
-        trainer.train()  # ends in sys.exit
+        trainer.train()
+    except SystemExit as ended:
+        # on a full disk the toolkit cannot write why the script failed, and ends with 0
+        if not ended.code and not os.path.exists(os.path.join(environment.output_dir, "success")):
+            sys.exit(1)
+        raise
     finally:
         kill_everything_below()
 

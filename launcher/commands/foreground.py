@@ -72,6 +72,8 @@ def print_end(run: Run) -> None:
         print(f"  next: launcher logs {run.name}")
     for problem in outcome.get("not_saved", []):
         print(f"  not saved: {problem}")
+    for item in outcome.get("saved", []):
+        print(f"  saved: {item}")
     if run.state != records.FAILED and run.folder.model.is_file():
         print(f"  model: {run.folder.model}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import math
 import os
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import backends
 from launcher.backends.plans import check
-from launcher.config.issues import Unreachable, UserError, mistake
+from launcher.config.issues import Unreachable, UserError
 from launcher.insight import diagnose
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.record import records
@@ -242,10 +241,7 @@ class Run:
         outcome = self.folder.read(self.folder.outcome)
         if outcome or self.state not in OVER:
             return outcome
-        return {
-            "state": records.FAILED,
-            "failure": "the run's supervising process was killed; its folder holds what its hosts wrote until then",
-        }
+        return {"state": records.FAILED, "failure": start_record.why_no_outcome(self.folder)}
 
 
 def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) -> Run:
@@ -275,17 +271,16 @@ def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) ->
     not_seen = [issue for issue in plan.issues if issue.key == "online"]
     if not_seen:  # AWS cannot be reached, so nothing can start
         raise UserError([replace(issue, level="error") for issue in not_seen], f"the plan for {plan.job.name}")
-    folder = RunFolder(records.store() / plan.name)
-    try:
-        folder.path.mkdir(parents=True)
-    except FileExistsError:
-        raise mistake("run", f"{plan.name} has already started", "plan again: a plan starts one run") from None
-    with open(folder.lock, "wb") as lock:  # the supervisor inherits it, and holds it after this process
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        start_record.write(plan, folder)
+    with start_record.recorded(plan) as (
+        folder,
+        lock,
+    ):  # the supervisor inherits the lock, and holds it after this process
         reading, writing = (None, None) if detach else os.pipe()
         try:
             backends.get(plan.backend).start(plan, folder, lock.fileno(), reading)
+        except Exception as error:
+            start_record.not_started(folder, error)
+            raise
         finally:
             if reading is not None:
                 os.close(reading)

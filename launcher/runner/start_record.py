@@ -2,12 +2,89 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import shutil
+import time
+from collections.abc import Iterator
+from typing import BinaryIO
+
 import yaml
 
+from launcher.config.issues import mistake
 from launcher.planner.plan import Plan
 from launcher.planner.source_package import copy_files, uncommitted
-from launcher.record import records
+from launcher.record import disk, records
 from launcher.record.records import RunFolder
+
+STARTING = ".starting"
+"""The folder of the store in which a run's folder is made. Only a complete one leaves it."""
+
+ABANDONED_SECONDS = 60
+"""Age of a folder there whose starter no longer lives. A living one has locked it within milliseconds."""
+
+
+@contextlib.contextmanager
+def recorded(plan: Plan) -> Iterator[tuple[RunFolder, BinaryIO]]:
+    """A run's new folder with its record, and its locked file. The folder appears in the store once its record is complete.
+
+    Raises:
+        UserError: the plan has started already, or the disk is full. Nothing is left.
+    """
+    folder, making = RunFolder(records.store() / plan.name), RunFolder(records.store() / STARTING / plan.name)
+    _remove_abandoned()
+    with contextlib.ExitStack() as undo:
+        try:
+            making.path.mkdir(parents=True)
+            undo.callback(shutil.rmtree, making.path, ignore_errors=True)
+            lock = undo.enter_context(open(making.lock, "wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write(plan, making)
+            making.path.rename(folder.path)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                fix = "plan again: a plan starts one run"
+                raise mistake("run", f"{plan.name} has already started", fix) from None
+            if error.errno in disk.NO_SPACE:
+                raise mistake("run", f"not started: {disk.full(records.store(), error)}", disk.FIX) from None
+            raise
+        undo.pop_all()
+    with lock:
+        yield folder, lock
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders whose starter was killed before they were complete."""
+    for path in (records.store() / STARTING).glob("*"):
+        with contextlib.suppress(OSError):  # another process completes or removes it
+            is_old = time.time() - path.stat().st_mtime > ABANDONED_SECONDS
+            if is_old and not RunFolder(path).supervisor_lives():
+                shutil.rmtree(path)
+
+
+def not_started(folder: RunFolder, error: Exception) -> None:
+    """Record why a run did not start, unless its backend did, or it has started after all.
+
+    Raises:
+        UserError: in place of the error, where the disk is full.
+    """
+    full = disk.full(folder.path, error)
+    if not any(file.exists() for file in (folder.outcome, folder.remote, folder.supervisor)):
+        with contextlib.suppress(OSError):
+            folder.reserve.unlink(missing_ok=True)
+            records.write_json(folder.outcome, {"state": records.FAILED, "failure": f"not started: {full or error}"})
+    if full:
+        raise mistake("run", f"{folder.name} has not started: {full}", disk.FIX) from error
+
+
+def why_no_outcome(folder: RunFolder) -> str:
+    """Why a run that is over has no outcome."""
+    if not folder.supervisor.exists() and not folder.remote.exists():
+        return "not started: the process that started it was killed"
+    full = disk.full(folder.path)
+    killed = "the run's supervising process was killed; its folder holds what its hosts wrote until then"
+    return f"{killed}; {full}" if full else killed
 
 
 def write(plan: Plan, folder: RunFolder) -> None:

@@ -1,0 +1,101 @@
+"""Runs on a disk that is full: a real one of 20 MB."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import launcher
+from launcher.record import disk
+from tests.conftest import assert_nothing_left
+from tests.launcher.test_commands import typed
+
+FILLS = """
+    import os, pathlib
+    folder = pathlib.Path(os.environ["SAGEMAKER_BASE_DIR"], "checkpoints")
+    steps = len(list(folder.iterdir()))
+    for step in range(steps + 1, 100 if steps == 0 else steps + 3):
+        with open(folder / ".writing", "wb", buffering=0) as file:
+            for _ in range(256):
+                file.write(bytes(4096))
+        os.replace(folder / ".writing", folder / f"step-{step:02d}")
+        print(f"saved step {step}", flush=True)
+"""
+
+
+@pytest.fixture
+def small_disk(store):
+    """The run store on a file system of its own, of 20 MB."""
+    store.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", store], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"only root may mount a file system: {mounted.stderr.strip()}")
+    yield store
+    subprocess.run(["umount", "--lazy", store], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Fill a disk to its last byte, with a file there."""
+    file = folder / "filler"
+    with open(file, "wb", buffering=0) as stream, pytest.raises(OSError, match="No space left on device"):
+        while True:
+            stream.write(bytes(4096))
+    return file
+
+
+def test_a_run_that_fills_its_disk_says_so_and_what_was_saved(script_job, small_disk, tmp_path):
+    config = tmp_path / "job.yaml"
+    config.write_text(launcher.plan(script_job(FILLS)).job.model_dump_json(exclude_none=True))
+    done = typed("run", str(config))
+    [run] = launcher.runs()
+    outcome = run.outcome()
+    assert (done.returncode, run.state) == (1, "Failed")
+    assert outcome["failure"].startswith(f"no space left on tmpfs, at {run.folder.path}")
+    assert outcome["cause"] == "the disk is full (tmpfs)" and "LAUNCHER_RUNS" in outcome["fix"]
+    steps = re.findall(r"^saved step (\d+)$", run.folder.log("algo-1").read_text(), re.MULTILINE)
+    checkpoint, log = outcome["saved"]
+    assert checkpoint.startswith("the latest checkpoint, hosts/algo-1/opt/ml/checkpoints/step-")
+    assert int(checkpoint[-2:]) - int(steps[-1]) in (0, 1), "the line after the last checkpoint may have found no room"
+    assert log.startswith("the log up to then, logs/algo-1.log (") and steps
+    for text in (
+        f"no space left on tmpfs, at {run.folder.path}",
+        "  fix:   free some space there",
+        f"  saved: {checkpoint}",
+    ):
+        assert text in done.stdout
+    assert "is Failed and can be resumed" not in done.stderr and not run.folder.reserve.exists()
+    assert_nothing_left(run)
+
+
+def test_nothing_starts_on_a_full_disk_and_nothing_is_left_there(script_job, small_disk):
+    plan = launcher.plan(script_job("print(1)"))
+    filler = fill(small_disk)
+    with pytest.raises(
+        launcher.UserError, match=f"not started: no space left on tmpfs, at {small_disk}\n.*LAUNCHER_RUNS"
+    ):
+        launcher.run(plan)
+    filler.unlink()
+    assert launcher.runs() == [] and shutil.disk_usage(small_disk).used < 64 * 1024
+    assert launcher.run(plan).wait(60) == "Completed"
+
+
+def test_a_run_whose_hosts_do_not_fit_has_not_started_and_says_why(script_job, small_disk):
+    plan = launcher.plan(script_job("print(1)", compute={"instance_count": 8}, distribution="torchrun"))
+    room = int(sum(file.size for file in plan.files) * 1.5) + 2**20
+    with open(small_disk / "filler", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(small_disk).free - room)
+    with pytest.raises(launcher.UserError, match=f"{plan.name} has not started: no space left on tmpfs"):
+        launcher.run(plan)
+    [run] = launcher.runs()
+    assert (run.name, run.state) == (plan.name, "Failed")
+    assert run.outcome()["failure"].startswith("not started")
+
+
+def test_a_disk_with_room_is_not_called_full(tmp_path):
+    assert disk.full(tmp_path) == "" and disk.full(tmp_path, OSError(5, "Input/output error")) == ""
+    assert disk.full(tmp_path, OSError(28, "No space left on device")).endswith(f", at {tmp_path}")
