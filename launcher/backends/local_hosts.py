@@ -6,7 +6,6 @@ The process backend and the SageMaker emulator use it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import platform
@@ -16,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
@@ -127,18 +125,19 @@ def visible_gpus(gpus: tuple[str, ...], index: int, count: int, processes: int) 
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * share : (index + 1) * share])}
 
 
-def reserve_port() -> tuple[int, IO[bytes]]:
-    """A TCP port for a run's rendezvous, and an open lock file that reserves it.
+def reserve_port() -> tuple[int, socket.socket]:
+    """A TCP port for a run's rendezvous, and the socket that reserves it while it is open.
 
-    It is below Linux's range of ephemeral ports (32768 and above), so nothing takes it before torchrun binds it.
+    The socket is bound to the UDP port of the same number, which only another run wants: torchrun binds the TCP port. That is
+    below Linux's range of ephemeral ports (32768 and above), so nothing else takes it before.
     """
     for port in random.SystemRandom().sample(range(20000, 32000), 12000):
-        lock = open(Path(tempfile.gettempdir()) / f"launcher-port-{port}-{os.getuid()}.lock", "wb")  # noqa: SIM115 - held
+        reservation = socket.socket(type=socket.SOCK_DGRAM)
         with contextlib.suppress(OSError), socket.socket() as probe:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            reservation.bind(("127.0.0.1", port))
             probe.bind(("", port))
-            return port, lock
-        lock.close()
+            return port, reservation
+        reservation.close()
     raise OSError("no free TCP port between 20000 and 31999")
 
 

@@ -11,13 +11,14 @@ import os
 import re
 import select
 import signal
+import subprocess
 import time
 import traceback
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.backends import local_hosts, supervision, toolkit
+from launcher.backends import leftovers, local_hosts, supervision, toolkit
 from launcher.config.job import Job
 from launcher.planner.plan import HostPlan, Plan
 from launcher.record import disk, failure_causes, records
@@ -62,6 +63,7 @@ class Supervisor:
         """Whether a host failed before a stop was requested."""
         self.shims: dict[str, HostProcess] = {}
         self.lifelines: list[int] = []
+        self.watcher: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
         """Start the hosts, wait for them, and write the outcome, whatever happens."""
@@ -77,7 +79,8 @@ class Supervisor:
             self.write_outcome(trouble)
 
     def start_hosts(self) -> None:
-        port, self.port_lock = local_hosts.reserve_port()
+        self.watcher = leftovers.watcher(self.folder.path)
+        port, self.reservation = local_hosts.reserve_port()
         for host in self.plan.hosts:
             with open(self.folder.log(host.name), "wb") as log:
                 environment = supervision.shim_environment(self.plan, host, self.folder, os.environ)
@@ -114,6 +117,8 @@ class Supervisor:
             if shim.poll() is None:
                 shim.kill()
                 shim.wait()
+        if self.watcher is not None:
+            self.watcher.communicate()  # closes its standard input, and waits for it
         toolkit.kill_everything_below()
 
     def remember_sigterm(self, *_: object) -> None:
@@ -137,12 +142,12 @@ class Supervisor:
             trouble: the supervisor's own error; empty without one.
         """
         seconds = time.monotonic() - self.clock
+        full = disk.full(self.folder.path)  # before anything else is written or removed
         exit_codes = {name: shim.returncode for name, shim in self.shims.items()}
         succeeded = not trouble and bool(exit_codes) and not any(exit_codes.values())
         stop = self.folder.read(self.folder.stop_request)
         stopped = bool(stop) and not self.failed_first and not trouble
         outcome: dict[str, Any] = {
-        full = disk.full(self.folder.path)  # before anything else is written or removed
             "state": records.STOPPED if stopped else records.COMPLETED if succeeded else records.FAILED,
             "started": _iso(self.started),
             "ended": _iso(self.started + seconds),
@@ -190,11 +195,6 @@ def first_failure(folder: records.RunFolder, exit_codes: dict[str, int | None]) 
     return "", "no host was started"
 
 
-def script_exit_code(log: str, toolkit_code: int | None) -> int | None:
-    """The script's exit code from the log of torchrun's agent or the toolkit, which itself exits with 1."""
-    found = re.search(r"failed \(exitcode: (-?\d+)\)", log) or re.search(r"^ExitCode (-?\d+)$", log, re.MULTILINE)
-    return int(found[1]) if found else toolkit_code
-
 def on_a_full_disk(full: str, folder: records.RunFolder, failure: str) -> dict[str, Any]:
     """What a failed run's outcome says of a full disk: the cause and its fix, and what was saved.
 
@@ -219,6 +219,11 @@ def on_a_full_disk(full: str, folder: records.RunFolder, failure: str) -> dict[s
         found["saved"].append(f"the log up to then, {log.relative_to(folder.path)} ({log.stat().st_size:,} bytes)")
     return found
 
+
+def script_exit_code(log: str, toolkit_code: int | None) -> int | None:
+    """The script's exit code from the log of torchrun's agent or the toolkit, which itself exits with 1."""
+    found = re.search(r"failed \(exitcode: (-?\d+)\)", log) or re.search(r"^ExitCode (-?\d+)$", log, re.MULTILINE)
+    return int(found[1]) if found else toolkit_code
 
 
 def pack_model(folder: records.RunFolder, hosts: list[str]) -> None:
@@ -253,17 +258,17 @@ def _read_plan(folder: records.RunFolder) -> Plan:
     )
 
 
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
-
-
-def main(kind: type[Supervisor] = Supervisor) -> None:
 def _log_traceback() -> None:
     """Write the current exception to the supervisor's log, where its disk has room."""
     with contextlib.suppress(OSError):
         traceback.print_exc()
 
 
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+
+
+def main(kind: type[Supervisor] = Supervisor) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--lifeline", type=int)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import psutil
-
-from launcher.backends import local_hosts
+from launcher.backends import leftovers, local_hosts
 from launcher.emulator.training_job import TrainingJob
 
 GROUP = "homogeneousCluster"
@@ -210,10 +208,10 @@ class RunningHosts:
     def __init__(self) -> None:
         self.shims: dict[str, subprocess.Popen[bytes]] = {}
         self.lifelines: list[int] = []
-        self.port_lock: IO[bytes] | None = None
+        self.reservation: socket.socket | None = None
 
     def start(self, job: TrainingJob, hosts: list[Host], note: str, processes: int, aws: Mapping[str, str]) -> None:
-        port, self.port_lock = local_hosts.reserve_port()
+        port, self.reservation = local_hosts.reserve_port()
         for host in hosts:
             with open(log_file(host), "wb") as log:
                 log.write(note.encode() + b"\n" if note else b"")
@@ -243,11 +241,11 @@ class RunningHosts:
         deadline = time.monotonic() + 10
         while self.running() and time.monotonic() < deadline:
             time.sleep(0.02)
-        end_processes_below(folder)  # of shims that hang or were killed
+        leftovers.end_processes_below(folder)  # of shims that hang or were killed
         for shim in self.shims.values():
             shim.wait()
-        if self.port_lock is not None:
-            self.port_lock.close()
+        if self.reservation is not None:
+            self.reservation.close()
 
 
 def exit_code(shim: subprocess.Popen[bytes]) -> int:
@@ -259,14 +257,3 @@ def exit_code(shim: subprocess.Popen[bytes]) -> int:
 def log_file(host: Host) -> Path:
     """A host's standard output and error."""
     return host.base.parents[1] / "log.txt"
-
-
-def end_processes_below(folder: Path) -> None:
-    """SIGKILL this user's processes whose /opt/ml is below a folder."""
-    for candidate in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if candidate.uids().real != os.getuid():
-                continue
-            base = candidate.environ().get("SAGEMAKER_BASE_DIR", "")
-            if base and Path(base).is_relative_to(folder):
-                candidate.kill()

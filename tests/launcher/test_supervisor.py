@@ -6,8 +6,10 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import psutil
 import pytest
 
 import launcher
-from tests.conftest import SLEEPER, assert_nothing_left, processes_of, wait_for_ready
+from launcher.backends import local_hosts
+from tests.conftest import SLEEPER, assert_nothing_left, processes_of, wait_for_ready, wait_until
 
 TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
 
@@ -69,12 +72,13 @@ def test_detaching_later_works_too(script_job):
 
 def by_role(run: launcher.Run | Path) -> dict[str, list[psutil.Process]]:
     """The processes of a run, or of one host's folder: supervisor, shims, agents (torchrun) and workers."""
-    roles: dict[str, list[psutil.Process]] = {"supervisor": [], "shim": [], "agent": [], "worker": []}
+    roles: dict[str, list[psutil.Process]] = {"supervisor": [], "shim": [], "agent": [], "worker": [], "watcher": []}
     for process in processes_of(run):
         command = " ".join(process.cmdline())
         role = (
             "supervisor" if "launcher.backends.supervisor" in command
             else "shim" if "toolkit.py" in command
+            else "watcher" if "leftovers.py" in command
             else "agent" if "torchrun" in command
             else "worker"
         )  # fmt: skip
@@ -151,20 +155,92 @@ def test_a_failure_before_the_stop_stays_a_failure(script_job):
     assert run.wait(60) == "Failed" and run.outcome()["exit_code"] == 42
 
 
-def test_supervisor_and_shims_killed_together_leave_no_script(script_job):
-    run = launcher.run(
-        launcher.plan(
-            script_job(
-                "import os, pathlib, time\npathlib.Path(os.environ['SM_OUTPUT_DATA_DIR'], 'ready-0').touch()\ntime.sleep(100)"
-            )
-        )
-    )
-    wait_for_ready(run, 1)
-    for role in ("supervisor", "shim"):
-        for process in by_role(run)[role]:
-            process.suspend()
-    for role in ("supervisor", "shim"):
-        for process in by_role(run)[role]:
-            process.kill()
+LEAVES_CHILDREN = """
+    import os, pathlib, subprocess, sys, time
+    sleep = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"]
+    subprocess.Popen(sleep)
+    subprocess.Popen(["setsid", "--fork", *sleep], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "ready-0").touch()
+    time.sleep(1000)
+"""
+"""A script with a child, and one that left its session and its parent."""
+
+
+def test_starter_supervisor_and_shims_killed_together_leave_no_process(script_job, tmp_path):
+    starter, run = start_elsewhere(script_job(LEAVES_CHILDREN, **TWO_HOSTS), tmp_path, "attached")
+    wait_for_ready(run, 2)
+    wait_until(lambda: len(asleep(run)) == 4, 30, "two children of each host")
+    roles = by_role(run)
+    victims = [psutil.Process(starter.pid), *roles["supervisor"], *roles["shim"]]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another die
+        for process in victims:
+            process.send_signal(number)
+    starter.wait()
     assert_nothing_left(run)
     assert run.state == "Failed"
+
+
+def asleep(run: launcher.Run) -> list[psutil.Process]:
+    """The children of LEAVES_CHILDREN."""
+    return [process for process in by_role(run)["worker"] if "time.sleep(1000)" in " ".join(process.cmdline())]
+
+
+STARTS_AND_STOPS = """
+import json, os, signal, sys
+import launcher
+from launcher.runner import start_record
+before = start_record.copy_files
+def stop_here(*arguments):
+    before(*arguments)
+    print(len(arguments[0]), flush=True)
+    signal.pause()
+start_record.copy_files = stop_here
+launcher.run(launcher.plan(launcher.load(sys.argv[1])))
+"""
+
+
+def test_a_starter_that_is_killed_early_leaves_no_unlisted_folder(script_job, tmp_path, store):
+    config = tmp_path / "job.yaml"
+    config.write_text(json.dumps(script_job("print(1)").model_dump(exclude_none=True)))
+    starter = subprocess.Popen([sys.executable, "-c", STARTS_AND_STOPS, str(config)], text=True, stdout=subprocess.PIPE)
+    assert int(starter.stdout.readline()) > 0
+    [half] = (store / ".starting").iterdir()
+    assert (half / "code/script.py").exists() and launcher.runs() == []
+    an_hour_ago = time.time() - 3600
+    os.utime(half, (an_hour_ago, an_hour_ago))
+    assert launcher.run(launcher.plan(script_job("print(1)"))).wait(60) == "Completed"
+    assert half.exists(), "its starter lives"
+    starter.kill()
+    starter.wait()
+    os.utime(half, (an_hour_ago, an_hour_ago))
+    run = launcher.run(launcher.plan(script_job("print(1)")))
+    assert run.wait(60) == "Completed"
+    assert not half.exists() and len(launcher.runs()) == 2
+
+
+def test_a_run_whose_starter_is_killed_before_the_supervisor_is_up_is_listed_as_not_started(script_job, tmp_path):
+    config = tmp_path / "job.yaml"
+    config.write_text(json.dumps(script_job("print(1)").model_dump(exclude_none=True)))
+    text = STARTS_AND_STOPS.replace(
+        "launcher.runner import start_record", "launcher.backends import host_folders as start_record"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", text, str(config)], text=True, stdout=subprocess.PIPE)
+    starter.stdout.readline()
+    [run] = launcher.runs()
+    assert run.state == "InProgress"
+    starter.kill()
+    starter.wait()
+    assert run.state == "Failed"
+    assert run.outcome()["failure"] == "not started: the process that started it was killed"
+
+
+def test_a_port_is_reserved_without_a_file_as_long_as_its_holder_lives():
+    before = set(Path(tempfile.gettempdir()).glob("launcher-port-*"))
+    port, reservation = local_hosts.reserve_port()
+    mine = socket.socket(type=socket.SOCK_DGRAM)
+    with pytest.raises(OSError, match="in use"):
+        mine.bind(("127.0.0.1", port))
+    reservation.close()
+    mine.bind(("127.0.0.1", port))
+    mine.close()
+    assert set(Path(tempfile.gettempdir()).glob("launcher-port-*")) == before
