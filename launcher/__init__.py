@@ -24,6 +24,7 @@ from launcher.runner.diagnose import diagnose
 from launcher.runner.replay import diff, replay, resume
 from launcher.runner.run import Run, attach, runs
 from launcher.runner.run import start as run
+from launcher.runner.unfinished import resume_unfinished
 
 if TYPE_CHECKING:
     from launcher.insight.comparison import Comparison
@@ -46,6 +47,7 @@ __all__ = [
     "plan",
     "replay",
     "resume",
+    "resume_unfinished",
     "run",
     "runs",
     "study",

@@ -240,6 +240,9 @@ class Aws(Backend):
 def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str, state: str = records.FAILED) -> None:
     """Record a run that did not start. AWS's message may quote the request, so secrets are redacted."""
     text = str(why) or type(why).__name__
+    def shared_checkpoints(self, job: Job) -> str:
+        return job.checkpoints.s3 if job.checkpoints is not None else ""
+
     for secret in secrets_in(plan.job.environment).values():
         text = text.replace(secret, REDACTED)
     key = "stop_reason" if state == records.STOPPED else "failure"

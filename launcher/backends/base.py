@@ -193,6 +193,10 @@ class Backend(ABC):
 
         Raises:
             UserError: the backend uploads nothing, or AWS refuses.
+    def shared_checkpoints(self, job: Job) -> str:
+        """Where all runs of a job keep their checkpoints, so that a new run resumes by itself; "": each run has its own."""
+        return ""
+
         """
         raise mistake("--on", f"a plan for {self.name} uploads nothing", "use plan(job, on='aws')")
 

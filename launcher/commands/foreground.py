@@ -26,6 +26,8 @@ def start(planned: launcher.Plan, options: argparse.Namespace) -> int:
             print(f"{issue.level}: {issue}", file=sys.stderr)
     if planned.price is not None:
         print(planned.price.text, flush=True)
+    if planned.resumes is not None:
+        print(f"resumes {planned.resumes} from its last checkpoint", flush=True)
     started = launcher.run(planned, detach=options.detach, max_cost=options.max_cost)
     print(f"run {started.name} on {planned.backend}: {started.folder.path}", flush=True)
     if options.detach:
@@ -70,10 +72,10 @@ def print_end(run: Run) -> None:
     if run.state == records.FAILED:
         print_failure(outcome)
         print(f"  next: launcher logs {run.name}")
-    for problem in outcome.get("not_saved", []):
-        print(f"  not saved: {problem}")
     for item in outcome.get("saved", []):
         print(f"  saved: {item}")
+    for problem in outcome.get("not_saved", []):
+        print(f"  not saved: {problem}")
     if run.state != records.FAILED and run.folder.model.is_file():
         print(f"  model: {run.folder.model}")
 

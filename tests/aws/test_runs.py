@@ -14,6 +14,7 @@ import pytest
 
 import launcher
 from launcher.aws import follow
+from launcher.commands import main
 from launcher.record.metric_lines import parse_line
 from tests.aws.conftest import BUCKET, REGION, SLEEPS, TRAINS, described, is_ready, started
 from tests.conftest import wait_until
@@ -191,11 +192,18 @@ def test_every_hosts_lines_are_kept_apart(sagemaker_job):
     assert lines["algo-1"] != lines["algo-2"]
 
 
-def test_a_job_goes_on_from_the_checkpoints_that_its_failed_one_left_in_s3(sagemaker_job):
-    first = started(sagemaker_job(COUNTS, checkpoints=f"s3://{BUCKET}/checkpoints/counts"))
+def test_the_same_command_again_resumes_a_job_from_the_checkpoints_that_it_left_in_s3(sagemaker_job, tmp_path, capfd):
+    job = sagemaker_job(COUNTS, checkpoints=f"s3://{BUCKET}/checkpoints/counts")
+    first = started(job)
     assert first.wait(120) == "Failed"
-    second = launcher.run(launcher.resume(first.name))
-    assert second.wait(120) == "Completed"
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(job.model_dump(exclude_none=True)))
+    assert main.main(["run", str(config), "--on", "aws"]) == 0
+    out, err = capfd.readouterr()
+    found = f"{first.name}, of the same job and code, is Failed and can be resumed"
+    assert f"{found}: the new job continues from s3://{BUCKET}/checkpoints/counts; another `checkpoints`" in err
+    assert f"resumes {first.name} from its last checkpoint" in out
+    second = launcher.attach("test")
     assert "begins at 1" in [line for _, line in second.logs()]
     with pytest.raises(launcher.UserError, match="wrote no checkpoints to S3\n.*checkpoints: s3://"):
         launcher.resume(first.name, ["checkpoints=null"])
