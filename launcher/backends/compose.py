@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,38 @@ FILE = "compose.yaml"
 
 CODE = "/opt/ml/code"
 
+CONFINED: dict[str, Any] = {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+"""No capability, and none to gain: a script needs none, as its user owns what it writes."""
 
-def text(plan: Plan, folder: Path, image: str, user: str, shm_mb: int, gpus: tuple[tuple[str, ...], ...] = ()) -> str:
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What each host's container may use."""
+
+    memory_mb: int
+    """Memory, in MiB, that of /dev/shm and of the caches of its files included."""
+    shm_mb: int
+    """Size of /dev/shm, in MiB."""
+    processes: int
+    """Processes and threads."""
+
+
+def text(
+    plan: Plan, folder: Path, image: str, user: str, limits: Limits, gpus: tuple[tuple[str, ...], ...] = ()
+) -> str:
     """The Compose file as JSON, which is valid YAML. It holds no secret: Compose reads those from its environment.
 
     Args:
         folder: the run's folder.
         image: its address, or its id on this machine.
         user: `uid:gid` of the containers.
-        shm_mb: size of each host's /dev/shm, in MiB.
         gpus: each host's GPUs; (): no GPUs.
     """
-    return json.dumps(compose(plan, folder, image, user, shm_mb, gpus), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(compose(plan, folder, image, user, limits, gpus), indent=1, ensure_ascii=False) + "\n"
 
 
 def compose(
-    plan: Plan, folder: Path, image: str, user: str, shm_mb: int, gpus: tuple[tuple[str, ...], ...] = ()
+    plan: Plan, folder: Path, image: str, user: str, limits: Limits, gpus: tuple[tuple[str, ...], ...] = ()
 ) -> dict[str, Any]:
     """The Compose file as a dict."""
     labels = {RUN_LABEL: plan.name, FOLDER_LABEL: _literal(str(folder))}
@@ -46,7 +63,10 @@ def compose(
             "environment": _environment(plan, index, user),
             "volumes": _volumes(plan, folder, host.name),
             "networks": ["hosts"],
-            "shm_size": f"{shm_mb}m",
+            "shm_size": f"{limits.shm_mb}m",
+            "mem_limit": f"{limits.memory_mb}m",
+            "pids_limit": limits.processes,
+            **CONFINED,
             "labels": labels,
             "logging": {"driver": "none"},  # the log is in the run's folder
         }

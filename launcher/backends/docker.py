@@ -42,6 +42,12 @@ REGION = "us-east-1"
 ROLE = "arn:aws:iam::000000000000:role/local-mode"
 """The SDK needs a role. It is never used."""
 
+SPARED_MEMORY = 0.1
+"""Share of this machine's memory that containers leave to it."""
+
+MIN_PROCESSES, PROCESSES_PER_CORE = 4096, 256
+"""Processes and threads of a container: far more than data loaders and arithmetic on every core start, and a fork bomb ends."""
+
 
 class Docker(Backend):
     """Each host as a container on this machine, in the run's own network."""
@@ -57,6 +63,7 @@ class Docker(Backend):
         "SM_MODULE_DIR": "the code's folder; on SageMaker, the archive's address in S3",
         "PET_MASTER_PORT": "7777, set by this kit's image: MASTER_PORT is then 7777 with one host too",
         "user": "you instead of root, so that you own the run's files; HOME is /tmp",
+        "rights": "no capability and none to gain (no-new-privileges); memory and number of processes are limited",
         "image": f"image.uri unless it is in AWS's registry, else {IMAGE}",
         "distribution": "smddp runs as torchrun with gloo or nccl: its library exists on SageMaker only",
         "AWS_CONFIG_FILE": "empty: a job does not use your settings and credentials, unless `environment` sets it",
@@ -139,10 +146,13 @@ class Docker(Backend):
 
     def about(self, job: Job, request: dict[str, Any] | None) -> dict[str, str]:
         """The plan's lines about image and shared memory."""
-        why = "compute.shm_gb" if job.compute.shm_gb else "half of this machine's memory, shared among the hosts"
+        given, compute = limits(job), job.compute
+        shm = "compute.shm_gb" if compute.shm_gb else "half of this machine's memory, shared among the hosts"
+        memory = "compute.memory_gb" if compute.memory_gb else "nine tenths of this machine's, shared among the hosts"
         return {
             "image": f"{image(job)} (--check looks for it on this machine)",
-            "/dev/shm": f"{shm_mb(job) / 1024:.1f} GB a host ({why})",
+            "memory": f"at most {given.memory_mb / 1024:.1f} GB a host ({memory})",
+            "/dev/shm": f"{given.shm_mb / 1024:.1f} GB a host ({shm})",
         }
 
     def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
@@ -196,7 +206,7 @@ class Docker(Backend):
             if plan.job.checkpoints is not None and plan.job.checkpoints.path is not None:
                 (base / Path(plan.job.checkpoints.path).relative_to("/opt/ml")).mkdir(parents=True, exist_ok=True)
         user = "0:0" if engine.rootless else f"{os.getuid()}:{os.getgid()}"
-        text = compose.text(plan, folder.path, wanted, user, shm_mb(plan.job), gpus(plan.job))
+        text = compose.text(plan, folder.path, wanted, user, limits(plan.job), gpus(plan.job))
         records.write_atomically(folder.path / compose.FILE, text)
         records.write_json(engine_file(folder), {**engine.to_dict(), "image": wanted, "image_id": found["Id"]})
         supervision.start_supervisor("launcher.backends.docker_supervisor", plan, folder, lock, lifeline)
@@ -264,15 +274,23 @@ def gpu_count(job: Job) -> int:
     return local_hosts.gpu_count() if local_hosts.gpu_count() >= needed else 0
 
 
-def shm_mb(job: Job) -> int:
-    """Size of each host's /dev/shm, MiB: the job's own, else half of this machine's memory shared among the hosts.
+def limits(job: Job) -> compose.Limits:
+    """What each host's container may use of this machine.
 
-    It is a limit: unused space takes no memory. Docker's default of 64 MB breaks data loaders with workers.
+    Of memory the hosts share all but SPARED_MEMORY. /dev/shm is the job's own, else half of this machine's memory shared among the
+    hosts: unused space takes no memory, and Docker's default of 64 MB breaks data loaders with workers.
     """
-    if job.compute.shm_gb is not None:
-        return max(64, round(job.compute.shm_gb * 1024))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(64, memory // 2**20 // 2 // job.compute.instance_count)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    hosts, compute = job.compute.instance_count, job.compute
+    return compose.Limits(
+        memory_mb=_mb(compute.memory_gb) or max(64, round(memory * (1 - SPARED_MEMORY)) // hosts),
+        shm_mb=_mb(compute.shm_gb) or max(64, memory // 2 // hosts),
+        processes=max(MIN_PROCESSES, PROCESSES_PER_CORE * local_hosts.core_count()),
+    )
+
+
+def _mb(gb: float | None) -> int | None:
+    return None if gb is None else max(64, round(gb * 1024))
 
 
 def engine_file(folder: records.RunFolder) -> Path:

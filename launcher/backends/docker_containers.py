@@ -30,7 +30,7 @@ class Container:
         self.name = name
         self.returncode: int | None = None
         self.trouble = ""
-        """Why the engine did not start it, or ended it; "": it ended by itself."""
+        """Why the engine did not start it, or ended it or a process of it; "": it ended by itself."""
         self.client = subprocess.Popen(
             ["docker", "start", "--attach", name],
             stdin=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ class Container:
         if state["Error"]:
             self.trouble = f"the container did not start: {state['Error']}"
         elif state["OOMKilled"]:
-            self.trouble = "the container was killed: out of memory"
+            self.trouble = "a process was killed: the host reached its limit of memory; raise compute.memory_gb"
         code = state["ExitCode"] or (self.client.returncode if state["Status"] == "created" else 0)
         return 128 - code if code > 128 else code
 

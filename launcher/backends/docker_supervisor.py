@@ -64,8 +64,9 @@ class DockerSupervisor(supervisor.Supervisor):
             shim.wait()
         for name, shim in self.containers.items():
             failure = self.folder.host(name) / "output/failure"
-            if shim.trouble and not failure.exists():
-                failure.write_text(shim.trouble, encoding="utf-8")
+            if shim.trouble:
+                known = failure.read_text(encoding="utf-8", errors="replace") + "\n" if failure.exists() else ""
+                failure.write_text(known + shim.trouble, encoding="utf-8")
         self.janitor.communicate()  # closes its standard input, and waits for it
         try:
             self.show_channels()

@@ -72,6 +72,9 @@ class Compute(Part):
     shm_gb: float | None = Field(None, gt=0, le=4096, description="GB, above 0 and at most 4096", examples=[8])
     """Shared memory (/dev/shm) of each host in GB, for the docker backend. null: half of this machine's memory, divided among the
     hosts."""
+    memory_gb: float | None = Field(None, gt=0, le=32768, description="GB, above 0 and at most 32768", examples=[16])
+    """Memory of each host in GB, /dev/shm included, for the docker backend: beyond it the engine kills the host. null: nine tenths of
+    this machine's memory, divided among the hosts."""
     max_hours: float = Field(24.0, gt=0, le=28 * 24, description="hours, above 0 and at most 672", examples=[1.5])
     """Stop the run after this many hours. SageMaker allows 672 (28 days, MaxRuntimeInSeconds)."""
     spot: bool = Field(False, description="true or false")

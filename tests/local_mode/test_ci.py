@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -59,3 +60,17 @@ def test_an_engine_that_cannot_be_reached_or_started_ends_ci_with_the_reason(tmp
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
     done = subprocess.run([ROOT / ".ci/docker-engine"], env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "no cgroups here" in done.stderr, done.stderr
+
+
+def test_bases_are_pulled_by_digest(tmp_path):
+    """An engine without images: what the build asks the registry for."""
+    (tmp_path / "docker").write_text(
+        f'#!/bin/sh\n[ "$1" = pull ] && echo "$2" >> {tmp_path}/pulled\n[ "$1" = version ]\n'
+    )
+    (tmp_path / "docker").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_BASE")}
+    environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run([ROOT / "docker/build", "local"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "cannot be pulled" in done.stderr
+    named = "python:{}.{}-slim-bookworm".format(*sys.version_info)
+    assert re.fullmatch(rf"{named}@sha256:[0-9a-f]{{64}}\n", (tmp_path / "pulled").read_text())

@@ -13,6 +13,7 @@ import launcher
 from launcher.backends import compose, docker, local_hosts
 
 FOLDER = Path("/runs/it's $1/test-run")
+LIMITS = compose.Limits(memory_mb=4096, shm_mb=2048, processes=512)
 
 
 def planned(job, name="test-run"):
@@ -38,7 +39,7 @@ def test_one_host_as_compose_text(script_job, tmp_path, monkeypatch, no_gpus):
     )
     labels = {"vision-launcher.run": "test-run", "vision-launcher.folder": "/runs/it's $$1/test-run"}
     bind = {"bind": {"propagation": "rprivate"}}
-    assert json.loads(compose.text(planned(job), FOLDER, "team/image:1", "1000:1000", 2048)) == {
+    assert json.loads(compose.text(planned(job), FOLDER, "team/image:1", "1000:1000", LIMITS)) == {
         "services": {
             "algo-1": {
                 "image": "team/image:1",
@@ -52,8 +53,8 @@ def test_one_host_as_compose_text(script_job, tmp_path, monkeypatch, no_gpus):
                     "HOME": "/tmp",
                     "USER": "sagemaker",
                     "LOGNAME": "sagemaker",
-                    "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
                     **local_hosts.NO_CREDENTIALS,
+                    "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
                     "PYTHONUNBUFFERED": "1",
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "GOMP_SPINCOUNT": "1000",
@@ -67,6 +68,10 @@ def test_one_host_as_compose_text(script_job, tmp_path, monkeypatch, no_gpus):
                 ],
                 "networks": ["hosts"],
                 "shm_size": "2048m",
+                "mem_limit": "4096m",
+                "pids_limit": 512,
+                "cap_drop": ["ALL"],
+                "security_opt": ["no-new-privileges:true"],
                 "labels": labels,
                 "logging": {"driver": "none"},
             }
@@ -77,7 +82,7 @@ def test_one_host_as_compose_text(script_job, tmp_path, monkeypatch, no_gpus):
 
 def test_two_hosts_share_a_network_and_nothing_else(script_job, no_gpus):
     job = script_job("print(1)", distribution="torchrun", compute={"instance_count": 2}, network={"isolation": True})
-    made = compose.compose(planned(job), FOLDER, "an-image", "0:0", 1024)
+    made = compose.compose(planned(job), FOLDER, "an-image", "0:0", LIMITS)
     assert made["networks"]["hosts"]["internal"] is True
     first, second = made["services"]["algo-1"], made["services"]["algo-2"]
     assert {key for key in first if first[key] != second[key]} == {"container_name", "hostname", "volumes"}
@@ -90,7 +95,7 @@ def test_two_hosts_share_a_network_and_nothing_else(script_job, no_gpus):
 def test_two_runs_of_one_job_share_no_name(script_job, no_gpus):
     job = script_job("print(1)")
     texts = [launcher.plan(job, on="docker") for _ in range(2)]
-    one, two = (compose.compose(plan, FOLDER / plan.name, "i", "0:0", 64) for plan in texts)
+    one, two = (compose.compose(plan, FOLDER / plan.name, "i", "0:0", LIMITS) for plan in texts)
     assert one["networks"]["hosts"]["name"] != two["networks"]["hosts"]["name"]
     assert one["services"]["algo-1"]["container_name"] != two["services"]["algo-1"]["container_name"]
 
@@ -101,7 +106,7 @@ def test_gpus_are_shared_out_and_the_kits_own_cpu_image_gets_none(script_job, mo
     job = script_job("print(1)", image={"uri": "team/gpu:1"}, **values)
     plan = planned(job)
     assert docker.Docker().world_size(job) == 4 and "CUDA_VISIBLE_DEVICES" not in plan.hosts[0].environment
-    made = compose.compose(plan, FOLDER, "team/gpu:1", "0:0", 64, docker.gpus(job))
+    made = compose.compose(plan, FOLDER, "team/gpu:1", "0:0", LIMITS, docker.gpus(job))
     given = [service["deploy"]["resources"]["reservations"]["devices"] for service in made["services"].values()]
     assert given == [
         [{"driver": "nvidia", "device_ids": ["0", "1"], "capabilities": ["gpu"]}],

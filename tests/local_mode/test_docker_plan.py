@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+import psutil
 import pytest
 
 import launcher
@@ -52,11 +53,20 @@ def test_data_that_lies_on_sagemakers_side_needs_a_folder_and_the_plan_says_so(s
     assert set(found) == {"inputs.train", "inputs.more"} and "folder" in found["inputs.train"].valid
 
 
-def test_shared_memory_is_as_the_job_says_or_a_share_of_this_machines(script_job):
-    assert docker.shm_mb(script_job("print(1)", compute={"shm_gb": 1.5})) == 1536
-    alone = docker.shm_mb(script_job("print(1)"))
-    many = docker.shm_mb(script_job("print(1)", distribution="torchrun", compute={"instance_count": 4}))
-    assert alone > 64 and abs(alone - 4 * many) < 8
+def test_memory_is_as_the_job_says_or_a_share_of_this_machines(script_job):
+    given = docker.limits(script_job("print(1)", compute={"shm_gb": 1.5, "memory_gb": 3}))
+    assert (given.shm_mb, given.memory_mb) == (1536, 3072)
+    alone = docker.limits(script_job("print(1)"))
+    many = docker.limits(script_job("print(1)", distribution="torchrun", compute={"instance_count": 4}))
+    machine = psutil.virtual_memory().total / 2**20
+    assert alone.memory_mb == pytest.approx(0.9 * machine, abs=1) and alone.shm_mb == pytest.approx(machine / 2, abs=1)
+    assert (many.memory_mb, many.shm_mb) == (alone.memory_mb // 4, alone.shm_mb // 4)
+
+
+def test_the_plan_shows_the_limits_and_where_they_come_from(script_job):
+    job = script_job("print(1)", compute={"memory_gb": 3})
+    shown = str(launcher.plan(job, on="docker"))
+    assert "at most 3.0 GB a host (compute.memory_gb)" in shown and "half of this machine's memory" in shown
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import launcher
-from launcher.backends import docker, docker_containers
+from launcher.backends import docker, docker_containers, local_hosts
 from tests.conftest import SLEEPER, processes_of, wait_for_ready, wait_until
 from tests.local_mode.conftest import assert_nothing_left, left, wait_for_state
 
@@ -72,7 +72,7 @@ def test_one_host_from_a_folder_with_a_nasty_name_leaves_what_a_process_run_leav
     seen = json.loads((run.folder.host("algo-1") / "model/seen.json").read_text())
     assert seen == {
         "train": "pixels", "teacher": ["it's $1.bin"], "mine": "it's $HOME; $$ ${X}", "token": "hunter2 $HOME",
-        "uid": os.getuid(), "aws": [], "shm_mb": 512, "read_only": True,
+        "uid": os.getuid(), "aws": sorted(name for name in local_hosts.NO_CREDENTIALS if "AWS" in name), "shm_mb": 512, "read_only": True,
     }  # fmt: skip
     assert (run.folder.host("algo-1") / "checkpoints/step-1").read_text() == "kept"
     assert run.result() == {"accuracy": 1} and run.metrics() == [{"step": 1}]
@@ -163,6 +163,55 @@ def test_an_image_without_train_fails_with_the_engines_own_words(engine, script_
         subprocess.run(["docker", "rmi", tag], capture_output=True)
     assert "executable file not found" in run.outcome()["failure"], run.outcome()
     assert not left(run)
+
+
+# -- confined ----------------------------------------------------------------------------------------------------------
+
+CONFINED = """
+    import json, os, pathlib, signal
+    status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
+    seen = {name: status[name].strip() for name in ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs")}
+    bomb = []
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while len(bomb) < 20_000:
+        try:
+            child = os.fork()
+        except OSError as error:
+            seen["stopped_by"] = error.strerror
+            break
+        if not child:
+            signal.pause()
+        bomb.append(child)
+    for child in bomb:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    seen["children"] = len(bomb)
+    pathlib.Path(os.environ["SM_MODEL_DIR"], "seen.json").write_text(json.dumps(seen))
+"""
+
+
+def test_a_script_has_no_capability_can_gain_none_and_its_fork_bomb_ends(docker_job, monkeypatch):
+    monkeypatch.setattr(docker, "MIN_PROCESSES", 300)
+    monkeypatch.setattr(docker, "PROCESSES_PER_CORE", 1)
+    run = launcher.run(launcher.plan(docker_job(CONFINED), on="docker"))
+    wait_for_state(run, "Completed")
+    seen = json.loads((run.folder.host("algo-1") / "model/seen.json").read_text())
+    assert 200 < seen.pop("children") < 300
+    none = "0" * 16
+    expected = {"CapEff": none, "CapPrm": none, "CapBnd": none, "NoNewPrivs": "1"}
+    assert seen == {**expected, "stopped_by": "Resource temporarily unavailable"}
+
+
+def test_a_host_that_takes_more_memory_than_it_may_is_killed_and_the_failure_says_so(docker_job):
+    text = """
+        hoard = []
+        while len(hoard) < 2000:
+            hoard.append(b"x" * 2**20)
+    """
+    run = launcher.run(launcher.plan(docker_job(text, compute={"memory_gb": 0.5}), on="docker"))
+    wait_for_state(run, "Failed")
+    failure = run.outcome()["failure"]
+    assert "ExitCode -9" in failure and "reached its limit of memory; raise compute.memory_gb" in failure
 
 
 # -- killed -----------------------------------------------------------------------------------------------------------
