@@ -236,13 +236,13 @@ class Aws(Backend):
         fix = f"launcher replay {folder.name} starts from the beginning; add checkpoints: s3://your-bucket/prefix to resume later runs"
         return Issue(key="checkpoints", found=f"{folder.name} wrote no checkpoints to S3", fix=fix)
 
+    def shared_checkpoints(self, job: Job) -> str:
+        return job.checkpoints.s3 if job.checkpoints is not None else ""
+
 
 def _not_started(plan: Plan, folder: records.RunFolder, why: BaseException | str, state: str = records.FAILED) -> None:
     """Record a run that did not start. AWS's message may quote the request, so secrets are redacted."""
     text = str(why) or type(why).__name__
-    def shared_checkpoints(self, job: Job) -> str:
-        return job.checkpoints.s3 if job.checkpoints is not None else ""
-
     for secret in secrets_in(plan.job.environment).values():
         text = text.replace(secret, REDACTED)
     key = "stop_reason" if state == records.STOPPED else "failure"

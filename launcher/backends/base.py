@@ -188,15 +188,15 @@ class Backend(ABC):
             fix=f"launcher replay {folder.name} starts from the beginning",
         )
 
+    def shared_checkpoints(self, job: Job) -> str:
+        """Where all runs of a job keep their checkpoints, so that a new run resumes by itself; "": each run has its own."""
+        return ""
+
     def upload(self, plan: Plan) -> None:
         """Upload a plan's data and code, before its estimator is fitted.
 
         Raises:
             UserError: the backend uploads nothing, or AWS refuses.
-    def shared_checkpoints(self, job: Job) -> str:
-        """Where all runs of a job keep their checkpoints, so that a new run resumes by itself; "": each run has its own."""
-        return ""
-
         """
         raise mistake("--on", f"a plan for {self.name} uploads nothing", "use plan(job, on='aws')")
 
