@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -37,7 +39,8 @@ def _machines(job: Job) -> Iterator[Issue]:
     for key, name in named:
         found = catalog.instance(name)
         if found is None:
-            fix = did_you_mean(name, catalog.instance_types(), "see https://aws.amazon.com/sagemaker/ai/pricing/")
+            near = _nearest(name)
+            fix = f"did you mean {near}?" if near else "see https://aws.amazon.com/sagemaker/ai/pricing/"
             yield Issue(key=key, found=f"{name}: SageMaker has no such instance type for training", fix=fix)
         elif found.local_storage_gb and compute.volume_gb != Compute.model_fields["volume_gb"].default:
             yield warning(
@@ -52,6 +55,34 @@ def _machines(job: Job) -> Iterator[Issue]:
                 found=f"{name} has local disks, which its hardware encrypts; SageMaker accepts no key for them",
                 fix="remove volume_key",
             )
+
+
+def _nearest(name: str) -> str | None:
+    """The instance type that a misspelt name meant: of its size, or of its family and no larger; None where that is not plain."""
+    sizes: dict[str, list[str]] = {}
+    for known in catalog.instance_types():
+        _, family, size = known.split(".")
+        sizes.setdefault(family, []).append(size)
+    _, family, size = name.split(".")
+    families = [family] if family in sizes else difflib.get_close_matches(family, sizes, n=3)
+    of_size = [each for each in families if size in sizes[each]]
+    if of_size:
+        return f"ml.{of_size[0]}.{size}"
+    if not families:
+        return None
+    if (asked := _xlarges(size)) is None:
+        near = difflib.get_close_matches(size, sizes[families[0]], n=1)
+    else:
+        near = [each for each in sizes[families[0]] if (_xlarges(each) or asked) < asked]
+    return f"ml.{families[0]}.{max(near, key=lambda each: _xlarges(each) or 0)}" if near else None
+
+
+def _xlarges(size: str) -> float | None:
+    """How many `xlarge` a size is; None where it is no size."""
+    parts = re.fullmatch(r"(\d*)xlarge|(large)|(medium)", size)
+    if parts is None:
+        return None
+    return 0.5 if parts[2] else 0.25 if parts[3] else int(parts[1] or 1)
 
 
 def _groups(job: Job, kit_script: bool) -> Iterator[Issue]:
@@ -253,7 +284,7 @@ def _precision(job: Job) -> Iterator[Issue]:
                 key=f"hyperparameters.{name}",
                 found=f"{value} on {machine.gpu}, whose hardware does not support it",
                 valid=f"{value} on NVIDIA Ampere or newer: A100, A10G, L4, H100 …",
-                fix=f"write {name}: fp16 or fp32, or use ml.p4d or ml.g5",
+                fix=f"write {name}: fp16 or fp32, or use ml.g5",
             )
 
 

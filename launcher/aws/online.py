@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from launcher.aws import catalog, prices, request, session
+from launcher.aws import catalog, placeholders, prices, request, session
 from launcher.aws.upload import split
 from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.planner.plan import Plan
@@ -50,9 +50,11 @@ class OnlineChecks:
         except UserError as error:
             about = error.issues[0]
             return [not_checked(key="online", found=f"AWS was not checked: {about.found}", fix=about.fix)]
-        found: list[Issue] = []
+        found = placeholders.errors(self.job, account)
+        refused = {issue.key for issue in found}
         for key, check_key in self.checks(account):
-            found += _guarded(key, check_key)
+            if key not in refused:
+                found += _guarded(key, check_key)
         return found + list(self.volume())
 
     def checks(self, account: str) -> Iterator[tuple[str, Callable[[], Iterator[Issue]]]]:

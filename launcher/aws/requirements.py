@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 
 from launcher.aws import catalog
@@ -29,6 +30,12 @@ def complete(job: Job, files: list[SourceFile]) -> list[SourceFile]:
     text = "# Made by vision-launcher: what the script imports and the image lacks.\n"
     content = (text + "".join(f"{name}=={version}\n" for name, version in needed.items())).encode()
     return sorted([*files, SourceFile(FILE, None, len(content), content)], key=lambda file: file.path)
+
+
+def timm_version(job: Job) -> str | None:
+    """The version of timm that this kit's scripts import; None in an image that is not AWS's, which holds its own."""
+    uri = job.image.uri if job.image is not None else None
+    return None if uri is not None and catalog.image_facts(uri) is None else catalog.packages().pins["timm"]
 
 
 def lacking(job: Job, files: list[SourceFile]) -> list[str]:
@@ -85,20 +92,23 @@ def imported_modules(script: str, files: list[SourceFile]) -> set[str]:
     return found
 
 
-def _imports(path: str, source: bytes) -> Iterator[str]:
+@functools.lru_cache(maxsize=1024)  # a study plans many jobs of the same files
+def _imports(path: str, source: bytes) -> tuple[str, ...]:
     """Every name that a Python file imports, at any depth. Relative names start at the source folder."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return  # validation reports a script's syntax error
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()  # validation reports a script's syntax error
+    found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = path.split("/")[: -node.level] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
-            yield from ([module] if module else [])
-            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+            found += [module] if module else []
+            found += [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
+    return tuple(found)
 
 
 def _paths(name: str, script: str, by_path: Mapping[str, SourceFile]) -> Iterator[str]:

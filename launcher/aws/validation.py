@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import date
 from functools import partial
 
-from launcher.aws import catalog, cluster, limits, prices, request
+from launcher.aws import catalog, cluster, limits, placeholders, prices, request
 from launcher.aws.requirements import dali_packages
 from launcher.config.issues import Issue, did_you_mean
 from launcher.config.job import Job
@@ -40,6 +40,7 @@ def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Issue]:
         *_network(job, requirements),
     ]
     issues += [*_spot_and_checkpoints(job, kit_script), *_profiling(job), *_debugger(job, kit_script)]
+    issues += placeholders.warnings(job)
     return issues
 
 

@@ -14,6 +14,9 @@ BACKENDS = {
 }
 """Name on the command line -> module:class."""
 
+OTHER_NAMES = {"sagemaker": "aws", "cloud": "aws", "local": "process", "here": "process", "container": "docker"}
+"""What a backend is often called -> its name."""
+
 DEFAULT = "process"
 """The backend of a command without --on."""
 
@@ -21,7 +24,8 @@ DEFAULT = "process"
 def get(name: str) -> Backend:
     """A backend by its name. Raises UserError for an unknown name."""
     if name not in BACKENDS:
-        fix = did_you_mean(name, BACKENDS, f"write --on {DEFAULT}")
+        meant = OTHER_NAMES.get(name.lower(), name.lower())
+        fix = f"write --on {meant}" if meant in BACKENDS else did_you_mean(meant, BACKENDS, f"write --on {DEFAULT}")
         raise mistake("--on", f"no backend {name}", fix, valid=", ".join(BACKENDS))
     module, _, kind = BACKENDS[name].partition(":")
     made = getattr(importlib.import_module(module), kind)()

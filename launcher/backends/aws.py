@@ -88,6 +88,10 @@ class Aws(Backend):
     def toolkit_hyperparameters(self, job: Job, run_name: str) -> dict[str, Any]:
         return requests.toolkit_hyperparameters(job, run_name)
 
+    def timm_version(self, job: Job) -> str | None:
+        """The version that the source package's requirements.txt installs in one of AWS's images."""
+        return requirements.timm_version(job)
+
     def price(self, job: Job) -> Price:
         return prices.price(job)
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from launcher.config import hyperparameters
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
-from launcher.planner import validation
+from launcher.planner import model_names, teachers, validation
 from launcher.planner.plan import HostPlan, Plan, Price, Upload
 from launcher.planner.source_package import SourceFile, source_files, source_folder
 from launcher.record.records import RunFolder
@@ -52,6 +52,7 @@ class Backend(ABC):
         issues += file_issues
         issues += validation.check(job, source, files, self.world_size(job))
         issues += self.check(job, source, files)
+        issues += [*model_names.check(job, self.timm_version(job)), *teachers.check(job, places)]
         try:
             channels, uploads = self.channels(job, places)
         except UserError as error:
@@ -157,6 +158,10 @@ class Backend(ABC):
     def check_online(self, plan: Plan) -> list[Issue]:
         """Issues that need a read-only look outside this process."""
         return []
+
+    def timm_version(self, job: Job) -> str | None:
+        """The version of timm that this kit's scripts import; None: unknown."""
+        return None
 
     def lacks(self, module: str) -> bool:
         """Whether a Python module is known to be missing."""

@@ -50,7 +50,7 @@ class UserError(ValueError):
     ... except launcher.UserError as mistakes:
     ...     for issue in mistakes.issues:
     ...         print(issue.key, "-", issue.fix)
-    compute.instance_count - write instance_count: 2
+    compute.instance_count - write instance_count: 1
     compute.max_hour - did you mean max_hours?
     """
 

@@ -19,7 +19,7 @@ from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.config.job import Job
 from launcher.config.redaction import holds_a_secret, names_a_secret, without_passwords
-from launcher.config.sections import Input, Part
+from launcher.config.sections import INSTANCE_TYPE, Input, Part
 
 SDK_NAMES = {
     "entry_point": "script",
@@ -183,6 +183,12 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
             fix=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {value}}}",
         )
     fix = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
+    bound = item.get("ctx", {}).get({"greater_than_equal": "ge", "less_than_equal": "le"}.get(item["type"], ""))
+    if bound is not None and path[0] == "compute":  # no suggestion costs more than what was meant
+        fix = f"write {leaf}: {bound}"
+    if leaf == "instance_type" and isinstance(value, str):
+        kind = f"ml.{value.strip().lower().removeprefix('ml.')}"
+        fix = f"write {leaf}: {kind}" if re.fullmatch(INSTANCE_TYPE, kind) else fix
     if item["type"] == "literal_error" and isinstance(value, str):
         words = [word.strip() for word in valid.replace(" or ", ", ").split(",")]
         fix = did_you_mean(value, words, fix)

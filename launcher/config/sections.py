@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_seri
 Text = Annotated[str, StringConstraints(min_length=1)]
 S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", max_length=1024)]
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
-InstanceType = Annotated[str, StringConstraints(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")]
+INSTANCE_TYPE = r"^ml\.[a-z0-9-]+\.[a-z0-9]+$"
+InstanceType = Annotated[str, StringConstraints(pattern=INSTANCE_TYPE)]
 
 MAX_HOSTS = 1000
 """Above any quota of SageMaker's, so that more is a typing mistake."""
@@ -32,9 +33,7 @@ class InstanceGroup(Part):
         examples=["gpus"],
     )
     """The group's name, for training_groups and inputs."""
-    instance_type: InstanceType = Field(
-        description="a SageMaker instance type, ml. first", examples=["ml.p4d.24xlarge"]
-    )
+    instance_type: InstanceType = Field(description="a SageMaker instance type, ml. first", examples=["ml.g5.xlarge"])
     """The group's hosts."""
     instance_count: int = Field(ge=1, le=MAX_HOSTS, description=f"a whole number from 1 to {MAX_HOSTS}", examples=[2])
     """The number of hosts in the group."""
@@ -44,7 +43,7 @@ class Compute(Part):
     """The hosts: how many, of which type, and for how long."""
 
     instance_type: InstanceType | None = Field(
-        None, description="a SageMaker instance type, ml. first", examples=["ml.p4d.24xlarge"]
+        None, description="a SageMaker instance type, ml. first", examples=["ml.g5.xlarge"]
     )
     """The type of each host on SageMaker. Runs on this machine ignore it."""
     instance_count: int = Field(

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from launcher import backends
 from launcher.backends.local_hosts import gpu_count
 from launcher.config import yaml_file
-from launcher.config.issues import Issue, UserError, did_you_mean
+from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job, Pipeline, StudySection
 from launcher.config.loading import load
+from launcher.planner import model_names
 from launcher.runner.run import Run
 from launcher.study import preprocessing_measures as measures
 from launcher.study.conditions import settings_of
-from launcher.study.model_names import timm_models, unknown
 from launcher.study.question import Question, Trial, alternating, planning_errors, read
 
 SCRIPT = "train_classifier.py"
@@ -62,9 +62,8 @@ class PreprocessingQuestion(Question):
         found += _about_the_grid(job, grid, on)
         if job.script == SCRIPT and job.source is None:
             hardest = {"augmentation_load": max(grid.loads)}
-            jobs = [
-                _varied(job, {"model": m, **PIPELINES[p], **hardest}) for m in grid.models[:1] for p in grid.pipelines
-            ]
+            known = [model for model in grid.models if not any(_about_a_model(model, on, job))]
+            jobs = [_varied(job, {"model": m, **PIPELINES[p], **hardest}) for m in known[:1] for p in grid.pipelines]
             found += planning_errors(jobs, on, found)
         if found:
             raise UserError(found, str(config))
@@ -136,6 +135,10 @@ def _complete(job: Job, on: str) -> tuple[StudySection, list[str]]:
     return grid.model_copy(update=found), notes
 
 
+def _about_a_model(model: str, on: str, job: Job) -> Iterator[Issue]:
+    return model_names.check_name("study.models", model, backends.get(on).timm_version(job))
+
+
 def _about_the_grid(job: Job, grid: StudySection, on: str) -> Iterator[Issue]:
     if job.script != SCRIPT or job.source is not None:
         fix = f"set script to {SCRIPT} and remove source"
@@ -143,9 +146,7 @@ def _about_the_grid(job: Job, grid: StudySection, on: str) -> Iterator[Issue]:
     if not grid.models:
         yield Issue(key="study.models", found="none", fix="name timm models, for example study.models=[resnet18]")
     for model in grid.models:
-        if unknown(model):
-            near = did_you_mean(model, sorted(timm_models()), "timm.list_models() names all")
-            yield Issue(key="study.models", found=f"timm has no model {model}", fix=near)
+        yield from _about_a_model(model, on, job)
     if "dali" in grid.pipelines and backends.get(on).lacks("nvidia.dali"):
         fix = f"{INSTALL_DALI}; or leave dali out of study.pipelines"
         yield Issue(key="study.pipelines", found="dali is not installed here", fix=fix)

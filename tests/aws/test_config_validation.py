@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import launcher
@@ -112,3 +114,72 @@ hyperparameters: {model: resnet18, epohcs: 3, global_batch_size: 30, note: "%s"}
         "hyperparameters.note",
     ])  # fmt: skip
     assert str(refused.value).startswith(f"{len(keys)} mistakes in {config}:")
+
+
+@pytest.mark.parametrize(
+    ("asked", "suggested"),
+    [
+        ("ml.g5.2xlage", "ml.g5.2xlarge"),
+        ("ml.g5.3xlarge", "ml.g5.2xlarge"),
+        ("ml.p4.24xlarge", "ml.p4d.24xlarge"),
+        ("ml.p3.24xlarge", "ml.p3.16xlarge"),
+        ("ml.g55.2xlarge", "ml.g5.2xlarge"),
+        ("ml.p4d.2xlarge", None),
+        ("ml.gpu.big", None),
+        ("g5.2xlarge", "ml.g5.2xlarge"),
+        ("ML.G5.2xlarge", "ml.g5.2xlarge"),
+        ("big", "ml.g5.xlarge"),
+    ],
+)
+def test_a_suggested_instance_type_is_the_one_meant_and_none_is_larger(asked, suggested):
+    [issue] = [
+        issue
+        for issue in issues_of("quickstart", [TEACHER, f"compute.instance_type={asked}"])
+        if "instance_type" in issue.key
+    ]
+    offered = re.findall(r"ml\.[a-z0-9-]+\.\w+", issue.fix)
+    assert offered == ([suggested] if suggested else []), issue
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("compute.instance_count=0", "write instance_count: 1"),
+        ("compute.instance_count=5000", "write instance_count: 1000"),
+        ("compute.volume_gb=0", "write volume_gb: 1"),
+    ],
+)
+def test_a_suggested_number_is_the_nearest_valid_one(override, fix):
+    assert fix in {issue.fix for issue in issues_of("quickstart", [TEACHER, override])}
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("sagemaker", "aws"), ("SageMaker", "aws"), ("AWS", "aws"), ("local", "process"), ("container", "docker")],
+)
+def test_a_backend_by_another_name_suggests_the_one_meant(asked, meant):
+    with pytest.raises(launcher.UserError) as refused:
+        plan_config(ROOT / "configs/quickstart.yaml", on=asked)
+    assert refused.value.issues[0].fix == f"write --on {meant}"
+
+
+PLACEHOLDERS = {
+    "kt_food_tag": "role, output, inputs.train, inputs.validation, inputs.teacher",
+    "hyundai_segmentation": "role, output, inputs.validation, network.subnets, network.security_groups, inputs.train",
+    "dali_imagenette": "role, output, inputs.train, inputs.validation",
+}
+
+
+@pytest.mark.parametrize(("config", "keys"), PLACEHOLDERS.items())
+def test_the_configs_placeholders_are_named_in_their_plan(config, keys):
+    [issue] = [issue for issue in issues_of(config, []) if "placeholder" in issue.found]
+    assert issue.level == "warning" and f": {keys};" in issue.found and "replace them by yours" in issue.fix
+
+
+def test_what_is_the_users_own_is_no_placeholder():
+    own = [
+        "role=arn:aws:iam::111122223333:role/R",
+        "output=s3://bucket-of-vision/x",
+        TEACHER.replace("amzn-s3-demo-", "team-"),
+    ]
+    assert [issue for issue in issues_of("quickstart", own) if "placeholder" in issue.found] == []

@@ -8,7 +8,7 @@ import boto3
 import pytest
 
 import launcher
-from launcher.aws import session
+from launcher.aws import placeholders, session
 from launcher.emulator import Emulator
 from tests.conftest import ROOT
 from tests.emulator.conftest import Aws
@@ -173,3 +173,17 @@ def test_a_run_is_looked_at_before_anything_is_uploaded(aws_calls):
         launcher.run(plan)
     assert not any(operation.startswith(("Put", "Create")) for _, operation in aws_calls.made)
     assert launcher.runs() == []
+
+
+@pytest.mark.parametrize(("config", "keys"), [
+    ("kt_food_tag", ["role", "output", "inputs.train", "inputs.validation", "inputs.teacher"]),
+    ("hyundai_segmentation", ["role", "output", "inputs.validation", "network.subnets", "network.security_groups", "inputs.train"]),
+])  # fmt: skip
+def test_in_an_account_of_the_users_every_placeholder_is_refused(config, keys, monkeypatch):
+    assert "a placeholder" not in str(looked(config).issues)  # in the emulator's account they work
+    monkeypatch.setattr(placeholders, "ACCOUNT", "111122223333")  # so that the emulator's is a user's
+    plan = looked(config, "role=arn:aws:iam::111122223333:role/SageMakerTraining")
+    assert [issue.key for issue in plan.errors] == keys
+    assert {issue.fix for issue in plan.errors} == {"replace it by yours"}
+    with pytest.raises(launcher.UserError, match="replace it by yours"):
+        launcher.run(plan)

@@ -72,7 +72,7 @@ ERRORS = [
     ({"compute.keep_alive_minutes": 5, "compute.spot": True, "checkpoints": S3}, "compute.keep_alive_minutes", "a warm pool with spot", "remove keep_alive_minutes or spot"),
     ({"checkpoints": {"s3": S3, "path": "/opt/ml/model/state"}}, "checkpoints.path", "another use in the container", "remove path; the default is /opt/ml/checkpoints"),
     ({**KIT, "checkpoints": {"s3": S3, "path": "/opt/ml/saved"}}, "checkpoints.path", "no checkpoint would reach S3", "remove path; the default is /opt/ml/checkpoints"),
-    ({"compute.max_hours": 700.0}, "compute.max_hours", "700", "max_hours: 1.5"),
+    ({"compute.max_hours": 700.0}, "compute.max_hours", "700", "max_hours: 672"),
     # -- how training is spread
     ({"compute.instance_type": G5}, "distribution", f"smddp on {G5}", "write distribution: torchrun (nccl uses EFA there)"),
     ({"compute.instance_type": "ml.p5.48xlarge"}, "distribution", "smddp on ml.p5.48xlarge", "torchrun"),
@@ -228,9 +228,10 @@ def test_what_sagemaker_takes_is_not_refused(good, changes):
     assert [str(issue) for issue in issues(changed(good, changes)) if issue.level == "error"] == []
 
 
-def test_a_good_config_has_no_finding_but_about_its_settings_class_and_its_images_age(good):
+def test_a_good_config_has_no_finding_but_about_its_settings_class_its_images_age_and_its_placeholders(good):
     reported = [(issue.level, issue.key) for issue in issues(good)]
-    assert reported == [("not checked", "hyperparameters"), ("warning", "image")]  # 2.0.1 gets no patches any more
+    # 2.0.1 gets no patches any more, and the role and the buckets are examples
+    assert reported == [("not checked", "hyperparameters"), ("warning", "image"), ("warning", "role")]
 
 
 def test_no_rule_is_without_a_case(good):

@@ -1,0 +1,89 @@
+"""A model that timm does not know is refused while planning, for the version of timm that the job will meet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import launcher
+from launcher.aws import catalog
+from launcher.planner import model_names
+from tests.conftest import ROOT
+
+PINNED = catalog.packages().pins["timm"]
+
+LISTED = """
+import json, sys
+from tests.launcher.timm_models import registered
+from launcher.planner.model_names import models
+import timm
+assert models(timm.__version__) == registered(), "run python -m tests.launcher.timm_models"
+"""
+
+
+def found(name: str, version: str | None = PINNED) -> str:
+    return "\n".join(map(str, model_names.check_name("hyperparameters.model", name, version)))
+
+
+def test_the_list_is_the_installed_timms_own():
+    assert version("timm") == PINNED  # of .ci/constraints.txt, so that the pinned list is checked too
+    done = subprocess.run([sys.executable, "-c", LISTED], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("resnet19", "did you mean resnet18?"),
+        ("Resnet50", "did you mean resnet50?"),
+        ("vit_tiny", "did you mean vit_tiny_"),
+        ("vit_small_patch16_225", "did you mean vit_small_patch16_224?"),
+        ("resnet50.a1_in2k", "has no weights a1_in2k of resnet50"),
+        ("resnet50.a1_in2k", "did you mean resnet50.a1_in1k?"),
+        ("", "timm.list_models() names all"),
+        ("ü" * 300, "timm.list_models() names all"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_near_ones(name, expected):
+    assert expected in found(name)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "pvt_v2_b0", "resnet50.a1_in1k", "hf-hub:someone/model", "local-dir:/x"])
+def test_a_name_that_timm_knows_or_that_is_not_its_own_is_not_refused(name):
+    assert found(name) == ""
+
+
+def test_versions_differ_and_an_unlisted_one_is_not_judged():
+    late = set(model_names.models(PINNED)) - set(model_names.models("1.0.20"))
+    assert len(late) > 50 and all(found(name, "1.0.20") for name in late) and not any(map(found, late))
+    assert found("vit_base_patch16_384.augreg2_in21k_ft_in1k", "1.0.23") == ""
+    assert "has no weights" in found("vit_base_patch16_384.augreg2_in21k_ft_in1k", "1.0.24")
+    assert found("resnet19", "9.9.9") == found("resnet19", None) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "override", "key"),
+    [
+        ("kt_food_tag", "hyperparameters.student=vit_small_patch16_225", "hyperparameters.student"),
+        ("kt_food_tag", "hyperparameters.teacher=[resnet50, resnet51]", "hyperparameters.teacher"),
+        ("hyundai_segmentation", "hyperparameters.model=resnet51", "hyperparameters.model"),
+        ("dali_imagenette", "hyperparameters.model=resnet19", "hyperparameters.model"),
+    ],
+)
+def test_a_plan_refuses_an_unknown_model(config, override, key):
+    plan = launcher.plan(launcher.load(ROOT / f"configs/{config}.yaml", [override]), on="aws")
+    assert [issue.key for issue in plan.errors] == [key] and f"timm {PINNED} has no model" in plan.errors[0].found
+
+
+def test_an_image_of_the_users_own_and_a_script_of_the_users_are_not_judged(script_job):
+    own = ["image={uri: registry.example.com/mine:1}", "hyperparameters.student=my_model", "distribution=torchrun"]
+    assert launcher.plan(launcher.load(ROOT / "configs/kt_food_tag.yaml", own), on="aws").errors == ()
+    assert launcher.plan(script_job("x = 1", hyperparameters={"model": "my_model"})).errors == ()
+
+
+def test_on_this_machine_the_installed_version_counts(script_job):
+    job = launcher.load(ROOT / "configs/quickstart.yaml", ["hyperparameters.student=resnet19"])
+    assert f"timm {version('timm')} has no model resnet19" in str([str(issue) for issue in launcher.plan(job).errors])
