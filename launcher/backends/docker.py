@@ -59,6 +59,10 @@ class Docker(Backend):
         "OMP_NUM_THREADS": "all processes share this machine's cores",
         "GOMP_SPINCOUNT": "short: other work shares this machine",
         "AWS_DEFAULT_REGION": "not set; AWS_REGION is set, without credentials",
+        "AWS_CONFIG_FILE": "empty: a job does not use your settings and credentials, unless `environment` sets it",
+        "AWS_SHARED_CREDENTIALS_FILE": "empty, for the same reason",
+        "BOTO_CONFIG": "empty, for the same reason",
+        "AWS_EC2_METADATA_DISABLED": "true: a job does not use this machine's role",
         "TRAINING_JOB_ARN": "not set: there is no SageMaker job",
         "SM_MODULE_DIR": "the code's folder; on SageMaker, the archive's address in S3",
         "PET_MASTER_PORT": "7777, set by this kit's image: MASTER_PORT is then 7777 with one host too",
@@ -66,10 +70,6 @@ class Docker(Backend):
         "rights": "no capability and none to gain (no-new-privileges); memory and number of processes are limited",
         "image": f"image.uri unless it is in AWS's registry, else {IMAGE}",
         "distribution": "smddp runs as torchrun with gloo or nccl: its library exists on SageMaker only",
-        "AWS_CONFIG_FILE": "empty: a job does not use your settings and credentials, unless `environment` sets it",
-        "AWS_SHARED_CREDENTIALS_FILE": "empty, for the same reason",
-        "BOTO_CONFIG": "empty, for the same reason",
-        "AWS_EC2_METADATA_DISABLED": "true: a job does not use this machine's role",
         "network": "a bridge between containers: no EFA, no VPC; with network.isolation, no outside network",
         "inputs": "mounted read-only: not copied, sharded or streamed; links out of the folder are broken",
         "checkpoints": "stay in the run's folder, without a copy in S3",
@@ -96,6 +96,7 @@ class Docker(Backend):
         gpus = 0 if image(job) == IMAGE else local_hosts.gpu_count()
         issues += local_jobs.check_cluster(job, processes_per_host(job), gpus)
         issues += local_jobs.check_inputs(job)
+        issues += local_jobs.check_secrets(job)
         if job.distribution == "smddp":
             issues.append(local_jobs.smddp_is_torchrun())
         given = job.image.uri if job.image is not None else None
@@ -103,7 +104,6 @@ class Docker(Backend):
             issues.append(
                 Issue(
                     key="image.uri",
-        issues += local_jobs.check_secrets(job)
                     level="warning",
                     found=f"{given} is in AWS's registry; here the job runs in {image(job)}",
                     fix=f"no change needed; to use it: docker pull {given}, docker tag {given} aws:local, and write image.uri=aws:local",

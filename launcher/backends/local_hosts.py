@@ -44,14 +44,14 @@ PASSED_ON = (
     "https_proxy",
     "no_proxy",
 )
+"""Variables that a script inherits. A container's environment is as clean."""
+
 NO_CREDENTIALS = {
     **dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "BOTO_CONFIG"), os.devnull),
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 """Where boto3 and the AWS CLI find no credentials of this machine and its user: not in ~/.aws, not in ~/.boto, not from EC2.
 https://boto3.amazonaws.com/v1/documentation/api/latest/guide/credentials.html"""
-
-"""Variables that a script inherits. A container's environment is as clean."""
 
 MAX_HOSTS = 16
 """More hosts on one machine show nothing new."""

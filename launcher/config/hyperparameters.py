@@ -13,7 +13,7 @@ from launcher.config import script_arguments
 from launcher.config.entrypoints import entrypoints_folder, kit_modules
 from launcher.config.expressions import NotPlain
 from launcher.config.issues import Issue, did_you_mean
-from launcher.config.redaction import names_a_secret
+from launcher.config.redaction import holds_a_secret
 from launcher.config.settings_class import SettingsClasses
 
 MAX_COUNT, MAX_NAME, MAX_VALUE = 100, 256, 2500
@@ -174,11 +174,11 @@ def _check_transport(hyperparameters: Mapping[str, Any]) -> Iterator[Issue]:
             )
         if "=" in name or "\0" in name:
             yield Issue(key=key, found="a name with = or NUL, which no environment variable can hold", fix="rename it")
-        if isinstance(value, str) and names_a_secret(name):
+        if holds_a_secret(name, value):
             yield Issue(
                 key=key,
                 found="looks like a secret; the container toolkit writes hyperparameters to its log",
-                fix=f"pass it as an environment variable: add {name.upper()}: ... under environment",
+                fix=f"pass it as an environment variable: add {name.upper()}: env under secrets",
             )
         if name.startswith("sagemaker_"):
             yield Issue(

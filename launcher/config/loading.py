@@ -174,13 +174,13 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
         found, _, fix = str(item["ctx"]["error"]).partition(": ")  # as our validators write it
         return Issue(key=config.where(key), found=found, fix=fix)
     value = item["input"]
-    if item["type"] == "model_type" and path[0] == "inputs" and isinstance(value, str):
     shown = _kind(value) if _hides(path, value) else _shown(value)
+    if item["type"] == "model_type" and path[0] == "inputs" and isinstance(value, str):
         return Issue(
             key=config.where(key),
             found=shown,
             valid="; ".join(Input.SOURCES),
-            fix=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {value}}}",
+            fix=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {without_passwords(value)}}}",
         )
     fix = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
     bound = item.get("ctx", {}).get({"greater_than_equal": "ge", "less_than_equal": "le"}.get(item["type"], ""))
@@ -282,6 +282,11 @@ def _kind(value: Any) -> str:
         dict: "a mapping",
         list: "a list",
     }
+    return kinds.get(type(value), type(value).__name__)
+
+
+def _shown(value: Any) -> str:
+    """A value as the user wrote it, shortened, with its type in words."""
     if value is None:
         return "nothing (null)"
     try:
@@ -289,8 +294,3 @@ def _kind(value: Any) -> str:
     except ValueError:  # Python writes at most 4,300 digits
         text = "a number with too many digits"
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({_kind(value)})"
-    return kinds.get(type(value), type(value).__name__)
-
-
-def _shown(value: Any) -> str:
-    """A value as the user wrote it, shortened, with its type in words."""

@@ -208,8 +208,6 @@ class Input(Part):
         return self
 
 
-class Checkpoints(Part):
-    """Where the script's checkpoints are kept."""
 class Secret(Part):
     """Where a secret's value comes from when a run starts: `env`, the environment of who starts it, or AWS Secrets Manager."""
 
@@ -245,6 +243,8 @@ class Secret(Part):
         return f"{self.secretsmanager}{f' ({self.key})' if self.key else ''} of AWS Secrets Manager"
 
 
+class Checkpoints(Part):
+    """Where the script's checkpoints are kept."""
 
     s3: S3Uri = Field(description="an s3:// address", examples=[A_FOLDER_IN_S3])
     """SageMaker copies the checkpoint folder there while the job runs, and back when the job starts again."""
