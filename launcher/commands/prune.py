@@ -20,9 +20,10 @@ def add(to: arguments.Add) -> None:
     made.add_argument("--older-than", metavar="AGE", required=True, help="hours, days or weeks: 12h, 30d, 8w")
     made.add_argument(
         "--state",
+        metavar="STATE",
         action="append",
         choices=records.OVER,
-        help=f"remove runs in this state (again for another; default: {records.COMPLETED} and {records.STOPPED})",
+        help="Completed, Stopped or Failed, and again for another (default: Completed and Stopped)",
     )
     arguments.yes(made)
 

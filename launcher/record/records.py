@@ -250,21 +250,26 @@ def store() -> Path:
 
 def all_runs() -> list[RunFolder]:
     """Every run in the store, oldest first, by the time in its name: only a run with another name, or started in the same second
-    as another, is read.
-
-    A folder with a run's name is one even without a plan.json, unless it is just being started. Other folders are skipped.
+    as another, is read. Other folders are skipped.
     """
     folder = store()
     found: list[tuple[str, RunFolder]] = []
     for entry in os.scandir(folder) if folder.is_dir() else ():
         run = RunFolder(Path(entry.path))
-        if run.plan.exists() or (NAME.fullmatch(run.name) and entry.is_dir() and not run.supervisor_lives()):
+        if _is_run(run):
             found.append((run.time, run))
     runs = []
     for _, group in itertools.groupby(sorted(found, key=lambda one: one[0]), key=lambda one: one[0]):
         same = [run for _, run in group]
         runs += same if len(same) == 1 else sorted(same, key=lambda run: (_planned(run), run.name))
     return runs
+
+
+def _is_run(run: RunFolder) -> bool:
+    """Whether a folder is a run's that can be shown: one without a plan is damaged, unless it is just being started."""
+    if run.plan.exists():
+        return True
+    return NAME.fullmatch(run.name) is not None and run.path.is_dir() and not run.supervisor_lives()
 
 
 def _planned(run: RunFolder) -> str:
@@ -285,10 +290,10 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
     Raises:
         UserError: no such run.
     """
-    runs = all_runs()
-    matching = [run for run in runs if run.name == name] or [
-        run for run in runs if run.job_name == name and run.plan.exists()
-    ]
+    named = RunFolder(store() / name)
+    exact = named.name == name and name != ".." and _is_run(named)  # no path
+    runs = [] if exact else all_runs()
+    matching = [named] if exact else [run for run in runs if run.job_name == name and run.plan.exists()]
     for run in reversed(matching):
         if not completed or has_completed(run):
             return run
