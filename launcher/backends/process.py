@@ -143,11 +143,11 @@ class Process(Backend):
         packages = [f"{package} {_version(package)}" for package in COMPUTING_PACKAGES]
         return ", ".join([local_hosts.hardware(), *packages])
 
-    def lacks(self, module: str) -> bool:
     def timm_version(self, job: Job) -> str | None:
         """The version that is installed beside this kit, which is what its scripts import."""
         return _version("timm")
 
+    def lacks(self, module: str) -> bool:
         try:
             return importlib.util.find_spec(module) is None
         except ModuleNotFoundError:  # the parent package is missing

@@ -249,7 +249,7 @@ class Evaluator:
         form = self.value(node.format_spec, variables) if node.format_spec else ""
         if not isinstance(value, (str, int, float, type(None))) or not re.fullmatch(r",?(\.\d\d?)?[a-z%]?", form):
             raise self._not_plain(node.value, "cannot be written into a text without running it")
-        return format({ord("r"): repr, ord("s"): str}.get(node.conversion, lambda given: given)(value), form)
+        return format(repr(value) if node.conversion == ord("r") else value, form)
 
     def _ListComp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, variables: Mapping[str, Any]) -> list[Any]:
         return [self.value(node.elt, inner) for inner in self._rounds(node.generators, dict(variables))]

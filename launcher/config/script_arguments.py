@@ -225,9 +225,10 @@ def _keywords(call: ast.Call, shadowed: set[str]) -> dict[str, Any]:
             kept[name] = _literal(words[name])
     if "required" in words and _literal(words["required"], otherwise=False) is True:
         kept["required"] = True
-    known = "type" not in words
-    if isinstance(words.get("type"), ast.Name) and words["type"].id in TYPES and words["type"].id not in shadowed:
-        kept["type"], known = TYPES[words["type"].id], True
+    kind = ast.unparse(words["type"]) if "type" in words else "str"
+    known = kind in TYPES and kind not in shadowed
+    if "type" in words and known:
+        kept["type"] = TYPES[kind]
     if "choices" in words and known and (choices := _literal(words["choices"], otherwise=None)) is not None:
         kept["choices"] = list(choices)
     return kept
