@@ -19,6 +19,8 @@ from packaging.utils import canonicalize_name
 
 CONSTRAINTS = Path(__file__).parents[1] / ".ci/constraints.txt"
 OF_THE_BASE = ("torch", "torchvision")
+CV2 = ("opencv-python-headless", "opencv-python")
+"""Packages with the module cv2. The base's own stays: another version may want another numpy than the base's torch."""
 OLDEST_GLIBC = 17
 """manylinux_2_17 is the oldest platform of current wheels."""
 
@@ -43,6 +45,8 @@ def lacking(requirements: list[str], base: dict[str, Any]) -> list[str]:
         for requirement in asked:
             name = canonicalize_name(requirement.name)
             if name in found or (requirement.marker and not requirement.marker.evaluate(environment)):
+                continue
+            if name in CV2 and any(other in installed for other in CV2):
                 continue
             if name in installed and requirement.specifier.contains(installed[name], prereleases=True):
                 continue

@@ -82,6 +82,8 @@ class Packages:
 
     modules: frozenset[str]
     """Modules that every PyTorch training image from 2.0 on has."""
+    until: Mapping[str, str]
+    """Further module -> the last PyTorch version whose images have it."""
     pins: Mapping[str, str]
     """Package -> version that this kit's scripts need beyond the images."""
     imported_as: Mapping[str, str]
@@ -248,10 +250,17 @@ def packages() -> Packages:
     facts = _catalog()["packages"]
     return Packages(
         modules=frozenset(facts["modules"]),
+        until=MappingProxyType(facts["until"]),
         pins=MappingProxyType(facts["pins"]),
         imported_as=MappingProxyType(facts["imported_as"]),
         on_request=MappingProxyType(facts["on_request"]),
     )
+
+
+def has_module(module: str, framework_version: str | None) -> bool:
+    """Whether the training image of a PyTorch version has one of the modules that only some have. None: of an unknown version."""
+    last = packages().until.get(module)
+    return last is not None and framework_version is not None and _numbers(framework_version)[:2] <= _numbers(last)
 
 
 def dali_packages(framework_version: str, cuda: str | None = None) -> Mapping[str, str] | None:

@@ -52,8 +52,11 @@ def _needed(job: Job, files: list[SourceFile]) -> dict[str, str]:
     """Package -> version that the script imports and AWS's images lack."""
     packages = catalog.packages()
     imported = imported_modules(job.script, files)
+    modules = {name: packages.imported_as.get(name, name) for name in packages.pins}
     needed = {
-        name: version for name, version in packages.pins.items() if packages.imported_as.get(name, name) in imported
+        name: version
+        for name, version in packages.pins.items()
+        if modules[name] in imported and not catalog.has_module(modules[name], _framework_version(job))
     }
     if job.source is None:  # of this kit's own scripts
         for setting, versions in packages.on_request.items():
@@ -65,11 +68,21 @@ def _needed(job: Job, files: list[SourceFile]) -> dict[str, str]:
 
 def dali_packages(job: Job) -> Mapping[str, str] | None:
     """Packages that `preprocessing: dali` needs in one of AWS's images; None: no DALI for it."""
-    image = job.image
-    about = catalog.image_facts(image.uri) if image is not None and image.uri is not None else None
-    if about is not None:
-        return catalog.dali_packages(about.framework_version, about.cuda)
-    return catalog.dali_packages(image.framework_version) if image is not None and image.framework_version else None
+    version = _framework_version(job)
+    about = _image_facts(job)
+    return catalog.dali_packages(version, about.cuda if about is not None else None) if version else None
+
+
+def _image_facts(job: Job) -> catalog.ImageFacts | None:
+    """What the address of the job's image says; None without one in AWS's registry."""
+    return catalog.image_facts(job.image.uri) if job.image is not None and job.image.uri is not None else None
+
+
+def _framework_version(job: Job) -> str | None:
+    """The PyTorch version of the job's image, where the job says it."""
+    about = _image_facts(job)
+    given = job.image.framework_version if job.image is not None else None
+    return about.framework_version if about is not None else given
 
 
 def imported_modules(script: str, files: list[SourceFile]) -> set[str]:

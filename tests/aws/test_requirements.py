@@ -12,6 +12,7 @@ from launcher.backends.aws import Aws
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.planner.source_package import source_files
 
+NEW_IMAGE = {"framework_version": "2.13", "python": "py312"}
 AWS_IMAGE = {"framework_version": "2.0.1", "python": "py310"}
 BY_ADDRESS = {"uri": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker"}
 OWN_IMAGE = {"uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"}
@@ -49,15 +50,22 @@ def write(tmp_path):
 
 
 @pytest.mark.parametrize("script", ["train_classifier.py", "train_kd.py", "train_segmentation.py"])
-@pytest.mark.parametrize("image", [AWS_IMAGE, BY_ADDRESS, None], ids=["by version", "by address", "none yet"])
+@pytest.mark.parametrize("image", [NEW_IMAGE, BY_ADDRESS, None], ids=["by version", "by address", "none yet"])
 def test_the_kits_scripts_bring_what_awss_images_lack_as_it_was_tested(script, image):
     assert required(None, script, image) == dict(catalog.packages().pins)
 
 
+@pytest.mark.parametrize("image", [AWS_IMAGE, {"framework_version": "2.10", "python": "py313"}])
+def test_opencv_is_the_images_own_where_it_has_one(image):
+    """A newer one takes no numpy 1, and torch of those images takes no numpy 2."""
+    pins = dict(catalog.packages().pins)
+    assert pins.pop("opencv-python-headless") and required(None, "train_kd.py", image) == pins
+
+
 def test_what_a_setting_needs_is_required_with_it_alone():
     brought = required(None, "train_kd.py", export_onnx=True)
-    assert set(brought) == {*catalog.packages().pins, "onnx", "onnxruntime"}
-    assert required(None, "train_kd.py", export_onnx=False) == dict(catalog.packages().pins)
+    without = required(None, "train_kd.py", export_onnx=False)
+    assert set(brought) == {*without, "onnx", "onnxruntime"} and not {"onnx", "onnxruntime"} & set(without)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 
@@ -62,15 +61,23 @@ def test_an_engine_that_cannot_be_reached_or_started_ends_ci_with_the_reason(tmp
     assert done.returncode == 1 and "no cgroups here" in done.stderr, done.stderr
 
 
-def test_bases_are_pulled_by_digest(tmp_path):
-    """An engine without images: what the build asks the registry for."""
-    (tmp_path / "docker").write_text(
-        f'#!/bin/sh\n[ "$1" = pull ] && echo "$2" >> {tmp_path}/pulled\n[ "$1" = version ]\n'
+KNOWN = "pyyaml 5.3 PYSEC-2020-96 5.3.1"
+
+
+@pytest.mark.parametrize(
+    ("of_the_sample", "of_the_pins", "status"),
+    [(KNOWN, "exit 0", 0), (KNOWN, "exit 1", 1), ("No known vulnerabilities found", "exit 0", 3)],
+    ids=["none known", "some known", "no data"],
+)
+def test_an_audit_without_data_is_not_taken_for_a_clean_one(tmp_path, of_the_sample, of_the_pins, status):
+    """An index without these data answers as if nothing were known, so a version with known vulnerabilities is asked for first."""
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin/pip-audit"
+    command.write_text(
+        f'#!/bin/sh\ncase "$*" in *constraints*) {of_the_pins};; *) echo "{of_the_sample}"; exit 1;; esac\n'
     )
-    (tmp_path / "docker").chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("_BASE")}
-    environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run([ROOT / "docker/build", "local"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and "cannot be pulled" in done.stderr
-    named = "python:{}.{}-slim-bookworm".format(*sys.version_info)
-    assert re.fullmatch(rf"{named}@sha256:[0-9a-f]{{64}}\n", (tmp_path / "pulled").read_text())
+    command.chmod(0o755)
+    done = subprocess.run([ROOT / ".ci/audit", tmp_path], capture_output=True, text=True)
+    assert done.returncode == status
+    assert ("nothing was checked" in done.stderr) == (status == 3)
+    assert (".ci/constraints-oldest.txt" in done.stdout) == (status != 3)
