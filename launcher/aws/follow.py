@@ -38,8 +38,8 @@ STOPPED_ELSEWHERE = "stopped by another program"
 BROKEN: tuple[type[Exception], ...] = (archives.ArchiveError, OSError)
 """Errors of a damaged archive or a full disk."""
 
-SPARED_BYTES = 2**30
-"""Disk space that the results leave free."""
+USED_SHARE = 0.9
+"""Share of the free disk space that the results may take."""
 
 KEPT = (
     *("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "SecondaryStatus", "SecondaryStatusTransitions"),
@@ -249,8 +249,7 @@ def _fetch_archive(client: Any, uri: str, target: Path, folder: Path) -> list[st
     """Fetch and unpack a tar.gz. Returns the members that were left out; the archive then stays."""
     archive = folder / "output.tar.gz"
     fetch(client, uri, archive)
-    most_bytes = max(0, shutil.disk_usage(folder).free - SPARED_BYTES)
-    left_out = archives.unpack(archive, target, most_bytes)
+    left_out = archives.unpack(archive, target, int(shutil.disk_usage(folder).free * USED_SHARE))
     if not left_out:
         archive.unlink()
     return [f"{archive.name}: {member}; it is in {archive}" for member in left_out]

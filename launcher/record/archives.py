@@ -106,7 +106,7 @@ def _extract(stream: IO[bytes], folder: Path, most_bytes: int) -> list[str]:
             if member.size < 0 or member.issparse():
                 raise ArchiveError(f"damaged ({member.name!r} has no plain content)")
             if count > MAX_MEMBERS or total > most_bytes:
-                raise ArchiveError(f"too large: more than {MAX_MEMBERS:,} members or {most_bytes / 1e9:.1f} GB")
+                raise ArchiveError(f"too large: more than {MAX_MEMBERS:,} members or {most_bytes / 1e6:,.0f} MB")
             metered.allow(member.size)
             if member.issym() or member.islnk():
                 links.append(member)
@@ -116,7 +116,7 @@ def _extract(stream: IO[bytes], folder: Path, most_bytes: int) -> list[str]:
     while data := stream.read(CHUNK):  # gzip compares checksum and length at the end
         rest += len(data)
         if rest > most_bytes:
-            raise ArchiveError(f"too large: more than {most_bytes / 1e9:.1f} GB")
+            raise ArchiveError(f"too large: more than {most_bytes / 1e6:,.0f} MB")
     return left_out + _make_links(links, folder)
 
 
