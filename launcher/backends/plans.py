@@ -57,7 +57,7 @@ def plan_config(
     except UserError as error:
         if error.rest is None:
             raise
-        known = [issue.key.split(" (line")[0] for issue in error.issues]
+        known = [issue.key.split(" (line")[0].removeprefix("smoke." if smoke else "") for issue in error.issues]
         rest = [
             issue
             for issue in plan(error.rest, on=on).errors

@@ -276,6 +276,8 @@ class Evaluator:
         if not known or any(keyword.arg is None for keyword in node.keywords):
             raise self._not_plain(node, "cannot be read without running it")
         arguments = self._items(node.args, variables)
+        if function is sum and len(arguments) != 1:  # of lists
+            raise self._not_plain(node, "cannot be read without running it")
         return function(*arguments, **{str(word.arg): self.value(word.value, variables) for word in node.keywords})
 
     def _is_method(self, function: Any) -> bool:

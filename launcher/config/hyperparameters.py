@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher.config import script_arguments
 from launcher.config.entrypoints import entrypoints_folder, kit_modules
-from launcher.config.expressions import NotPlain
+from launcher.config.expressions import NotPlain, Undefined
 from launcher.config.issues import Issue, did_you_mean
 from launcher.config.redaction import holds_a_secret
 from launcher.config.settings_class import SettingsClasses
@@ -87,13 +88,16 @@ def _by_settings_class(
     with kit_modules("training.settings") as (settings_module,):
         classes = SettingsClasses([(source / script).parent, source, entrypoints_folder()], entrypoints_folder())
         try:
-            settings_class = classes.find(module_name, class_name)
+            settings_class = classes.get(module_name, class_name)
             if not dataclasses.is_dataclass(settings_class):
                 wrong = f"{script} imports {class_name} from {module_name}, where it is not a dataclass"
                 return [Issue(key="script", found=wrong, fix=f"define a dataclass {class_name} in {module_name}.py")]
             settings, problems = settings_module.check(settings_class, values)
             needed = settings.channels() if settings is not None and hasattr(settings, "channels") else ()
-        except NotPlain as error:
+        except Undefined as error:
+            fix = f"define a dataclass {class_name} in {module_name}.py"
+            return [Issue(key="script", found=f"{script} imports {class_name}: {error}", fix=fix)]
+        except (NotPlain, RecursionError) as error:
             return [_not_checked(f"{class_name} of {script}: {error}", PLAIN)]
         except Exception as error:  # what the user's code would raise
             wrong = f"{class_name} of {module_name} cannot be made: {type(error).__name__}: {error}"
@@ -134,7 +138,7 @@ def declared_settings(script: Path) -> tuple[str, str] | None:
     """The settings class that a script declares with `from module import X` and `def main(settings: X)`.
 
     Returns:
-        (module, class), by name; None where the script declares none.
+        (module, class), by name; None where the script declares none, or one of the standard library, such as argparse.Namespace.
 
     Raises:
         SyntaxError: the script is not Python.
@@ -149,7 +153,7 @@ def declared_settings(script: Path) -> tuple[str, str] | None:
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             for alias in node.names:
-                if name is not None and (alias.asname or alias.name) == name:
+                if (alias.asname or alias.name) == name and node.module.split(".")[0] not in sys.stdlib_module_names:
                     return node.module, alias.name
     return None
 

@@ -84,7 +84,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False
     smoked = yaml_file.merge(base, changes or {})
     for name, given in _inputs(changes).items():  # a channel has one source: the smoke section replaces it
         smoked["inputs"][name] = given
-    chosen, found = yaml_file.override(replace(config, values=smoked if smoke else base), overrides)
+    chosen, found = yaml_file.override(replace(config, values=smoked if smoke else base, smoke=smoke), overrides)
     found += _problems(chosen)
     if not smoke:  # mistakes in the smoke section are reported before anyone asks for it
         usual = list(_problems(replace(config, values=base, lines={})))

@@ -100,7 +100,12 @@ class Compute(Part):
 class Image(Part):
     """The container image: one of AWS's by PyTorch and Python version, or any image by its address."""
 
-    framework_version: Text | None = Field(None, description="a PyTorch version, in quotes", examples=['"2.0.0"'])
+    framework_version: str | None = Field(
+        None,
+        pattern=r"^\d{1,3}(\.\d{1,3}){1,2}$",
+        description="a PyTorch version of two or three numbers, in quotes",
+        examples=['"2.0.0"'],
+    )
     """The PyTorch version of AWS's image."""
     python: str | None = Field(
         None, pattern=r"^py[23]\d{0,2}$", description="py and a Python version without its dot", examples=["py310"]

@@ -49,15 +49,8 @@ class SettingsClasses:
         self.unread: list[str] = []
         """Methods of which something cannot be read: what they require is not checked."""
 
-    def find(self, module: str, name: str) -> Any:
-        """A class by its module and name. Raises Undefined where the module has none, NotPlain where it cannot be read."""
-        try:
-            return self.get(module, name)
-        except RecursionError:
-            raise NotPlain(f"{module}: {name} is too deeply nested") from None
-
     def get(self, module: str, name: str) -> Any:
-        """What a module calls `name`. Raises Undefined and NotPlain."""
+        """What a module calls `name`. Raises Undefined where the module has no such name, NotPlain where it cannot be read."""
         if module in MODULES:
             own, known = MODULES[module]
             if name in known:
@@ -245,7 +238,7 @@ def _method(module: _Module, owner: list[type], node: ast.FunctionDef) -> dict[s
     def evaluated_or_inherited(self: Any) -> Any:
         try:
             return evaluated(self)
-        except NotPlain as error:
+        except (NotPlain, RecursionError) as error:
             module.classes.unread.append(str(error))
             return getattr(super(owner[0], self), node.name, tuple)()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,13 @@ class Config:
     lines: Mapping[str, int] = field(default_factory=dict)
     """Dotted key -> line number, from 1. A key that an override set has none."""
 
+    smoke: bool = False
+    """Whether the values are those with the `smoke` section applied."""
+
     def where(self, key: str) -> str:
-        """`compute.instance_count (line 7)`, or the bare key where no line is known."""
+        """`compute.instance_count (line 7)`, or the bare key where no line is known. What the smoke section gives is named there."""
+        if self.smoke and f"smoke.{key}" in self.lines:
+            key = f"smoke.{key}"
         return f"{key} (line {self.lines[key]})" if key in self.lines else key
 
 
@@ -176,8 +181,12 @@ def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Iss
         problem = _set(values, key, value)
         if problem:
             problems.append(problem)
-        lines = {known: line for known, line in lines.items() if known != key and not known.startswith(key + ".")}
-    return Config(config.source, values, lines), problems
+        lines = {
+            known: line
+            for known, line in lines.items()
+            if not f"{known}.".startswith((f"{key}.", f"smoke.{key}." if config.smoke else f"{key}."))
+        }
+    return replace(config, values=values, lines=lines), problems
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

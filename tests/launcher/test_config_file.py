@@ -2,6 +2,7 @@
 
 import pytest
 
+import launcher
 from launcher.config import yaml_file
 from launcher.config.issues import UserError
 
@@ -116,3 +117,15 @@ def test_the_same_dotted_key_written_in_two_ways_is_not_twice():
 def test_an_override_with_a_duplicate_or_odd_key_is_refused():
     _, problems = yaml_file.override(yaml_file.parse("a: 1", "x"), ["b={c: 1, c: 2}", "d={1: 2}"])
     assert [issue.key for issue in problems] == ["b", "d"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [([], "smoke.compute.instance_count (line 4)"), (["compute.instance_count=-1"], "compute.instance_count")],
+)
+def test_with_smoke_a_mistake_of_the_smoke_section_is_named_there(tmp_path, overrides, key):
+    config = tmp_path / "config.yaml"
+    config.write_text("name: x\nscript: train_kd.py\nsmoke:\n  compute: {instance_count: 0}\n")
+    with pytest.raises(UserError) as refused:
+        launcher.load(config, overrides, smoke=True)
+    assert key in [issue.key for issue in refused.value.issues]

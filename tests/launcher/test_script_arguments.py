@@ -62,6 +62,8 @@ GOOD = {"learning-rate": 0.1}
         (TOLERANT, {**GOOD, "epochs": "x"}, "epochs", "invalid int value"),
         ("from argparse import ArgumentParser as P\ndef main():\n    p = P()\n    p.add_argument('--depth', type=int)\n"
          "    return p.parse_args()\nif __name__ == '__main__':\n    main()\n", {"depht": 1}, "depht", "did you mean depth?"),
+        ("from argparse import ArgumentParser, Namespace\ndef main(args: Namespace): ...\np = ArgumentParser()\n"
+         "p.add_argument('--depth', type=int)\nmain(p.parse_args())\n", {"depth": "x"}, "depth", "invalid int value"),
         ("def add(p):\n    p.add_argument('--depth', type=int)\np = argparse.ArgumentParser()\nadd(p)\n"
          "p.parse_args(sys.argv[1:])\n", {"depth": "x"}, "depth", "invalid int value"),
     ],

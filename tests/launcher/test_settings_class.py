@@ -70,7 +70,7 @@ def test_a_class_that_is_read_says_what_the_imported_one_says(users_copy, name, 
         own = getattr(segmentation, name, None) or getattr(importlib.import_module("training.settings.scripts"), name)
         for index, field in enumerate(dataclasses.fields(own)):
             classes = SettingsClasses([users_copy, KIT], KIT)
-            read = classes.find(module, name)
+            read = classes.get(module, name)
             assert read is not own and read.__module__ == SettingsClasses.__module__
             assert [each.name for each in dataclasses.fields(read)] == [each.name for each in dataclasses.fields(own)]
             for value in VALUES[index % share :: share]:
@@ -166,8 +166,11 @@ def test_a_class_of_the_users_is_checked(tmp_path, settings, values, expected):
          "        x = [1]\n" + "        x = x + x\n" * 40, "is too large"),
         ("@dataclass\nclass Mine:\n    a: 'Mine' = None\n", "Mine cannot be read"),
         ("@dataclass\nclass Mine:\n    depth: int = " + "-" * 5000 + "1\n", "my_settings.py"),
+        ("@dataclass\nclass Mine:\n    depth: int = " + " + ".join("1" * 900) + "\n", "recursion"),
+        ("@dataclass\nclass Mine:\n    depth: int = 1\n    def __post_init__(self):\n        x = " + " + ".join("1" * 900), "recursion"),
+        ("@dataclass\nclass Mine:\n    depth: int = 1\n    def __post_init__(self):\n        x = sum([[1]], [])\n", "sum([[1]], [])"),
     ],
-    ids=range(9),
+    ids=range(12),
 )  # fmt: skip
 def test_what_cannot_be_read_is_not_checked_and_says_why(tmp_path, settings, why):
     issues = check(user_script(tmp_path, settings), {"depth": 1})
