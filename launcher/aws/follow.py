@@ -135,7 +135,7 @@ def fetch_logs(folder: RunFolder, region: str, hosts: int) -> bool:
                     log.flush()
                     new |= bool(lines)
                     state["tokens"][stream], state["sizes"][host] = token, log.tell()
-                    records.write_json(file, state)
+                    records.write_json(file, state, durable=False)  # often; a crash only makes the lines be read again
     return new
 
 

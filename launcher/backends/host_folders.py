@@ -28,7 +28,7 @@ def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface:
         if earlier.is_dir():  # copied, not linked: a script may change its files in place
             shutil.copytree(earlier, base / "checkpoints", dirs_exist_ok=True, ignore_dangling_symlinks=True)
     for name, text in config_files(plan, host, interface).items():
-        records.write_atomically(base / "input/config" / name, text)
+        records.write_atomically(base / "input/config" / name, text, durable=False)
 
 
 def show_channel(at: Path, place: Path) -> None:

@@ -108,7 +108,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
 
 def _safe(stream: TextIO) -> TextIO:
     """The stream, to which any text can be printed: it encodes it all, and a terminal obeys none of it."""
-    if not isinstance(stream, io.TextIOWrapper):
+    if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, Terminal):
         return stream
     stream.reconfigure(errors="backslashreplace")
     return Terminal(stream.buffer, stream.encoding, stream.errors, line_buffering=True) if stream.isatty() else stream

@@ -53,7 +53,7 @@ def print_runs(runs: list[Run]) -> None:
             rows.append(_row(run))
             unchecked += [f"{run.name}: {line.strip()}" for line in as_last_heard(run)]
         except UserError as error:
-            rows.append([run.name, "damaged", *"-----"])
+            rows.append([run.name, "damaged", *["-"] * 5])
             damaged += error.issues
     print(Table(["run", "state", "on", "hosts", "seconds", "accuracy", "cost"], rows))
     print("\n".join(unchecked), end="\n" if unchecked else "")

@@ -52,7 +52,7 @@ class StartShape(TypedDict):
 class WindowShape(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     epoch: Count
-    step: Count
+    step: Positive
     ended: Time
     seconds: Annotated[dict[str, Seconds], AfterValidator(_with_step)]
     extra: dict[str, Number | bool]

@@ -295,7 +295,7 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
     runs = [] if exact else all_runs()
     matching = [named] if exact else [run for run in runs if run.job_name == name and run.plan.exists()]
     for run in reversed(matching):
-        if not completed or has_completed(run):
+        if not completed or _has_completed(run):
             return run
     if matching:
         raise mistake(
@@ -312,7 +312,7 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
     raise mistake("run", f"{name}: no such run in {store()}", fix)
 
 
-def has_completed(run: RunFolder) -> bool:
+def _has_completed(run: RunFolder) -> bool:
     """Whether a run is known to have completed."""
     try:
         return run.state() == COMPLETED

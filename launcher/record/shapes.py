@@ -88,6 +88,12 @@ class PlanShape(TypedDict):
     resumes: NotRequired[str | None]
 
 
+def _with_region(plan: dict[str, Any]) -> dict[str, Any]:
+    if plan.get("request") and not (plan["job"].get("region") and plan["request"].get("OutputDataConfig")):
+        raise ValueError("a request without job.region or OutputDataConfig")
+    return plan
+
+
 class OutcomeShape(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     state: Literal["Completed", "Failed", "Stopped"]
@@ -158,7 +164,7 @@ class ResultShape(TypedDict):
 
 
 _SHAPES: dict[str, Any] = {
-    "plan.json": PlanShape,
+    "plan.json": Annotated[PlanShape, AfterValidator(_with_region)],
     "outcome.json": OutcomeShape,
     "remote.json": RemoteShape,
     "request.json": RequestShape,
