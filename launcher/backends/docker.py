@@ -96,6 +96,7 @@ class Docker(Backend):
         gpus = 0 if image(job) == IMAGE else local_hosts.gpu_count()
         issues += local_jobs.check_cluster(job, processes_per_host(job), gpus)
         issues += local_jobs.check_inputs(job)
+        issues += local_jobs.check_disk(job, files)
         issues += local_jobs.check_secrets(job)
         if job.distribution == "smddp":
             issues.append(local_jobs.smddp_is_torchrun())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 
 from launcher.aws import secrets_manager
 from launcher.backends import local_hosts
 from launcher.config.hyperparameters import argument
 from launcher.config.issues import Issue
 from launcher.config.job import Job
+from launcher.planner.source_package import SourceFile
+from launcher.record import disk, records
 
 
 def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
@@ -59,6 +62,25 @@ def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
             )
         )
     return issues
+
+
+def check_disk(job: Job, files: Sequence[SourceFile]) -> list[Issue]:
+    """A warning where the run store's disk has no room for what is known to be written: the code, for the record and each host."""
+    store = records.store()
+    place = next(folder for folder in (store, *store.parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    needed = disk.RESERVE_BYTES + sum(file.size for file in files) * (1 + job.compute.instance_count)
+    if free >= needed:
+        return []
+    return [
+        Issue(
+            key="LAUNCHER_RUNS",
+            level="warning",
+            found=f"{free / 2**20:.1f} MiB are free on {disk.device(place)}, at {store}",
+            valid=f"at least {needed / 2**20:.1f} MiB for the code; checkpoints, logs and the model come on top",
+            fix=disk.FIX,
+        )
+    ]
 
 
 def smddp_is_torchrun() -> Issue:

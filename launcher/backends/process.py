@@ -96,6 +96,7 @@ class Process(Backend):
         if job.distribution == "smddp":
             issues.append(local_jobs.smddp_is_torchrun())
         issues += local_jobs.check_inputs(job)
+        issues += local_jobs.check_disk(job, files)
         issues += local_jobs.check_secrets(job)
         return issues
 

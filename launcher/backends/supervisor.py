@@ -169,8 +169,7 @@ class Supervisor:
                 save(self.folder, hosts)
             except Exception as error:  # a failed save must not cost the record
                 _log_traceback()
-                full = full or disk.full(self.folder.path, error)
-                not_saved.append(f"{file.name}: {error!r}")
+                not_saved.append(f"{file.name}: {disk.full(self.folder.path, error) or repr(error)}")
         if full and outcome["state"] == records.FAILED:
             outcome |= on_a_full_disk(full, self.folder, outcome["failure"])
         elif full:

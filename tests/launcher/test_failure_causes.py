@@ -88,6 +88,7 @@ FROM_SAGEMAKER = [
     ("disk is full", "compute.volume_gb", "ClientError: Artifact upload failed:Insufficient disk space"),
     ("reading s3://bucket/key", "s3:GetObject", "ClientError: Data download failed:Unable to download object s3://bucket/key (AccessDenied: Access Denied)"),
     ("ecr:BatchGetImage on arn:aws:ecr:me-central-1:272398656194:repository/x", "ecr:BatchGetImage", "<user> is not authorized to perform: ecr:BatchGetImage on resource: arn:aws:ecr:me-central-1:272398656194:repository/x because no resource-based policy allows the ecr:BatchGetImage action"),
+    ("the disk is full (/dev/sda1)", "LAUNCHER_RUNS", "no space left on /dev/sda1, at /home/me/runs/quickstart-20261122-101500-abcd"),
     ("killed", "compute.instance_type", 'AlgorithmError: ExecuteUserScriptError:\nExitCode 137\nErrorMessage ""\nExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"'),
     ("a GPU ran out of memory", "hyperparameters.image_size", "AlgorithmError: rank 3: OutOfMemoryError: CUDA out of memory. Tried to allocate 1.17 GiB, exit code: 1"),
 ]  # fmt: skip

@@ -72,6 +72,16 @@ def test_a_run_that_fills_its_disk_says_so_and_what_was_saved(script_job, small_
     assert_nothing_left(run)
 
 
+def test_a_model_that_cannot_be_packed_is_not_saved_and_its_run_completed(script_job, small_disk):
+    text = (
+        "import os, pathlib\npathlib.Path(os.environ['SM_MODEL_DIR'], 'weights').write_bytes(os.urandom(11 * 2**20))\n"
+    )
+    run = launcher.run(launcher.plan(script_job(text)))
+    assert run.wait(60) == "Completed"
+    assert run.outcome()["not_saved"] == [f"model.tar.gz: no space left on tmpfs, at {run.folder.path}"]
+    assert not list(run.folder.path.glob(".model*")) and "failure" not in run.outcome()
+
+
 def test_nothing_starts_on_a_full_disk_and_nothing_is_left_there(script_job, small_disk):
     plan = launcher.plan(script_job("print(1)"))
     filler = fill(small_disk)
@@ -84,11 +94,16 @@ def test_nothing_starts_on_a_full_disk_and_nothing_is_left_there(script_job, sma
     assert launcher.run(plan).wait(60) == "Completed"
 
 
-def test_a_run_whose_hosts_do_not_fit_has_not_started_and_says_why(script_job, small_disk):
-    plan = launcher.plan(script_job("print(1)", compute={"instance_count": 8}, distribution="torchrun"))
-    room = int(sum(file.size for file in plan.files) * 1.5) + 2**20
+def test_hosts_that_do_not_fit_are_a_warning_of_the_plan_and_their_run_has_not_started(script_job, small_disk):
+    job = script_job("print(1)", compute={"instance_count": 8}, distribution="torchrun")
+    before = launcher.plan(job)
+    room = int(sum(file.size for file in before.files) * 1.5) + 2**20
     with open(small_disk / "filler", "wb") as file:
         os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(small_disk).free - room)
+    plan = launcher.plan(job)
+    [warning] = [issue for issue in plan.issues if issue.key == "LAUNCHER_RUNS"]
+    assert warning.level == "warning" and f"MiB are free on tmpfs, at {small_disk}" in warning.found
+    assert "LAUNCHER_RUNS" not in str(before)
     with pytest.raises(launcher.UserError, match=f"{plan.name} has not started: no space left on tmpfs"):
         launcher.run(plan)
     [run] = launcher.runs()
