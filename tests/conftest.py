@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 import launcher
-import launcher.prepare.verification
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "entrypoints"))  # as the toolkit puts the code folder there
@@ -24,11 +23,6 @@ WITH_DOCKER = bool(os.environ.get("LAUNCHER_TEST_DOCKER"))
 collect_ignore = [] if WITH_DOCKER else ["docker", "local_mode/test_engine.py", "local_mode/test_your_ci.py"]
 
 WEIRD_NAMES = ["plain", "a blank", "it's", 'quo"te', "a'; echo foo", "ünï-码", "a#b?c%20d"]
-
-
-# A test that prepares images does so in its own process unless it asks for several: a fork beside the threads that other tests
-# left in this one, DALI's or OpenCV's, can hang. The command's own processes are its users'.
-launcher.prepare.available_cores = launcher.prepare.verification.available_cores = lambda: 1
 
 
 def thin_out(folder: Path, keep: int) -> None:

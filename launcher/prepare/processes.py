@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import islice
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from multiprocessing.sharedctypes import Synchronized
+from launcher.config.issues import mistake
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -20,8 +22,11 @@ Result = TypeVar("Result")
 Advance = Callable[[int], object]
 """Called with the number of images that were done since the last call."""
 
-_done: Synchronized[int]
-"""In a worker process: the shared count of images done."""
+START = (
+    "import sys; number, *sys.path = sys.argv[1:]; "
+    "from launcher.prepare.processes import work_until_closed; work_until_closed(int(number))"
+)
+"""What a worker runs, with the number of its connection and this process's `sys.path` as arguments."""
 
 
 def available_cores() -> int:
@@ -39,51 +44,90 @@ def spread(
 ) -> Iterator[Result]:
     """The results of the tasks, in the order of completion.
 
+    The workers are new processes: a fork would copy locks that this process's threads hold, and multiprocessing's other ways of
+    starting one would run the calling script again.
+
     Args:
         work: a function of a module, so that it can be pickled.
         jobs: processes. With one job or one task, this process does the work.
         advance: called in this process with the progress of all.
+
+    Raises:
+        UserError: a worker was killed.
+        Exception: what `work` raised.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
         yield from (work(task, advance) for task in tasks)
         return
-    context = multiprocessing.get_context("fork")  # the calling script need not be importable
-    done, reported = context.Value("q", 0), 0
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(done,))
+    waiting = iter(tasks)
+    workers = dict(_start() for _ in range(jobs))
     try:
-        waiting = {pool.submit(_work, work, task) for task in tasks}
-        while waiting:
-            finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-            advance(done.value - reported)
-            reported = done.value
-            yield from (future.result() for future in finished)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - others:
-            child.kill()  # its unfinished file has a temporary name
-        raise
-    pool.shutdown()
+        for connection, task in zip(list(workers), islice(waiting, jobs)):
+            connection.send((work, task))
+        while workers:
+            ready = wait(list(workers))
+            for connection in [one for one in workers if one in ready]:
+                kind, value, *origin = _received(connection, workers[connection])
+                if kind == "advance":
+                    advance(value)
+                elif kind == "error":
+                    raise value from RuntimeError(f"in a worker process:\n{origin[0]}")
+                else:
+                    following = list(islice(waiting, 1))
+                    if following:
+                        connection.send((work, following[0]))
+                    else:
+                        connection.close()
+                        workers.pop(connection).communicate()
+                    yield value
+    finally:
+        for process in workers.values():
+            process.kill()  # its unfinished file has a temporary name
+            process.communicate()
 
 
-def _begin(done: Synchronized[int]) -> None:
-    global _done
-    _done = done
+def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
+    """A new worker, and the connection to it. The worker ends with its standard input, which nothing is written to."""
+    ours, theirs = Pipe()
+    with theirs:
+        command = [sys.executable, "-c", START, str(theirs.fileno()), *sys.path]
+        return ours, subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
+
+
+def _received(connection: Connection, worker: subprocess.Popen[bytes]) -> tuple[Any, ...]:
+    """A worker's next message: its kind and value."""
+    try:
+        message: tuple[Any, ...] = connection.recv()
+    except (EOFError, OSError):
+        code = worker.wait()
+        how = signal.Signals(-code).name if code < 0 else f"status {code}"
+        fix = "use fewer processes (--jobs 2) where memory is short; the same command again continues"
+        raise mistake("--jobs", f"a worker process ended with {how}", fix) from None
+    return message
+
+
+def work_until_closed(number: int) -> None:
+    """In a worker: do the tasks that come, until the connection closes.
+
+    Args:
+        number: the connection's file descriptor.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    connection = Connection(number)
+    while True:
+        try:
+            work, task = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(("result", work(task, lambda count: connection.send(("advance", count)))))
+        except Exception as error:
+            connection.send(("error", error, traceback.format_exc()))
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+    while os.read(0, 1):
+        continue
     os._exit(1)
-
-
-def _work(work: Callable[[Task, Advance], Result], task: Task) -> Result:
-    def advance(count: int) -> None:
-        with _done.get_lock():
-            _done.value += count
-
-    return work(task, advance)
