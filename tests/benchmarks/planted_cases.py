@@ -54,11 +54,11 @@ loop._step = sometimes
 SLOW_READS = """
 import time
 from training.data.sources import folders
-encoded = folders.LabelledFolder.encoded
+read = folders.LabelledFolder.image
 def slow(self, number):
     time.sleep({seconds})
-    return encoded(self, number)
-folders.LabelledFolder.encoded = slow
+    return read(self, number)
+folders.LabelledFolder.image = slow
 """
 MEMORY_THAT_IS_KEPT = """
 from training.engine import loop

@@ -222,7 +222,7 @@ def test_an_image_that_only_pillow_decodes_does_not_end_an_epoch(root, monkeypat
 
     def spoilt(encoded, *rest, **options):
         prepared = original(encoded, *rest, **options)
-        file = asked.source.encoded(victim)
+        file = asked.source.image(victim)
         return prepared._replace(encoded=np.frombuffer(damaged_png(), np.uint8)) if encoded == file else prepared
 
     monkeypatch.setattr(pipeline.graph, "prepare", spoilt)

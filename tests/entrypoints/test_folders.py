@@ -72,7 +72,7 @@ def test_an_image_whose_name_is_no_text_is_read_all_the_same(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a/0.png")
     os.rename(tmp_path / "a/0.png", os.fsencode(tmp_path) + b"/a/caf\xe9.png")
     folder = LabelledFolder(tmp_path)
-    assert folder.encoded(0)[:4] == b"\x89PNG" and len(folder.digest()) == 64
+    assert folder.image(0)[:4] == b"\x89PNG" and len(folder.digest()) == 64
 
 
 def test_a_limit_keeps_the_first_images_of_each_class(images):

@@ -96,7 +96,7 @@ def _count_copies(file: Path, disk: Path) -> None:
 
 
 def _read_streamed(root: Path, number: int) -> bytes:
-    return LabelledShards(root, reading=ShardReading(streamed=True)).encoded(number)
+    return LabelledShards(root, reading=ShardReading(streamed=True)).image(number)
 
 
 def test_a_copy_that_a_kill_cut_short_is_not_taken_for_one(tmp_path, disk):
@@ -195,7 +195,7 @@ def test_a_folder_for_copies_is_made_for_this_user_alone_and_one_that_others_can
 def test_a_full_disk_and_a_small_limit_leave_shards_to_be_read_in_place(tmp_path, monkeypatch, disk):
     root = indexed(write_channel(tmp_path / "train", 4, 4))
     small = LabelledShards(root, reading=ShardReading(streamed=True, cache_bytes=100))
-    assert small.encoded(5) == picture(5) and copies(disk) == []
+    assert small.image(5) == picture(5) and copies(disk) == []
     assert "raise shard_cache_gb" in small.notes[-1]
 
     def full(*_):

@@ -39,7 +39,7 @@ def test_images_are_numbered_through_the_shards_and_each_has_its_class(tmp_path)
     opened = LabelledShards(write_channel(tmp_path / "train", 5, 3, 7))
     assert len(opened) == 15 and opened.classes == ["class 0", "class 1", "class 2"]
     assert opened.labels.tolist() == [number % 3 for number in range(15)]
-    assert [opened.encoded(number) for number in range(15)] == [picture(number) for number in range(15)]
+    assert [opened.image(number) for number in range(15)] == [picture(number) for number in range(15)]
     assert opened.name(6) == f"{tmp_path}/train/part-1.tar: 0006.png"
     assert "15 images in 3 shards" in opened.notes[1] and "no index.npz" in opened.notes[0]
 
@@ -63,7 +63,7 @@ def test_without_names_classes_are_their_numbers(tmp_path):
 
 def test_a_limit_keeps_the_first_images_of_each_class(tmp_path):
     opened = LabelledShards(write_channel(tmp_path / "train", 5, 3, 7), images_per_class=3)
-    assert [opened.encoded(number) for number in range(9)] == [picture(number) for number in range(9)]
+    assert [opened.image(number) for number in range(9)] == [picture(number) for number in range(9)]
     assert len(opened) == 9 and sorted(opened.order.of_view(0, 1).tolist()) == list(range(9))
 
 
@@ -71,7 +71,7 @@ def test_a_name_of_any_length_and_script_is_read(tmp_path):
     long = "ünï 码/" + "x" * 180
     write_shard(tmp_path / "train/a'; echo.tar", {f"{long}.png": picture(7), f"{long}.cls": b"0"})
     opened = LabelledShards(tmp_path / "train")
-    assert opened.encoded(0) == picture(7) and "a'; echo.tar: " in opened.name(0)
+    assert opened.image(0) == picture(7) and "a'; echo.tar: " in opened.name(0)
     assert "/xxx" in opened.name(0), "as much as the tar header holds"
 
 
@@ -81,7 +81,7 @@ def test_threads_and_forked_and_spawned_processes_read_the_same(tmp_path):
     found: list = [None] * 4
 
     def read(thread: int) -> None:
-        found[thread] = [[opened.encoded(number) for number in range(24)] for _ in range(20)]
+        found[thread] = [[opened.image(number) for number in range(24)] for _ in range(20)]
 
     threads = [threading.Thread(target=read, args=(thread,)) for thread in range(4)]
     for thread in threads:
@@ -89,7 +89,7 @@ def test_threads_and_forked_and_spawned_processes_read_the_same(tmp_path):
     for thread in threads:
         thread.join()
     assert found == [[expected] * 20] * 4, "with more shards than stay open"
-    assert [pickle.loads(pickle.dumps(opened)).encoded(number) for number in range(24)] == expected
+    assert [pickle.loads(pickle.dumps(opened)).image(number) for number in range(24)] == expected
     forking = from_clean_forks().Process(target=_read_in_forks, args=(opened, tmp_path / "forks"))
     forking.start()
     forking.join()
@@ -98,9 +98,9 @@ def test_threads_and_forked_and_spawned_processes_read_the_same(tmp_path):
 
 def _read_in_forks(opened: LabelledShards, file: Path) -> None:
     """Of a process without other threads: as data workers are forked, with a file already open."""
-    opened.encoded(0)
+    opened.image(0)
     with get_context("fork").Pool(2) as pool:
-        file.write_bytes(pickle.dumps(pool.map(opened.encoded, range(24))))
+        file.write_bytes(pickle.dumps(pool.map(opened.image, range(24))))
 
 
 @pytest.mark.parametrize(("workers", "ranks"), [(0, 1), (2, 2)])
@@ -209,7 +209,7 @@ def test_an_index_of_a_million_images_opens_from_16_megabytes_and_reading_keeps_
     assert len(opened) == count and tracemalloc.get_traced_memory()[0] < 30 << 20
     before = tracemalloc.get_traced_memory()[0]
     for number in range(0, count, 200):
-        opened.encoded(number), opened.name(number)
+        opened.image(number), opened.name(number)
     assert tracemalloc.get_traced_memory()[0] - before < 100_000
     tracemalloc.stop()
 
@@ -305,11 +305,11 @@ def test_a_shard_that_changes_under_the_run_is_named(tmp_path):
     opened = LabelledShards(root)
     os.truncate(root / "part-1.tar", 600)
     with pytest.raises(ValueError, match="part-1.tar ends within image 6"):
-        opened.encoded(6)
+        opened.image(6)
     again = pickle.loads(pickle.dumps(opened))
     (root / "part-0.tar").unlink()
     with pytest.raises(ValueError, match="part-0.tar: image 1 cannot be read: No such file"):
-        again.encoded(1)
+        again.image(1)
 
 
 def test_shards_beside_class_folders_are_refused_and_folders_stay_folders(tmp_path):

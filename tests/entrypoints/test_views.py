@@ -317,9 +317,9 @@ def test_an_image_is_mixed_with_the_very_view_that_its_partner_would_be(root):
 @pytest.mark.parametrize("epoch", [1, 2, 7])
 def test_mixing_decodes_each_image_of_an_epoch_once(root, monkeypatch, epoch):
     """Partners come in the same batch, also where a view is drawn again."""
-    read, original = Counter(), LabelledFolder.encoded
+    read, original = Counter(), LabelledFolder.image
     monkeypatch.setattr(
-        LabelledFolder, "encoded", lambda self, number: (read.update([number]), original(self, number))[1]
+        LabelledFolder, "image", lambda self, number: (read.update([number]), original(self, number))[1]
     )
     batches = TrainingBatches(11, 4, ALONE, 1, accumulation=2, views=2)
     batches.start(epoch)

@@ -89,13 +89,13 @@ CLASSIFIER = (train_classifier, ClassifierSettings, {"model": VIT, "model_option
 
 
 def test_images_that_come_slowly_are_found_and_so_is_the_number_of_workers_that_helps(measured, monkeypatch):
-    encoded = folders.LabelledFolder.encoded
+    read = folders.LabelledFolder.image
 
     def slow(self, number):
         time.sleep(0.025)  # which frees the core: more workers sleep side by side
-        return encoded(self, number)
+        return read(self, number)
 
-    monkeypatch.setattr(folders.LabelledFolder, "encoded", slow)
+    monkeypatch.setattr(folders.LabelledFolder, "image", slow)
     probe = measured(*CLASSIFIER, seconds=12.0)
     assert probe.bound == "input" and probe.workers == 0 and [one.workers for one in probe.input_alone] == [0, 1, 2]
     assert probe.input_share > 0.5 and probe.with_workers[0] == 2 == probe.best_workers and probe.gained > 1.3

@@ -52,8 +52,8 @@ def test_shards_hold_each_image_once_untouched_with_its_class(tmp_path):
         opened = LabelledShards(tmp_path / "out" / split)
         assert opened.classes == ["class 0", "class 1", "class 2"]
         for number, label in enumerate(opened.labels.tolist()):
-            assert originals[opened.encoded(number)] == opened.classes[label]
-            found[opened.encoded(number)] += 1
+            assert originals[opened.image(number)] == opened.classes[label]
+            found[opened.image(number)] += 1
     assert len(found) == 60 and set(found.values()) == {1}
     sizes = [file.stat().st_size for file in tmp_path.glob("out/*/*.tar")]
     assert len(sizes) > 4 and max(sizes) < 120_000
@@ -147,7 +147,7 @@ def test_nasty_images_come_into_shards_as_into_folders(tmp_path):
     assert "10 training and 10 validation images" in words and "6 images could not be read" in words
     opened = LabelledShards(tmp_path / "shards/train")
     assert len(opened) == len(names)
-    found = {opened.encoded(number) for number in range(len(opened))}
+    found = {opened.image(number) for number in range(len(opened))}
     assert found == {file.read_bytes() for file in (tmp_path / "folder/train/a").iterdir()}
 
 

@@ -1,51 +1,31 @@
-"""What images with a mask each are read from: `<root>/images/…/<name>.jpg` and `<root>/masks/…/<name>.png`, or shards of them."""
+"""Images with a mask each: `<root>/images/…/<name>.jpg` and `<root>/masks/…/<name>.png`, or shards of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Protocol
 
-from training.data.batches import Announce
 from training.data.decode.decoding import read_file
-from training.data.orders import FreeOrder, Order
-from training.data.sources.channels import has_shards, shard_reading
+from training.data.orders import FreeOrder
+from training.data.sources.channels import Channel, has_shards, shard_reading
 from training.data.sources.shards import ShardFiles
 from training.settings.scripts import TrainingSettings
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 
 
-class Pairs(Protocol):
-    """Images with a mask each, numbered from 0 on, in the same order on every machine."""
-
-    @property
-    def order(self) -> Order:
-        """How they are shuffled for training."""
-
-    @property
-    def notes(self) -> list[str]:
-        """What was chosen in opening them, and why."""
-
-    def __len__(self) -> int: ...
-
-    def name(self, index: int) -> str:
-        """Where an image lies, for messages."""
+class Pairs(Channel, Protocol):
+    """Images with a mask each."""
 
     def mask_name(self, index: int) -> str:
-        """Where its mask lies."""
-
-    def image(self, index: int) -> bytes:
-        """An image file as it is; a ValueError names one that cannot be read."""
+        """A mask's path, for messages."""
 
     def mask(self, index: int) -> bytes:
-        """A mask file as it is; a ValueError names one that cannot be read."""
-
-    def announce(self) -> Announce | None:
-        """Gets the images that an epoch will draw, before they are read. None: the source reads nothing ahead."""
+        """A mask file, as `image`."""
 
 
 def open_pairs(root: Path, settings: TrainingSettings) -> Pairs:
-    """The images and masks of a channel: shards where there are any (*.tar), else two folders.
+    """The images and masks of a channel: shards if it holds any (*.tar), else two folders.
 
     Raises:
         ValueError: there are no images, one lacks its mask, two share one, or shards are broken.
@@ -88,12 +68,9 @@ class PairShards(ShardFiles):
         if not len(self.index.mask_offsets):
             raise ValueError(f"{root}: its shards hold labels, not masks (<key>.mask.png beside <key>.jpg)")
 
-    def __len__(self) -> int:
-        return len(self.index)
-
 
 def pair_up(root: Path) -> list[tuple[Path, Path]]:
-    """The (image, mask) files of a folder, sorted; masks without an image are left alone.
+    """The (image, mask) files of a folder, sorted; masks without an image are ignored.
 
     Raises:
         ValueError: there are no images, one lacks its mask, or two share one.
@@ -119,7 +96,7 @@ def pair_up(root: Path) -> list[tuple[Path, Path]]:
 
 
 def _by_stem(folder: Path, endings: tuple[str, ...]) -> dict[str, list[Path]]:
-    """Files below a folder by their path without its ending; hidden ones are left out."""
+    """Files below a folder by path without ending; hidden ones are left out."""
     found: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)

@@ -45,7 +45,7 @@ class HeldOutImages:
         _, index = draw
         source = self.source
         try:
-            pixels = self._preprocessor.held_out(source.encoded(index), source.name(index), self.size, self.channels)
+            pixels = self._preprocessor.held_out(source.image(index), source.name(index), self.size, self.channels)
         except BrokenImage as error:
             self.broken.handle(error)
             return None
@@ -141,7 +141,7 @@ class TrainingViews:
 
     def _varied(self, view: int, index: int) -> np.ndarray:
         rng = self.rng(view, index)
-        encoded, file = self.source.encoded(index), self.source.name(index)
+        encoded, file = self.source.image(index), self.source.name(index)
         pixels = self.preprocessor.varied(encoded, file, self.size, self.channels, self.augmentation, rng)
         self.augmentation.erase(pixels, rng)
         return pixels

@@ -90,7 +90,7 @@ class ViewsByDali:
         """Draws in the order of TrainingViews: first the variation, then what is erased."""
         views, rng = self.views, self.views.rng(view, index)
         encoded, size = graph.readable_file(
-            views.source.encoded(index),
+            views.source.image(index),
             views.source.name(index),
             views.channels,
             fallback=index in fallback_indices,

@@ -1,4 +1,4 @@
-"""What labelled images are read from, whatever holds them."""
+"""The images of a channel, from folders or shards."""
 
 from __future__ import annotations
 
@@ -17,8 +17,35 @@ from training.runtime.environment import is_streamed
 from training.settings.scripts import TrainingSettings
 
 
-class Source(Protocol):
-    """Labelled images, numbered from 0 on, in the same order on every machine."""
+class Channel(Protocol):
+    """Images numbered from 0, in the same order on every machine."""
+
+    @property
+    def order(self) -> Order:
+        """How they are shuffled for training."""
+
+    @property
+    def notes(self) -> list[str]:
+        """The choices made in opening it, with reasons."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """An image's path, for messages."""
+
+    def image(self, index: int) -> bytes:
+        """An image file.
+
+        Raises:
+            ValueError: it cannot be read; the message names it.
+        """
+
+    def announce(self) -> Announce | None:
+        """Takes the images that an epoch will draw, before they are read. None: nothing is read ahead."""
+
+
+class Source(Channel, Protocol):
+    """Images with a class each."""
 
     root: Path
     classes: list[str]
@@ -27,34 +54,15 @@ class Source(Protocol):
     def labels(self) -> np.ndarray:
         """int64 (images,), class numbers."""
 
-    @property
-    def order(self) -> Order:
-        """How the images are shuffled for training."""
-
-    @property
-    def notes(self) -> list[str]:
-        """What was chosen in opening it, and why."""
-
-    def __len__(self) -> int: ...
-
-    def name(self, index: int) -> str:
-        """Where an image lies, for messages."""
-
-    def encoded(self, index: int) -> bytes:
-        """An image file as it is; a ValueError names one that cannot be read."""
-
     def digest(self) -> str:
-        """SHA-256 of what the images are, so that what was computed from others is not used for them."""
-
-    def announce(self) -> Announce | None:
-        """Gets the images that an epoch will draw, before they are read. None: the source reads nothing ahead."""
+        """SHA-256 that tells these images and classes from others, for caches of what is computed from them."""
 
 
 def open_source(root: Path, settings: TrainingSettings, images_per_class: int | None = None) -> Source:
-    """The labelled images of a channel: shards where there are any (*.tar), else a folder with one subfolder a class.
+    """The labelled images of a channel: shards if it holds any (*.tar), else a folder with one subfolder a class.
 
     Raises:
-        ValueError: there is no class, or one without images; shards are broken; or there are both.
+        ValueError: there is no class, or one without images; shards are broken; or it holds both kinds.
     """
     if not has_shards(root):
         return LabelledFolder(root, images_per_class)
@@ -78,7 +86,7 @@ def has_shards(root: Path) -> bool:
 
 
 def shard_reading(root: Path, settings: TrainingSettings) -> ShardReading:
-    """How a channel's shards are read, by the settings and by how SageMaker brings the channel."""
+    """How a channel's shards are read, by the settings and by SageMaker's input mode."""
     limit = settings.shard_cache_gb
     return ShardReading(
         settings.shuffle_window_shards, is_streamed(root), None if limit is None else round(limit * 10**9)

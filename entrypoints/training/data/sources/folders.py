@@ -16,14 +16,14 @@ from training.data.orders import FreeOrder
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 STATS_AT_ONCE = 16
-"""Threads that ask for the size of files: on a file system of a network the answers take their time, and not the CPU's."""
+"""Threads that ask for the sizes of files: a network's file system answers late, at no cost to the CPU."""
 
 FILES_A_TURN = 10_000
-"""Files whose sizes are asked at once, so that a million of them need no million of futures."""
+"""Files whose sizes are asked at once, so that a million files need no million futures."""
 
 
 class LabelledFolder:
-    """The images of a folder with one subfolder a class, numbered by class and then by path."""
+    """The images of a folder with one subfolder a class, numbered by class, then by path."""
 
     def __init__(self, root: Path, images_per_class: int | None = None):
         """List the images; none is opened.
@@ -38,8 +38,8 @@ class LabelledFolder:
         self.root, self.classes = root, list(found)
         self.labels = np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
         """int64 (images,), class numbers."""
-        # One array, because worker processes that only read a list of a million strings come to own a copy each: reading
-        # counts references, which writes to the pages that they share (https://github.com/pytorch/pytorch/issues/13246).
+        # One array: worker processes that read a list of a million strings come to own a copy each, since reading counts
+        # references and so writes to the shared pages (https://github.com/pytorch/pytorch/issues/13246).
         self._files = np.array([os.fsencode(file) for files in found.values() for file in files])
         self.order = FreeOrder(len(self._files))
         self.notes: list[str] = []
@@ -48,11 +48,11 @@ class LabelledFolder:
         return len(self._files)
 
     def name(self, index: int) -> str:
-        """Where an image lies, for messages."""
+        """An image's path, for messages."""
         return os.path.join(self.root, os.fsdecode(self._files[index]))
 
-    def encoded(self, index: int) -> bytes:
-        """An image file as it is.
+    def image(self, index: int) -> bytes:
+        """An image file.
 
         Raises:
             ValueError: it cannot be read; the message names it.
@@ -62,7 +62,7 @@ class LabelledFolder:
     def digest(self) -> str:
         """SHA-256 of every image's path below the root, which begins with its class, and its size in bytes, in order.
 
-        The content is not read. Of a million files the size is asked by several threads, as each answer may come from afar.
+        No file is read. Threads ask for the sizes, since each answer may cross a network.
         """
         found, root = hashlib.sha256(), os.fsencode(self.root)
 
@@ -77,11 +77,11 @@ class LabelledFolder:
         return found.hexdigest()
 
     def announce(self) -> None:
-        """The source reads nothing ahead."""
+        """Nothing is read ahead."""
 
 
 def find_images(root: Path) -> dict[str, list[str]]:
-    """By class, sorted: the images at any depth below its folder, as sorted paths from the root. Hidden ones are left out.
+    """The images of each class: sorted paths from the root, at any depth below the class's folder, without hidden ones.
 
     Raises:
         ValueError: there is no class, or one without images.

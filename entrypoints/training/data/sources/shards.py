@@ -1,8 +1,8 @@
-"""Labelled images in tar shards of the WebDataset convention, read at any place, so that a run goes on within an epoch.
+"""Labelled images in tar shards of the WebDataset convention, read at any place, so that a run resumes within an epoch.
 
-The webdataset library streams: it can neither go on within an epoch nor keep an order at another number of processes (its authors:
-https://github.com/webdataset/webdataset/issues/271), and MosaicML's and Lightning's readers want formats of their own; so the
-convention is theirs, its shards can be exchanged with that library, and the reading is ours.
+The webdataset library streams: it does not resume within an epoch, nor keep an order at another number of processes
+(https://github.com/webdataset/webdataset/issues/271). MosaicML's and Lightning's readers need formats of their own. So shards
+follow the convention, and are read here.
 """
 
 from __future__ import annotations
@@ -40,95 +40,31 @@ class ShardReading:
     window: int = 32
     """Shards among which images are shuffled."""
     streamed: bool = False
-    """Whether each read goes to S3, so that whole shards are to be copied to the disk before."""
+    """Whether each read goes to S3, so that whole shards are copied to the disk first."""
     cache_bytes: int | None = None
-    """Of all copies on a host. None: half of what is free."""
-
-
-class LabelledShards:
-    """The images of a folder of shards, numbered through them in the order of their names."""
-
-    def __init__(self, root: Path, images_per_class: int | None = None, reading: ShardReading | None = None):
-        """Find out what lies where; no image is read.
-
-        Args:
-            images_per_class: only the first N of each class. None: all.
-
-        Raises:
-            ValueError: a shard is missing, broken or not in the index, an image has no label, or one of no class.
-        """
-        self.root, self.files = root, ShardFiles(root, reading or ShardReading())
-        index, named = self.files.index, read_classes(root)
-        if len(index.mask_offsets):
-            raise ValueError(f"{root}: its shards hold masks, not labels: train_segmentation.py reads them")
-        most = len(named) if named else MAX_CLASSES
-        wrong = (index.labels < 0) | (index.labels >= most)
-        if wrong.any():
-            first = int(np.argmax(wrong))
-            why = (
-                f"has {most} names of classes"
-                if named
-                else f"has no names of classes, without which {most:,} are the limit"
-            )
-            raise ValueError(
-                f"{self.files.name(first)} has class {index.labels[first]}, and {root} {why}, so 0 to {most - 1} are valid: "
-                f"correct the label, or {' or '.join(CLASSES)}"
-            )
-        self.classes = named or [str(number) for number in range(int(index.labels.max()) + 1)]
-        if images_per_class is not None:
-            self.files.keep(_first_of_each(index.labels, images_per_class))
-        self.order = self.files.order
-
-    @property
-    def labels(self) -> np.ndarray:
-        """int64 (images,), class numbers."""
-        return self.files.index.labels
-
-    @property
-    def notes(self) -> list[str]:
-        """What was chosen, and why."""
-        return self.files.notes
-
-    def __len__(self) -> int:
-        return len(self.files.index)
-
-    def name(self, index: int) -> str:
-        """Where an image lies, for messages."""
-        return self.files.name(index)
-
-    def encoded(self, index: int) -> bytes:
-        """An image file as it is.
-
-        Raises:
-            ValueError: it cannot be read; the message names it.
-        """
-        return self.files.image(index)
-
-    def digest(self) -> str:
-        """SHA-256 of the shards' names, sizes and checksums, of what lies where in them, and of the classes; images are not read."""
-        found = hashlib.sha256(self.files.digest().encode())
-        for name in self.classes:
-            found.update(b"%b\0" % name.encode())
-        return found.hexdigest()
-
-    def announce(self) -> Announce | None:
-        """Gets the images that an epoch will draw, so that their shards are copied ahead; None where they are read in place."""
-        return self.files.announce()
+    """Limit of all copies on a host. None: half of what is free."""
 
 
 class ShardFiles:
     """Shards and their index, read at any place by any number of threads and processes.
 
     Attributes:
-        index: what lies where.
-        notes: what was chosen, and why.
+        index: where each image lies.
+        order: how images are shuffled.
+        notes: the choices made in opening them, with reasons.
     """
 
     def __init__(self, root: Path, reading: ShardReading):
+        """Open the index; no image is read.
+
+        Raises:
+            ValueError: a shard is missing, broken or not in the index, or there are no images.
+        """
         self.root, self._reading = root, reading
         sizes = find_shards(root)
         self.notes: list[str] = []
         self.index = self._open_index(sizes)
+        self.order = ShardOrder(self.index.counts, reading.window)
         self._names = self.index.names
         self._files: dict[int, _OpenFile] = {}
         self._starts = np.cumsum(self.index.counts).tolist()
@@ -138,15 +74,8 @@ class ShardFiles:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_files": {}}
 
-    @property
-    def order(self) -> ShardOrder:
-        """How images are shuffled."""
-        return ShardOrder(self.index.counts, self._reading.window)
-
-    def keep(self, indices: np.ndarray) -> None:
-        """Leave out all images but those with these ascending indices; the others are numbered anew."""
-        self.index = self.index.only(indices)
-        self._starts = np.cumsum(self.index.counts).tolist()
+    def __len__(self) -> int:
+        return len(self.index)
 
     def image(self, index: int) -> bytes:
         """An image file.
@@ -161,7 +90,7 @@ class ShardFiles:
         return self._read(index, int(self.index.mask_offsets[index]), int(self.index.mask_lengths[index]))
 
     def name(self, index: int) -> str:
-        """Shard and member of an image, as its tar header says."""
+        """Shard and member of an image, from its tar header."""
         return self._member(index, int(self.index.offsets[index]))
 
     def mask_name(self, index: int) -> str:
@@ -169,14 +98,14 @@ class ShardFiles:
         return self._member(index, int(self.index.mask_offsets[index]))
 
     def digest(self) -> str:
-        """SHA-256 of the shards' names, sizes and checksums, and of what lies where in them."""
+        """SHA-256 of the shards' names, sizes and checksums, and of the places of their images."""
         found = hashlib.sha256()
         for name in ("shards", "sizes", "checksums", "counts", "offsets", "lengths", "labels", "mask_offsets"):
             found.update(np.ascontiguousarray(getattr(self.index, name)).tobytes())
         return found.hexdigest()
 
     def announce(self) -> Announce | None:
-        """See LabelledShards."""
+        """Takes the images that an epoch will draw and copies their shards ahead. None: shards are read in place."""
         if self._cache is None:
             return None
         return ReadAhead(self._cache, self._names, self.index.shard_of_image())
@@ -205,7 +134,7 @@ class ShardFiles:
 
     def _pread(self, shard: int, offset: int, length: int) -> bytes:
         file, found = self._opened(shard), b""
-        while len(found) < length:  # a file system in user space may give less than it was asked for
+        while len(found) < length:  # a file system in user space may return less
             part = os.pread(file.descriptor, length - len(found), offset + len(found))
             if not part:
                 break
@@ -213,12 +142,12 @@ class ShardFiles:
         return found
 
     def _opened(self, shard: int) -> _OpenFile:
-        """A shard's file, opened once. No lock: a fork may come at any time, and Python's dict needs none."""
+        """A shard's file, opened once. No lock: a fork can come at any time, and a dict needs none."""
         file = self._files.get(shard)
         if file is None:
             file = self._open(self._names[shard])
             for other, opened in list(self._files.items()):
-                # one that was removed to make room takes room until it is closed
+                # a removed copy takes room until it is closed
                 if len(self._files) >= 2 * self._reading.window or not os.fstat(opened.descriptor).st_nlink:
                     self._files.pop(other, None)
             self._files[shard] = file
@@ -234,7 +163,7 @@ class ShardFiles:
         return _OpenFile(self.root / name)
 
     def _open_index(self, sizes: dict[str, int]) -> ShardIndex:
-        """The index that lies beside the shards, or one made from them."""
+        """The index beside the shards, or one made from them."""
         if not (self.root / INDEX).is_file():
             return self._made_index(sizes)
         index = read_index(self.root / INDEX)
@@ -250,12 +179,12 @@ class ShardFiles:
             more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise ValueError(
                 f"the shards in {self.root} are not those of {INDEX} there: {'; '.join(problems[:5])}{more}. Copy them again, or, "
-                f"if they are meant to be as they are, remove {INDEX}: a new one is then made at the start"
+                f"if they are right, remove {INDEX}: a new one is made at the start"
             )
         return index
 
     def _made_index(self, sizes: dict[str, int]) -> ShardIndex:
-        """An index made by the first process of this host that comes, which the others wait for; kept for the next run."""
+        """An index made by the first process of this host, while the others wait; kept for the next run."""
         classes = read_classes(self.root)
         times = [os.stat(self.root / name).st_mtime_ns for name in sizes]
         folder = host_folder(INDEX, self.root.absolute(), *sizes.items(), *times, *(classes or ()))
@@ -290,8 +219,60 @@ class ShardFiles:
         )
 
 
+class LabelledShards(ShardFiles):
+    """Shards of `<key>.jpg` beside `<key>.cls` or `<key>.json`; images are numbered through them in the order of their names."""
+
+    def __init__(self, root: Path, images_per_class: int | None = None, reading: ShardReading | None = None):
+        """Open the index; no image is read.
+
+        Args:
+            images_per_class: only the first N of each class. None: all.
+
+        Raises:
+            ValueError: as ShardFiles; or the shards hold masks, or a label is of no class.
+        """
+        super().__init__(root, reading or ShardReading())
+        if len(self.index.mask_offsets):
+            raise ValueError(f"{root}: its shards hold masks, not labels: train_segmentation.py reads them")
+        named = read_classes(root)
+        self._require_classes(named)
+        self.classes = named or [str(number) for number in range(int(self.labels.max()) + 1)]
+        if images_per_class is not None:
+            self._keep(_first_of_each(self.labels, images_per_class))
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 (images,), class numbers."""
+        return self.index.labels
+
+    def digest(self) -> str:
+        """SHA-256 of what ShardFiles' digest covers, and of the classes."""
+        found = hashlib.sha256(super().digest().encode())
+        for name in self.classes:
+            found.update(b"%b\0" % name.encode())
+        return found.hexdigest()
+
+    def _keep(self, indices: np.ndarray) -> None:
+        """Leave out all images but those with these ascending indices, and number them anew."""
+        self.index = self.index.only(indices)
+        self.order = ShardOrder(self.index.counts, self._reading.window)
+        self._starts = np.cumsum(self.index.counts).tolist()
+
+    def _require_classes(self, named: list[str] | None) -> None:
+        most = len(named) if named else MAX_CLASSES
+        wrong = (self.labels < 0) | (self.labels >= most)
+        if not wrong.any():
+            return
+        first = int(np.argmax(wrong))
+        why = f"{most} names of classes" if named else f"no names of classes, without which {most:,} are the limit"
+        raise ValueError(
+            f"{self.name(first)} has class {self.labels[first]}, and {self.root} has {why}, so 0 to {most - 1} are valid: "
+            f"correct the label, or {' or '.join(CLASSES)}"
+        )
+
+
 class _OpenFile:
-    """A file descriptor that is closed when nobody reads it any more, whichever thread comes last."""
+    """A file descriptor, closed when its last reader in any thread is done."""
 
     def __init__(self, file: Path):
         self.descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
