@@ -1,4 +1,4 @@
-"""Whether a teacher is good enough to learn from, by its metrics on the held-out images."""
+"""A teacher is accepted or refused by its metrics on the held-out images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HINTS = {
 def accept(
     teacher: Teacher, metrics: Mapping[str, Any], minimum: float, number_format: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Log a teacher's quality, and refuse one that is not worth learning from.
+    """Log a teacher's quality, and refuse one below the minimum.
 
     Args:
         metrics: of the held-out images, validation_accuracy or validation_miou among them.
@@ -34,7 +34,7 @@ def accept(
         number_format: of its weights.
 
     Returns:
-        What result.json and the model's card say of it.
+        The teacher's entry in result.json and the model's card.
 
     Raises:
         ValueError: as `require`.
@@ -51,7 +51,7 @@ def require(metric: str, value: float, minimum: float, name: str) -> None:
     """Refuse a teacher whose metric, 0…1 on the held-out images, is below the minimum.
 
     Raises:
-        ValueError: it is lower; the message says what may be wrong.
+        ValueError: it is lower; the message names possible causes.
     """
     what, setting, hint = HINTS[metric]
     if value < minimum:

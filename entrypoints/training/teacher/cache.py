@@ -1,8 +1,8 @@
-"""The teacher's logits kept in files, so that a view of an image passes through the teacher once, and never in a later epoch or run.
+"""The teacher's logits in files: a view of an image passes through the teacher once, over all epochs and runs.
 
-A folder holds manifest.json, which says what the logits are of, and a file a view with a record for every training image, at
-the place that the image's index gives. A record whose checksum does not hold is absent, be it unwritten, torn by a kill or
-damaged later; the teacher then computes it again. So there is no index to repair and no order to keep.
+A folder holds manifest.json, which describes the logits, and one file a view with a record for every training image, placed by
+the image's index. A record whose checksum does not hold counts as absent, whether unwritten, torn by a kill or damaged later, and
+is computed again. So there is no index to repair and no order to keep.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from training.teacher.cache_filling import Filling
 from training.teacher.logit_records import Precision, RecordLayout, Seal, ViewFile, record_layout
 
 FORMAT = 1
-"""Of the records; a folder with another one is refused."""
+"""Of the records; a folder of another format is refused."""
 
 MANIFEST = "manifest.json"
 
 SCANNED = 1 << 24
-"""Bytes of records that are checked at once when an epoch begins."""
+"""Bytes of records checked at once when an epoch begins."""
 
 TRIED = 1000
-"""Where no more records than these are missing, the images are read, because records that broken images lack are not missing."""
+"""Up to this many missing records, the images are read: those of broken images are not missing."""
 
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
-"""Errors of file systems that take no writing, or none in the middle of a file, as mounted S3 buckets do not."""
+"""Errors of file systems that are read-only, or cannot write within a file, such as mounted S3 buckets."""
 
 
 class TeacherCache:
-    """The kept logits of one teacher for one data set and one way to vary it.
+    """The logits of one teacher for one data set and one augmentation.
 
-    Every process of a run holds one. In the steps of an epoch that finds records missing, all ranks exchange what their teachers
-    computed, and one rank of each folder writes all of it: `where` may be a folder of each host or one that all share. An epoch
-    that finds all of its records runs no teacher and has no collective.
+    Every process of a run holds one. In an epoch with missing records all ranks exchange what their teachers compute, and one
+    rank of each folder writes it: `where` is a folder of each host, or one that all share. An epoch that finds all its records
+    runs no teacher and has no collective.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TeacherCache:
         self.writable = self.complete = False
         self._writes = self._exchanged = False
         self.hits = self.misses = 0
-        """Images of this rank that were found, and that passed through the teacher."""
+        """Images of this rank whose records were found, and those that passed through the teacher."""
 
     @classmethod
     def open(
@@ -91,16 +91,16 @@ class TeacherCache:
         """The cache in a folder, or a new one there. A collective.
 
         Args:
-            where: a folder of this host, or one that all share. It may be read-only where it holds all `views`.
-            parts: what the logits depend on, by name, as hashes or names: "teacher weights", "transform", "data", "dtype".
+            where: a folder of this host, or one that all share; read-only is fine if it holds all `views`.
+            parts: hashes or names of all that the logits depend on: "teacher weights", "transform", "data", "dtype".
             images: training images.
             views: reproducible variations of each image.
-            stand_in: the image that comes where one is drawn: itself, or another where it is broken.
+            stand_in: the image that comes for a drawn one: itself, or another if it is broken.
             top_k: logits kept of each image. None, or as many as there are classes: all.
 
         Raises:
-            ValueError: the folder holds the logits of something else, lies on too small a disk, or is read-only and incomplete;
-                the message names the part that differs, or what is missing, and the fix.
+            ValueError: the folder holds other logits, its disk is too small, or it is read-only and incomplete; the message names
+                what differs or is missing, and the fix.
         """
         layout = record_layout(classes, top_k, precision)
         identity = {
@@ -116,7 +116,7 @@ class TeacherCache:
             cache._set_up(identity)
         except (ValueError, OSError) as error:
             problem = error
-        if world.any(problem is not None):  # together, so that no rank waits for one that has left
+        if world.any(problem is not None):  # together: no rank waits for one that has left
             raise problem or ValueError("another process cannot use its teacher cache; its own message says why")
         cache._exchanged, sees_the_first = world.any(cache.writable), cache._sees_the_first()
         cache._writes = cache.writable and world.is_first_on_host and (world.is_first or not sees_the_first)
@@ -124,11 +124,11 @@ class TeacherCache:
 
     @property
     def size_bytes(self) -> int:
-        """What the cache takes when all its views are written."""
+        """Bytes of the cache with all its views."""
         return self.views * self.images * self.layout.size
 
     def say(self) -> str:
-        """A line for people about what is kept where, and how large it gets."""
+        """A line for people: what is kept, where, and its final size."""
         kept = "all" if self.layout.top_k is None else f"the {self.layout.top_k} largest of"
         return (
             f"teacher cache {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.images:,} images, {kept} "
@@ -142,18 +142,18 @@ class TeacherCache:
         )
 
     def begin_epoch(self, view: int, indices: np.ndarray | torch.Tensor | list[int]) -> bool:
-        """Turn to a view and find out whether it holds all that an epoch will draw. A collective.
+        """Open a view and check whether it holds all that an epoch will draw. A collective.
 
         Args:
             view: from 1 to `views`.
-            indices: of the images that this rank will draw; those of all ranks are fine, and take longer.
+            indices: of the images that this rank will draw; those of all ranks are valid too, and take longer.
 
         Returns:
-            Whether all ranks found all of theirs, so that the epoch needs no teacher.
+            Whether all ranks found all their records: the epoch needs no teacher.
         """
         assert 1 <= view <= self.views, f"view {view} of {self.views}"
         self.close()
-        self.world.any(False)  # whoever writes has written
+        self.world.any(False)  # all writers are done
         self._view, self._file = view, ViewFile(self._path(view), self.images, self.layout.size, self.writable)
         missing = self._missing(np.sort(np.asarray(indices, dtype=np.int64)))
         if 0 < len(missing) <= TRIED:  # a broken image has no record of its own
@@ -162,20 +162,19 @@ class TeacherCache:
         return self.complete
 
     def logits(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """The teacher's logits for a batch, float32 (batch, classes) on the device of its images, as a record holds them.
+        """The teacher's logits for a batch, float32 (batch, classes) on the device of its images, rounded as records are.
 
-        Also the first time they are rounded through the record, so that a run that was killed, and finds what it had computed,
-        goes on with the same numbers. For that, too, a batch of which any record is missing passes through the teacher whole:
-        a part of it is another shape, for which a library may add in another order.
+        Computed logits are rounded too, so that a killed run resumes with the same numbers. For the same reason a batch with any
+        record missing passes through the teacher whole: for a part of it, another shape, a library may add in another order.
 
         Where `complete` is false this is a collective: every rank calls it equally often, with batches of one size.
 
         Args:
-            batch: its indices and views are on the CPU; all of its views are the one that `begin_epoch` was given.
+            batch: its indices and views are on the CPU; all its views are that of `begin_epoch`.
             teacher: uint8 images (batch, channels, height, width) -> logits (batch, classes).
 
         Raises:
-            ValueError: the logits of a batch before this one are not finite.
+            ValueError: the logits of an earlier batch are not finite.
             OSError: the disk is full.
         """
         assert (batch.views == self._view).all(), "a batch of another view than the epoch's"
@@ -195,23 +194,23 @@ class TeacherCache:
         packed = self.layout.pack(teacher(batch.images))
         if not self.complete and self._exchanged:
             self._filling.add(packed, indices, missing, self._writer if self._writes else None, True)
-        elif self.writable:  # damaged since the epoch began: the other ranks do not know of it
+        elif self.writable:  # damaged since the epoch began: the other ranks do not know
             self._filling.add(packed, indices, missing, self._writer, False)
         computed = self.layout.rounded(packed)
         if absent == len(indices):
             return computed
-        records[missing] = 0  # what is damaged there may be no class at all
+        records[missing] = 0  # a damaged class number may be out of range
         is_missing = accelerator.pinned(torch.from_numpy(missing), device).to(device, non_blocking=True)
         return torch.where(is_missing[:, None], computed, self.layout.decode(records, device))
 
     def sync(self) -> None:
-        """Have the disk hold what was written, for a checkpoint that counts on it."""
+        """Flush what was written to the disk, before a checkpoint relies on it."""
         if self._file is not None:
             self._filling.settle()
             self._file.sync()
 
     def close(self) -> None:
-        """Let go of the view's file; `begin_epoch` opens another."""
+        """Close the view's file; `begin_epoch` opens another."""
         if self._file is not None:
             self.sync()
             self._file.close()
@@ -221,7 +220,7 @@ class TeacherCache:
         return self.where / f"view-{view:04d}.bin"
 
     def _set_up(self, identity: Mapping[str, Any]) -> None:
-        """Write or check the manifest, and find out whether this host can write here, and has the room.
+        """Write or check the manifest, and whether this host can write here and has room.
 
         Raises:
             ValueError: as `open`.
@@ -229,7 +228,7 @@ class TeacherCache:
         if not (self.where / MANIFEST).is_file():
             with _cannot_begin(self.where):
                 self.where.mkdir(parents=True, exist_ok=True)
-                self._require_room()  # or the next attempt, with a smaller top_k, would find the manifest of this one
+                self._require_room()  # before the manifest, which would refuse a smaller top_k
                 _write_manifest(self.where, identity, self.layout)
         _require_same(self.where, _read_manifest(self.where), identity)
         self.writable = _can_write(self.where, self._path(1))
@@ -259,7 +258,7 @@ class TeacherCache:
             )
 
     def _missing(self, indices: np.ndarray) -> np.ndarray:
-        """The images without a record, or some more than TRIED of them; indices in rising order, in which disks read fastest."""
+        """The images without a record, at most some more than TRIED; indices rise, as disks read fastest."""
         assert self._file is not None, "begin_epoch has opened it"
         step, missing = max(1, SCANNED // self.layout.size), []
         for first in range(0, len(indices), step):
@@ -270,16 +269,13 @@ class TeacherCache:
         return np.concatenate(missing) if missing else indices
 
     def _writer(self, records: np.ndarray, indices: np.ndarray) -> None:
-        """Seals and writes records of this view; in the thread that fills the cache."""
+        """Seal and write records of this view, in the thread that fills the cache."""
         assert self._file is not None
         self._seal.close(records, indices, self._view)
         self._file.write(records, indices)
 
     def _sees_the_first(self) -> bool:
-        """Whether `where` is rank 0's own folder, as on FSx, where hosts that write into one file wait for each other's locks.
-
-        A collective.
-        """
+        """Whether `where` is rank 0's folder too, as on FSx, where hosts writing to one file wait for each other. A collective."""
         name = b"-"
         with contextlib.ExitStack() as stack:
             if self.world.is_first and self.writable:
@@ -287,7 +283,7 @@ class TeacherCache:
                 name = Path(token.name).name.encode()
             name = self.world.broadcast_bytes(name if self.world.is_first else None)
             sees = (self.where / name.decode()).exists()
-            self.world.any(sees)  # everybody has looked: the file may go
+            self.world.any(sees)  # all have looked
         return sees
 
 
@@ -297,7 +293,7 @@ def size_of(images: int, classes: int, views: int, top_k: int | None, precision:
 
 
 def _write_manifest(where: Path, identity: Mapping[str, Any], layout: RecordLayout) -> None:
-    """All at once, under its own name; another process of the run may be writing the same."""
+    """Write the manifest atomically; another process of the run may write the same."""
     created = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
@@ -325,7 +321,7 @@ def _read_manifest(where: Path) -> dict[str, Any]:
 
 
 def _require_same(where: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise a ValueError that names everything in which the logits of a folder are not those of this run."""
+    """Raise a ValueError that names all in which a folder's logits differ from this run's."""
     different = [
         f"{part} (there {_short(there.get(part))}, here {_short(here.get(part))})"
         for part in dict.fromkeys([*here, *there])
@@ -350,7 +346,7 @@ def _cannot_begin(where: Path) -> Iterator[None]:
 
 
 def _can_write(where: Path, path: Path) -> bool:
-    """Whether files can be made in a folder, and records written in the middle of one there; it is made where there is none."""
+    """Whether a folder takes new files, and writes within `path`, which is created if need be."""
     try:
         with tempfile.TemporaryFile(dir=where):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
@@ -362,7 +358,7 @@ def _can_write(where: Path, path: Path) -> bool:
 
 
 def _allocated(path: Path) -> int:
-    """Bytes that a file takes on its disk; 0 where there is none."""
+    """Bytes that a file takes on its disk; 0: it does not exist."""
     try:
         return path.stat().st_blocks * 512
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the teachers of all ranks computed, brought into the cache's files behind training, which waits for none of it."""
+"""The logits that all ranks' teachers compute, written to the cache's files while training goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.runtime import accelerator
 from training.teacher.logit_records import RecordLayout
 
 BEHIND = 2
-"""Batches that may be on their way to the disk; with more, training waits for the oldest."""
+"""Batches under way to the disk; with more, training waits for the oldest."""
 
 INDEX_BYTES = 8
 """Bytes of an image's index."""
@@ -24,10 +24,10 @@ Write = Callable[[np.ndarray, np.ndarray], None]
 
 
 class Filling:
-    """The packed logits of a batch travel to every rank, from there to the host, and one thread makes records of them.
+    """Gathers a batch's packed logits from all ranks, copies them to the host, and writes their records in one thread.
 
     Args:
-        world: whose ranks exchange what they computed.
+        world: the ranks that exchange them.
     """
 
     def __init__(self, layout: RecordLayout, world: World):
@@ -38,14 +38,14 @@ class Filling:
     def add(
         self, packed: torch.Tensor, indices: np.ndarray, new: np.ndarray, write: Write | None, exchanged: bool
     ) -> None:
-        """Have the new logits of a batch written, some time.
+        """Have a batch's new logits written later.
 
         Args:
-            packed: as RecordLayout.pack gives them, on the device.
+            packed: as RecordLayout.pack returns them, on the device.
             indices: of the images, int64 (batch,).
-            new: which of them are to be written, bool (batch,).
+            new: those to write, bool (batch,).
             write: None: another process of this host writes.
-            exchanged: all ranks' are written. A collective then: every rank calls it equally often, with as many images.
+            exchanged: write all ranks' logits. Then a collective: every rank calls it equally often, with as many images.
 
         Raises:
             ValueError, OSError: an earlier batch could not be written.

@@ -1,4 +1,4 @@
-"""The frozen teacher, one model or several: from a channel or from published weights to logits that training cannot change."""
+"""The frozen teacher, one model or several, from a channel or published weights. Training cannot change it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from training.teacher.files import member_folders, read_weights, weights_file
 Precision = Literal["fp32", "bf16", "fp16"]
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
-"""timm's prefixes of a model that is a folder, and of one on the Hugging Face hub that has no name in timm."""
+"""timm's prefixes of a model in a folder, and of one on the Hugging Face hub without a name in timm."""
 
 
 class FrozenModel:
     """One model's logits, in its own normalisation, resolution and number format.
 
-    It is no nn.Module, so nothing that walks a student's modules reaches it: no optimizer, average, DDP or checkpoint.
+    It is no nn.Module, so no optimizer, average, DDP or checkpoint of the student reaches it.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class FrozenModel:
     ):
         """
         Args:
-            model: it is changed, and must not be used elsewhere.
-            name, options: as timm.create_model took them.
+            model: changed, and not to be used elsewhere.
+            name, options: the arguments of timm.create_model.
         """
         self.name, self.options, self.precision = name, dict(options), precision
         memory_format = torch.channels_last if timm_models.convolutional(model) else torch.contiguous_format
@@ -55,14 +55,14 @@ class FrozenModel:
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, height, width])."""
-        if any(module.training for module in self._parts):  # whoever called train(): dropout and BatchNorm stay off
+        if any(module.training for module in self._parts):  # after a call of train(): dropout and BatchNorm stay off
             self.model.eval()
-        # no_grad and not inference_mode, whose tensors the backward pass of the student's loss may not keep
+        # no_grad: the backward pass of the student's loss cannot keep inference_mode's tensors
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             return self._logits(images).float()
 
     def digest(self) -> str:
-        """SHA-256 of all that the logits depend on beside the images, whatever file and device the weights come from."""
+        """SHA-256 of all that the logits depend on but the images, whatever file and device hold the weights."""
         described = {
             "name": self.name,
             "options": self.options,
@@ -76,7 +76,7 @@ class FrozenModel:
 
     def _logits(self, images: torch.Tensor) -> torch.Tensor:
         if self._compiled is not None:
-            from torch._dynamo.exc import TorchDynamoException  # imported by torch.compile, and slow to import
+            from torch._dynamo.exc import TorchDynamoException  # slow to import; torch.compile has it
 
             try:
                 compiled: torch.Tensor = self._compiled(images)
@@ -92,7 +92,7 @@ class FrozenModel:
         return logits
 
     def run_as_it_is(self) -> None:
-        """Not compiled, from now on."""
+        """Run eagerly from now on."""
         self._compiled = None
 
 
@@ -113,33 +113,33 @@ class Teacher:
         return torch.stack([first, *others]).mean(0) if others else first
 
     def to(self, device: torch.device) -> Teacher:
-        """Move the weights to a device, in place; next to nothing where they are there."""
+        """Move the weights to a device, in place; free if they are there."""
         for member in self.members:
-            if member.model.mean.device != device:  # `to` itself would walk through all modules and parameters
+            if member.model.mean.device != device:  # `to` walks through all modules and parameters
                 member.model.to(device)
                 timm_models.choose_attention(member.model, FORMATS[member.precision], device)
         return self
 
     @property
     def parameters(self) -> int:
-        """Of all its models."""
+        """Number of parameters of all its models."""
         return sum(timm_models.parameter_count(member.model) for member in self.members)
 
     @property
     def memory_bytes(self) -> int:
-        """What its weights take on their device."""
+        """Bytes of its weights on their device."""
         held = [value for member in self.members for value in [*member.model.parameters(), *member.model.buffers()]]
         return sum(value.numel() * value.element_size() for value in held)
 
     def eager(self) -> Teacher:
-        """The same models, not compiled: a trial of batch sizes must leave no shapes behind."""
+        """The same models, not compiled, for a trial of batch sizes, which would leave shapes behind."""
         members = [*map(copy.copy, self.members)]
         for member in members:
             member.run_as_it_is()
         return Teacher(members)
 
     def digest(self) -> str:
-        """SHA-256 of all that the logits depend on beside the images; several models count in no order."""
+        """SHA-256 of all that the logits depend on but the images; the order of several models does not count."""
         return hashlib.sha256("".join(sorted(member.digest() for member in self.members)).encode()).hexdigest()
 
 
@@ -158,23 +158,23 @@ def load(
     """The teacher in a channel, or with published weights; on the CPU.
 
     Args:
-        channel: a folder that holds one model: a model.tar.gz as a run leaves it, its content, or one weights file
-            (.safetensors, .pt, .pth or .bin: a state dict, or a checkpoint that holds one under state_dict, model or model_ema);
-            or several, each an archive or a subfolder. None: `name` says where the weights are.
+        channel: a folder with one model: a run's model.tar.gz, its content, or one weights file (.safetensors, .pt, .pth or .bin:
+            a state dict, or a checkpoint with one under state_dict, model or model_ema); or with several, each an archive or a
+            subfolder. None: `name` says where the weights are.
         classes: the student's classes, in the order of its logits.
-        channels, image_size: of the images that it will see: the side of a square, which it scales to its own size where that is
-            another; with `pixels` the height and width to which whole images are scaled.
-        name, options: the timm model that the weights are for; None: as the description beside the weights says. A list: one for
-            each model of the channel in the order of their names. Without a channel: timm models with published weights,
+        channels, image_size: of the images it will see: the side of a square, which it scales to its own size; with `pixels`
+            the height and width that whole images are scaled to.
+        name, options: the timm model of the weights. None: the description beside the weights names it. A list: one for each
+            model of the channel, in the order of names. Without a channel: timm models with published weights,
             hf-hub:OWNER/NAME, or local-dir:FOLDER.
         precision: of the weights and the arithmetic.
-        compile: pass the models through torch.compile, at the first batch; where that fails they run as they are, with a warning.
-        pixels: the teacher gives every pixel a class, as the segmenters of train_segmentation.py do.
+        compile: pass the models through torch.compile at the first batch; one that fails runs eagerly, with a warning.
+        pixels: the teacher gives every pixel a class, as train_segmentation.py's models do.
 
     Raises:
-        ValueError: everything that is wrong with any of the models: no weights, several, no model name, weights that do not fit
-            it, or other classes or channels than the student's; a segmenter that learned from images of another size, or one
-            where a classifier is wanted, or the other way round.
+        ValueError: all that is wrong with any model: no weights, several, damaged ones, no model name, weights that do not fit it,
+            other classes or channels than the student's; a segmenter for images of another size, or for a classifier's place, or
+            the other way round.
     """
     members, problems = [], []
     # random starting weights must not move the student's
@@ -202,7 +202,7 @@ class _Source(NamedTuple):
     folder: Path | None
     """None: published weights."""
     name: str | None
-    """Its timm name. None: as the description in the folder says."""
+    """Its timm name. None: the description in the folder names it."""
 
 
 def _sources(channel: Path | None, names: Sequence[str | None], unpacked: Path) -> list[_Source]:
@@ -270,10 +270,10 @@ def _read(
 
 
 def _read_segmenter(source: _Source, classes: Sequence[str], channels: int, image_size: int | Sequence[int]) -> _Found:
-    """One of the teacher's models, of those that give every pixel a class.
+    """One of the teacher's models that give every pixel a class.
 
-    Its features know things at the size at which it learned them, and its decoder merges scales: it would have to see images
-    scaled to that size, of which the student sees other crops. So both learn from images of one size.
+    Its features and its decoder are made for the size it learned at, and images scaled to that size would not match the student's
+    crops. So both learn from images of one size.
 
     Raises:
         ValueError: as `load`.
@@ -347,7 +347,7 @@ def _require_fit(known: Sequence[str] | None, classes: Sequence[str], made_for: 
 
 
 def _fixed_size(published: Mapping[str, Any], options: Mapping[str, Any]) -> int | Sequence[int] | None:
-    """The image size for which a model was made, as a ViT's positions are; None: any will do."""
+    """The only image size of a model, as of a ViT's positions; None: any."""
     return options.get("img_size") or (published["input_size"][1:] if published.get("fixed_input_size") else None)
 
 

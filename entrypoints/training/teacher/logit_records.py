@@ -1,4 +1,4 @@
-"""A teacher's logits as records of one size, the largest ones, the log-sum-exp of the rest and a checksum, and files of them."""
+"""A teacher's logits as records of one size, and files of them: the largest logits, the log-sum-exp of the rest, a checksum."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from training.runtime import accelerator
 Precision = Literal["fp16", "fp32"]
 
 WORD = 4
-"""Bytes; a record is a whole number of them, and the last one is its checksum."""
+"""Bytes. A record is a whole number of words; the last is its checksum."""
 
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """How the logits of one view of one image lie in a record; little-endian.
+    """The fields of a record, the logits of one view of one image; little-endian.
 
-    With `top_k`: the class numbers of the largest logits in falling order, these logits, and the residual: the log-sum-exp of
-    all other logits. So every softmax over them is known at temperature 1, and the temperature is not chosen by the cache
-    (unlike probabilities, as TinyViT keeps: https://arxiv.org/abs/2207.10666, section 3.1). Without: all logits in the order of
-    their classes.
+    With `top_k`: the classes of the largest logits in falling order, these logits, and the residual, the log-sum-exp of all
+    others. That gives the softmax at temperature 1 and leaves the temperature open, unlike the probabilities that TinyViT keeps
+    (https://arxiv.org/abs/2207.10666, section 3.1). Without: all logits in the order of their classes.
     """
 
     classes: int
     top_k: int | None
     """Logits kept of each image, below `classes`. None: all."""
     precision: Precision
-    """Of the logits kept. fp16 holds the logits of a bf16 teacher without loss, between 6e-5 and 65504 in size."""
+    """Of the logits kept. fp16 holds a bf16 teacher's logits without loss, from 6e-5 to 65504 in size."""
 
     @cached_property
     def fields(self) -> np.dtype:
-        """A record's fields; its end is for the checksum."""
+        """A record's fields; its end holds the checksum."""
         logit = {"fp16": "<f2", "fp32": "<f4"}[self.precision]
         fields: list[tuple[str, str] | tuple[str, str, tuple[int]]]
         if self.top_k is None:
@@ -53,16 +52,16 @@ class RecordLayout:
 
     @property
     def width(self) -> int:
-        """Numbers of an image that `pack` gives."""
+        """Numbers an image in what `pack` returns."""
         return self.classes if self.top_k is None else 2 * self.top_k + 1
 
     @property
     def size(self) -> int:
-        """Bytes of a record, its checksum too."""
+        """Bytes of a record with its checksum."""
         return self.fields.itemsize
 
     def pack(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, classes) of any type -> all that a record holds of them, float32 (batch, width), on the same device.
+        """Logits (batch, classes) of any type -> the content of their records, float32 (batch, width), on the same device.
 
         With `top_k` the largest logits, their classes (float32 holds numbers below 2**24) and the residual; else all logits.
         """
@@ -75,14 +74,14 @@ class RecordLayout:
         return torch.cat([largest, classes.float(), residual], dim=1)
 
     def encode(self, packed: np.ndarray) -> np.ndarray:
-        """What `pack` gave, float32 (batch, width) -> records without checksums, uint8 (batch, size).
+        """The result of `pack`, float32 (batch, width) -> records without checksums, uint8 (batch, size).
 
         Raises:
             ValueError: a logit is not finite, or `precision` cannot hold it.
         """
         records = np.zeros((len(packed), self.size), np.uint8)
         fields = self._of(records)
-        with np.errstate(over="ignore"):  # an error below says so
+        with np.errstate(over="ignore"):  # reported below
             if self.top_k is None:
                 fields["logits"] = packed
             else:
@@ -100,7 +99,7 @@ class RecordLayout:
         return records
 
     def rounded(self, packed: torch.Tensor) -> torch.Tensor:
-        """What `decode` will give of the records of what `pack` gave: logits float32 (batch, classes), on the same device."""
+        """The logits that `decode` will return for what `pack` returned: float32 (batch, classes), on the same device."""
         kept = packed if self.top_k is None else packed[:, : self.top_k]
         kept = kept.to(torch.float16).float() if self.precision == "fp16" else kept
         if self.top_k is None:
@@ -112,9 +111,9 @@ class RecordLayout:
         """Records, uint8 (batch, size) -> logits float32 (batch, classes) on a device.
 
         The classes that were not kept share their probability evenly: each gets residual - log(their number). At temperature 1
-        the softmax of the kept classes, and the rest's in sum, are the teacher's. At another temperature T the even tail is the
-        one with the most (T > 1) or least (T < 1) weight that its probability allows, so the kept classes get too little or too
-        much: 8 % too little at T = 4 with 10 of 1,000 classes, 1 % with 500, where the largest has 75 % at T = 1.
+        the softmax of the kept classes and the sum of the rest are the teacher's. At another temperature T an even tail has the
+        most (T > 1) or least (T < 1) weight that its probability allows, so the kept classes get too little or too much: with
+        75 % for the largest at T = 1, 8 % too little at T = 4 with 10 of 1,000 classes, 1 % with 500.
         """
         fields = self._of(records)
         if self.top_k is None:
@@ -127,7 +126,7 @@ class RecordLayout:
         return self._spread(moved[:, : self.top_k], moved[:, self.top_k : -1], moved[:, -1:])
 
     def _spread(self, kept: torch.Tensor, classes: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, top_k) at their classes, and the same one, (batch, 1), at all others: (batch, classes)."""
+        """Logits (batch, top_k) at their classes, and the tail (batch, 1) at all others: (batch, classes)."""
         return tail.expand(-1, self.classes).contiguous().scatter_(1, classes.long(), kept)
 
     def _of(self, records: np.ndarray) -> np.ndarray:
@@ -136,16 +135,16 @@ class RecordLayout:
 
 
 def record_layout(classes: int, top_k: int | None, precision: Precision) -> RecordLayout:
-    """The layout that keeps the `top_k` largest logits; all for None, or as many as there are classes."""
+    """The layout that keeps the `top_k` largest logits; None, or as many as there are classes: all."""
     return RecordLayout(classes, None if top_k is None or top_k >= classes else top_k, precision)
 
 
 class Seal:
-    """Checksums that only hold for records of one cache, at their own place.
+    """Checksums that hold for the records of one cache only, each at its place.
 
     Multilinear hashing (Lemire and Kaser 2014, https://arxiv.org/abs/1202.4961, section 3): over 32-bit words, with 64-bit
-    weights drawn from the cache's key, h = ⌊(m₀ + Σ mᵢ wᵢ mod 2⁶⁴) / 2³²⌋. Any other record, one of another cache or of another
-    place passes with a rng of 2⁻³²; a record of zeros, as an unwritten one is, never does.
+    weights drawn from the cache's key, h = ⌊(m₀ + Σ mᵢ wᵢ mod 2⁶⁴) / 2³²⌋. Any other record, or one of another cache or place,
+    passes with a probability of 2⁻³²; an unwritten one, all zeros, never does.
     """
 
     def __init__(self, key: bytes, record_size: int):
@@ -164,20 +163,20 @@ class Seal:
 
     def _checksums(self, records: np.ndarray, indices: np.ndarray, view: int) -> np.ndarray:
         place = self._start + self._index * indices.astype(np.uint64) + self._view * np.array([view], np.uint64)
-        # einsum takes the words as they lie; a matrix product would copy them as 64-bit numbers
+        # einsum reads the words in place; a matrix product copies them as 64-bit numbers
         total = place + np.einsum("ij,j->i", records.view("<u4")[:, :-1], self._words)
         checksums: np.ndarray = np.maximum(total >> np.uint64(32), np.uint64(1)).astype(np.uint32)
         return checksums
 
 
 class ViewFile:
-    """The records of one view, one an image, at the place that the image's index gives. Unwritten ones are zeros and take no room."""
+    """The records of one view, one an image, placed by the image's index. Unwritten ones are zeros and take no room."""
 
     def __init__(self, path: Path, images: int, record_size: int, writable: bool):
         """
         Raises:
-            ValueError: a file that cannot be written has another size.
-            OSError: there is none, or it cannot be written.
+            ValueError: a read-only file has another size.
+            OSError: it does not exist, or cannot be opened.
         """
         self.path, self.record_size = path, record_size
         self._file = os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY, 0o644)
@@ -191,7 +190,7 @@ class ViewFile:
         self._records = np.asarray(np.memmap(path, np.uint8, "r", shape=(images, record_size)))
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """The records of images, uint8 (batch, record size); zeros where none was written."""
+        """The records of images, uint8 (batch, record size); zeros: unwritten."""
         records: np.ndarray = self._records[indices]
         return records
 
@@ -212,7 +211,7 @@ class ViewFile:
         self._written = True
 
     def sync(self) -> None:
-        """Have the disk hold what was written."""
+        """Flush what was written to the disk."""
         if self._written:
             os.fsync(self._file)
             self._written = False
@@ -222,6 +221,6 @@ class ViewFile:
 
 
 def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy that the host does not wait for, where the device works beside it."""
+    """A copy on a device; the host does not wait for a GPU's."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if accelerator.is_gpu(device) else tensor.to(device)

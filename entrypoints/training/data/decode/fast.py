@@ -1,4 +1,4 @@
-"""The fast pipeline from an image file to the pixels of a view: libjpeg-turbo, only as large as the crop needs, and few operations."""
+"""The fast pipeline from an image file to a view's pixels: libjpeg-turbo, no larger than the crop needs, in few operations."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from training.data.decode.decoding import as_pixels, decode
 from training.data.decode.jpeg import JpegHeader, find_decoder, opencv, read_header
 
 ALIASING = 1.5
-"""A composed warp that shrinks by more than this is done on an image that was shrunk before, antialiased."""
+"""A composed warp that shrinks by more than this works on an image shrunk before, antialiased."""
 
 READS_CHANNELS_LAST = not torch.__version__.startswith("2.0.")
-"""torch 2.0 takes the colours of an image for each other where they lie beside each other."""
+"""torch 2.0 mixes up the colours of an image in this memory format."""
 
 
 class FastPreprocessor:
-    """Plain JPEGs by simplejpeg or OpenCV, everything else by the reference's decoder; antialiased by torch, warped by OpenCV.
+    """Plain JPEGs decoded by simplejpeg or OpenCV, all else by the reference's decoder; scaled by torch, warped by OpenCV.
 
     Args:
-        compose: all turns, the crop, scaling, rotation, shift and mirroring in one warp instead of one after the other. The
-            geometry is the same, but that what a rotation turns out of the canvas is there again when the next one turns it
-            back; pixels are interpolated once, and stay sharper.
+        compose: turns, crop, scaling, rotation, shift and mirroring in one warp. The geometry is the same; what one rotation turns
+            out of the canvas comes back with the next, and pixels are interpolated once and stay sharper.
     """
 
     def __init__(self, compose: bool = False):
@@ -35,14 +34,14 @@ class FastPreprocessor:
         self.name = "cpu composed" if compose else "cpu"
 
     def about(self) -> str:
-        """What decodes and what warps, for the log."""
+        """The libraries that decode and warp, for the log."""
         warps = "OpenCV" if opencv() is not None else "Pillow (OpenCV is not installed)"
         return f"preprocessing {self.name}: JPEGs decoded by {find_decoder()[1]}, rotated by {warps}"
 
     def varied(
         self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `rng` for its size.
+        """Uint8 (channels, size, size) of an image file, varied as the augmentation draws from `rng`.
 
         Raises:
             BrokenImage: it cannot be decoded; the message names the file.
@@ -79,7 +78,7 @@ class FastPreprocessor:
         return resize(pixels, size)
 
     def _part(self, header: JpegHeader, size: int, variation: Variation) -> int:
-        """How many times smaller to decode; repeated rotations see all pixels that there are."""
+        """The divisor of the size to decode at; repeated rotations see all pixels."""
         if variation.turns and not self.compose:
             return 1
         return decoded_part((0, 0, header.width, header.height), size) if variation.box is None else variation.part
@@ -102,10 +101,10 @@ class FastPreprocessor:
 
 
 def warp(pixels: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Pixels (height, width[, 3]) under a matrix of `geometry`, bilinear, black from beyond.
+    """Pixels (height, width[, 3]) under a matrix of `geometry`, bilinear, black beyond the image.
 
     Args:
-        size: width and height of what comes out.
+        size: width and height of the result.
     """
     cv2 = opencv()
     if cv2 is None:
@@ -113,7 +112,7 @@ def warp(pixels: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.nd
             size, Image.Transform.AFFINE, tuple(matrix[:2].ravel()), Image.Resampling.BILINEAR
         )
         return np.array(image)
-    between_middles = matrix[:2].copy()  # OpenCV has a pixel's middle at whole numbers
+    between_middles = matrix[:2].copy()  # OpenCV's pixel centres are whole numbers
     between_middles[:, 2] += (matrix[:2, 0] + matrix[:2, 1] - 1) / 2
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     warped: np.ndarray = cv2.warpAffine(pixels, between_middles, size, flags=flags)
@@ -123,10 +122,10 @@ def warp(pixels: np.ndarray, matrix: np.ndarray, size: tuple[int, int]) -> np.nd
 def resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Pixels (height, width[, 3]) as planes (1 or 3, *size), bilinear, antialiased where they shrink: Pillow's filter.
 
-    It is torch's, which has a vectorised one for bytes: a third of the time of OpenCV's INTER_AREA, and the reference's pixels.
-    Copies are numpy's: what torch spreads over threads would give each thread of a pool as many more.
+    torch's filter is vectorised for bytes: a third of the time of OpenCV's INTER_AREA, with the reference's pixels.
+    numpy copies: torch would spread copies over threads of its own, for each thread of a pool.
     """
-    if pixels.ndim == 2:  # torch's way for one channel is slower than that for three, and spread over threads
+    if pixels.ndim == 2:  # torch is slower with one channel than with three, and spreads it over threads
         return resize(_interleaved(np.broadcast_to(pixels, (3, *pixels.shape))), size)[:1]
     if READS_CHANNELS_LAST:
         image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
@@ -139,7 +138,7 @@ def resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def _scaled(
     pixels: np.ndarray, header: JpegHeader, part: int, stored: np.ndarray, size: int, variation: Variation
 ) -> np.ndarray:
-    """The variation's box as upright planes (channels, size, size); without one the middle square, as `reference.fit`."""
+    """The variation's box, or the middle square as `reference.fit` cuts it, as upright planes (channels, size, size)."""
     width, height = header.upright_size
     box = variation.box or (0, 0, width, height)
     sides = [[box[0] / part, box[2] / part], [box[1] / part, box[3] / part]]
@@ -158,12 +157,12 @@ def _scaled(
 def _scaled_part(pixels: np.ndarray, sides: list[list[float]], size: tuple[int, int]) -> np.ndarray:
     """Left and right, top and bottom of pixels (height, width[, 3]) as planes (1 or 3, *size).
 
-    Between the pixels, where an image that was decoded smaller can end or, turned, begin, Pillow alone cuts: four times as slow.
+    Only Pillow cuts between pixels, where a smaller decoded image can end or, turned, begin; it takes four times as long.
     """
     (left, right), (top, bottom) = sides
     if all(side.is_integer() for side in (left, right, top, bottom)):
         return resize(pixels[int(top) : int(bottom), int(left) : int(right)], size)
-    # as far beyond the box as its filter sees
+    # the filter reaches beyond the box
     beside, above = math.ceil((right - left) / size[1]), math.ceil((bottom - top) / size[0])
     first, upper = max(0, int(left) - beside), max(0, int(top) - above)
     cut = Image.fromarray(pixels[upper : math.ceil(bottom) + above, first : math.ceil(right) + beside])
@@ -176,7 +175,7 @@ def _warp_at_once(pixels: np.ndarray, header: JpegHeader, part: int, size: int, 
     width, height = header.upright_size
     stored = geometry.stored(header.orientation, header.width, header.height)
     matrix = np.diag([1 / part, 1 / part, 1]) @ stored @ geometry.composed(variation, width, height, size)
-    across, down = np.maximum(np.hypot(matrix[:2, 0], matrix[:2, 1]), 1)  # of the image's pixels to one of the view
+    across, down = np.maximum(np.hypot(matrix[:2, 0], matrix[:2, 1]), 1)  # image pixels to a view's pixel
     if max(across, down) > ALIASING:
         pixels, before = _shrunk(pixels, matrix, size, across, down)
         matrix = before @ matrix
@@ -186,12 +185,12 @@ def _warp_at_once(pixels: np.ndarray, header: JpegHeader, part: int, size: int, 
 def _shrunk(
     pixels: np.ndarray, matrix: np.ndarray, size: int, across: float, down: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The part that a view shows, N times narrower and lower, and the matrix from the whole to it."""
+    """The part that a view shows, shrunk by `across` and `down`, and the matrix from the whole image to it."""
     corners = matrix @ np.array([[0, 0, size, size], [0, size, 0, size], [1, 1, 1, 1]])
     (left, top), (right, bottom) = corners[:2].min(1) - 2 * across, corners[:2].max(1) + 2 * down
     left, top = max(0, int(left)), max(0, int(top))
     right, bottom = min(pixels.shape[1], int(right) + 1), min(pixels.shape[0], int(bottom) + 1)
-    if right <= left or bottom <= top:  # the view lies beyond the image: all of it is black
+    if right <= left or bottom <= top:  # the view is beyond the image: black
         return pixels, np.eye(3)
     wide, high = max(1, round((right - left) / across)), max(1, round((bottom - top) / down))
     small = resize(pixels[top:bottom, left:right], (high, wide))

@@ -1,7 +1,7 @@
-"""A variation as matrices: where in the image each pixel of a view comes from.
+"""A variation as matrices from a view's pixels to the image's.
 
-Points are (x, y, 1) in pixels from the image's top left corner, so that a pixel's middle is at .5; every matrix, float64 (3, 3),
-leads from what an operation makes back to what it is made of.
+Points are (x, y, 1) in pixels from the top left corner, with pixel centres at .5. Every matrix, float64 (3, 3), maps an operation's
+output back to its input.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from training.data.augmentation import Turn, Variation
 
 
 def mirror(width: float) -> np.ndarray:
-    """Left and right changed."""
+    """Left and right swapped."""
     return np.array([[-1, 0, width], [0, 1, 0], [0, 0, 1.0]])
 
 
 def flip(height: float) -> np.ndarray:
-    """Top and bottom changed."""
+    """Top and bottom swapped."""
     return np.array([[1, 0, 0], [0, -1, height], [0, 0, 1.0]])
 
 
 def rotation(degrees: float, width: float, height: float, shift: tuple[float, float] = (0, 0)) -> np.ndarray:
-    """Counterclockwise around the middle of a canvas that keeps its size, and shifted right and down afterwards."""
+    """A counterclockwise rotation around the middle of a canvas of constant size, then a shift right and down."""
     angle, x, y = math.radians(degrees), width / 2, height / 2
     cos, sin = math.cos(angle), math.sin(angle)
     across, down = -x - shift[0], -y - shift[1]
-    # the image's y axis points down: what a viewer sees turn counterclockwise turns the other way round in these numbers
+    # the y axis points down, so a viewer's counterclockwise is clockwise in these numbers
     return np.array(
         [[cos, -sin, cos * across - sin * down + x], [sin, cos, sin * across + cos * down + y], [0, 0, 1.0]]
     )
@@ -41,13 +41,9 @@ def turned(turn: Turn, width: int, height: int) -> np.ndarray:
 
 
 def all_turned(turns: Iterable[Turn], width: int, height: int) -> np.ndarray:
-    """Rounds of the augmentation load after each other."""
-    a, b, c, d = (
-        1.0,
-        0.0,
-        0.0,
-        1.0,
-    )  # all around the same middle; plain numbers, as many products of small arrays take long
+    """Rounds of the augmentation load, one after the other."""
+    # all turn around one middle; plain numbers, as products of small arrays are slow
+    a, b, c, d = 1.0, 0.0, 0.0, 1.0
     for turn in turns:
         if turn.mirrored:
             a, c = -a, -c
@@ -66,7 +62,7 @@ def scaled_box(box: tuple[float, float, float, float], size: int) -> np.ndarray:
 
 
 def fitted(width: int, height: int, size: int) -> tuple[int, int]:
-    """Width and height to which `reference.fit` scales an image before it cuts the middle: the shorter side becomes `size`."""
+    """Width and height that `reference.fit` scales an image to before it cuts the middle; the shorter side is `size`."""
     short = min(width, height)
     wide, high = (size if side == short else int(size * side / short) for side in (width, height))
     return wide, high
@@ -81,7 +77,7 @@ def middle_box(width: int, height: int, size: int) -> tuple[float, float, float,
 
 
 def composed(variation: Variation, width: int, height: int, size: int) -> np.ndarray:
-    """From a view of `size` × `size` pixels back to the upright image, through the whole variation."""
+    """The whole variation, from a view of `size` × `size` pixels to the upright image."""
     box = variation.box or middle_box(width, height, size)
     matrix: np.ndarray = all_turned(variation.turns, width, height) @ scaled_box(box, size)
     if variation.degrees or variation.shift != (0, 0):
@@ -92,7 +88,7 @@ def composed(variation: Variation, width: int, height: int, size: int) -> np.nda
 
 
 def stored(orientation: int, width: int, height: int) -> np.ndarray:
-    """From an upright image back to how its file stores it, `width` × `height` pixels, by EXIF's orientation of 1 to 8."""
+    """From an upright image to the `width` × `height` pixels that its file stores, by EXIF orientation, 1 to 8."""
     matrix = np.eye(3)
     if orientation >= 5:
         matrix = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 1.0]])

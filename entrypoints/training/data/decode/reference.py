@@ -1,4 +1,4 @@
-"""The reference pipeline from an image file to the pixels of a view: Pillow, one operation after the other, antialiased."""
+"""The reference pipeline from an image file to a view's pixels: Pillow, one operation after the other, antialiased."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReferencePreprocessor:
     name = "cpu_reference"
 
     def about(self) -> str:
-        """What decodes and what resizes, for the log."""
+        """The library that decodes and resizes, for the log."""
         return f"preprocessing {self.name}: images decoded, resized and rotated by Pillow"
 
     def held_out(self, encoded: bytes, file: str, size: int, channels: int) -> np.ndarray:
@@ -32,7 +32,7 @@ class ReferencePreprocessor:
     def varied(
         self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
-        """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `rng` for its size.
+        """Uint8 (channels, size, size) of an image file, varied as the augmentation draws from `rng`.
 
         Raises:
             BrokenImage: it cannot be decoded; the message names the file.
@@ -71,7 +71,7 @@ def vary(image: Image.Image, size: int, variation: Variation) -> Image.Image:
 def fit(image: Image.Image, size: int) -> Image.Image:
     """Scale the shorter side to `size` (bilinear, antialiased) and cut the middle `size` × `size`.
 
-    It rounds as torchvision's Resize and CenterCrop do, so that timm's transform gives an exported model the same pixels.
+    It rounds as torchvision's Resize and CenterCrop: timm's transform gives an exported model the same pixels.
     """
     scaled = fitted(*image.size, size)
     image = image.resize(scaled, Image.Resampling.BILINEAR)

@@ -1,4 +1,4 @@
-"""Whole shards copied from a slow place, such as S3 through a FastFile channel, to this host's disk ahead of use, and removed again."""
+"""Whole shards copied ahead of use from a slow place, such as S3 through a FastFile channel, to this host's disk, and removed again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 PIECE = 8 << 20
-"""Bytes that are read at once: FastFile fetches ahead where a file is read in sequence."""
+"""Bytes read at once. FastFile fetches ahead of a file that is read in sequence."""
 
 NO_COPY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOENT)
-"""The error of a full disk; and the last, where another process that needed room removed what was being copied."""
+"""Errors of a full disk; the last: another process made room and removed the unfinished copy."""
 
 
 def host_folder(*identity: object) -> Path:
@@ -72,15 +72,15 @@ def locked(file: Path) -> Iterator[None]:
 
 
 class ShardCache:
-    """Copies of shards that all processes of a host share; whoever needs a shard first copies it, the others wait for it.
+    """Copies of shards that all processes of a host share. The first that needs a shard copies it, the others wait.
 
-    Where a new copy would exceed the limit, those are removed first that were made, or announced, first. A process that has one
-    open goes on reading it all the same; one that comes too late copies it again. So whatever is removed, nothing wrong is read.
+    A copy that would exceed the limit replaces those made, or announced, first. A process with a removed copy open reads on; any
+    other copies the shard again.
 
     Args:
         root: the slow folder.
         sizes: bytes of each shard, by file name.
-        limit: bytes of all copies. None: half of what these copies take and what is free on that disk.
+        limit: bytes of all copies. None: half of these copies and of that disk's free space.
     """
 
     def __init__(self, root: Path, sizes: dict[str, int], limit: int | None = None):
@@ -90,7 +90,7 @@ class ShardCache:
         self.limit = free // 2 if limit is None else limit
 
     def copy_of(self, name: str) -> Path:
-        """A shard's copy; the shard itself where the disk has no room for one.
+        """A shard's copy; the shard itself if the disk has no room.
 
         Raises:
             OSError: the shard cannot be read.
@@ -99,7 +99,7 @@ class ShardCache:
         return copy if copy.exists() or self._fetch(name) else self.root / name
 
     def make_ready(self, name: str) -> None:
-        """Copy a shard that will be read soon, and make it the last of all to be removed."""
+        """Copy a shard that will be read soon, and make it the last to be removed."""
         copy = self.copy_of(name)
         if copy.parent == self.folder:
             with contextlib.suppress(FileNotFoundError):  # removed since
@@ -141,9 +141,9 @@ class ShardCache:
             total -= taken
 
     def _copies(self) -> list[tuple[int, Path, int]]:
-        """When made or announced, where, and how large, also of those that are being made: they are as good as there.
+        """Time made or announced (ns), path and size of every copy, unfinished ones included.
 
-        One that was being made when its process was killed is the first to be removed, as its time stands still.
+        One that a killed process left unfinished is the first to be removed, as its time stands still.
         """
         found = []
         for entry in os.scandir(self.folder):
@@ -157,7 +157,7 @@ class ShardCache:
 class ReadAhead:
     """Copies the shards that an epoch will read, in their order, by a thread of this process.
 
-    It goes so far ahead as half of the cache allows: the other half is for the shards that are read now.
+    It stays within half of the cache; the other half is for the shards being read.
 
     Args:
         names: the shards' file names.
@@ -170,10 +170,10 @@ class ReadAhead:
         self._epoch = self._asked_for = 0
 
     def __call__(self, indices: np.ndarray) -> Callable[[int], None]:
-        """Begin with the images of an epoch, int64 (images,) in their order; an earlier epoch is left.
+        """Begin with the images of an epoch, int64 (images,) in their order, and leave the one before.
 
         Returns:
-            What is to be called with how many of them were asked for until then.
+            A function to call with the number of images asked for so far.
         """
         drawn = self._shard_of_image[indices]
         shards, firsts = np.unique(drawn, return_index=True)
@@ -194,7 +194,7 @@ class ReadAhead:
         return asked_for
 
     def _copy(self, plan: list[tuple[int, int, str]], epoch: int) -> None:
-        """Copy shards, given as (place of the first image, place of the last, name)."""
+        """Copy shards: (place of the first image, place of the last, name) each."""
         sizes = self._cache.sizes
         for place, (_, last, name) in enumerate(plan):
 
@@ -206,13 +206,13 @@ class ReadAhead:
                 self._changed.wait_for(is_due)
                 if epoch != self._epoch:
                     return
-                if last < self._asked_for:  # others were faster
+                if last < self._asked_for:  # already read
                     continue
-            with contextlib.suppress(OSError):  # whoever reads the shard meets it too, and says so
+            with contextlib.suppress(OSError):  # the shard's reader meets the same error and reports it
                 self._cache.make_ready(name)
 
 
 def _touch(copy: Path) -> None:
-    """Make a copy the newest of all. The time that the system itself writes is the same for some milliseconds."""
+    """Make a copy the newest. The system's own times are equal for some milliseconds."""
     now = time.time_ns()
     os.utime(copy, ns=(now, now))

@@ -1,4 +1,4 @@
-"""What lies where in tar shards of the WebDataset convention, `<key>.jpg` beside `<key>.cls`: read from an index file, or from the tars.
+"""The places of images in tar shards of the WebDataset convention, `<key>.jpg` beside `<key>.cls`: from an index file, or the tars.
 
 Standard library and numpy only: `launcher prepare` writes the same index.
 """
@@ -18,7 +18,7 @@ import numpy as np
 INDEX = "index.npz"
 
 FORMAT = 1
-"""Of the index; one of another format is refused."""
+"""Of the index; any other is refused."""
 
 CLASSES = ("classes.txt", "classes.json")
 
@@ -26,12 +26,12 @@ IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")
 LABEL_KINDS = ("cls", "json")
 
 MAX_CLASSES = 1_000_000
-"""Of a channel that does not name its classes, so that a wrong label does not make a model of any size."""
+"""Of a channel without names of classes: one wrong label must not make a model of any size."""
 
 MASK_KIND = "mask.png"
 
 SCANS = 16
-"""Shards whose headers are read at the same time: on a file system over a network, most of the time is waiting."""
+"""Shards whose headers are read at the same time: on a network's file system most of it is waiting."""
 
 
 Columns = tuple[list[int], list[int], list[int], list[int], list[int]]
@@ -44,18 +44,18 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where each image lies; images are numbered through the shards in their order."""
+    """The place of each image; images are numbered through the shards in their order."""
 
     shards: np.ndarray
     """Bytes (shards,): file names, sorted."""
     sizes: np.ndarray
     """int64 (shards,): bytes of each file."""
     checksums: np.ndarray
-    """Bytes (shards,): SHA-256 in hexadecimal; empty where it is not known."""
+    """Bytes (shards,): SHA-256 in hexadecimal; empty: not known."""
     counts: np.ndarray
     """int64 (shards,): images in each."""
     offsets: np.ndarray
-    """int64 (images,): where an image begins in its shard; the 512 bytes before are its tar header."""
+    """int64 (images,): an image's first byte in its shard; the 512 bytes before are its tar header."""
     lengths: np.ndarray
     """int64 (images,): bytes of each image."""
     labels: np.ndarray = field(default_factory=_none)
@@ -89,13 +89,13 @@ class ShardIndex:
 
 
 def find_shards(root: Path) -> dict[str, int]:
-    """The *.tar files of a folder, sorted by name, each with its size in bytes. Hidden ones are left out."""
+    """The *.tar files of a folder, sorted by name, with sizes in bytes; hidden ones are left out."""
     found = [entry for entry in os.scandir(root) if entry.name.endswith(".tar") and not entry.name.startswith(".")]
     return {entry.name: entry.stat().st_size for entry in sorted(found, key=lambda entry: entry.name)}
 
 
 def write_index(file: Path, index: ShardIndex) -> None:
-    """Write an index; an interruption leaves no part of one under its name."""
+    """Write an index; an interruption leaves no partial one under its name."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
     temporary.unlink(missing_ok=True)  # of a killed process
     with open(temporary, "xb") as opened:
@@ -107,7 +107,7 @@ def read_index(file: Path) -> ShardIndex:
     """An index that `write_index` wrote.
 
     Raises:
-        ValueError: the file is none, or of another format; the message names it and the fix.
+        ValueError: it is no index, or of another format; the message names it and the fix.
     """
     try:
         with np.load(file, allow_pickle=False) as opened:
@@ -124,7 +124,7 @@ def read_index(file: Path) -> ShardIndex:
 
 
 def read_classes(root: Path) -> list[str] | None:
-    """The names of the classes beside the shards: classes.txt, one a line, or classes.json, a list. None: there is neither.
+    """The names of the classes: classes.txt beside the shards, one a line, or classes.json, a list. None: there is neither.
 
     Raises:
         ValueError: the file holds no such list.
@@ -144,7 +144,7 @@ def read_classes(root: Path) -> list[str] | None:
 
 
 def scan_shards(root: Path, shards: dict[str, int], classes: list[str] | None) -> ShardIndex:
-    """The index of shards by their tar headers; no image is read.
+    """The index of shards, from their tar headers; no image is read.
 
     Raises:
         ValueError: a shard is broken, or a sample lacks its label; the message names them.
@@ -171,7 +171,7 @@ def scan_shards(root: Path, shards: dict[str, int], classes: list[str] | None) -
 
 
 def key_and_kind(member: str) -> tuple[str, str]:
-    """A member's key, which is its path up to the first dot of its file name, and what follows, in lower case.
+    """A member's key, its path up to the first dot of its file name, and the rest in lower case.
 
     The convention: https://github.com/webdataset/webdataset#the-webdataset-format
     """
@@ -181,7 +181,7 @@ def key_and_kind(member: str) -> tuple[str, str]:
 
 
 def _scan(file: Path, classes: list[str] | None) -> Columns:
-    """What lies where in a shard."""
+    """The places of a shard's images."""
     columns: Columns = ([], [], [], [], [])
     sample: dict[str, tarfile.TarInfo] = {}
     current = ""  # no key of a sample
@@ -195,7 +195,7 @@ def _scan(file: Path, classes: list[str] | None) -> Columns:
 
             for member in tar:
                 key, kind = key_and_kind(member.name)
-                tar.members = []  # type: ignore[attr-defined]  # not in its annotations; else it keeps all of them in memory
+                tar.members = []  # type: ignore[attr-defined]  # not in its annotations; without it, all stay in memory
                 if not member.isreg() or key.rpartition("/")[2] == "":
                     continue
                 if key != current:
@@ -210,7 +210,7 @@ def _scan(file: Path, classes: list[str] | None) -> Columns:
 
 
 def _require_end(file: Path, opened: Any, end: int) -> None:
-    """tarfile takes a tar that was cut between two members, or in the last of them, for a whole one."""
+    """Raise a ValueError for a tar cut between members or in the last one, which tarfile takes for whole."""
     opened.seek(end)
     if opened.read(512) != bytes(512):
         raise ValueError(f"{file} is cut short: it lacks the zeros at a tar's end. Copy or make it again")
@@ -224,14 +224,14 @@ def _add(
     descriptor: int,
     classes: list[str] | None,
 ) -> None:
-    """Append a sample, by its members' kinds, to what is known of a shard."""
+    """Append a sample, given by its members' kinds, to a shard's columns."""
     image = next((sample[kind] for kind in IMAGE_KINDS if kind in sample), None)
     if image is None:
         if MASK_KIND in sample or any(kind in sample for kind in LABEL_KINDS):
             raise ValueError(
                 f"{file}: {key} has no image, only {', '.join(sample)}. Images are {', '.join('.' + kind for kind in IMAGE_KINDS)}"
             )
-        return  # something else that lies in the shard, such as a readme
+        return  # no sample, such as a readme
     if MASK_KIND in sample:
         columns[3].append(sample[MASK_KIND].offset_data)
         columns[4].append(sample[MASK_KIND].size)
