@@ -94,7 +94,7 @@ def start(
 
     Raises:
         UserError: a config is not valid; a price is not valid, or its instance type is unknown; no config names a file system, or
-            its folder does not exist.
+            its folder does not exist; or `folder` is another user's or open to others' changes.
         RuntimeError: this process has an emulator already.
     """
     jobs = [job for config in configs for job in _both(config)]
@@ -103,7 +103,10 @@ def start(
     if issues:
         raise UserError(issues, "the emulator's options")
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if place.stat().st_uid != os.getuid() or place.stat().st_mode & 0o022:
+        fix = f"take a new folder, or one of yours after chmod go-w {shlex.quote(str(place))}"
+        raise mistake("--folder", f"{place}: other users can change the code in it, which runs as you", fix)
     emulator = Emulator(place, port)
     try:
         prepare(emulator, jobs, prices, file_systems, place)

@@ -18,6 +18,8 @@ BUCKET = "amzn-s3-demo-bucket"
 ROLE = "arn:aws:iam::123456789012:role/SageMakerTraining"
 GROUP = "/aws/sagemaker/TrainingJobs"
 OVER = ("Completed", "Failed", "Stopped")
+NOBODY = 65534
+"""Another user's number."""
 
 
 @pytest.fixture(scope="module")

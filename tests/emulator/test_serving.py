@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from launcher import UserError, load
 from launcher.aws import prices
 from launcher.emulator import start
-from tests.emulator.conftest import Aws
+from tests.emulator.conftest import NOBODY, Aws
 
 CONFIG = "configs/hyundai_segmentation.yaml"
 
@@ -33,3 +35,18 @@ def test_a_price_holds_for_a_type_that_only_the_command_names(tmp_path, monkeypa
     with start([CONFIG], tmp_path / "emulator", prices={"ml.g5.48xlarge": 20.36}) as emulator:
         pricing = Aws(emulator.environment).client("pricing", "us-east-1")
         assert prices.read_price_list(pricing, load(CONFIG).region, ["ml.g5.48xlarge"]) == {"ml.g5.48xlarge": 20.36}
+
+
+@pytest.mark.parametrize("mode, owner", [(0o777, 0), (0o1777, 0), (0o770, 0), (0o700, NOBODY)])
+def test_no_job_runs_in_a_folder_that_others_can_change(tmp_path, mode, owner):
+    folder = tmp_path / "hosts"
+    folder.mkdir()
+    folder.chmod(mode)
+    if owner:
+        if os.getuid() != 0:
+            pytest.skip("only root can give a folder to another user")
+        os.chown(folder, owner, owner)
+    with pytest.raises(UserError, match="other users can change the code in it"):
+        start([], folder)
+    with start([], tmp_path / "new" / "hosts"):
+        assert (tmp_path / "new" / "hosts").stat().st_mode & 0o777 == 0o700

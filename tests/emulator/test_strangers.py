@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.conftest import wait_until
-from tests.emulator.conftest import BUCKET, SAY
+from tests.emulator.conftest import BUCKET, NOBODY, SAY
 from tests.insight.browser import Browser
 
 WAITS = (
@@ -47,8 +47,6 @@ for file in [*pathlib.Path("/proc").glob("[0-9]*/environ"), *pathlib.Path("/proc
 print(json.dumps([answers, found]))
 """
 """A stranger's program: requests, and a search for the key in what this machine tells of its processes."""
-
-NOBODY = 65534
 
 
 def forged(request: dict) -> list[list]:
