@@ -173,7 +173,7 @@ class Supervisor:
         if full and outcome["state"] == records.FAILED:
             outcome |= on_a_full_disk(full, self.folder, outcome["failure"])
         elif full:
-            not_saved.append(f"what the hosts wrote last: {full}")
+            not_saved.append(f"possibly the hosts' last lines and files: {full}")
         if not_saved:
             outcome["not_saved"] = not_saved
         self.folder.reserve.unlink(missing_ok=True)
@@ -201,14 +201,10 @@ def on_a_full_disk(full: str, folder: records.RunFolder, failure: str) -> dict[s
         full: which disk, from `disk.full`.
         failure: what is known of the failure besides.
     """
+    found: dict[str, Any] = {"failure": f"{full}\n{failure}".strip(), "saved": []}
     known = failure_causes.explain(full)
-    assert known is not None, full
-    found: dict[str, Any] = {
-        "failure": f"{full}\n{failure}".strip(),
-        "cause": known.cause,
-        "fix": known.fix,
-        "saved": [],
-    }
+    if known is not None:
+        found |= {"cause": known.cause, "fix": known.fix}
     for checkpoints in sorted(folder.path.glob("hosts/*/opt/ml/checkpoints")):
         whole = [place for place in checkpoints.iterdir() if not place.name.startswith(".")]
         if whole:

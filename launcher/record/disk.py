@@ -1,4 +1,4 @@
-"""A full disk: which one it is, and the room that a run keeps for its outcome."""
+"""A full disk: which one it is, and the room that a run keeps to be stopped and for its outcome."""
 
 from __future__ import annotations
 

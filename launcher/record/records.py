@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
+from launcher.record import disk
 from launcher.record.log_lines import json_lines
 from launcher.record.shapes import complaint, shape, utc
 
@@ -92,7 +93,7 @@ class RunFolder:
 
     @property
     def reserve(self) -> Path:
-        """Room on the disk that the supervisor frees for the outcome."""
+        """Room on the disk for a request to stop and for the outcome."""
         return self.path / "reserve"
 
     @property
@@ -213,7 +214,14 @@ class RunFolder:
         """Record that the run is to stop, for its supervisor. Returns whether this is the first request."""
         if self.stop_request.exists():
             return False
-        write_json(self.stop_request, {"reason": reason, "time": time.time()})
+        request = {"reason": reason, "time": time.time()}
+        try:
+            write_json(self.stop_request, request)
+        except OSError as error:
+            if error.errno not in disk.NO_SPACE or not self.reserve.exists():
+                raise
+            os.truncate(self.reserve, disk.RESERVE_BYTES // 2)  # the rest stays for the outcome
+            write_json(self.stop_request, request)
         return True
 
     def left_checkpoints(self) -> bool:

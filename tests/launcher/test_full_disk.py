@@ -12,7 +12,7 @@ import pytest
 
 import launcher
 from launcher.record import disk
-from tests.conftest import assert_nothing_left
+from tests.conftest import SLEEPER, assert_nothing_left, wait_for_ready
 from tests.launcher.test_commands import typed
 
 FILLS = """
@@ -109,6 +109,18 @@ def test_hosts_that_do_not_fit_are_a_warning_of_the_plan_and_their_run_has_not_s
     [run] = launcher.runs()
     assert (run.name, run.state) == (plan.name, "Failed")
     assert run.outcome()["failure"].startswith("not started")
+
+
+def test_a_run_is_stopped_in_order_on_a_full_disk(script_job, small_disk):
+    run = launcher.run(launcher.plan(script_job(SLEEPER)))
+    wait_for_ready(run, 1)
+    fill(small_disk)
+    run.stop()
+    assert run.wait(60) == "Stopped"
+    assert (run.folder.host("algo-1") / "output/data/told-0").exists(), "it got SIGTERM"
+    assert run.outcome()["not_saved"] == [
+        f"possibly the hosts' last lines and files: no space left on tmpfs, at {run.folder.path}"
+    ]
 
 
 def test_a_disk_with_room_is_not_called_full(tmp_path):
