@@ -15,6 +15,7 @@ from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, bounded, percent
 from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
 from launcher.insight.rules.workers import FULL, crowded, sensible_workers, taken_by_workers
+from launcher.show.text import counted
 
 WORKING = 0.5
 """Share of a core from which a data worker counts as busy; below, it waits for something other than the CPU."""
@@ -87,7 +88,7 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
             f"{percent(evidence.busy)} of {_cores(evidence)} in use; all of them full in {percent(evidence.full)} of the samples"
         )
     if evidence.workers is not None:
-        numbers.append(f"{evidence.workers} workers a process, {evidence.cores_each or 0:.3g} cores for each process")
+        numbers.append(f"{counted(evidence.workers, 'worker')} per process, {evidence.cores_each or 0:.3g} cores for each process")
     if evidence.unsteady is not None and evidence.unsteady >= NOTICEABLE:
         numbers.append(f"steps are unsteady: their mean is {percent(evidence.unsteady)} above the quick ones")
     if evidence.pressure is not None and evidence.pressure >= NOTICEABLE:

@@ -82,7 +82,7 @@ def fixed_cost(evidence: Evidence) -> Answer:
         share=share,
         evidence=(
             f"optimizer: {percent(optimizer)} of a step of {evidence.step_seconds:.3g} s",
-            f"{small} images a process and step" if small else "images a step: not known",
+            f"{small} images per process and step" if small else "images a step: not known",
         ),
         cause="the optimizer takes the same time for any number of images",
         fixes=(
