@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import re
 import select
@@ -29,6 +30,9 @@ https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StopTrainingJob.ht
 
 AFTER_FAILURE_SECONDS = 10
 """Time for the other hosts to log their own failure before they are killed."""
+
+NO_SPACE = os.strerror(errno.ENOSPC)
+"""How a script's failure says that a disk was full."""
 
 DETACHED = b"d"
 """The byte that allows the run to outlive the lifeline."""
@@ -170,7 +174,7 @@ class Supervisor:
             except Exception as error:  # a failed save must not cost the record
                 _log_traceback()
                 not_saved.append(f"{file.name}: {disk.full(self.folder.path, error) or repr(error)}")
-        if full and outcome["state"] == records.FAILED:
+        if outcome["state"] == records.FAILED and (full or NO_SPACE in outcome["failure"]):
             outcome |= on_a_full_disk(full, self.folder, outcome["failure"])
         elif full:
             not_saved.append(f"possibly the hosts' last lines and files: {full}")
@@ -198,11 +202,11 @@ def on_a_full_disk(full: str, folder: records.RunFolder, failure: str) -> dict[s
     """What a failed run's outcome says of a full disk: the cause and its fix, and what was saved.
 
     Args:
-        full: which disk, from `disk.full`.
+        full: which disk, from `disk.full`; "" where it has room again, and the failure says that it had none.
         failure: what is known of the failure besides.
     """
     found: dict[str, Any] = {"failure": f"{full}\n{failure}".strip(), "saved": []}
-    known = failure_causes.explain(full)
+    known = failure_causes.explain(full or failure)
     if known is not None:
         found |= {"cause": known.cause, "fix": known.fix}
     for checkpoints in sorted(folder.path.glob("hosts/*/opt/ml/checkpoints")):

@@ -52,17 +52,15 @@ def _latest(plan: Plan) -> Run | None:
     """The latest run of the same job and code that is under way, has completed or left a checkpoint."""
     if plan.errors:
         return None
-    backend, job, code = backends.get(plan.backend), _compared(plan.kept_job()), code_checksum(plan.files)
+    backend, job = backends.get(plan.backend), _compared(plan.kept_job())
     for folder in reversed(records.all_runs()):
         if folder.job_name != plan.job.name:
             continue
         with contextlib.suppress(records.DamagedRecord):  # it cannot be resumed either
             recorded = folder.read(folder.plan)
-            if (recorded["backend"], _compared(recorded["job"]), code_checksum(_code(folder))) != (
-                plan.backend,
-                job,
-                code,
-            ):
+            if (recorded["backend"], _compared(recorded["job"])) != (plan.backend, job):
+                continue
+            if code_checksum(_code(folder)) != code_checksum(plan.files):
                 continue
             run = Run(folder)
             if run.state not in (records.FAILED, records.STOPPED) or backend.why_not_resumed(plan.job, folder) is None:

@@ -72,6 +72,23 @@ def test_a_run_that_fills_its_disk_says_so_and_what_was_saved(script_job, small_
     assert_nothing_left(run)
 
 
+def test_a_disk_that_has_room_again_when_the_run_has_failed_is_named_as_its_cause(script_job, small_disk):
+    text = """
+    import os, pathlib
+    (pathlib.Path(os.environ["SAGEMAKER_BASE_DIR"]) / "checkpoints/step-1").touch()
+    place = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "large")
+    try:
+        place.write_bytes(bytes(30 * 2**20))
+    finally:
+        place.unlink()
+    """
+    run = launcher.run(launcher.plan(script_job(text)))
+    assert run.wait(60) == "Failed"
+    outcome = run.outcome()
+    assert "No space left on device" in outcome["failure"] and outcome["cause"] == "the disk is full"
+    assert "LAUNCHER_RUNS" in outcome["fix"] and outcome["saved"][0].endswith("checkpoints/step-1")
+
+
 def test_a_model_that_cannot_be_packed_is_not_saved_and_its_run_completed(script_job, small_disk):
     text = (
         "import os, pathlib\npathlib.Path(os.environ['SM_MODEL_DIR'], 'weights').write_bytes(os.urandom(11 * 2**20))\n"
