@@ -74,8 +74,10 @@ def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) ->
     if outcome.get("billable_seconds") is not None:
         lines.append(f"  billed      {outcome['billable_seconds']} s on each host")
     if outcome.get("cost_usd") is not None:
-        epochs = max((one["epoch"] for one in run.metrics() if isinstance(one.get("epoch"), int)), default=0)
-        each = f", {dollars(outcome['cost_usd'] / epochs)} an epoch" if epochs else ""
+        epochs = [
+            one["epoch"] for one in run.metrics() if isinstance(one.get("epoch"), int) and 0 < one["epoch"] < 2**53
+        ]
+        each = f", {dollars(outcome['cost_usd'] / max(epochs))} an epoch" if epochs else ""
         lines.append(f"  cost        {dollars(outcome['cost_usd'])}{each}")
     if outcome.get("saving") is not None:
         lines.append(f"  spot        saved {percent(outcome['saving'])}")

@@ -141,6 +141,7 @@ class FactsShape(TypedDict, total=False):
     device: str
     device_name: str
     instance_type: str
+    operators: OperatorsShape
 
 
 START, WINDOW, FIRST_STEP, STALL = (

@@ -90,6 +90,7 @@ VALUES = [
     [],
     {},
     "x",
+    "1.5",
     "",
     -1,
     0,
@@ -267,6 +268,25 @@ def tried(runs, tmp_path, rng: random.Random, values: int, commands_each: int) -
 def test_no_damage_of_a_run_folder_ends_a_command_with_a_traceback(runs, tmp_path):
     trial = tried(runs, tmp_path, random.Random(0), values=6, commands_each=2)
     assert trial.done >= 1000 and not trial.wrong, f"{len(trial.wrong)} of {trial.done}:\n" + "\n".join(trial.wrong)
+
+
+def test_a_result_that_says_what_no_measurement_does_is_reported_and_left_out(runs, capsys):
+    [result] = runs[1].path.glob("hosts/*/opt/ml/output/data/*/result.json")
+    operators = result.with_name("operators.json")
+    before = result.read_text(), operators.read_text()
+    result.write_text(json.dumps({"operators": [1], "training_images": "many", "anything": "x"}))
+    operators.unlink()
+    try:
+        assert main.main(["diagnose", runs[1].name]) == 0
+    finally:
+        result.write_text(before[0])
+        operators.write_text(before[1])
+    reported = " ".join(capsys.readouterr().out.split())
+    assert (
+        "could not be read: result operators: input should be a valid dictionary, not [1]; result training_images: input "
+        in reported
+    )
+    assert "should be a valid integer, not 'many'" in reported and "anything" not in reported
 
 
 @pytest.mark.slow
