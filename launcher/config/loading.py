@@ -18,7 +18,8 @@ from pydantic.fields import FieldInfo
 from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.config.job import Job
-from launcher.config.redaction import holds_a_secret, names_a_secret, without_passwords
+from launcher.config.redaction import holds_a_secret, without_passwords
+from launcher.config.secret_shapes import names_a_secret
 from launcher.config.sections import INSTANCE_TYPE, Input, Part
 
 SDK_NAMES = {

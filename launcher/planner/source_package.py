@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 from launcher.config.entrypoints import entrypoints_folder
 from launcher.config.issues import Issue, mistake
 from launcher.config.job import Job
+from launcher.config.secret_shapes import secrets_in_text
 from launcher.planner import git
 
 IGNORE_FILE = ".launcherignore"
@@ -57,15 +57,6 @@ MAX_FILES = 10_000
 
 MAX_ARCHIVE_BYTES = 100 * 2**20
 """More than this is data, which belongs in an input channel: every host fetches the archive before it starts."""
-
-_SECRETS = {
-    "a private key": re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"),
-    # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
-    "an AWS access key": re.compile(rb"(?<![A-Z0-9])A(?:KIA|SIA)[A-Z2-7]{16}(?![A-Z0-9])"),
-    # https://huggingface.co/docs/hub/security-tokens and https://docs.github.com/en/authentication (token formats)
-    "a Hugging Face token": re.compile(rb"(?<![A-Za-z0-9])hf_[A-Za-z]{34}(?![A-Za-z0-9])"),
-    "a GitHub token": re.compile(rb"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{82})"),
-}
 
 
 @dataclass(frozen=True)
@@ -252,12 +243,6 @@ def archive(files: Sequence[SourceFile]) -> bytes:
     return packed.getvalue()
 
 
-def secrets_in_text(content: bytes) -> dict[str, int]:
-    """What looks like a secret in a file -> the byte at which it begins."""
-    found = {kind: pattern.search(content) for kind, pattern in _SECRETS.items()}
-    return {kind: match.start() for kind, match in found.items() if match is not None}
-
-
 def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
     """What keeps files from leaving this machine: their size, or text that looks like a secret."""
     issues = []
@@ -283,7 +268,7 @@ def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
                 Issue(
                     key=f"source: {file.path}:{line}",
                     found=f"looks like {kind}, which would be uploaded",
-                    fix=f"remove it, or list the file in {IGNORE_FILE}; pass secrets under environment",
+                    fix=f"remove it, or list the file in {IGNORE_FILE}; declare it under `secrets` in the config",
                 )
             )
     return issues

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import launcher
-from launcher.config import redaction, yaml_file
+from launcher.config import secret_shapes, yaml_file
 from launcher.config.loading import from_values, load
 
 VALUE = "hunter2-" + "x" * 20
@@ -161,8 +161,8 @@ HARMLESS = [
 
 
 def test_the_usual_names_of_secrets_are_known_and_harmless_ones_pass():
-    assert [name for name in USUAL if not redaction.names_a_secret(name)] == []
-    assert [name for name in HARMLESS if redaction.names_a_secret(name)] == []
+    assert [name for name in USUAL if not secret_shapes.names_a_secret(name)] == []
+    assert [name for name in HARMLESS if secret_shapes.names_a_secret(name)] == []
 
 
 def test_what_seems_to_be_a_secret_is_in_no_printout_and_a_warning_says_how_to_declare_it(script_job):

@@ -254,7 +254,7 @@ def test_what_looks_like_a_secret_is_refused_with_file_and_line_and_is_not_repea
     write(source, {"sub/settings.py": f"a = 1\n\nb = '''{text}'''\n"})
     [issue] = source_package.check_archive(source_package.source_files(source)[0])
     assert issue.key == "source: sub/settings.py:3" and kind in issue.found
-    assert "under environment" in issue.fix
+    assert "under `secrets`" in issue.fix
     assert text not in str(issue)
     (source / source_package.IGNORE_FILE).write_text("settings.py\n")
     assert refusals(source) == []

@@ -1,0 +1,134 @@
+"""What secrets look like: the names of their settings, their issuers' prefixes, and random-looking texts with such a name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+_KEYS = (
+    "access|account|api|auth|aws|client|db|deploy|encryption|host|kaggle|license|master|openai|private|sa|secret|service|service_account"
+    "|shared|signing|ssh|storage|subscription|wandb"
+)
+_SECRET = re.compile(
+    rf"(^|_)(({_KEYS})_?keys?(_id)?|token(_(read|write|pypi))?|[a-z]*secrets?|[a-z]*password|passwd|pass|passphrase|pgpass|pwd|pat"
+    r"|credentials?|auth(_config)?|cookie|webhook|connection_string|dsn"
+    r"|(amqp|broker|celery|database|db|index|mongo(db)?|mysql|postgres(ql)?|rabbitmq|redis|webhook)_ur[il])$"
+)
+_TOKEN_OF_A_MODEL = re.compile(
+    r"(^|_)(bos|class|cls|dist|eos|mask|max|min|continuation|num|pad|public_key|reg|request|sep|unk)_token$"
+)
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[.\-]")
+
+_ISSUED = {
+    "a private key": ("PRIVATE KEY-----", r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"),
+    # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
+    "an AWS access key": ("A", r"A(?:KIA|SIA)[A-Z2-7]{16}"),
+    # https://huggingface.co/docs/hub/security-tokens
+    "a Hugging Face token": ("hf_", r"hf_[A-Za-z]{34}"),
+    # https://docs.github.com/en/authentication (token formats)
+    "a GitHub token": ("_", r"(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{82})"),
+    # https://docs.gitlab.com/security/tokens
+    "a GitLab token": ("gl", r"gl(?:pat|dt|rt|cbt|ptt|ft|soat)-[A-Za-z0-9_-]{20,}"),
+    # https://docs.slack.dev/authentication/tokens
+    "a Slack token": ("xox", r"xox[abeoprs]-[0-9]+-[A-Za-z0-9-]{10,}"),
+    "a Slack webhook": ("hooks.slack.com", r"hooks\.slack\.com/services/T\w+/B\w+/\w{20,}"),
+    "a Discord webhook": ("/api/webhooks/", r"discord(?:app)?\.com/api/webhooks/[0-9]{17,}/[A-Za-z0-9_-]{60,}"),
+    "an OpenAI key": (
+        "sk-",
+        r"sk-(?:(?:proj|svcacct|admin)-[A-Za-z0-9_-]{40,}|[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20})",
+    ),
+    "an Anthropic key": ("sk-ant-", r"sk-ant-[a-z0-9]+-[A-Za-z0-9_-]{80,}"),
+    "a Groq key": ("gsk_", r"gsk_[A-Za-z0-9]{40,}"),
+    "a Replicate token": ("r8_", r"r8_[A-Za-z0-9]{37}"),
+    "an NVIDIA key": ("nvapi-", r"nvapi-[A-Za-z0-9_-]{60,}"),
+    "a Weights & Biases key": ("wandb_v1_", r"wandb_v1_[A-Za-z0-9_]{40,}"),
+    # https://docs.cloud.google.com/docs/authentication/api-keys
+    "a Google key": ("", r"(?:AIza[A-Za-z0-9_-]{35}|GOCSPX-[A-Za-z0-9_-]{28})"),
+    "an Azure storage key": ("AccountKey=", r"AccountKey=[A-Za-z0-9+/]{86}=="),
+    "a Databricks token": ("dapi", r"dapi[0-9a-f]{32}(?:-[0-9])?"),
+    "a DigitalOcean token": ("_v1_", r"do[opr]_v1_[0-9a-f]{64}"),
+    # https://docs.stripe.com/keys
+    "a Stripe key": ("_live_", r"[sr]k_live_[A-Za-z0-9]{24,}"),
+    "a SendGrid key": ("SG.", r"SG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
+    "a Twilio key": ("SK", r"SK[0-9a-f]{32}"),
+    "a Telegram token": (":AA", r"[0-9]{8,10}:AA[A-Za-z0-9_-]{33}"),
+    # https://docs.npmjs.com/about-access-tokens and https://pypi.org/help/#apitoken
+    "an npm token": ("npm_", r"npm_[A-Za-z0-9]{36}"),
+    "a PyPI token": ("pypi-", r"pypi-AgE[A-Za-z0-9_-]{70,}"),
+    "a Docker Hub token": ("dckr_pat_", r"dckr_pat_[A-Za-z0-9_-]{27}"),
+    "a Vault token": ("hvs.", r"hvs\.[A-Za-z0-9_-]{24,}"),
+    "a New Relic key": ("NRAK-", r"NRAK-[A-Z0-9]{27}"),
+    "a JSON web token": (".eyJ", r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}"),
+}
+"""Kind -> a text that each has, looked for first because it is fast, and its regular expression."""
+
+_PATTERNS = {
+    kind: (sign.encode(), re.compile(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])".encode()))
+    for kind, (sign, pattern) in _ISSUED.items()
+}
+
+_ASSIGNED = re.compile(
+    rb"((?i:key|key_id|token|secrets?|passw(?:or)?d|pass|pwd|pat|credentials?|auth|cookie))"
+    rb"(?:\\?[\"'])?\]?[ \t]{0,3}(?::|=>?)[ \t]{0,3}(?:\\?[\"']([^\s\"'<>{}$\\]{16,200})\\?[\"']|([^\s\"'<>{}$(),;]{16,200})[ \t]*\r?$)",
+    re.MULTILINE,
+)
+"""The end of a name and the text that it gets: in quotes, or to the end of the line."""
+
+_NAME = re.compile(rb"[A-Za-z_][\w.-]{0,60}$")
+
+_IN_URL = re.compile(rb"://[^\s/@:\"']{1,80}:([^\s/@\"'<>{}$]{8,200})@[A-Za-z0-9]")
+
+_EXAMPLE = re.compile(
+    r"example|your|placeholder|changeme|dummy|sample|insert|secret|password|xxxx|\.\.\.|^\*+$|test", re.IGNORECASE
+)
+
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+"""Of these most are identifiers."""
+
+_NAME_OR_PATH = re.compile(r"[\w-]*(?:\.[a-z_][\w-]*)+|[a-z0-9_.~-]*(?:/[a-z0-9_.-]*)+")
+
+_RANDOM_BITS = 3.0
+"""Shannon entropy of a text's characters above which it may be random: 40 hexadecimal digits have 3.5 to 3.9, words some 3."""
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether a setting of this name holds a secret: HF_TOKEN and apiKey do, num_tokens and key_frames do not."""
+    words = _WORDS.sub("_", name).lower()
+    return name not in ("PWD", "OLDPWD") and bool(_SECRET.search(words)) and not _TOKEN_OF_A_MODEL.search(words)
+
+
+def secrets_in_text(content: bytes) -> dict[str, int]:
+    """What looks like a secret in a text -> the byte at which it begins."""
+    found: dict[str, int] = {}
+    for kind, start in _found(content):
+        found[kind] = min(start, found.get(kind, start))
+    return found
+
+
+def _found(content: bytes) -> Iterator[tuple[str, int]]:
+    for kind, (sign, pattern) in _PATTERNS.items():
+        if sign in content and (match := pattern.search(content)) is not None:
+            yield kind, match.start()
+    for match in _ASSIGNED.finditer(content):
+        name = _NAME.search(content, max(0, match.end(1) - 60), match.end(1))
+        setting = name[0].decode("utf-8", "replace") if name is not None else ""
+        if names_a_secret(setting) and is_random((match[2] or match[3]).decode("utf-8", "replace")):
+            yield f"a value of {setting}", match.start()
+    for match in _IN_URL.finditer(content):
+        password = match[1].decode("utf-8", "replace")
+        if not (_EXAMPLE.search(password) or password.isalpha() and password.islower()):
+            yield "a URL with a password", match.start()
+
+
+def is_random(text: str) -> bool:
+    """Whether a text looks like a key or a made-up password: of mixed characters, and no example, identifier, path or name in code."""
+    if _EXAMPLE.search(text) or _UUID.fullmatch(text) or _NAME_OR_PATH.fullmatch(text):
+        return False
+    kinds = ["digit" if one.isdigit() else "capital" if one.isupper() else "other" for one in text]
+    changes = sum(kind != after for kind, after in zip(kinds, kinds[1:]))
+    counts = Counter(text)
+    bits = -sum(count / len(text) * math.log2(count / len(text)) for count in counts.values())
+    mixed = changes >= len(text) * (0.25 if "digit" in kinds else 0.4)
+    return mixed and bits >= min(_RANDOM_BITS, math.log2(len(text)) * 0.8)
