@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import tarfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +11,7 @@ from typing import Any
 from launcher.config.issues import Issue
 from launcher.config.job import Job
 from launcher.config.sections import Input
+from launcher.record import archives
 from launcher.record.records import RunFolder
 
 CHANNEL, DESCRIPTION = "teacher", "config.json"
@@ -59,7 +56,7 @@ def check(job: Job, places: Mapping[str, str]) -> Iterator[Issue]:
         described = _description(given, Path(places[CHANNEL]))
     except _NotSeen as why:
         yield not_checked(found=f"whether the teacher fits its student: {why}")
-    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as damage:
+    except (OSError, ValueError, archives.ArchiveError) as damage:
         yield error(found=f"{places[CHANNEL]} is damaged ({str(damage)[:80]})", fix="copy it again, or train it again")
     else:
         yield from _about(job, described, places)
@@ -110,42 +107,19 @@ def _description(given: Input, place: Path) -> Mapping[str, Any]:
             return _parsed(unpacked.read_bytes())
     if place.is_dir():
         entries = [entry for entry in place.iterdir() if not entry.name.startswith(".")]
-        archives = [entry for entry in entries if entry.name.endswith(".tar.gz")]
+        packed = [entry for entry in entries if entry.name.endswith(".tar.gz")]
         alone = not any(entry.is_dir() for entry in entries) or any(entry.suffix in WEIGHTS for entry in entries)
-        if len(archives) > 1 or not (archives or alone):
+        if len(packed) > 1 or not (packed or alone):
             raise _NotSeen("it holds several archives or folders")
-        place = archives[0] if archives else place / DESCRIPTION
+        place = packed[0] if packed else place / DESCRIPTION
     if place.name.endswith(".tar.gz"):
-        with gzip.open(place) as content:
-            return _parsed(_in_archive(content))
+        content = archives.read_member(place, DESCRIPTION, MAX_BYTES)
+        if content is None:
+            raise _NotSeen(f"its archive holds no {DESCRIPTION} in its first {MAX_BYTES // 2**20} MiB")
+        return _parsed(content)
     if place.name != DESCRIPTION or not place.is_file():
         raise _NotSeen(f"it has no {DESCRIPTION}")
     return _parsed(place.read_bytes())
-
-
-def _in_archive(content: gzip.GzipFile) -> bytes:
-    """The config.json of an archive."""
-    with tarfile.open(fileobj=_Begin(content), mode="r|") as archive:  # type: ignore[call-overload]  # it only reads
-        for member in archive:
-            if os.path.normpath(member.name) == DESCRIPTION and member.isfile():
-                found = archive.extractfile(member)
-                assert found is not None, "of a file"
-                described: bytes = found.read()
-                return described
-    raise _NotSeen(f"its archive holds no {DESCRIPTION}")
-
-
-class _Begin:
-    """The first MAX_BYTES of a stream."""
-
-    def __init__(self, stream: gzip.GzipFile):
-        self._stream, self._left = stream, MAX_BYTES
-
-    def read(self, size: int) -> bytes:
-        self._left -= size
-        if self._left < 0:
-            raise _NotSeen(f"its archive has more than {MAX_BYTES // 2**20} MiB before its {DESCRIPTION}")
-        return self._stream.read(size)
 
 
 def _parsed(content: bytes) -> Mapping[str, Any]:

@@ -13,7 +13,6 @@ import shutil
 import tarfile
 import zlib
 from pathlib import Path
-from typing import IO
 
 MAX_HEADER_BYTES = 2**20
 """Of a member's headers, which tarfile reads at once. Linux's longest path has 4 KiB."""
@@ -69,16 +68,41 @@ def unpack(archive: Path, target: Path, most_bytes: int) -> list[str]:
             shutil.rmtree(target)
         part.replace(target)
     except DAMAGE as error:
-        raise ArchiveError(f"damaged ({str(error).strip() or type(error).__name__})") from error
+        raise _damaged(error) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return left_out
 
 
+def read_member(archive: Path, name: str, most_bytes: int) -> bytes | None:
+    """A file of a .tar.gz that ends within its first bytes; None: there is none. What comes after it is not read.
+
+    Raises:
+        ArchiveError: the archive is damaged before that.
+        OSError: it cannot be opened.
+    """
+    try:
+        with gzip.open(archive) as stream, _opened(metered := _Metered(stream)) as tar:
+            metered.allowed = most_bytes
+            while (found := tar.next()) is not None:
+                if posixpath.normpath(found.name) == name and found.isreg() and 0 <= found.size <= most_bytes:
+                    content = tar.extractfile(found)
+                    return content.read() if content is not None else None
+    except _TooLong:
+        pass
+    except DAMAGE as error:
+        raise _damaged(error) from error
+    return None
+
+
+class _TooLong(ArchiveError):
+    """More was read than is allowed."""
+
+
 class _Metered:
     """A stream for tarfile. It ends a member whose headers are longer than allowed before they fill the memory."""
 
-    def __init__(self, stream: IO[bytes]):
+    def __init__(self, stream: gzip.GzipFile):
         self.stream, self.count = stream, 0
         self.allow(0)
 
@@ -90,17 +114,25 @@ class _Metered:
         data = self.stream.read(size)
         self.count += len(data)
         if self.count > self.allowed:
-            raise ArchiveError(f"damaged (headers of more than {MAX_HEADER_BYTES:,} bytes)")
+            raise _TooLong(f"damaged (headers of more than {MAX_HEADER_BYTES:,} bytes)")
         return data
 
 
-def _extract(stream: IO[bytes], folder: Path, most_bytes: int) -> list[str]:
+def _opened(metered: _Metered) -> tarfile.TarFile:
+    return tarfile.open(fileobj=metered, mode="r|")  # type: ignore[call-overload, no-any-return]  # tarfile only reads
+
+
+def _damaged(error: BaseException) -> ArchiveError:
+    return ArchiveError(f"damaged ({str(error).strip() or type(error).__name__})")
+
+
+def _extract(stream: gzip.GzipFile, folder: Path, most_bytes: int) -> list[str]:
     """Write the members into an empty folder; `NAME: REASON` of those left out."""
     left_out: list[str] = []
     links: list[tarfile.TarInfo] = []
     count = total = 0
     metered = _Metered(stream)
-    with tarfile.open(fileobj=metered, mode="r|") as tar:  # type: ignore[call-overload]  # tarfile only reads from it
+    with _opened(metered) as tar:
         while (member := tar.next()) is not None:
             count, total = count + 1, total + member.size
             if member.size < 0 or member.issparse():

@@ -212,3 +212,15 @@ def test_no_damage_in_the_tar_gives_another_error_or_leads_out(unpack, tmp_path)
         except archives.ArchiveError:
             refused += 1
     assert 0 < refused < 300
+
+
+def test_one_file_is_read_from_the_beginning_of_an_archive(tmp_path):
+    archive = tmp_path / "model.tar.gz"
+    packed = tar(link("config.json", "a"), member("./a/../config.json", b"{}"), member("weights", bytes(9 * MB)))
+    archive.write_bytes(gzip.compress(packed)[:-8])  # nobody reads to the end
+    assert archives.read_member(archive, "config.json", MB) == b"{}"
+    assert archives.read_member(archive, "weights", MB) is None, "it does not end within them"
+    assert archives.read_member(archive, "none", MB) is None
+    archive.write_bytes(b"no archive")
+    with pytest.raises(archives.ArchiveError, match="damaged"):
+        archives.read_member(archive, "config.json", MB)
