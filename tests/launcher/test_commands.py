@@ -191,7 +191,10 @@ class Terminal:
         end = time.monotonic() + seconds
         while expected not in self.text:
             assert time.monotonic() < end, f"{expected!r} did not come: {self.text}"
-            self.text += os.read(self.screen, 4096).decode()
+            try:
+                self.text += os.read(self.screen, 4096).decode()
+            except OSError:  # the command has ended
+                raise AssertionError(f"{expected!r} did not come: {self.text}") from None
 
     def type(self, text: str) -> None:
         os.write(self.screen, text.encode())
