@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import zipfile
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_an_archive_with_one_wrong_bit_is_refused_wherever_it_is(tmp_path, train
     begin = whole.index(b"\0", 10) + 1  # after gzip's own header, whose date and name matter to nobody
     for place in np.linspace(begin, len(whole) - 1, 60).astype(int):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
-        with pytest.raises(ValueError, match=r"model.tar.gz(:| is damaged: copy it again .*gzip -t)"):
+        with pytest.raises(ValueError, match="model.tar.gz is damaged: copy it again .*gzip -t"):
             load(tmp_path / "channel")
     file.write_bytes(whole)
     assert torch.equal(load(tmp_path / "channel")(IMAGES), load(tmp_path / "model")(IMAGES))
@@ -154,7 +155,7 @@ def test_an_archive_that_inflates_is_refused_at_its_limit(tmp_path, member):
         else:
             entry.pax_headers = {"comment": "x" * (80 << 20)}
             opened.addfile(entry)
-    with pytest.raises(ValueError, match="model.tar.gz: it unpacks to more than 67,108,864 bytes, .*give the folder"):
+    with pytest.raises(ValueError, match="model.tar.gz unpacks to more than 67,108,864 bytes, .*give the folder"):
         load(tmp_path / "channel")
 
 
@@ -163,6 +164,17 @@ def test_a_file_without_a_state_dict_is_told_so(tmp_path, content):
     torch.save(content, tmp_path / "last.pt")
     with pytest.raises(ValueError, match="last.pt holds no state dict: save one with"):
         load(tmp_path, name=NAME, options=OPTIONS)
+
+
+def test_a_checkpoint_that_inflates_is_refused_at_the_same_limit(tmp_path):
+    torch.save({"head.bias": torch.zeros(20 << 20)}, tmp_path / "stored.zip")
+    with zipfile.ZipFile(tmp_path / "stored.zip") as stored:
+        (tmp_path / "channel").mkdir()
+        with zipfile.ZipFile(tmp_path / "channel/last.pt", "w", zipfile.ZIP_DEFLATED) as deflated:
+            for member in stored.infolist():
+                deflated.writestr(member.filename, stored.read(member))
+    with pytest.raises(ValueError, match="last.pt unpacks to more than 67,108,864 bytes"):
+        load(tmp_path / "channel", name=NAME, options=OPTIONS)
 
 
 def test_an_archive_cannot_write_outside_its_folder(tmp_path):

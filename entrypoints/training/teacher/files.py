@@ -114,6 +114,7 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
 def _read_torch(file: Path) -> object:
     if zipfile.is_zipfile(file):  # torch does not compare its checksums
         with zipfile.ZipFile(file) as opened:
+            _require_small(file, sum(member.file_size for member in opened.infolist()))
             damaged = opened.testzip()
         if damaged is not None:
             raise OSError(f"{damaged} in it does not have its checksum")
@@ -125,15 +126,11 @@ class _Archive(gzip.GzipFile):
 
     def __init__(self, file: Path):
         super().__init__(file)
-        self.limit = max(SMALL, MAX_RATIO * file.stat().st_size)
+        self._file = file
 
     def read(self, size: int | None = -1) -> bytes:
         piece = super().read(size)
-        if self.tell() > self.limit:
-            raise ValueError(
-                f"it unpacks to more than {self.limit:,} bytes, {MAX_RATIO} times its size or {SMALL:,}, and no trained weights "
-                "do: use an archive that a run wrote, or unpack it and give the folder"
-            )
+        _require_small(self._file, self.tell())
         return piece
 
 
@@ -150,16 +147,29 @@ def _unpack(archive: Path, target: Path) -> Path:
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         fix = "copy it again from the run that wrote it, and check it with gzip -t"
         raise ValueError(f"{archive.name} is damaged: {fix} ({_first_line(error)})") from error
-    except ValueError as error:
-        raise ValueError(f"{archive.name}: {error}") from error
     return target
 
 
+def _require_small(archive: Path, size: int) -> None:
+    """Raise a ValueError for an archive that unpacks to more than its limit.
+
+    Args:
+        size: bytes that it unpacks to, as far as known.
+    """
+    limit = max(SMALL, MAX_RATIO * archive.stat().st_size)
+    if size > limit:
+        raise ValueError(
+            f"{archive.name} unpacks to more than {limit:,} bytes, {MAX_RATIO} times its size or {SMALL:,}, and no trained weights "
+            "do: use one that a run or torch.save wrote, or unpack it and give the folder"
+        )
+
+
 def _unpack_member(members: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Write a regular file's content below a folder named as its archive; nothing else is unpacked."""
     # extractall's filter="data" came with Python 3.11.4; Debian 12 has 3.11.2
     place = (target / member.name).resolve()
     if not place.is_relative_to(target.resolve()):
-        raise ValueError(f"{member.name} in it points outside it: use an archive that a run wrote")
+        raise ValueError(f"{target.name} holds {member.name}, which points outside it: use an archive that a run wrote")
     content = members.extractfile(member) if member.isfile() else None
     if content is not None:
         place.parent.mkdir(parents=True, exist_ok=True)
