@@ -21,28 +21,9 @@ MAKERS = (ast.BinOp, ast.JoinedStr, ast.List, ast.ListComp, ast.GeneratorExp, as
 """Expressions that may make something larger than what they are made of."""
 
 CALLS: tuple[Any, ...] = (
-    *(
-        abs,
-        all,
-        any,
-        bool,
-        dict,
-        float,
-        frozenset,
-        int,
-        isinstance,
-        len,
-        list,
-        max,
-        min,
-        round,
-        set,
-        sorted,
-        sum,
-        tuple,
-    ),
+    *(abs, all, any, bool, dict, float, frozenset, int, isinstance, len, list, max, min, round, set, sorted, sum, tuple),
     *(math.ceil, math.floor, math.isfinite, math.isnan, math.log2, math.sqrt),
-)
+)  # fmt: skip
 """Functions without effect, whose results are no larger than what they are given."""
 
 METHODS: Mapping[type, frozenset[str]] = {
@@ -57,9 +38,7 @@ METHODS: Mapping[type, frozenset[str]] = {
 """Methods without effect, by the exact type of what has them."""
 
 BUILTINS: Mapping[str, Any] = {
-    **{made.__name__: made for made in CALLS},
-    **{made.__name__: made for made in (object, str, ValueError, TypeError)},
-    "property": property,
+    made.__name__: made for made in (*CALLS, object, str, ValueError, TypeError) if made.__module__ == "builtins"
 }
 
 _OPERATORS: Mapping[type, Callable[..., Any]] = {
