@@ -43,10 +43,11 @@ def test_a_lock_that_a_thread_holds_here_is_free_in_the_workers():
 
 
 def test_an_error_comes_back_with_its_origin_and_the_other_workers_end():
+    before = psutil.Process().children()
     with pytest.raises(ValueError, match="not 0|not 1") as error:
         list(spread(refuse, range(4), 2, lambda _: None))
     assert "in refuse" in str(error.value.__cause__)
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= set(before)
 
 
 def test_a_worker_that_is_killed_is_a_mistake_with_a_fix():
