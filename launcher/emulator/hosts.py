@@ -48,6 +48,8 @@ DIFFERENCES: Mapping[str, str] = {
     "AWS_SECRET_ACCESS_KEY": "the emulator's too",
     "AWS_CONFIG_FILE": "empty: a job does not use the settings of this machine's user",
     "AWS_SHARED_CREDENTIALS_FILE": "empty, for the same reason",
+    "BOTO_CONFIG": "empty, for the same reason",
+    "AWS_EC2_METADATA_DISABLED": "true: a job does not use this machine's role",
     "PIP_DRY_RUN": "requirements.txt is checked, not installed into this machine's Python",
     "PIP_NO_INDEX": "for the same reason",
     "PIP_CONFIG_FILE": "for the same reason",
@@ -192,8 +194,7 @@ def environment(
         "AWS_DEFAULT_REGION": job.region,
         **aws,
         "S3_ENDPOINT_URL": aws["AWS_ENDPOINT_URL"],  # the name that the toolkit reads
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        **local_hosts.NO_CREDENTIALS,
         # the toolkit would install a requirements.txt into the user's own Python
         "PIP_DRY_RUN": "1",
         "PIP_NO_INDEX": "1",

@@ -36,6 +36,7 @@ def test_one_host_as_compose_text(script_job, tmp_path, monkeypatch, no_gpus):
         region="eu-west-1",
         inputs={"train": {"folder": str(data)}, "weights": {"file": str(data / "x.bin")}},
         environment={"PRICE": "5 $", "HF_TOKEN": "hunter2"},
+        secrets={"DECLARED": {"secretsmanager": "team/key"}},
     )
     labels = {"vision-launcher.run": "test-run", "vision-launcher.folder": "/runs/it's $$1/test-run"}
     bind = {"bind": {"propagation": "rprivate"}}
@@ -60,6 +61,7 @@ def test_one_host_as_compose_text(script_job, tmp_path, monkeypatch, no_gpus):
                     "GOMP_SPINCOUNT": "1000",
                     "PRICE": "5 $$",
                     "HF_TOKEN": None,
+                    "DECLARED": None,
                 },
                 "volumes": [
                     {"type": "bind", "source": "/runs/it's $$1/test-run/hosts/algo-1/opt/ml", "target": "/opt/ml", **bind},

@@ -38,6 +38,7 @@ NASTY = """it's "q" $HOME ${X} a:b #c %20 ü"""
 
 def test_one_host_from_a_folder_with_a_nasty_name_leaves_what_a_process_run_leaves(docker_job, tmp_path, monkeypatch):
     monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / NASTY / "runs"))
+    monkeypatch.setenv("DECLARED", "hunter2 $HOME ${X}")
     data = tmp_path / NASTY / "data"
     data.mkdir(parents=True)
     (data / "image.txt").write_text("pixels")
@@ -48,6 +49,7 @@ def test_one_host_from_a_folder_with_a_nasty_name_leaves_what_a_process_run_leav
         train = pathlib.Path(os.environ["SM_CHANNEL_TRAIN"])
         seen = {"train": (train / "image.txt").read_text(), "teacher": os.listdir(os.environ["SM_CHANNEL_TEACHER"])}
         seen |= {"mine": os.environ["MINE"], "token": os.environ["HF_TOKEN"], "uid": os.getuid()}
+        seen["declared"] = os.environ["DECLARED"]
         seen["aws"] = sorted(name for name in os.environ if name.startswith("AWS_"))
         seen["shm_mb"] = os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize / 2**20
         try:
@@ -64,6 +66,7 @@ def test_one_host_from_a_folder_with_a_nasty_name_leaves_what_a_process_run_leav
         folder=NASTY,
         inputs={"train": {"folder": str(data)}, "teacher": {"file": str(data / "it's $1.bin")}},
         environment={"MINE": "it's $HOME; $$ ${X}", "HF_TOKEN": "hunter2 $HOME"},
+        secrets={"DECLARED": "env"},
         checkpoints="s3://bucket/checkpoints",
         compute={"shm_gb": 0.5},
     )
@@ -72,6 +75,7 @@ def test_one_host_from_a_folder_with_a_nasty_name_leaves_what_a_process_run_leav
     seen = json.loads((run.folder.host("algo-1") / "model/seen.json").read_text())
     assert seen == {
         "train": "pixels", "teacher": ["it's $1.bin"], "mine": "it's $HOME; $$ ${X}", "token": "hunter2 $HOME",
+        "declared": "hunter2 $HOME ${X}",
         "uid": os.getuid(), "aws": sorted(name for name in local_hosts.NO_CREDENTIALS if "AWS" in name), "shm_mb": 512, "read_only": True,
     }  # fmt: skip
     assert (run.folder.host("algo-1") / "checkpoints/step-1").read_text() == "kept"
