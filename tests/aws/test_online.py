@@ -144,7 +144,8 @@ def test_without_credentials_nothing_is_called_ok(monkeypatch):
     session.forget_clients()
     plan = looked("kt_food_tag")
     assert plan.errors == ()
-    [text] = found(plan, "not checked")
+    [teacher, text] = found(plan, "not checked")
+    assert "it is not on this machine" in teacher
     assert "AWS was not checked: no AWS credentials" in text
     assert "aws configure" in text
 

@@ -165,7 +165,7 @@ def test_on_sagemaker_a_host_has_its_gpus_and_all_trials_a_price(place, capsys):
 
 def test_a_size_that_fails_is_told_and_not_tried_again(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    words = [*TINY[1:], "hyperparameters.model=no_such_model", "study.hosts=[1]", "study.repeats=2"]
+    words = [*TINY[1:], "hyperparameters.model_options={no_such_option: 1}", "study.hosts=[1]", "study.repeats=2"]
     assert main.main(["study", "scaling", str(HYUNDAI), *words, "--smoke", "--table", str(tmp_path / "x.csv")]) == 1
     told = capsys.readouterr().out
     assert "no trial has completed" in told and "1 host, global batch 4, repeat 1: Failed" in told
