@@ -186,7 +186,8 @@ def _left_out(unsafe: Mapping[str, str]) -> Issue:
         key="source",
         level="warning",
         found=f"left out: {'; '.join(named)}",
-        fix=f"no change needed unless the script reads them: then rename or copy them; {IGNORE_FILE} silences this",
+        fix=f"no change needed unless the script reads them: declare keys under `secrets`, rename or copy other files; "
+        f"naming them in {IGNORE_FILE} silences this",
     )
 
 
