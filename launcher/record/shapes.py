@@ -188,7 +188,7 @@ def complaint(error: ErrorDetails) -> str:
     where = ".".join(map(str, error["loc"]))
     wrong = error["msg"][:1].lower() + error["msg"][1:]
     if error["type"] == "json_invalid":
-        return wrong
+        return wrong if error["input"].strip() else "the file is empty"
     found = "" if error["type"] == "missing" else f", not {_short(error['input'])}"
     return f"{where}: {wrong}{found}" if where else f"{wrong}{found}"
 

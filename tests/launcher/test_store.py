@@ -86,7 +86,7 @@ def test_a_damaged_run_is_named_with_its_file_and_the_others_are_listed(capsys):
     assert main.main(["runs"]) == 0
     out = capsys.readouterr().out
     assert f"{good.name}  Completed" in out and f"{bad.name}   damaged" in out
-    assert f"{bad.name}/outcome.json: invalid JSON" in out and f"launcher rm {bad.name}" in out
+    assert f"{bad.name}/outcome.json: the file is empty" in out and f"launcher rm {bad.name}" in out
     assert main.main(["runs", "--json"]) == 0
     described = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
     assert described[good.name]["state"] == "Completed" and "outcome.json" in described[bad.name]["damaged"][0]["key"]
