@@ -61,7 +61,7 @@ class ProfilerShape(TypedDict):
 class RequestShape(TypedDict):
     """A CreateTrainingJob request."""
 
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     OutputDataConfig: NotRequired[OutputShape]
     ProfilerConfig: NotRequired[ProfilerShape]
     EnableManagedSpotTraining: NotRequired[bool]
@@ -73,7 +73,7 @@ class PriceShape(TypedDict):
 
 
 class PlanShape(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     name: str
     planned: Time
     backend: str
@@ -95,7 +95,7 @@ def _with_region(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 class OutcomeShape(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     state: Literal["Completed", "Failed", "Stopped"]
     started: NotRequired[str | None]
     ended: NotRequired[str | None]
@@ -123,7 +123,7 @@ class TransitionShape(TypedDict):
 
 
 class RemoteShape(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     TrainingJobStatus: NotRequired[str]
     SecondaryStatusTransitions: NotRequired[list[TransitionShape]]
     TrainingStartTime: NotRequired[Time]
@@ -133,7 +133,7 @@ class RemoteShape(TypedDict):
 
 
 class GitShape(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     commit: str | None
     clean: NotRequired[bool]
     changed: NotRequired[list[str]]
@@ -141,17 +141,17 @@ class GitShape(TypedDict):
 
 
 class StopShape(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     reason: str
 
 
 class SupervisorShape(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     pid: int
 
 
 class StreamsShape(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     sizes: dict[str, Annotated[int, Field(ge=0)]]
     tokens: dict[str, str]
 
@@ -159,7 +159,7 @@ class StreamsShape(TypedDict):
 class ResultShape(TypedDict):
     """What a script wrote: of any kind, but an object."""
 
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     settings: NotRequired[dict[str, Any]]
 
 
