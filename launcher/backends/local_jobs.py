@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 
@@ -42,7 +41,7 @@ def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
                 fix="write a smaller number under smoke: compute:, or use --hosts 2",
             )
         )
-    cores = len(os.sched_getaffinity(0))
+    cores = local_hosts.core_count()
     if job.compute.processes_per_host is not None and job.compute.processes_per_host > 4 * max(cores, gpus):
         issues.append(
             Issue(

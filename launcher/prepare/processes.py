@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from launcher.backends.local_hosts import core_count
 from launcher.config.issues import mistake
 
 Task = TypeVar("Task")
@@ -31,7 +32,7 @@ START = (
 
 def available_cores() -> int:
     """Cores that this process may use, by its affinity and its quota (cgroup v2)."""
-    cores = len(os.sched_getaffinity(0))
+    cores = core_count()
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(cores, int(int(quota) / int(period)))) if quota != "max" else cores

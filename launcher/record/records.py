@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -349,6 +350,9 @@ def write_atomically(file: Path, content: str | bytes, *, durable: bool = True) 
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)  # the new name
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # network file systems that sync no folders
+                raise
         finally:
             os.close(folder)
 
