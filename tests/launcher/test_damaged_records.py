@@ -68,6 +68,8 @@ COMMANDS: dict[str, list[str]] = {
     "diagnose two": ["diagnose", "OTHER", "RUN"],
     "attach": ["attach", "RUN"],
     "stop": ["stop", "RUN"],
+    "rm": ["rm", "RUN"],  # without --yes nothing is removed
+    "prune": ["prune", "--older-than", "0h"],
     "resume": ["resume", "RUN", "compute.instance_count=99"],  # the plan has an error, so that nothing starts
     "replay": ["replay", "RUN", "compute.instance_count=99"],
 }

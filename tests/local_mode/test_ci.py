@@ -1,4 +1,4 @@
-"""What keeps CI honest: without an engine the tests with Docker fail and are not skipped, and what starts the engine says why not."""
+"""Without an engine the tests with Docker fail and are not skipped, and what starts the engine says why not."""
 
 from __future__ import annotations
 
