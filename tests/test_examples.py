@@ -33,7 +33,7 @@ PRINTED = {
 FAR_AWAY = ("check", "upload")
 """Examples that talk to AWS."""
 
-MANY_RUNS = ("PreprocessingStudy", "ScalingStudy")
+MANY_RUNS = ("PreprocessingStudy", "ScalingStudy", "preprocessing", "scaling")
 """Examples that start several runs."""
 
 

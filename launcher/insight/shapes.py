@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
+from launcher.record import trust
 from launcher.record.shapes import STRICT, complaint
 
 LATEST = 253_402_300_800.0
@@ -35,7 +36,7 @@ def _with_step(seconds: dict[str, float]) -> dict[str, float]:
 class StartShape(TypedDict):
     """A timeline's first line."""
 
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     rank: Count
     node: str
     settings: dict[str, Any]
@@ -50,7 +51,7 @@ class StartShape(TypedDict):
 
 
 class WindowShape(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     epoch: Count
     step: Positive
     ended: Time
@@ -59,13 +60,13 @@ class WindowShape(TypedDict):
 
 
 class FirstStepShape(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     seconds: Seconds
     workers: Count | None
 
 
 class StallShape(TypedDict):
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     kind: Literal["checkpoint", "evaluate"]
     step: Count
     began: Time
@@ -81,7 +82,7 @@ class OperatorShape(TypedDict):
 class OperatorsShape(TypedDict):
     """operators.json."""
 
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     operators: list[OperatorShape]
 
 
@@ -99,7 +100,7 @@ class WithWorkersShape(TypedDict):
 class ProbeShape(TypedDict):
     """probe.json."""
 
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     as_it_is: list[Speed]
     one_batch: Speed | None
     one_batch_without_teacher: Speed | None
@@ -118,7 +119,7 @@ class ProbeShape(TypedDict):
 class SettingsShape(TypedDict, total=False):
     """The settings that rules compute with."""
 
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     epochs: Positive
     global_batch_size: Positive
     batch_size_per_device: Positive | Literal["auto"] | None
@@ -131,7 +132,7 @@ class SettingsShape(TypedDict, total=False):
 class FactsShape(TypedDict, total=False):
     """The facts that rules compute with; a script's result.json may say some."""
 
-    __pydantic_config__ = STRICT  # type: ignore[misc]
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     world_size: Positive
     num_workers: Count
     threads: Count
@@ -166,7 +167,7 @@ def readable(shape: TypeAdapter[Any], values: Mapping[str, Any]) -> tuple[dict[s
 def read(shape: TypeAdapter[Any], file: Path) -> tuple[dict[str, Any], str]:
     """A JSON file's values, or none and why it cannot be read."""
     try:
-        values: dict[str, Any] = shape.validate_json(file.read_bytes())
+        values: dict[str, Any] = shape.validate_json(trust.content(file))
     except OSError as error:
         return {}, f"{file.name}: {error.strerror}"
     except ValidationError as error:

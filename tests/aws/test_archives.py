@@ -34,6 +34,7 @@ def test_a_damaged_output_is_reported_and_the_rest_of_the_run_is_kept(sagemaker_
     assert run.artifacts()["model"].stat().st_size > 0 and "output algo-1" not in run.artifacts()
 
 
+@pytest.mark.slow
 def test_a_damaged_record_is_named_and_once_it_is_removed_the_run_can_be_attached(sagemaker_job, monkeypatch, tmp_path):
     run = started(sagemaker_job("print('hello')\n"))
     key = f"runs/{run.name}/record/record.tar.gz"

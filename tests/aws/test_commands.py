@@ -18,10 +18,7 @@ from launcher.prepare import prepare
 from tests.conftest import ROOT, SLEEPER, as_in_a_terminal, thin_out
 
 HERE = [sys.executable, "-m", "launcher"]
-STORIES = (
-    "dali_imagenette",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("kt_food_tag", "hyundai_segmentation")),
-)
+STORIES = ("dali_imagenette", "kt_food_tag", "hyundai_segmentation")
 
 
 def typed(*words: str, **options) -> subprocess.CompletedProcess:
@@ -54,6 +51,7 @@ def there(place, nobody, monkeypatch):
     monkeypatch.setenv("LAUNCHER_RUNS", str(place / "runs"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES)
 def test_a_story_is_planned_priced_submitted_and_followed(story):
     config = f"configs/{story}.yaml"

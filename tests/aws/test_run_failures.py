@@ -129,6 +129,7 @@ RESUMES = """
 """
 
 
+@pytest.mark.slow
 def test_spot_interruptions_are_counted_and_the_saving_is_reported(sagemaker_job, emulator):
     job = sagemaker_job(
         RESUMES, compute={"instance_type": "ml.g5.xlarge", "spot": True}, checkpoints=f"s3://{BUCKET}/checkpoints/spot"
