@@ -11,20 +11,28 @@ _KEYS = (
     "access|account|api|auth|aws|client|db|deploy|encryption|host|kaggle|license|master|openai|private|sa|secret|service|service_account"
     "|shared|signing|ssh|storage|subscription|wandb"
 )
+_OF = r"(?:_?[0-9]+|_(?:dev|prod|production|pypi|read|readonly|ro|rw|staging|test|write))*"
+"""What may follow a name: which one of several it is."""
+
 _SECRET = re.compile(
-    rf"(^|_)(({_KEYS})_?keys?(_id)?|token(_(read|write|pypi))?|[a-z]*secrets?|[a-z]*password|passwd|pass|passphrase|pgpass|pwd|pat"
-    r"|credentials?|auth(_config)?|cookie|webhook|connection_string|dsn"
-    r"|(amqp|broker|celery|database|db|index|mongo(db)?|mysql|postgres(ql)?|rabbitmq|redis|webhook)_ur[il])$"
+    rf"(^|_)(({_KEYS})_?keys?(_id)?|token|[a-z]*secrets?|[a-z]*password|passwd|pass|passphrase|pgpass|pwd|pat"
+    r"|credentials?|auth(orization)?(_config|_header)?|bearer|cookies?|webhook|connection_string|dsn"
+    r"|(amqp|broker|celery|database|db|index|jdbc|mongo(db)?|mysql|postgres(ql)?|rabbitmq|redis|webhook)_ur[il])"
+    rf"{_OF}$"
 )
 _TOKEN_OF_A_MODEL = re.compile(
-    r"(^|_)(bos|class|cls|dist|eos|mask|max|min|continuation|num|pad|public_key|reg|request|sep|unk)_token$"
+    r"(^|_)(bos|class|cls|dist|eos|mask|max|min|continuation|num|pad|public_key|reg|request|sep|unk)_token(_?[0-9]+)?$"
 )
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[.\-]")
 
 _ISSUED = {
-    "a private key": ("PRIVATE KEY-----", r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"),
+    "a private key": ("PRIVATE KEY", r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----"),
+    "a PuTTY key": ("PuTTY-", r"PuTTY-User-Key-File-[0-9]"),
+    # https://age-encryption.org/v1
+    "an age key": ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[02-9AC-HJ-NP-Z]{58}"),
+    # those of AWS's documentation end in EXAMPLE
     # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
-    "an AWS access key": ("A", r"A(?:KIA|SIA)[A-Z2-7]{16}"),
+    "an AWS access key": ("A", r"A(?:KIA|SIA)(?![A-Z2-7]{9}EXAMPLE)[A-Z2-7]{16}"),
     # https://huggingface.co/docs/hub/security-tokens
     "a Hugging Face token": ("hf_", r"hf_[A-Za-z]{34}"),
     # https://docs.github.com/en/authentication (token formats)
@@ -43,10 +51,16 @@ _ISSUED = {
     "a Groq key": ("gsk_", r"gsk_[A-Za-z0-9]{40,}"),
     "a Replicate token": ("r8_", r"r8_[A-Za-z0-9]{37}"),
     "an NVIDIA key": ("nvapi-", r"nvapi-[A-Za-z0-9_-]{60,}"),
-    "a Weights & Biases key": ("wandb_v1_", r"wandb_v1_[A-Za-z0-9_]{40,}"),
+    "a Weights & Biases key": (
+        "wandb",
+        r"(?:wandb_v1_[A-Za-z0-9_]{40,}|wandb[. ]login[ (][^\n]{0,60}?(?<![A-Za-z0-9])[0-9a-f]{40})",
+    ),
+    "an xAI key": ("xai-", r"xai-[A-Za-z0-9]{60,}"),
     # https://docs.cloud.google.com/docs/authentication/api-keys
     "a Google key": ("", r"(?:AIza[A-Za-z0-9_-]{35}|GOCSPX-[A-Za-z0-9_-]{28})"),
     "an Azure storage key": ("AccountKey=", r"AccountKey=[A-Za-z0-9+/]{86}=="),
+    # https://learn.microsoft.com/en-us/rest/api/storageservices/create-service-sas
+    "an Azure shared access signature": ("sig=", r"sig=[A-Za-z0-9%+/]{43,130}(?:=|%3[Dd])"),
     "a Databricks token": ("dapi", r"dapi[0-9a-f]{32}(?:-[0-9])?"),
     "a DigitalOcean token": ("_v1_", r"do[opr]_v1_[0-9a-f]{64}"),
     # https://docs.stripe.com/keys
@@ -59,6 +73,18 @@ _ISSUED = {
     "a PyPI token": ("pypi-", r"pypi-AgE[A-Za-z0-9_-]{70,}"),
     "a Docker Hub token": ("dckr_pat_", r"dckr_pat_[A-Za-z0-9_-]{27}"),
     "a Vault token": ("hvs.", r"hvs\.[A-Za-z0-9_-]{24,}"),
+    # https://developer.hashicorp.com/terraform/cloud-docs/users-teams-organizations/api-tokens
+    "a Terraform token": (".atlasv1.", r"[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_-]{60,}"),
+    # https://grafana.com/docs/grafana/latest/administration/service-accounts
+    "a Grafana token": ("gl", r"(?:glsa_[A-Za-z0-9]{32}_[0-9a-f]{8}|glc_[A-Za-z0-9+/]{32,}={0,2})"),
+    # https://developers.notion.com/page/changelog
+    "a Notion token": ("_", r"(?:ntn_[A-Za-z0-9]{40,}|secret_[A-Za-z0-9]{43})"),
+    # https://airtable.com/developers/web/guides/personal-access-tokens
+    "an Airtable token": ("pat", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
+    # https://shopify.dev/docs/apps/build/authentication-authorization/access-tokens
+    "a Shopify token": ("shp", r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"),
+    # https://docs.sentry.io/concepts/key-terms/dsn-explainer
+    "a Sentry DSN": ("://", r"https?://[0-9a-f]{32}(?::[0-9a-f]{32})?@[\w.-]+(?::[0-9]+)?/[0-9]+"),
     "a New Relic key": ("NRAK-", r"NRAK-[A-Z0-9]{27}"),
     "a JSON web token": (".eyJ", r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}"),
 }
@@ -70,15 +96,21 @@ _PATTERNS = {
 }
 
 _ASSIGNED = re.compile(
-    rb"((?i:key|key_id|token|secrets?|passw(?:or)?d|pass|pwd|pat|credentials?|auth|cookie))"
-    rb"(?:\\?[\"'])?\]?[ \t]{0,3}(?::|=>?)[ \t]{0,3}(?:\\?[\"']([^\s\"'<>{}$\\]{16,200})\\?[\"']|([^\s\"'<>{}$(),;]{16,200})[ \t]*\r?$)",
+    rb"((?i:(?:key|key_id|token|secrets?|passw(?:or)?d|pass|pwd|pat|credentials?|auth|bearer|cookies?|connection_string)%b))"
+    rb"(?:\\?[\"'])?\]?[ \t]{0,3}(?::|=>?)[ \t]{0,3}(?:\\?[\"']([^\s\"'<>{}$\\]{16,200})\\?[\"']|([^\s\"'<>{}$(),;]{16,200})[ \t]*\r?$)"
+    % _OF.encode(),
     re.MULTILINE,
 )
 """The end of a name and the text that it gets: in quotes, or to the end of the line."""
 
 _NAME = re.compile(rb"[A-Za-z_][\w.-]{0,60}$")
 
-_IN_URL = re.compile(rb"://[^\s/@:\"']{1,80}:([^\s/@\"'<>{}$]{8,200})@[A-Za-z0-9]")
+_BEARER = re.compile(
+    rb"(?i:authorization)(?:\\?[\"'])?\]?[ \t]{0,3}[:=,][ \t]{0,3}(?:\\?[\"'])?(?i:basic|bearer|token)[ \t]+([\w.~+/=-]{16,2000})"
+)
+"""A request's header with a token: RFC 6750, section 2.1."""
+
+_IN_URL = re.compile(rb"://[^\s/@:\"']{0,80}:([^\s/@\"'<>{}$]{4,200})@[A-Za-z0-9]")
 
 _EXAMPLE = re.compile(
     r"example|your|placeholder|changeme|dummy|sample|insert|secret|password|xxxx|\.\.\.|^\*+$|test", re.IGNORECASE
@@ -116,9 +148,12 @@ def _found(content: bytes) -> Iterator[tuple[str, int]]:
         setting = name[0].decode("utf-8", "replace") if name is not None else ""
         if names_a_secret(setting) and is_random((match[2] or match[3]).decode("utf-8", "replace")):
             yield f"a value of {setting}", match.start()
+    for match in _BEARER.finditer(content):
+        if is_random(match[1].decode("utf-8", "replace")):
+            yield "an Authorization header", match.start()
     for match in _IN_URL.finditer(content):
         password = match[1].decode("utf-8", "replace")
-        if not (_EXAMPLE.search(password) or password.isalpha() and password.islower()):
+        if not (_EXAMPLE.search(password) or password.startswith("%") or password.isalpha() and password.islower()):
             yield "a URL with a password", match.start()
 
 

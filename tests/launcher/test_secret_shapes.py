@@ -53,6 +53,23 @@ TOKENS: list[tuple[str, list[str | tuple[str, int]]]] = [
     ("database_password", [(WORDS + "!#%&*", 20)]),
     ("COMET_API_KEY", [(WORDS, 25)]),
     ("database", ["postgresql://trainer:", (WORDS, 18), "@db.internal:5432/runs"]),
+    ("queue", ["redis://:", (WORDS, 6), "@cache.internal:6379/0"]),
+    ("key", ["-----BEGIN PGP ", "PRIVATE KEY BLOCK-----"]),
+    ("anything", ["PuTTY-User-", "Key-File-3: ssh-ed25519"]),
+    ("anything", ["AGE-SECRET-KEY-1", ("QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L", 58)]),
+    ("header", ["Authorization: Bearer ", (WORDS, 32)]),
+    ("command", ["wandb login ", (HEX, 40)]),
+    ("tracker", ["wandb.login(key=\\'", (HEX, 40), "\\')"]),
+    ("url", ["https://", (HEX, 32), "@o12345.ingest.sentry.io/6789"]),
+    ("url", ["https://data.blob.core.windows.net/c?sv=2022-11-02&sig=", (WORDS, 43), "%3D"]),
+    ("anything", ["ntn_", (WORDS, 46)]),
+    ("anything", ["secret_", (WORDS, 43)]),
+    ("anything", ["pat", (WORDS, 14), ".", (HEX, 64)]),
+    ("anything", ["shpat_", (HEX, 32)]),
+    ("anything", ["glsa_", (WORDS, 32), "_", (HEX, 8)]),
+    ("anything", ["xai-", (WORDS, 80)]),
+    ("anything", [(WORDS, 14), ".atlasv1.", (WORDS, 67)]),
+    ("OPENAI_API_KEY_PROD", [(WORDS, 40)]),
     ("index", ["https://__token__:", (WORDS, 24), "@pypi.internal/simple"]),
 ]
 
@@ -132,6 +149,13 @@ def test_nearly_every_planted_secret_is_found_and_hardly_a_clean_file_is_suspect
     suspected = [(secrets_in_text(text.encode()), text[:80]) for text in without if secrets_in_text(text.encode())]
     assert len(missed) <= 5, missed
     assert len(suspected) <= 2, suspected
+
+
+def test_awss_documented_example_keys_are_no_secrets():
+    example = (
+        "aws_access_key_id = AKIAIOSFODNN7EXAMPLE\naws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY\n"
+    )
+    assert secrets_in_text(example.encode()) == {}
 
 
 def test_a_variable_whose_value_is_a_token_is_redacted_whatever_its_name():
