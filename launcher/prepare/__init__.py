@@ -6,25 +6,29 @@ It runs in parallel, can be interrupted and repeated, and skips unreadable files
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
 from collections import Counter
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.prepare import folders, lock, shards
 from launcher.prepare.processes import available_cores
 from launcher.prepare.samples import Encoding, Sample
 from launcher.prepare.sources import find_samples
+from launcher.prepare.state import read_state
 from launcher.prepare.verification import verify
-from launcher.record.records import write_json
+from launcher.record.records import write_atomically, write_json
 
 __all__ = ["prepare", "verify"]
 
 BROKEN = "broken.txt"
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+ARGUMENTS = TypeAdapter(dict[str, str | int | float | None])
+"""What prepared.json holds."""
 
 
 def prepare(
@@ -134,8 +138,8 @@ def _bytes(text: str) -> float:
 def _remember(target: Path, how: dict[str, str | int | float | None]) -> None:
     """Record a target's arguments. Refuse other arguments than before, whose split would differ."""
     file = target / "prepared.json"
-    if file.is_file():
-        before = json.loads(file.read_text(encoding="utf-8"))
+    before = read_state(file, target, ARGUMENTS)
+    if before is not None:
         different = [
             f"{name} {before.get(name)!r}, now {how.get(name)!r}"
             for name in {**how, **before}
@@ -168,11 +172,9 @@ def _leave_out(target: Path, broken: dict[str, str]) -> list[str]:
     if not broken:
         file.unlink(missing_ok=True)
         return []
-    temporary = file.with_name(f".{BROKEN}.part")
     broken = {name: why.removeprefix(f"{name} ") for name, why in broken.items()}
     listed = "".join(f"{name}\t{why}\n" for name, why in broken.items())
-    temporary.write_text(listed, encoding="utf-8", errors="surrogateescape")
-    os.replace(temporary, file)
+    write_atomically(file, listed.encode(errors="surrogateescape"))
     lines = [f"{len(broken)} images could not be read and were skipped; {file} lists them:"]
     lines += [f"  {name}: {why}" for name, why in list(broken.items())[:10]]
     return lines + ([f"  … and {len(broken) - 10} more"] if len(broken) > 10 else [])

@@ -58,5 +58,7 @@ def _write(data: bytes, file: Path) -> None:
     """Write a file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.part")  # not an image's ending
-    temporary.write_bytes(data)
+    temporary.unlink(missing_ok=True)  # of a killed process, or a link
+    with open(temporary, "xb") as opened:
+        opened.write(data)
     os.replace(temporary, file)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shlex
 import socket
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -25,14 +26,21 @@ def alone(target: Path) -> Iterator[None]:
     """Keep a target for this process.
 
     Raises:
-        UserError: another process prepares it; the message says which, where and since when.
+        UserError: another process prepares it; the message says which, where and since when. Or the lock is a link: what it
+            points to would be overwritten.
     """
     target.mkdir(parents=True, exist_ok=True)
-    with open(target / LOCK, "a+", encoding="utf-8") as lock:
+    try:
+        descriptor = os.open(target / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        found, fix = f"{target / LOCK} is a link", f"remove it: rm {shlex.quote(str(target / LOCK))}"
+        raise mistake("TARGET", found, fix, valid="a file of launcher prepare") from None
+    with open(descriptor, "r+", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            lock.seek(0)
             holder = lock.read() or "another process"
             fix = "wait for its end, or name another folder"
             raise mistake("TARGET", f"{target} is being prepared by {holder}", fix) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import os
 import random
@@ -19,11 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from launcher.config.issues import mistake
+from pydantic import PositiveInt, TypeAdapter
+from typing_extensions import TypedDict
+
+from launcher.config.issues import UserError, mistake
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, spread
 from launcher.prepare.samples import Encoding, Sample, encode
-from launcher.record.records import write_json
+from launcher.prepare.state import read_state
+from launcher.record.records import write_atomically, write_json
 
 RECORDS = ".shards"
 """The target's folder of one record per shard. They are kept, so that a lost shard can be written again."""
@@ -33,6 +36,24 @@ TRIED = 64
 
 HEADERS = 2 * 512
 """Bytes of the tar headers of an image and its class or mask."""
+
+PlanShape = TypedDict("PlanShape", {"samples": str, "images of a shard": dict[str, PositiveInt]})
+
+
+class RecordShape(TypedDict):
+    """What is remembered of a written shard."""
+
+    size: int
+    sha256: str
+    offsets: list[int]
+    lengths: list[int]
+    labels: list[int]
+    mask_offsets: list[int]
+    mask_lengths: list[int]
+    broken: dict[str, str]
+
+
+PLAN, RECORD = TypeAdapter(PlanShape), TypeAdapter(RecordShape)
 
 
 @dataclass(frozen=True)
@@ -80,14 +101,14 @@ def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) 
     file, listed = target / RECORDS / "plan.json", hashlib.sha256()
     for sample in samples:
         listed.update(f"{sample.split}\0{sample.label}\0{sample.stem}\0".encode(errors="surrogateescape"))
-    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if before and before["samples"] != listed.hexdigest():
+    before = read_state(file, target, PLAN) or {"samples": listed.hexdigest(), "images of a shard": {}}
+    if before["samples"] != listed.hexdigest():
         raise mistake(
             "SOURCE",
             f"it holds other images than at the first run for {target}",
             f"name another folder, or remove it first: rm -r {target}",
         )
-    shards, images_of_shard = [], before.get("images of a shard", {})
+    shards, images_of_shard = [], before["images of a shard"]
     for split in ("train", "validation"):
         own = [sample for sample in samples if sample.split == split]
         random.Random(f"shards/{split}").shuffle(own)
@@ -116,8 +137,13 @@ def _images_of_shard(samples: list[Sample], encoding: Encoding, size: float) -> 
 
 
 def _is_there(target: Path, shard: _Shard) -> bool:
-    file, record = target / shard.split / shard.name, _record(target, shard)
-    return file.is_file() and record.is_file() and json.loads(record.read_text())["size"] == file.stat().st_size
+    """Whether a shard and its record are there; a damaged record is written again with its shard."""
+    file = target / shard.split / shard.name
+    try:
+        record = read_state(_record(target, shard), target, RECORD)
+    except UserError:
+        return False
+    return record is not None and file.is_file() and record["size"] == file.stat().st_size
 
 
 def _record(target: Path, shard: _Shard) -> Path:
@@ -134,7 +160,8 @@ def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _S
     temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
     columns: dict[str, list[int]] = {"offsets": [], "lengths": [], "labels": [], "mask_offsets": [], "mask_lengths": []}
     broken: dict[str, str] = {}
-    with open(temporary, "wb") as opened:
+    temporary.unlink(missing_ok=True)  # of a killed process, or a link
+    with open(temporary, "xb") as opened:
         hashed = _Hashed(opened)
         with tarfile.TarFile(
             temporary,
@@ -219,7 +246,7 @@ def _write_index(target: Path, split: str, shards: list[_Shard], classes: list[s
     import numpy as np
 
     rules, folder = entry_rules().shard_index, target / split
-    records = [json.loads(_record(target, shard).read_text(encoding="utf-8")) for shard in shards]
+    records = [RECORD.validate_json(_record(target, shard).read_bytes()) for shard in shards]
     columns = {
         name: np.array([value for record in records for value in record[name]], np.int64)
         for name in ("offsets", "lengths", "labels", "mask_offsets", "mask_lengths")
@@ -233,5 +260,5 @@ def _write_index(target: Path, split: str, shards: list[_Shard], classes: list[s
     )
     rules.write_index(folder / rules.INDEX, index)
     if classes:
-        (folder / rules.CLASSES[0]).write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+        write_atomically(folder / rules.CLASSES[0], "".join(f"{name}\n" for name in classes))
     return {name: why for record in records for name, why in record["broken"].items()}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import gzip
 import importlib.util
+import math
 import os
 import random
 import struct
 import unicodedata
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +57,9 @@ IDX_FILES = {
     "validation": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 
+MAX_RATIO = 1032
+"""Bytes that one byte of deflate can hold at most. https://zlib.net/zlib_tech.html"""
+
 
 def find_samples(source: str, size: int | None, validation_fraction: float) -> list[Sample]:
     """A source's samples, in a fixed order.
@@ -64,7 +69,7 @@ def find_samples(source: str, size: int | None, validation_fraction: float) -> l
     """
     try:
         samples = list(_samples(source, size, validation_fraction))
-    except (EOFError, struct.error, IndexError, ValueError) as error:
+    except (IndexError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         raise mistake("SOURCE", f"{source}: broken idx files ({error})", "download them again") from None
@@ -230,18 +235,24 @@ def _idx_image(folder: Path, name: str, index: int) -> Image:
 
 @functools.lru_cache(maxsize=4)
 def _read_idx(folder: Path, name: str) -> tuple[tuple[int, ...], bytes]:
-    """An idx file's shape and bytes."""
+    """An idx file's shape and bytes. It is read as far as its header says, so that a small .gz does not fill the memory.
+
+    Raises:
+        UserError: it is missing, cut or damaged, or no idx file of bytes.
+    """
     file = _idx_file(folder, name)
     if file is None:
         raise mistake("SOURCE", f"{folder} lacks {name}(.gz)", "name a folder that holds all four idx files")
-    with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
-        data = stream.read()
-    zero, kind, dimensions = struct.unpack(">HBB", data[:4])
-    shape = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
-    body = data[4 + 4 * dimensions :]
-    expected = 1
-    for length in shape:
-        expected *= length
+    zipped = file.suffix == ".gz"
+    try:
+        with gzip.open(file) if zipped else open(file, "rb") as stream:
+            zero, kind, dimensions = struct.unpack(">HBB", stream.read(4))
+            shape = struct.unpack(f">{dimensions}I", stream.read(4 * dimensions))
+            expected = math.prod(shape)
+            possible = expected <= file.stat().st_size * (MAX_RATIO if zipped else 1)
+            body = stream.read(expected + 1) if possible else b""
+    except (EOFError, struct.error, zlib.error, gzip.BadGzipFile) as error:
+        raise mistake("SOURCE", f"{file} is damaged: {error}", "download it again") from None
     if zero or kind != 0x08 or len(body) != expected:
         raise mistake("SOURCE", f"{file} is not an idx file of bytes, or is truncated", "download it again")
     return shape, body

@@ -37,7 +37,11 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
         elif not (split / rules.INDEX).is_file():
             problems.append(f"{split / rules.INDEX} is missing")
         else:
-            index = rules.read_index(split / rules.INDEX)
+            try:
+                index = rules.read_index(split / rules.INDEX)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
             shards += [(split, name) for name in index.names]
             problems += [
                 f"{split / name} is not in {rules.INDEX}"

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -100,6 +101,38 @@ def test_a_cut_idx_file_is_refused(tmp_path):
         prepare(str(tmp_path / "mnist"), tmp_path / "out")
 
 
+def test_a_damaged_idx_file_is_named_with_a_fix(tmp_path):
+    write_idx(tmp_path / "mnist", "train-images-idx3-ubyte", bytes(range(256)) * 40, 2560, 2, 2)
+    file = tmp_path / "mnist/train-images-idx3-ubyte.gz"
+    whole = file.read_bytes()
+    stored = gzip.compress(gzip.decompress(whole), 0)
+    for damaged in (
+        whole[:10] + b"\xff" * 8 + whole[18:],  # no deflate
+        stored[:-8] + bytes(4) + stored[-4:],  # another checksum
+        stored[:-9],  # cut
+        b"no gzip at all",
+    ):
+        file.write_bytes(damaged)
+        with pytest.raises(launcher.UserError, match=rf"SOURCE: {file} is damaged: .*\n.*download it again"):
+            prepare(str(tmp_path / "mnist"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2), (2**32 - 1, 2**32 - 1, 2**32 - 1), (2**20, 2**10, 2**10)])
+def test_an_idx_file_that_unpacks_to_far_more_than_it_announces_or_holds_is_not_read_into_memory(tmp_path, shape):
+    (tmp_path / "mnist").mkdir()
+    with gzip.open(tmp_path / "mnist/train-images-idx3-ubyte.gz", "wb") as file:
+        file.write(struct.pack(">HBB3I", 0, 8, 3, *shape))
+        for _ in range(256):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(launcher.UserError, match="is not an idx file of bytes, or is truncated"):
+            prepare(str(tmp_path / "mnist"), tmp_path / "out")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_folder_is_split_by_class_and_scaled_down(tmp_path):
     write_images(
         tmp_path / "in",
@@ -184,6 +217,31 @@ def test_a_second_preparation_of_a_folder_names_the_first_and_a_killed_one_holds
     holder.kill()
     holder.communicate()
     assert "4 written" in prepare(str(tmp_path / "in"), target) and "4 images decoded" in verify(target)
+
+
+def test_nothing_is_written_through_a_planted_link(tmp_path):
+    write_images(tmp_path / "in/train", "a/1.png", "a/2.png")
+    write_images(tmp_path / "in/validation", "a/3.png")
+    (tmp_path / "in/train/a/broken.png").touch()
+    mine, target = tmp_path / "mine", tmp_path / "out"
+    mine.write_text("mine")
+    for link in (".prepare.lock", ".broken.txt.part", "train/a/.1.png.part", "train/a/.2.png.part"):
+        (target / link).parent.mkdir(parents=True, exist_ok=True)
+        (target / link).symlink_to(mine)
+    with pytest.raises(launcher.UserError, match=r".prepare.lock is a link\n.*\n.*rm "):
+        prepare(str(tmp_path / "in"), target)
+    (target / ".prepare.lock").unlink()
+    assert "1 images could not be read" in prepare(str(tmp_path / "in"), target)
+    assert mine.read_text() == "mine" and len(list(target.rglob("[1-3].png"))) == 3
+
+
+@pytest.mark.parametrize("text", ["", '{"source": "in", "si', "[1]", "null", '{"source": {}}', "\xff"])
+def test_a_damaged_record_of_a_target_is_named_with_a_fix(tmp_path, text):
+    write_images(tmp_path / "in", "a/1.png", "a/2.png")
+    prepare(str(tmp_path / "in"), tmp_path / "out")
+    (tmp_path / "out/prepared.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(launcher.UserError, match=r"out/prepared.json is damaged: .*\n.*rm -r"):
+        prepare(str(tmp_path / "in"), tmp_path / "out")
 
 
 def test_names_that_would_collide_stay_apart(tmp_path):

@@ -129,6 +129,33 @@ def test_verification_names_a_shard_that_was_changed(tmp_path):
         verify(tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "text", ["", '{"samples": "', "[]", "null", '{"samples": 1, "images of a shard": {"train": 0}}']
+)
+def test_damaged_records_of_shards_are_named_or_written_again(tmp_path, text):
+    source, target = photos(tmp_path / "in", 12), tmp_path / "out"
+    prepare(str(source), target, shard_size="1MB")
+    before = files_of(target)
+    (target / ".shards/train-00000.tar.json").write_text(text)
+    assert "9 written, 3 already there" in prepare(str(source), target, shard_size="1MB")
+    assert files_of(target) == before
+    (target / ".shards/plan.json").write_text(text)
+    with pytest.raises(launcher.UserError, match=r".shards/plan.json is damaged: .*\n.*rm -r"):
+        prepare(str(source), target, shard_size="1MB")
+    (target / "train/index.npz").write_text(text)
+    with pytest.raises(launcher.UserError, match="cannot be read as an index of shards"):
+        verify(target)
+
+
+def test_no_list_of_classes_is_written_through_a_planted_link(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "out/train").mkdir(parents=True)
+    (tmp_path / "out/train/classes.txt").symlink_to(tmp_path / "mine")
+    prepare(str(photos(tmp_path / "in", 12)), tmp_path / "out", shard_size="1MB", jobs=1)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert (tmp_path / "out/train/classes.txt").read_text() == "class 0\nclass 1\nclass 2\n"
+
+
 def test_another_source_under_the_same_name_is_refused(tmp_path):
     source = photos(tmp_path / "in", 12)
     prepare(str(source), tmp_path / "out", shard_size="1MB")
