@@ -51,7 +51,10 @@ def check(source: Path, script: str, hyperparameters: Mapping[str, Any], channel
     unusable = {issue.key for issue in issues if issue.key != "hyperparameters"}
     try:
         declared = declared_settings(source / script)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (RecursionError, MemoryError):  # as the parser calls it
+        fix = "split the expression up"
+        return issues + [Issue(key="script", found=f"{script}: an expression is nested too deeply to be read", fix=fix)]
+    except (SyntaxError, ValueError) as error:
         return issues + [Issue(key="script", found=f"{script}: {error}", fix="correct the script")]
     usable = {name: value for name, value in hyperparameters.items() if f"hyperparameters.{name}" not in unusable}
     if declared is None:

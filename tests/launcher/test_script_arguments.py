@@ -130,6 +130,13 @@ def test_where_the_tree_leaves_something_open_nothing_is_judged(tmp_path, code, 
     assert issue.level == "not checked" and why in issue.found
 
 
+@pytest.mark.parametrize("code", ["x = " + "-" * 60_000 + "1\n", "x = " + "1 + " * 60_000 + "1\n"])
+def test_an_expression_too_deep_for_the_parser_is_named_with_a_fix(tmp_path, code):
+    [issue] = check(tmp_path, code, {"zzz": 1})
+    assert (issue.key, issue.level, issue.fix) == ("script", "error", "split the expression up")
+    assert issue.found == "script.py: an expression is nested too deeply to be read"
+
+
 def test_false_for_the_type_bool_is_a_warning(tmp_path):
     [issue] = check(tmp_path, PLAIN, {**GOOD, "shuffle": False})
     assert (issue.key, issue.level) == ("hyperparameters.shuffle", "warning") and "bool('False')" in issue.found
