@@ -23,17 +23,12 @@ def add(to: arguments.Add) -> None:
 
 def carry_out(options: argparse.Namespace) -> int:
     chosen = [records.find(name) for name in dict.fromkeys(options.runs)]
-    used = removal.in_use(records.all_runs())
     issues = [
         Issue(key="run", found=f"{name} is a job; its latest run is {run.name}", fix=f"launcher rm {run.name}")
         for name, run in zip(dict.fromkeys(options.runs), chosen)
         if name != run.name
     ]
-    issues += [
-        Issue(key="run", found=used[run.name], fix="wait until it ends: launcher runs asks for its state")
-        for run in chosen
-        if run.name in used
-    ]
+    issues += _in_use(chosen)
     if issues:
         raise UserError(issues)
     return confirmed_removal(chosen, yes=options.yes)
@@ -46,7 +41,7 @@ def confirmed_removal(runs: Sequence[RunFolder], *, yes: bool) -> int:
         yes: do not ask.
 
     Raises:
-        UserError: there is no terminal to ask in.
+        UserError: there is no terminal to ask in, or a run came into use before the answer.
     """
     sizes = [removal.size(run) for run in runs]
     total = f"{counted(len(runs), 'run')}, {file_size(sum(sizes))}"
@@ -61,10 +56,18 @@ def confirmed_removal(runs: Sequence[RunFolder], *, yes: bool) -> int:
         if answer not in ("y", "yes"):
             print("nothing is removed")
             return DONE
+        if issues := _in_use(runs):  # another process may have resumed one since
+            raise UserError(issues)
     for run in runs:
         removal.remove(run)
     print(f"removed {total}")
     return DONE
+
+
+def _in_use(runs: Sequence[RunFolder]) -> list[Issue]:
+    used = removal.in_use(records.all_runs())
+    fix = "wait until it ends: launcher runs asks for its state"
+    return [Issue(key="run", found=used[run.name], fix=fix) for run in runs if run.name in used]
 
 
 def _state(run: RunFolder) -> str:

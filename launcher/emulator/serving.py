@@ -22,6 +22,7 @@ from launcher.config.job import Job
 from launcher.config.loading import load
 from launcher.emulator.account import ACCOUNT
 from launcher.emulator.emulator import Emulator
+from launcher.record import trust
 
 REGION = "us-east-1"
 """The region of a config without one."""
@@ -104,9 +105,8 @@ def start(
         raise UserError(issues, "the emulator's options")
     place = Path(folder)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if place.stat().st_uid != os.getuid() or place.stat().st_mode & 0o022:
-        fix = f"take a new folder, or one of yours after chmod go-w {shlex.quote(str(place))}"
-        raise mistake("--folder", f"{place}: other users can change the code in it, which runs as you", fix)
+    fix = f"take a new folder, or one of yours after chmod go-w {shlex.quote(str(place))}"
+    trust.refuse_strangers([place.resolve()], "--folder", fix, shared=False)
     emulator = Emulator(place, port)
     try:
         prepare(emulator, jobs, prices, file_systems, place)

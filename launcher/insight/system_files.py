@@ -18,6 +18,7 @@ import numpy as np
 
 from launcher.config.issues import mistake
 from launcher.insight.shapes import LARGEST, LATEST
+from launcher.record import trust
 from launcher.show.text import counted
 
 NAME = re.compile(r"(?:^|/)system/(?:.+/)?(\d{10})\.(algo-\d+)\.json$")
@@ -64,7 +65,9 @@ def below(places: Iterable[Path]) -> list[SystemFile]:
                     size = (
                         os.path.getsize(path) if os.path.exists(path) else 0
                     )  # a link to nothing is told when it is read
-                    found.append(SystemFile(int(matching[1]), matching[2], size, Path(path).read_bytes))
+                    found.append(
+                        SystemFile(int(matching[1]), matching[2], size, functools.partial(trust.content, Path(path)))
+                    )
     return sorted(found, key=lambda file: file[:2])
 
 

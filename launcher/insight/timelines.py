@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from launcher.insight import shapes
+from launcher.record import trust
 from launcher.show.text import counted
 
 PATTERN = "timeline-*.jsonl"
@@ -79,7 +80,7 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
     start: dict[str, Any] | None = None
     windows, stalls = [], []
     lines_seen = windows_seen = unreadable = 0
-    with open(file, "rb") as lines:
+    with trust.opened(file) as lines:
         for line in lines:
             lines_seen += 1
             if line.startswith(WINDOW):

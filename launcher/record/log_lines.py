@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from launcher.record import trust
+
 
 def complete_lines(file: Path, position: int, *, last: bool) -> Iterator[tuple[bytes, int]]:
     """(line with its end, byte position after it) for each complete line after a position; with `last`, also for an unfinished one."""
     try:
-        with open(file, "rb") as log:
+        with trust.opened(file) as log:
             log.seek(position)
             for line in log:
                 if not line.endswith(b"\n") and not last:
@@ -24,8 +26,9 @@ def complete_lines(file: Path, position: int, *, last: bool) -> Iterator[tuple[b
 
 def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(line, its object) for each line of a file that is a JSON object; a cut line, or another one, is none."""
-    with open(file, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
+    with trust.opened(file) as lines:
+        for read in lines:
+            line = read.decode("utf-8", "replace")
             try:
                 values = json.loads(line)
             except (ValueError, RecursionError):

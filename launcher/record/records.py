@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
-from launcher.record import disk
+from launcher.record import disk, trust
 from launcher.record.log_lines import json_lines
 from launcher.record.shapes import complaint, shape, utc
 
@@ -160,7 +160,7 @@ class RunFolder:
             DamagedRecord: it cannot be read, or holds something else. So does a plan that is missing: every run has one.
         """
         try:
-            return shape(file.name).validate_json(file.read_bytes())
+            return shape(file.name).validate_json(trust.content(file))
         except FileNotFoundError:
             if file == self.plan:
                 raise DamagedRecord(self, file, "missing: the run was not started, or the file was deleted") from None
@@ -178,11 +178,16 @@ class RunFolder:
         Raises:
             DamagedRecord: it cannot be read, or is no mapping.
         """
-        if not self.job.exists():
-            return {}
         try:
-            yaml_file.read(self.job)  # what it refuses: no mapping, text that is not UTF-8, aliases without an end
-            values: dict[str, Any] = yaml.safe_load(self.job.read_text(encoding="utf-8"))  # as safe_dump wrote it
+            text = trust.content(self.job).decode("utf-8")
+            yaml_file.parse(text, str(self.job))  # what it refuses: no mapping, aliases without an end
+            values: dict[str, Any] = yaml.safe_load(text)  # as safe_dump wrote it
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise DamagedRecord(self, self.job, error.strerror or str(error)) from None
+        except UnicodeDecodeError as error:
+            raise DamagedRecord(self, self.job, f"not UTF-8 text (byte {error.start})") from None
         except UserError as error:
             raise DamagedRecord(self, self.job, error.issues[0].found) from None
         except (ValueError, yaml.YAMLError) as error:
@@ -203,7 +208,7 @@ class RunFolder:
     def supervisor_lives(self) -> bool:
         """Whether a process holds the run's lock; unlike a process id, a lock is never reused."""
         try:
-            with open(self.lock, "rb") as file:
+            with trust.opened(self.lock) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -275,10 +280,10 @@ def all_runs() -> list[RunFolder]:
 
 
 def _is_run(run: RunFolder) -> bool:
-    """Whether a folder is a run's that can be shown: one without a plan is damaged, unless it is just being started."""
-    if run.plan.exists():
-        return True
-    return NAME.fullmatch(run.name) is not None and run.path.is_dir() and not run.supervisor_lives()
+    """Whether a folder is a run's that can be shown: one without a plan is damaged, unless it is just being started. A link is none."""
+    if os.path.islink(run.path) or not os.path.isdir(run.path):  # os.path: a name may be longer than any file's
+        return False
+    return os.path.lexists(run.plan) or (NAME.fullmatch(run.name) is not None and not run.supervisor_lives())
 
 
 def _planned(run: RunFolder) -> str:
@@ -318,7 +323,9 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
         [*(run.name for run in runs[-SUGGESTED:]), *jobs[:SUGGESTED]],
         "launcher runs lists them; for one that another machine started on SageMaker: launcher attach NAME --region REGION",
     )
-    raise mistake("run", f"{name}: no such run in {store()}", fix)
+    is_link = "/" not in name and os.path.islink(named.path)
+    what = "a link, and no run" if is_link else "no such run"
+    raise mistake("run", f"{name}: {what} in {store()}", fix)
 
 
 def _has_completed(run: RunFolder) -> bool:

@@ -11,14 +11,16 @@ from launcher.config.issues import UserError, mistake
 from launcher.config.loading import from_values
 from launcher.planner.plan import Plan
 from launcher.record import records
+from launcher.runner import start_record
 
 
 def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | None) -> Plan:
     """Plan a recorded run's job again, with its code, overrides, and possibly another backend.
 
     Raises:
-        UserError: its record is incomplete, or an override is wrong.
+        UserError: its record is incomplete, others can change it, or an override is wrong.
     """
+    start_record.refuse_strangers(folder)
     if not folder.job.is_file() or not folder.code.is_dir():
         missing = folder.job if not folder.job.is_file() else folder.code
         raise mistake("run", f"{folder.name} has no {missing.name}", "name a run whose record is complete")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ import yaml
 from launcher.config.issues import mistake
 from launcher.planner.plan import Plan
 from launcher.planner.source_package import copy_files, uncommitted
-from launcher.record import disk, records
+from launcher.record import disk, records, trust
 from launcher.record.records import RunFolder
 
-STARTING = ".starting"
-"""The folder of the store in which a run's folder is made. Only a complete one leaves it."""
+STARTING = f".starting-{os.getuid()}"
+"""The folder of the store in which a run's folder is made, each user's own. Only a complete one leaves it."""
 
 ABANDONED_SECONDS = 60
 """Age of a folder there whose starter no longer lives. A living one has locked it within milliseconds."""
@@ -30,13 +31,16 @@ def recorded(plan: Plan) -> Iterator[tuple[RunFolder, BinaryIO]]:
     """A run's new folder with its record, and its locked file. The folder appears in the store once its record is complete.
 
     Raises:
-        UserError: the plan has started already, or the disk is full. Nothing is left.
+        UserError: the plan has started already, others can change the store or the run that it resumes, or the disk is full. Nothing
+            is left.
     """
     folder, making = RunFolder(records.store() / plan.name), RunFolder(records.store() / STARTING / plan.name)
-    _remove_abandoned()
     with contextlib.ExitStack() as undo:
         try:
-            making.path.mkdir(parents=True)
+            making.path.parent.mkdir(parents=True, exist_ok=True)
+            refuse_strangers(*[RunFolder(records.store() / plan.resumes)] if plan.resumes else [])
+            _remove_abandoned()
+            making.path.mkdir()
             undo.callback(shutil.rmtree, making.path, ignore_errors=True)
             lock = undo.enter_context(open(making.lock, "wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -52,6 +56,14 @@ def recorded(plan: Plan) -> Iterator[tuple[RunFolder, BinaryIO]]:
         undo.pop_all()
     with lock:
         yield folder, lock
+
+
+def refuse_strangers(*runs: RunFolder) -> None:
+    """Raise a UserError where other users than root and the store's group can change the store, or the code of some runs."""
+    fix = "set LAUNCHER_RUNS to a folder of yours; where it is yours or your team's: chown it to you, or to root, and chmod o-w"
+    store = records.store()
+    folders = [store.resolve(), store / STARTING, *(path for run in runs for path in (run.path, run.code))]
+    trust.refuse_strangers(folders, "the run store", fix, shared=True)
 
 
 def _remove_abandoned() -> None:

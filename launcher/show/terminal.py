@@ -13,13 +13,13 @@ _OBEYED = re.compile(
     r"\x1b\[[0-9;:]*m"  # SGR: colours
     r"|\x1b\[[012]?K"  # EL: erase in the line
     r"|[\t\n\r]"
-    r"|([\x00-\x1f\x7f-\x9f])"
+    r"|([\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069])"  # the last two: what turns the direction of text
 )
 
 
 def neutralised(text: str) -> str:
     r"""The text with every control character visible, as `\x1b`, but for tabs, line ends, colours and the erasing of a line."""
-    return _OBEYED.sub(lambda found: f"\\x{ord(found[1]):02x}" if found[1] else found[0], text)
+    return _OBEYED.sub(lambda found: ascii(found[1])[1:-1] if found[1] else found[0], text)
 
 
 class Terminal(io.TextIOWrapper):

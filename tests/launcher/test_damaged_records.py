@@ -7,6 +7,7 @@ import copy
 import functools
 import io
 import json
+import os
 import random
 import shutil
 import traceback
@@ -73,6 +74,13 @@ COMMANDS: dict[str, list[str]] = {
     "resume": ["resume", "RUN", "compute.instance_count=99"],  # the plan has an error, so that nothing starts
     "replay": ["replay", "RUN", "compute.instance_count=99"],
 }
+
+ENDLESS: dict[str, Callable[[Path], None]] = {
+    "a pipe": os.mkfifo,
+    "a device": lambda file: file.symlink_to("/dev/zero"),
+    "a link to itself": lambda file: file.symlink_to(file),
+}
+"""What is put in a file's place, and has no end or no beginning."""
 
 WHOLE_FILES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
@@ -186,6 +194,8 @@ def damages(run: RunFolder) -> Iterator[tuple[Path, str, Callable[[], None]]]:
             yield file, "a file in its place", functools.partial(file.write_text, "x")
             continue
         yield file, "a folder in its place", file.mkdir
+        for name, make in ENDLESS.items():
+            yield file, f"{name} in its place", functools.partial(make, file)
         content = file.read_bytes()
         for name, change in WHOLE_FILES.items():
             yield file, name, functools.partial(file.write_bytes, change(content))
@@ -222,7 +232,7 @@ class Trial:
         aside = file.with_name(f"{file.name}.aside")
         file.rename(aside)
         try:
-            if what not in ("missing", "a folder in its place", "a file in its place"):
+            if what != "missing" and not what.endswith("in its place"):
                 shutil.copy2(aside, file)
             do()
             for name in commands:

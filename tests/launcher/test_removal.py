@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -57,6 +58,23 @@ def test_a_terminal_is_asked(answer, stays):
         shown += os.read(parent, 65536)
     os.write(parent, answer)
     assert process.wait(60) == 0 and run.path.exists() == stays
+    os.close(parent)
+
+
+def test_a_run_that_comes_into_use_before_the_answer_stays():
+    run = days_ago(1)
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "launcher", "rm", run.name]
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, cwd=ROOT)
+    os.close(child)
+    shown = b""
+    while b"[y/N]" not in shown:
+        shown += os.read(parent, 65536)
+    resumed = days_ago(0, state="", resumes=run.name)
+    with open(resumed.lock, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(parent, b"y\n")
+        assert process.wait(60) == 2 and run.path.exists()
     os.close(parent)
 
 

@@ -6,15 +6,19 @@ import fcntl
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+import yaml
 
 import launcher
 from launcher.commands import main
 from launcher.record import records
 from launcher.record.records import RunFolder
+from launcher.runner.start_record import STARTING
 from launcher.show.terminal import neutralised
 from tests.conftest import ROOT
 
@@ -68,6 +72,18 @@ def test_a_name_finds_its_run_and_a_jobs_name_its_latest():
             records.find(name)
 
 
+def test_a_link_in_the_store_is_no_run_and_a_name_longer_than_a_files_finds_none(capsys):
+    run = recorded("job-20261122-100000-aaaa")
+    link = run.path.with_name("job-20261122-100001-aaaa")
+    link.symlink_to(run.path)
+    assert [one.name for one in launcher.runs()] == [run.name] and records.find("job") == run
+    assert main.main(["rm", link.name, "--yes"]) == 2
+    assert f"{link.name}: a link, and no run" in capsys.readouterr().err and link.is_symlink()
+    for name in ("x" * 300, "job-20261122-100000-aaaa/" + "x" * 300):
+        assert main.main(["show", name]) == 2
+        assert "no such run" in capsys.readouterr().err
+
+
 def test_a_run_that_is_being_started_is_not_shown_yet_and_one_whose_start_broke_off_is_told(capsys):
     run = RunFolder(records.store() / "young-20261122-100000-aaaa")
     run.path.mkdir(parents=True)
@@ -78,6 +94,63 @@ def test_a_run_that_is_being_started_is_not_shown_yet_and_one_whose_start_broke_
     assert f"{run.name}/plan.json: missing" in capsys.readouterr().out
     with pytest.raises(launcher.UserError, match="no such run"):
         launcher.attach("young")
+
+
+@pytest.mark.parametrize("file, size", [("plan.json", 65 * 2**20), ("outcome.json", 65 * 2**20)])
+def test_a_record_beyond_the_limit_is_damaged(file, size, capsys):
+    run = recorded("job-20261122-100000-aaaa")
+    os.truncate(run.path / file, size)
+    assert main.main(["show", run.name]) == 2
+    assert f"{file}: over 64 MiB" in capsys.readouterr().err
+
+
+NOBODY = 65534
+"""Another user's number."""
+
+
+@pytest.mark.parametrize("place", ["store", STARTING, "run", "code"])
+@pytest.mark.parametrize("mode, owner", [(0o757, None), (0o755, NOBODY), (0o1777, NOBODY)])
+def test_no_code_runs_from_a_store_that_other_users_can_change(script_job, capsys, mode, owner, place):
+    planned = launcher.plan(script_job("print('ran')"))
+    run = recorded("job-20261122-100000-aaaa", state="Stopped")
+    run.job.write_text(yaml.safe_dump(planned.kept_job()))
+    shutil.copytree(planned.job.source, run.code)
+    (records.store() / STARTING).mkdir()
+    bad = {"store": records.store(), STARTING: records.store() / STARTING, "run": run.path, "code": run.code}[place]
+    bad.chmod(mode)
+    if owner is not None:
+        if os.getuid() != 0:
+            pytest.skip("only root can give a folder to another user")
+        os.chown(bad, owner, owner)
+    for start in (
+        lambda: launcher.replay(run.name),
+        lambda: launcher.resume(run.name),
+        lambda: launcher.run(replace(planned, resumes=run.name)),
+        *([lambda: launcher.run(planned)] if place in ("store", STARTING) else []),
+    ):
+        with pytest.raises(launcher.UserError, match=f"{bad} .*other users can change the code in it"):
+            start()
+    assert [one.name for one in launcher.runs()] == [run.name], "nothing has started"
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o1777])
+def test_a_store_that_a_team_shares_is_used(script_job, mode):
+    records.store().mkdir()
+    records.store().chmod(mode)
+    run = launcher.run(launcher.plan(script_job("print('ran')")))
+    assert run.wait(60) == "Completed"
+    assert launcher.replay(run.name).replay_of == run.name
+
+
+def test_a_link_in_the_place_where_runs_are_made_is_not_followed(script_job, tmp_path):
+    old = tmp_path / "mine/old"
+    old.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    records.store().mkdir()
+    (records.store() / STARTING).symlink_to(old.parent)
+    with pytest.raises(launcher.UserError, match="is a link"):
+        launcher.run(launcher.plan(script_job("print('ran')")))
+    assert old.is_dir()
 
 
 def test_a_damaged_run_is_named_with_its_file_and_the_others_are_listed(capsys):
@@ -149,6 +222,7 @@ def test_a_terminal_gets_colours_and_no_other_control_sequence():
     assert neutralised("a\r\x1b[Kb\tc\n") == "a\r\x1b[Kb\tc\n"
     seen = neutralised(ESCAPES)
     assert seen == r"\x1b]0;title\x07\x1b[2J\x1b[1A\x9b5n\x1bP1$r\x1b" + "\\" + r"\x08\x7f"
+    assert neutralised("a\u202eb\u2066c\u2069\u200d") == r"a\u202eb\u2066c\u2069" + "\u200d"
     assert neutralised("\x1b") + neutralised("[2J") == r"\x1b[2J", "a sequence in two parts is none either"
 
 

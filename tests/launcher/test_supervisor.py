@@ -18,6 +18,7 @@ import pytest
 
 import launcher
 from launcher.backends import local_hosts
+from launcher.runner.start_record import STARTING
 from tests.conftest import SLEEPER, assert_nothing_left, processes_of, wait_for_ready, wait_until
 
 TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
@@ -204,7 +205,7 @@ def test_a_starter_that_is_killed_early_leaves_no_unlisted_folder(script_job, tm
     config.write_text(json.dumps(script_job("print(1)").model_dump(exclude_none=True)))
     starter = subprocess.Popen([sys.executable, "-c", STARTS_AND_STOPS, str(config)], text=True, stdout=subprocess.PIPE)
     assert int(starter.stdout.readline()) > 0
-    [half] = (store / ".starting").iterdir()
+    [half] = (store / STARTING).iterdir()
     assert (half / "code/script.py").exists() and launcher.runs() == []
     an_hour_ago = time.time() - 3600
     os.utime(half, (an_hour_ago, an_hour_ago))

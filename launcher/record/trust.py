@@ -1,0 +1,78 @@
+"""What another user of the machine may have planted: folders whose code would run as this one, and files that have no end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher.config.issues import Issue, UserError
+
+MOST_BYTES = 64 * 2**20
+"""Of a file of a record that is read whole. The largest, a minute of system metrics, have some MB."""
+
+
+def refuse_strangers(folders: Iterable[Path], key: str, fix: str, *, shared: bool) -> None:
+    """Check that only this user, and those whom it trusts, can change what lies in folders. A missing one is skipped.
+
+    Args:
+        key: of the message.
+        fix: of the message.
+        shared: a team may share them: also a folder of root's is taken, a group may write, and so may all where none can rename
+            or remove another's files (the sticky bit).
+
+    Raises:
+        UserError: a folder is a link, another user's, or open to the changes of others.
+    """
+    issues = []
+    for folder in folders:
+        try:
+            found = folder.lstat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(found.st_mode):
+            why = "is a link"
+        elif found.st_uid not in ((os.getuid(), 0) if shared else (os.getuid(),)):
+            why = f"belongs to {_user(found.st_uid)}"
+        elif found.st_mode & 0o022 if not shared else found.st_mode & 0o1002 == 0o002:
+            why = "is open to changes"
+        else:
+            continue
+        issues.append(
+            Issue(key=key, found=f"{folder} {why}: other users can change the code in it, which runs as you", fix=fix)
+        )
+    if issues:
+        raise UserError(issues)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def opened(file: Path) -> BinaryIO:
+    """A file for reading, if it is a regular one or a link to one: a pipe or a device may have no end.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    stream = os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # a pipe has perhaps no writer
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return stream
+    stream.close()
+    raise OSError(errno.EINVAL, "not a regular file", str(file))
+
+
+def content(file: Path) -> bytes:
+    """A file of a record, whole. Raises OSError as `opened`, or where it has more than MOST_BYTES."""
+    with opened(file) as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"over {MOST_BYTES // 2**20} MiB", str(file))
+    return data
