@@ -1,4 +1,4 @@
-"""A folder's git state: tracked files, commit, uncommitted changes. Nothing that the repository configures as a hook is run."""
+"""A folder's git state: tracked files, commit, uncommitted changes. No program that the repository names is run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,23 @@ from typing import Any
 _COMMAND = (
     *("git", "--no-optional-locks"),  # planning writes nothing
     *("-c", "core.fsmonitor=", "-c", f"core.hooksPath={os.devnull}"),  # both name programs, which git would run
+    *("-c", f"diff.orderFile={os.devnull}"),  # a name of a missing file would end `status` and `diff`
 )
 
-_PLAIN = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
-"""A patch that `git apply` takes, made by git alone."""
+_NO_FILES_OF_SUBMODULES = "--ignore-submodules=dirty"
+"""A submodule counts by its commit: git would read its files under the submodule's own settings."""
+
+_PLAIN = (
+    *("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", "--unified=3"),
+    *("--submodule=short", _NO_FILES_OF_SUBMODULES),
+)
+"""A patch that `git apply` takes, made by git alone, whatever the settings of `diff` are."""
+
+_USERS_SCOPES = ("system", "global")
+"""Settings that no repository brings."""
+
+_FILTERS = ("filter.", "lfs.extension.")
+"""Settings of programs that git and git-lfs pass a changed file through before they compare it (gitattributes(5), `filter`)."""
 
 
 class GitError(Exception):
@@ -36,9 +49,10 @@ def state(folder: Path) -> dict[str, Any]:
     """
     try:
         commit = _git(folder, "rev-parse", "HEAD").decode().strip()
-        changes = _git(folder, "status", "--porcelain", "--", ".").decode("utf-8", "replace").splitlines()
+        status = _git(folder, "status", "--porcelain", _NO_FILES_OF_SUBMODULES, "--", ".")
     except GitError as error:
         return {"commit": None, "reason": str(error)}
+    changes = status.decode("utf-8", "replace").splitlines()
     return {"commit": commit, "clean": not changes, "changed": changes}
 
 
@@ -61,10 +75,24 @@ def patch(folder: Path, *pathspecs: str, readable: bool = False) -> bytes:
 
 
 def _git(folder: Path, *arguments: str) -> bytes:
-    """What git prints. Raises GitError."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
+    """What git prints, with the filters of the user's settings and none of the repository's own. Raises GitError."""
+    listed = _run("-C", str(folder), "config", "--list", "--show-scope", "-z").decode("utf-8", "surrogateescape")
+    entries = listed.split("\0")
+    settings = [(scope, *entry.partition("\n")[::2]) for scope, entry in zip(entries[::2], entries[1::2], strict=False)]
+    users = {key: value for scope, key, value in settings if scope in _USERS_SCOPES}
+    own = {key for scope, key, _ in settings if scope not in _USERS_SCOPES and key.lower().startswith(_FILTERS)}
+    variables = {f"VALUE_{number}": key for number, key in enumerate(sorted(own))}
+    options = [f"--config-env={key}={name}" for name, key in variables.items()]  # `-c` takes no key with a =
+    values = {name: users.get(key, "") for name, key in variables.items()}
+    return _run(*options, "-C", str(folder), *arguments, **values)
+
+
+def _run(*arguments: str, **variables: str) -> bytes:
+    """What git prints; it fetches nothing, since a partial clone names the program to fetch with. Raises GitError."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= variables | {"LC_ALL": "C", "GIT_ALLOW_PROTOCOL": ""}
     try:
-        done = subprocess.run([*_COMMAND, "-C", str(folder), *arguments], capture_output=True, env=environment)
+        done = subprocess.run([*_COMMAND, *arguments], capture_output=True, env=environment)
     except FileNotFoundError:
         raise NoRepositoryError("git is not installed") from None
     if done.returncode:

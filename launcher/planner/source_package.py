@@ -9,7 +9,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ SECRET_FILES = (
 COMMIT_FILE = "training/source.json"
 """Where a script finds the commit of its source, which the model card names. The launcher writes it."""
 
-SECRET_BY_NAME, LINK_OUT = "such files hold secrets", "a link to outside the folder"
+SECRET_BY_NAME = "such files hold secrets"
+LINK_OUT, LINK_TO_UNLISTED = "a link to outside the folder", "a link to a file that does not travel"
 """Why a file is left out as unsafe."""
 
 MAX_FILES = 10_000
@@ -107,7 +108,7 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
         patterns = _ignore_file(source)
     except CannotListError as error:
         return [], [Issue(key="source", found=str(error), fix=error.fix)]
-    reasons = {path: why_left_out(source, path, patterns) for path in listed}
+    reasons = {path: why_left_out(source, path, listed, patterns) for path in listed}
     files = {path: source / path for path, reason in reasons.items() if not reason and (source / path).is_file()}
     odd = [path for path in files if not path.isprintable()]
     if odd:
@@ -116,34 +117,40 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
     has_training = (source / "training").exists() or (source / "training.py").exists()
     found = [SourceFile(path, file, file.stat().st_size) for path, file in files.items()]
     if source.resolve() != kit.resolve() and not has_training:
+        kits = _listed(kit)
         found += [
             SourceFile(path, kit / path, (kit / path).stat().st_size)
-            for path in _listed(kit)
-            if path.startswith("training/") and not why_left_out(kit, path)
+            for path in kits
+            if path.startswith("training/") and not why_left_out(kit, path, kits)
         ]
     if source.resolve() == kit.resolve() or not has_training:
         content = _commit(source)
         found.append(SourceFile(COMMIT_FILE, None, len(content), content))
-    unsafe = {path: reason for path, reason in reasons.items() if reason in (SECRET_BY_NAME, LINK_OUT)}
+    unsafe = {
+        path: reason for path, reason in reasons.items() if reason in (SECRET_BY_NAME, LINK_OUT, LINK_TO_UNLISTED)
+    }
     return sorted(found, key=lambda file: file.path), [_left_out(unsafe)] if unsafe else []
 
 
-def why_left_out(source: Path, path: str, ignored: Sequence[str] = ()) -> str:
+def why_left_out(source: Path, path: str, listed: Collection[str], ignored: Sequence[str] = ()) -> str:
     """Why a file of a source folder stays on this machine, whatever carries the others; "" where it travels.
 
     Args:
         path: the file's, below `source`.
+        listed: the paths that git tracks or would track.
         ignored: the ignore file's patterns.
     """
-    places = [path]
+    target = ""
     if (source / path).is_symlink() and not _matches(path, ignored):
         target = os.path.relpath(os.path.realpath(source / path), os.path.realpath(source))
         if target == os.pardir or target.startswith(os.pardir + os.sep):
             return LINK_OUT
-        places.append(target)
+    places = [path, target] if target else [path]
     if any(_matches(place, [*ALWAYS_EXCLUDED, *ignored]) for place in places):
         return "excluded"
-    return SECRET_BY_NAME if any(_matches(place.lower(), SECRET_FILES) for place in places) else ""
+    if any(_matches(place.lower(), SECRET_FILES) for place in places):
+        return SECRET_BY_NAME
+    return LINK_TO_UNLISTED if target and target not in listed and (source / target).is_file() else ""
 
 
 def uncommitted(source: Path) -> tuple[dict[str, Any], bytes]:
@@ -156,9 +163,9 @@ def uncommitted(source: Path) -> tuple[dict[str, Any], bytes]:
     if state["commit"] is None:
         return state, b""
     try:
-        changed = git.changed(source)
+        changed, listed = git.changed(source), _listed(source)
         patterns = _ignore_file(source)
-        left_out = {path: why for path in changed if (why := why_left_out(source, path, patterns))}
+        left_out = {path: why for path in changed if (why := why_left_out(source, path, listed, patterns))}
         if secrets_in_text(git.patch(source, *_all_but(left_out), readable=True)):
             for path in set(changed) - set(left_out):
                 found = secrets_in_text(git.patch(source, f":(literal){path}", readable=True))

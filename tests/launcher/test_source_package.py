@@ -180,8 +180,20 @@ def test_a_link_out_of_the_folder_or_to_a_secret_file_stays(source, tmp_path):
     assert "c.txt" in issue.found and "sub/.env" in issue.found
 
 
-def commit(folder: Path) -> None:
-    for words in (["init", "-q"], ["add", "-Af"], ["commit", "-qm", "all"]):
+def test_a_link_to_a_file_that_git_ignores_stays_and_is_named(source):
+    write(source, {".gitignore": "private\n", "private/notes.txt": "private", "shared.txt": "", "sub/kept.py": ""})
+    for name, target in {"a.txt": "private/notes.txt", "sub/b.txt": "../a.txt", "c.txt": "shared.txt"}.items():
+        (source / name).symlink_to(target)
+    (source / "folder").symlink_to("private")
+    commit(source, "add", "-A")
+    files, [issue] = source_package.source_files(source)
+    assert {"c.txt", "shared.txt"} <= {file.path for file in files}
+    assert not any(file.source and b"private" in file.read() for file in files if file.path != ".gitignore")
+    assert f"a.txt, sub/b.txt ({source_package.LINK_TO_UNLISTED})" in issue.found and "copy" in issue.fix
+
+
+def commit(folder: Path, *add: str) -> None:
+    for words in (["init", "-q"], add or ["add", "-Af"], ["commit", "-qm", "all"]):
         subprocess.run(["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c", *words], check=True)
 
 
@@ -219,30 +231,156 @@ def test_a_run_of_a_folder_with_a_changed_secret_file_keeps_none_of_it(script_jo
     assert not any(file.is_file() and b"private" in file.read_bytes() for file in run.folder.path.rglob("*"))
 
 
-def test_git_runs_no_program_that_the_repository_names(source, tmp_path):
-    write(source, {".env": "A=1"})
-    commit(source)
-    ran = tmp_path / "ran"
+def configure(folder: Path, **settings: str) -> None:
+    """Git settings of a repository itself; a `__` in a name stands for a dot."""
+    for key, value in settings.items():
+        subprocess.run(["git", "-C", str(folder), "config", key.replace("__", "."), value], check=True)
+
+
+@pytest.fixture
+def program(tmp_path) -> Path:
+    """A program that passes its input on and leaves the file `ran` beside itself."""
     program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\ntouch '{ran}'\n")
+    program.write_text(f"#!/bin/sh\ntouch '{tmp_path / 'ran'}'\ncat\n")
     program.chmod(0o755)
-    for key in ("core.fsmonitor", "diff.external", "diff.words.textconv", "core.pager"):
-        subprocess.run(["git", "-C", str(source), "config", key, str(program)], check=True)
-    write(source, {".gitattributes": "*.py diff=words\n", "train.py": "print(2)\n"})
-    subprocess.run(["git", "-C", str(source), "status"], check=True, capture_output=True)
-    assert ran.exists(), "git itself runs it"
-    ran.unlink()
+    return program
+
+
+def git_runs(source: Path, program: Path) -> bool:
+    """Whether plain git runs the program; its trace is removed."""
+    words = ["git", "-C", str(source), "diff", "HEAD"]
+    subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    ran = program.with_name("ran").exists()
+    program.with_name("ran").unlink(missing_ok=True)
+    return ran
+
+
+@pytest.mark.parametrize(
+    "key", ["core.fsmonitor", "diff.external", "diff.words.textconv", "filter.words.clean", "filter.words.process"]
+)
+@pytest.mark.parametrize("place", ["own", "included", "worktree"])
+def test_git_runs_no_program_that_the_repository_names(source, program, key, place):
+    write(source, {".gitattributes": "*.py diff=words filter=words\n"})
+    commit(source)
+    if place == "included":
+        configure(source, include__path="../included")
+    if place == "worktree":
+        configure(source, extensions__worktreeConfig="true")
+    where = {"own": ["--local"], "included": ["--file", str(source / "included")], "worktree": ["--worktree"]}[place]
+    required = {"filter.words.required": "true"} if key.startswith("filter.") else {}
+    for name, value in {key: str(program), **required}.items():
+        subprocess.run(["git", "-C", str(source), "config", *where, name, value], check=True)
+    write(source, {"train.py": "print(2)\n"})
+    assert git_runs(source, program)
     assert source_package.source_files(source)[0]
     assert b"print(2)" in source_package.uncommitted(source)[1]
-    assert not ran.exists()
+    assert not program.with_name("ran").exists()
+
+
+def test_a_filter_with_an_equals_sign_in_its_name_does_not_run(source, program):
+    write(source, {".gitattributes": "*.py filter=a=b\n"})
+    commit(source)
+    configure(source, **{"filter.a=b.clean": str(program)})
+    write(source, {"train.py": "print(2)\n"})
+    assert git_runs(source, program)
+    assert b"print(2)" in source_package.uncommitted(source)[1]
+    assert not program.with_name("ran").exists()
+
+
+def test_a_partial_clone_fetches_nothing_when_planned(source, program, tmp_path):
+    commit(source)
+    configure(
+        source, core__repositoryFormatVersion="1", extensions__partialClone="origin", remote__origin__promisor="true"
+    )
+    configure(source, remote__origin__url=str(tmp_path), remote__origin__uploadpack=f"{program} < /dev/null;")
+    words = ["git", "-C", str(source), "rev-parse", "HEAD:train.py"]
+    blob = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    (source / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    write(source, {"train.py": "print(2)\n"})
+    assert git_runs(source, program)
+    state, patch = source_package.uncommitted(source)
+    assert patch == b"" and "transport 'file' not allowed" in state["left_out"]["."]
+    assert not program.with_name("ran").exists()
+
+
+def test_a_filter_of_the_user_runs_whatever_the_repository_says_of_it(source, program, tmp_path, monkeypatch):
+    write(source, {".gitattributes": "*.py filter=words\n"})
+    commit(source)
+    upper = tmp_path / "upper"
+    upper.write_text("#!/bin/sh\ntr a-z A-Z\n")
+    upper.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    subprocess.run(["git", "config", "--global", "filter.words.clean", str(upper)], check=True)
+    configure(source, filter__words__clean=str(program))
+    write(source, {"train.py": "print(2)\n"})
+    assert git_runs(source, program)
+    assert b"PRINT(2)" in source_package.uncommitted(source)[1]
+    assert not program.with_name("ran").exists()
+
+
+def test_a_program_that_the_repository_names_to_git_lfs_does_not_run(source, program, tmp_path, monkeypatch):
+    """git-lfs reads `lfs.extension` from git's settings, whatever the case of its letters; a script stands for it here."""
+    write(source, {".gitattributes": "*.py filter=lfs\n"})
+    commit(source)
+    lfs = tmp_path / "lfs"
+    lfs.write_text('#!/bin/sh\nsh -c "$(git config lfs.Extension.words.clean)"\ncat\n')
+    lfs.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    subprocess.run(["git", "config", "--global", "filter.lfs.clean", str(lfs)], check=True)
+    configure(source, lfs__Extension__words__clean=f"{program} < /dev/null")
+    write(source, {"train.py": "print(2)\n"})
+    assert git_runs(source, program)
+    assert b"print(2)" in source_package.uncommitted(source)[1]
+    assert not program.with_name("ran").exists()
+
+
+def submodule(source: Path, tmp_path: Path) -> Path:
+    """A submodule at `sub/module` of a folder, both committed; it holds an .env and module.py."""
+    origin = tmp_path / "origin"
+    write(origin, {".env": "A=1\n", "module.py": "x = 1\n", ".gitattributes": "*.py filter=words\n"})
+    commit(origin)
+    commit(source)
+    add = ["-c", "protocol.file.allow=always", "submodule", "add", "-q", str(origin), "sub/module"]
+    subprocess.run(["git", "-C", str(source), *add], check=True, capture_output=True)
+    commit(source)
+    return source / "sub/module"
+
+
+def test_git_runs_no_filter_of_a_submodule(source, program, tmp_path):
+    module = submodule(source, tmp_path)
+    configure(module, filter__words__clean=str(program))
+    write(module, {"module.py": "x = 2\n"})
+    assert git_runs(source, program)
+    assert source_package.uncommitted(source) == (source_package.git.state(source), b"")
+    assert not program.with_name("ran").exists()
+
+
+def test_the_users_settings_of_diff_change_nothing_in_the_patch(source, tmp_path):
+    module = submodule(source, tmp_path)
+    lines = [f"line_{number} = {number}\n" for number in range(12)]
+    write(source, {"train.py": "".join(lines)})
+    commit(source)
+    write(source, {"train.py": "".join(lines).replace("6", "7"), "run.sh": "exit 1\n"})
+    write(module, {".env": "A=private\n"})
+    commit(module)
+    patch = source_package.uncommitted(source)[1]
+    assert b"Subproject commit" in patch and b"line_3 =" in patch
+    write(source, {".git/order": "train.py\nsub\n"})
+    configure(source, diff__submodule="diff", diff__noprefix="true", diff__mnemonicPrefix="true", diff__context="0")
+    configure(source, diff__ignoreSubmodules="all", diff__orderFile=str(source / ".git/order"), color__ui="always")
+    assert source_package.uncommitted(source)[1] == patch
+    configure(source, diff__orderFile=str(tmp_path / "missing"))
+    assert source_package.uncommitted(source)[1] == patch
 
 
 SECRETS = [
     ("a private key", "-----BEGIN " + "PRIVATE KEY-----"),
     ("a private key", "-----BEGIN RSA " + "PRIVATE KEY-----"),
     ("a private key", "-----BEGIN OPENSSH " + "PRIVATE KEY-----"),
-    ("an AWS access key", 'aws_access_key_id = "AKIA' + "IOSFODNN7EXAMPLE" + '"'),
-    ("an AWS access key", "ASIA" + "IOSFODNN7EXAMPLE"),
+    ("an AWS access key", "access key AKIA" + "QF7X2PL5MZ3KW6TD"),
+    ("an AWS access key", "ASIA" + "QF7X2PL5MZ3KW6TD"),
     ("a Hugging Face token", "HF_TOKEN=hf_" + "a" * 34),
     ("a GitHub token", "https://ghp_" + "a" * 36 + "@github.com"),
     ("a GitHub token", "github_pat_" + "a" * 82),
@@ -276,7 +414,8 @@ def test_every_file_with_a_secret_is_named_at_once(source):
         "-----BEGIN CERTIFICATE-----",
         "-----BEGIN PUBLIC KEY-----",
         "AKIAIOSFODNN7",
-        "XAKIA" + "IOSFODNN7EXAMPLE",
+        "AKIA" + "IOSFODNN7EXAMPLE",
+        "XAKIA" + "QF7X2PL5MZ3KW6TD",
         "arn:aws:iam::123456789012:role/SageMakerTraining",
         "hf_hub_download(repo_id='a/b', filename='model.safetensors')",
         "sha256 = '" + "a" * 64 + "'",
