@@ -36,9 +36,7 @@ def values(job: Job) -> dict[str, str]:
             try:
                 given |= provider.fetch(names(job), job.region)
             except provider.SecretError as error:
-                for line in str(error).splitlines():
-                    key, found, fix = line.split(": ", 2)
-                    issues.append(Issue(key=key, found=found, fix=fix))
+                issues += [Issue(key=key, found=found, fix=fix) for key, found, fix in error.args]
     if issues:
         raise UserError(issues)
     return given

@@ -216,11 +216,20 @@ class Input(Part):
 class Secret(Part):
     """Where a secret's value comes from when a run starts: `env`, the environment of who starts it, or AWS Secrets Manager."""
 
-    secretsmanager: Text | None = Field(
-        description="a secret's name or ARN", max_length=2048, examples=["team/hugging-face"]
+    secretsmanager: str | None = Field(
+        description="a secret's name or ARN: letters, digits and / _ + = . @ - :",
+        pattern=r"^[A-Za-z0-9/_+=.@:-]+$",
+        max_length=2048,
+        examples=["team/hugging-face"],
     )
-    """A secret of AWS Secrets Manager. On SageMaker the job's role reads it, on this machine your own credentials do."""
-    key: Text | None = Field(None, description="a field's name", examples=["token"])
+    """A secret of AWS Secrets Manager. On SageMaker the job's role reads it, on this machine your own credentials do.
+    https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_CreateSecret.html"""
+    key: str | None = Field(
+        None,
+        description="a field's name, without line breaks and control characters",
+        pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$",
+        examples=["token"],
+    )
     """With a secret that is a JSON object: the field that holds the value. null: the whole text."""
 
     @model_validator(mode="before")

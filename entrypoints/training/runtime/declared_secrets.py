@@ -30,7 +30,11 @@ https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_GetSecretValu
 
 
 class SecretError(Exception):
-    """Secrets that cannot be read, one line each. It holds no value."""
+    """Secrets that cannot be read: `args` holds (config key, what is wrong, fix) of each. It holds no value."""
+
+
+class _Unusable(Exception):
+    """Why one secret cannot be read, and the fix."""
 
 
 def fetch(secrets: Mapping[str, Mapping[str, str]], region: str | None) -> dict[str, str]:
@@ -53,10 +57,10 @@ def fetch(secrets: Mapping[str, Mapping[str, str]], region: str | None) -> dict[
             values[name] = _field(answers[secret], given.get("key"))
         except Exception as error:  # botocore's errors have no common class
             code = getattr(error, "response", {}).get("Error", {}).get("Code") or type(error).__name__
-            said = str(error) if isinstance(error, SecretError) else REASONS.get(code, code)
-            wrong.append(f"secrets.{name}: {secret} of AWS Secrets Manager cannot be read: {said}")
+            said = str(error) if isinstance(error, _Unusable) else REASONS.get(code, code)
+            wrong.append((f"secrets.{name}", f"{secret} of AWS Secrets Manager cannot be read", said))
     if wrong:
-        raise SecretError("\n".join(wrong))
+        raise SecretError(*wrong)
     return values
 
 
@@ -66,13 +70,13 @@ def _answer(secret: str, region: str | None) -> str:
         import boto3
         from botocore.config import Config
     except ImportError:
-        raise SecretError("boto3 is not installed: add it to the image or to requirements.txt") from None
+        raise _Unusable("boto3 is not installed: add it to the image or to requirements.txt") from None
     own = secret.split(":")[3] if secret.startswith("arn:") and secret.count(":") > 5 else region
     settings = Config(connect_timeout=10, read_timeout=10, retries={"mode": "standard", "max_attempts": 4})
     client = boto3.session.Session().client("secretsmanager", region_name=own, config=settings)
     answer = client.get_secret_value(SecretId=secret)
     if "SecretString" not in answer:
-        raise SecretError("it is binary: store it as text")
+        raise _Unusable("it is binary: store it as text")
     return str(answer["SecretString"])
 
 
@@ -82,10 +86,10 @@ def _field(text: str, key: str | None) -> str:
         try:
             value: Any = json.loads(text)[key]
         except (ValueError, KeyError, TypeError):
-            raise SecretError(f"it is no JSON object with the field {key}: correct `key`") from None
+            raise _Unusable(f"it is no JSON object with the field {key}: correct `key`") from None
         text = value if isinstance(value, str) else json.dumps(value)
     if "\0" in text:
-        raise SecretError("it holds a NUL character, which no environment variable can")
+        raise _Unusable("it holds a NUL character, which no environment variable can")
     return text
 
 
@@ -99,7 +103,8 @@ def provide(secrets: Mapping[str, Mapping[str, str]]) -> None:
         os.environ.update(fetch(missing, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")))
     except SecretError as error:
         # the toolkit copies the lines from the first name of an exception on into FailureReason: `watch` in its process.py
-        sys.stderr.write(f"RuntimeError: the job needs these secrets\n{error}\n")
+        lines = "".join(f"{': '.join(problem)}\n" for problem in error.args)
+        sys.stderr.write(f"RuntimeError: the job needs these secrets\n{lines}")
         sys.stderr.flush()
         os._exit(1)  # Python would go on after an exception here
     here = os.path.dirname(os.path.abspath(__file__))
