@@ -9,6 +9,7 @@ from launcher.aws import request
 from launcher.config import hyperparameters
 from launcher.config.issues import Issue
 from launcher.config.job import Job
+from launcher.config.redaction import mentions_a_secret
 from launcher.show.text import counted
 
 
@@ -80,7 +81,8 @@ def _tags(job: Job) -> Iterator[Issue]:
             yield Issue(key=f"tags.{name}", found="not a valid tag name", valid=valid, fix="rename it")
         if not re.fullmatch(r"[\w .:/=+\-@]{0,256}", value):
             valid = "at most 256 letters, digits, spaces and _ . : / = + - @"
-            yield Issue(key=f"tags.{name}", found=f"{value[:40]!r}", valid=valid, fix="use only these characters")
+            found = "a value with other characters" if mentions_a_secret(f"{name} {value}") else f"{value[:40]!r}"
+            yield Issue(key=f"tags.{name}", found=found, valid=valid, fix="use only these characters")
 
 
 def _metrics(job: Job) -> Iterator[Issue]:

@@ -102,7 +102,8 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
         options.overrides += more  # argparse accepts key=value words only before the first option
     elif more:
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        names = [word.partition("=")[0] for word in more if word.startswith("-")]  # what follows may be a password
+        parser.error(f"unrecognized arguments: {' '.join(names or more)}")
     return options
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from launcher.config.redaction import REDACTED, holds_a_secret, redact
+from launcher.config.redaction import redact, redact_setting
 from launcher.config.sections import (
     A_FOLDER_IN_S3,
     MAX_HOSTS,
@@ -172,12 +172,12 @@ class Job(Part):
     def redacted(self, **options: Any) -> dict[str, Any]:
         """The job as it is recorded and printed: REDACTED stands for what seems to be a secret. Options are those of `model_dump`."""
         kept = self.model_dump(exclude_none=True, **options)
+        for name in kept.keys() - {"secrets", "environment", "metrics"}:
+            kept[name] = redact_setting(name, kept[name])
         if "environment" in kept:
             kept["environment"] = redact(self.environment)
-        if "hyperparameters" in kept:
-            kept["hyperparameters"] = {
-                name: REDACTED if holds_a_secret(name, value) else value for name, value in self.hyperparameters.items()
-            }
+        if "metrics" in kept:  # their names are not those of settings
+            kept["metrics"] = {name: redact_setting("", regex) for name, regex in kept["metrics"].items()}
         return kept
 
     def _repr_html_(self) -> str:

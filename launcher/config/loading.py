@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.config.job import Job
-from launcher.config.redaction import holds_a_secret, without_passwords
+from launcher.config.redaction import mentions_a_secret
 from launcher.config.secret_shapes import names_a_secret
 from launcher.config.sections import INSTANCE_TYPE, Input, Part
 
@@ -175,13 +175,13 @@ def _issue(config: yaml_file.Config, item: Mapping[str, Any]) -> Issue:
         found, _, fix = str(item["ctx"]["error"]).partition(": ")  # as our validators write it
         return Issue(key=config.where(key), found=found, fix=fix)
     value = item["input"]
-    shown = _kind(value) if _hides(path, value) else _shown(value)
+    shown = _kind(value) if _hides(path) else _shown(value)
     if item["type"] == "model_type" and path[0] == "inputs" and isinstance(value, str):
         return Issue(
             key=config.where(key),
             found=shown,
             valid="; ".join(Input.SOURCES),
-            fix=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {without_passwords(value)}}}",
+            fix=f"write {leaf}: {{{'s3' if value.startswith('s3://') else 'folder'}: {'…' if mentions_a_secret(value) else value}}}",
         )
     fix = f"write {leaf}: {example}" if example is not None else f"correct {leaf}"
     bound = item.get("ctx", {}).get({"greater_than_equal": "ge", "less_than_equal": "le"}.get(item["type"], ""))
@@ -266,11 +266,9 @@ def _part_in(annotation: Any) -> tuple[type[Part] | None, Any]:
     return (annotation, None) if isinstance(annotation, type) and issubclass(annotation, Part) else (None, None)
 
 
-def _hides(path: Sequence[str], value: Any) -> bool:
-    """Whether a wrong value may hold a secret and is not printed."""
-    return (
-        path[0] == "secrets" or path == ["environment"] or any(map(names_a_secret, path)) or holds_a_secret("", value)
-    )
+def _hides(path: Sequence[str]) -> bool:
+    """Whether a value at this place may be a secret and is not printed."""
+    return path[0] == "secrets" or path == ["environment"] or any(map(names_a_secret, path))
 
 
 def _kind(value: Any) -> str:
@@ -291,7 +289,9 @@ def _shown(value: Any) -> str:
     if value is None:
         return "nothing (null)"
     try:
-        text = str(value).lower() if isinstance(value, bool) else without_passwords(repr(value))
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
     except ValueError:  # Python writes at most 4,300 digits
         text = "a number with too many digits"
+    if mentions_a_secret(text):
+        return _kind(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({_kind(value)})"

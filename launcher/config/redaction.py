@@ -14,9 +14,22 @@ _IN_URL = re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+(?=@)")
 """User and password of a URL: RFC 3986, section 3.2.1."""
 
 
+_ASSIGNED = re.compile(r"([A-Za-z_][\w.-]*)=[^\s()\[\]{}\\$<>]")
+"""A name and the value that follows, as in an option of mpirun or torchrun; regular expressions and references have none."""
+
+
 def is_secret(name: str, value: str) -> bool:
-    """Whether an environment variable seems to hold a secret: by its name, or because its value looks like one."""
-    return names_a_secret(name) or bool(_IN_URL.search(value) or secrets_in_text(value.encode("utf-8", "replace")))
+    """Whether an environment variable seems to hold a secret: by its name, or because its value looks like one or assigns one."""
+    return (
+        names_a_secret(name)
+        or bool(_IN_URL.search(value) or secrets_in_text(value.encode("utf-8", "replace")))
+        or any(map(names_a_secret, _ASSIGNED.findall(value)))
+    )
+
+
+def mentions_a_secret(text: str) -> bool:
+    """Whether a text of the user's may show a secret: one of its words names one, or it looks like one."""
+    return is_secret("", text) or any(map(names_a_secret, re.findall(r"[\w.-]+", text)))
 
 
 def redact(values: Mapping[str, str]) -> dict[str, str]:
@@ -29,11 +42,6 @@ def secrets_in(values: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if is_secret(name, value)}
 
 
-def without_passwords(text: str) -> str:
-    """A text with REDACTED in place of users and passwords in URLs."""
-    return _IN_URL.sub(REDACTED, text)
-
-
 def holds_a_secret(name: str, value: Any) -> bool:
     """Whether a setting, or one inside it, seems to be a secret. Of numbers only whole ones with four digits or more can be one."""
     if isinstance(value, Mapping):
@@ -43,3 +51,12 @@ def holds_a_secret(name: str, value: Any) -> bool:
     if isinstance(value, str):
         return bool(value) and is_secret(name, value)
     return isinstance(value, int) and abs(value) > 999 and names_a_secret(name)
+
+
+def redact_setting(name: str, value: Any) -> Any:
+    """A setting with REDACTED in place of every secret at and below it."""
+    if isinstance(value, Mapping):
+        return {key: redact_setting(str(key), item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_setting(name, item) for item in value]
+    return REDACTED if holds_a_secret(name, value) else value

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from launcher.config.issues import Issue, UserError, mistake
-from launcher.config.redaction import REDACTED, holds_a_secret, is_secret
+from launcher.config.redaction import REDACTED, is_secret, mentions_a_secret
 
 
 class _Loader(yaml.SafeLoader):
@@ -131,8 +131,9 @@ def parse(text: str, source: str) -> Config:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
-        line = text.splitlines()[mark.line].strip() if mark and mark.line < len(text.splitlines()) else ""
-        line = "" if any(is_secret(word, line) for word in re.findall(r"[\w.-]+", line)) else line
+        before = text.split("\n")[: mark.line + 1] if mark else [""]
+        section = max((at for at, line in enumerate(before) if re.match(r"[^\s#}\]]", line)), default=0)
+        line = "" if mentions_a_secret("\n".join(before[section:])) else before[-1].strip()
         raise mistake(
             where,
             f"not YAML: {error.problem or error.context}" + (f", at `{line}`" if line else ""),
@@ -155,10 +156,11 @@ def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Iss
     for text in overrides:
         key, equals, value_text = text.partition("=")
         key = key.strip()
+        hidden = key.startswith("secrets") or mentions_a_secret(text)
         if not equals or not key or not all(key.split(".")):
             problems.append(
                 Issue(
-                    key=text,
+                    key="an override" if is_secret("", text) else re.split(r"[^\w.-]", text)[0] if hidden else text,
                     found="an override without a key or without `=`",
                     fix="write key=value, for example hyperparameters.epochs=1",
                 )
@@ -168,7 +170,6 @@ def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Iss
             value = parse(f"value: {value_text}", key).values["value"]
         except UserError as error:
             about = error.issues[0]
-            hidden = key.startswith("secrets.") or is_secret(key, value_text)
             quote = f"quote it: {key}='\"{'…' if hidden else value_text}\"'"
             problems.append(
                 Issue(
@@ -208,7 +209,7 @@ def _set(values: dict[str, Any], key: str, value: Any) -> Issue | None:
             below = at[parent] = {}
         if not isinstance(below, dict):
             whole = ".".join(parents[: depth + 1])
-            shown = REDACTED if holds_a_secret(whole, below) else repr(below)
+            shown = REDACTED if mentions_a_secret(f"{whole} {below!r}") else repr(below)
             return Issue(key=key, found=f"{whole} is {shown}, not a mapping", fix=f"set {whole} itself")
         at = below
     at[last] = value

@@ -66,6 +66,7 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
     if not issues:
         issues += hyperparameters.check(source, job.script, job.hyperparameters, job.inputs)
     issues += _check_environment(job)
+    issues += _check_texts(job)
     hosts = job.compute.instance_count
     if job.distribution == "none" and (hosts > 1 or (job.compute.processes_per_host or 1) > 1):
         asked = f"{hosts} hosts" if hosts > 1 else f"{job.compute.processes_per_host} processes a host"
@@ -126,6 +127,19 @@ def _place(key: str, source: Input) -> str:
     if source.folder and not any(path.iterdir()):
         raise problem(f"{path} is empty", "put images there, for example with launcher prepare")
     return str(path)
+
+
+def _check_texts(job: Job) -> Iterator[Issue]:
+    """Secrets under other keys than `environment` and `hyperparameters`, which have rules of their own."""
+    given, kept = job.model_dump(exclude_none=True), job.redacted()
+    for name in kept.keys() - {"environment", "hyperparameters"}:
+        below = kept[name] if isinstance(kept[name], dict) else {}
+        if kept[name] != given[name]:
+            yield Issue(
+                key=next((f"{name}.{key}" for key in below if below[key] != given[name][key]), name),
+                found="looks like a secret; whoever may describe the job can read it",
+                fix="declare it under secrets, and name only its variable here",
+            )
 
 
 def _check_environment(job: Job) -> Iterator[Issue]:

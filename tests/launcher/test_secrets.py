@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import launcher
+from launcher.commands import main
 from launcher.config import secret_shapes, yaml_file
 from launcher.config.loading import from_values, load
 
@@ -119,6 +120,15 @@ USUAL = [
     "NEW_RELIC_LICENSE_KEY",
     "apiKey",
     "clientSecret",
+    "OPENAI_API_KEY_PROD",
+    "AUTHORIZATION",
+    "AUTH_HEADER",
+    "BEARER",
+    "COOKIES",
+    "JDBC_URL",
+    "CONNECTION_STRING_PROD",
+    "GITHUB_TOKEN_RO",
+    "TOKEN1",
 ]
 
 HARMLESS = [
@@ -139,6 +149,8 @@ HARMLESS = [
     "COMPASS",
     "num_tokens",
     "token_size",
+    "token_dropout",
+    "cls_token_2",
     "key_frames",
     "class_token",
     "cls_token",
@@ -198,8 +210,56 @@ def test_secret_hyperparameters_are_refused_at_any_depth_and_not_printed(script_
 
 
 @pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"tags": {"api_token": VALUE}}, "tags.api_token"),
+        ({"tags": {"team": "hf_" + "aBcDeFgH" * 4 + "iJ"}}, "tags.team"),
+        ({"custom_mpi_options": f"-x DB_PASSWORD={VALUE}"}, "custom_mpi_options"),
+        ({"debugger": {"hook_parameters": {"api_key": VALUE}}}, "debugger.hook_parameters"),
+        ({"metrics": {"loss": f"https://user:{VALUE}@host/([0-9.]+)"}}, "metrics.loss"),
+    ],
+)
+def test_a_secret_under_any_other_key_is_refused_and_not_printed(script_job, values, key):
+    job = script_job("x = 1", **values)
+    plan = launcher.plan(job)
+    [issue] = [issue for issue in plan.errors if "looks like a secret" in issue.found]
+    assert issue.key == key and "under secrets" in issue.fix
+    for text in (str(plan), plan.to_json(), plan._repr_html_(), job._repr_html_()):
+        assert VALUE not in text and "aBcDeFgH" not in text
+
+
+def test_names_of_metrics_tags_and_options_without_a_secret_stay(script_job):
+    values = {
+        "metrics": {"token": "num_token=([0-9.]+)", "loss": "val_token=([0-9.]+)"},
+        "tags": {"team": "vision"},
+        "custom_mpi_options": "-x HF_TOKEN -x API_KEY=$API_KEY -x NCCL_DEBUG=VERSION",
+        "hyperparameters": {"num_tokens": 8192, "key_frames": "all", "token_dropout": "0.1"},
+    }
+    job = script_job("x = 1", **values)
+    assert [str(issue) for issue in launcher.plan(job).errors if "secret" in issue.found] == []
+    assert "***" not in str(job.redacted())
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"secretsmanager": "team\nlines"},
+        {"secretsmanager": "a", "key": "b\nc"},
+        {"secretsmanager": "a", "key": "b\u2028"},
+    ],
+)
+def test_a_secrets_name_or_field_that_breaks_a_line_is_refused(secret):
+    with pytest.raises(launcher.UserError, match=r"secrets\.A\.(secretsmanager|key)"):
+        from_values({"name": "a", "script": "b.py", "secrets": {"A": secret}})
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        "tags: [{Key: password, Value: hunter2}]",
+        "inputs: {train: 'password=hunter2'}",
+        "secrets:\n  B: env\n  A: x: hunter2\n",
+        "environment:\n  DB_PASSWORD: >\n    a\n  hunter2: b: c",
         "environment: {DB_PASSWORD: 123456789}",
         "environment:\n  DB_PASSWORD: [hunter2]",
         "environment: {DB_PASSWORD: {hunter2: 1}}",
@@ -222,9 +282,27 @@ def test_a_mistake_never_prints_the_value_of_a_secret(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "override", ["environment.DB_PASSWORD={hunter2", "secrets.A='hunter2", "environment.DB_PASSWORD.b=1"]
+    "override",
+    [
+        "environment.DB_PASSWORD={hunter2",
+        "secrets.A='hunter2",
+        "secrets={A: 'hunter2",
+        "environment.DB_PASSWORD.b=1",
+        "environment.DB_PASSWORD: hunter2",
+        "environment.DB_PASSWORD hunter2",
+        "secrets.A: hunter2",
+        "hyperparameters={api_key: hunter2",
+    ],
 )
 def test_a_wrong_override_never_prints_the_value_of_a_secret(override):
     config = yaml_file.Config("job.yaml", {"environment": {"DB_PASSWORD": "hunter2"}})
     [problem] = yaml_file.override(config, [override])[1]
     assert "hunter2" not in str(problem)
+
+
+def test_an_unknown_option_is_named_without_its_value(capsys):
+    for words in (["--password=hunter2"], ["--password", "hunter2"], ["a=1", "--password", "hunter2", "b=2"]):
+        with pytest.raises(SystemExit):
+            main.read(["plan", "job.yaml", *words])
+    said = capsys.readouterr().err
+    assert said.count("unrecognized arguments: --password") == 3 and "hunter2" not in said
