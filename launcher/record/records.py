@@ -200,7 +200,9 @@ class RunFolder:
         Raises:
             DamagedRecord: outcome.json cannot be read.
         """
-        if not self.outcome.exists() and (self.remote.exists() or self.supervisor_lives()):
+        if not os.path.lexists(self.outcome) and (
+            self.remote.exists() or self.supervisor_lives()
+        ):  # a broken link is damage
             return STOPPING if self.stop_request.exists() else IN_PROGRESS
         # the supervisor is gone, so what it wrote is final
         return str(self.read(self.outcome).get("state", FAILED))
