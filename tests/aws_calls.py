@@ -10,7 +10,7 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.endpoint import Endpoint
 
-from launcher.emulator.account import SAGEMAKER_KEY
+from launcher.emulator.account import SAGEMAKER
 
 
 @dataclass
@@ -33,7 +33,7 @@ def aws_calls(monkeypatch) -> AwsCalls:
     calls, send = AwsCalls(), Endpoint._get_response
 
     def get_response(endpoint, request, operation_model, context):
-        if f"Credential={SAGEMAKER_KEY}/" in str(request.headers.get("Authorization")):
+        if f"Credential={SAGEMAKER}" in str(request.headers.get("Authorization")):
             return send(endpoint, request, operation_model, context)
         with calls.lock:
             calls.made.append((operation_model.service_model.service_name, operation_model.name))

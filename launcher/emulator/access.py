@@ -52,6 +52,8 @@ CODES = {
     "body": ("XAmzContentSHA256Mismatch", "SignatureDoesNotMatch", "InvalidSignatureException"),
     "time": ("RequestTimeTooSkewed", "SignatureDoesNotMatch", "InvalidSignatureException"),
     "expired": ("AccessDenied", "SignatureDoesNotMatch", "InvalidSignatureException"),
+    "length": ("EntityTooLarge", "RequestEntityTooLarge", "RequestEntityTooLargeException"),
+    "chunks": ("IncompleteBody", "MalformedHttpRequest", "MalformedHttpRequestException"),
 }
 """What is wrong -> the error code of S3, of the Query protocol's services, and of those that speak JSON."""
 
@@ -89,7 +91,7 @@ class Version4:
         request = _request(environ, {name: environ_key_for_header(name) for name in self.headers})
         query = parse_qsl(environ["QUERY_STRING"], keep_blank_values=True)
         request.params = [(name, value) for name, value in query if name != "X-Amz-Signature"]
-        request.data = b"" if of_s3 else wire.body(environ)  # S3's hash is a header, which `check` compares
+        request.data = b"" if of_s3 else _body(environ)  # S3's hash is a header, which `check` compares
         request.context["timestamp"] = self.stamp
         signer = kind(key, self.service, self.region)
         return str(signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request))
@@ -108,7 +110,7 @@ class Version4:
         if claimed is None and self.service == "s3" and self.valid_seconds is None:
             raise Refused("unsigned", "the request has no x-amz-content-sha256 header")
         free = claimed is None or (self.service == "s3" and claimed in UNSIGNED_PAYLOADS)
-        if not free and claimed != hashlib.sha256(wire.body(environ)).hexdigest():
+        if not free and claimed != hashlib.sha256(_body(environ)).hexdigest():
             raise Refused("body", "the request's body is not the one whose hash is in x-amz-content-sha256")
         age = time.time() - self.seconds
         if self.valid_seconds is not None and not -MAX_SKEW_SECONDS < age < int(self.valid_seconds):
@@ -165,7 +167,7 @@ class Gate:
         """Let a request pass, whose service then stands in its Authorization header.
 
         Raises:
-            Refused: it is for another host, comes from a page, or is not signed by one of the keys.
+            Refused: it is for another host, comes from a page, is not signed by one of the keys, or is too large.
         """
         port = environ["SERVER_PORT"]
         own = [name if port == "80" else f"{name}:{port}" for name in NAMES]
@@ -180,13 +182,14 @@ class Gate:
         if not hmac.compare_digest(signature.value.encode(), signature.computed(environ, key).encode()):
             raise Refused("signature", f"the request is not signed with this emulator's secret key; {FIX}")
         signature.check(environ)
+        _body(environ)  # also one that is not signed
         scope = f"{key.access_key}/{signature.stamp[:8]}/{signature.region}/{signature.service}/aws4_request"
         environ["HTTP_AUTHORIZATION"] = f"AWS4-HMAC-SHA256 Credential={scope}"  # moto guesses a presigned URL's service
 
 
-def new_credentials(access_key: str = "") -> Credentials:
-    """Credentials with a random secret; the access key is random too where it is not given."""
-    return Credentials(access_key or f"EMULATOR{secrets.token_hex(6).upper()}", secrets.token_hex(20))
+def new_credentials(begin: str = "EMULATOR") -> Credentials:
+    """Random credentials, whose access key begins with a word."""
+    return Credentials(f"{begin}{secrets.token_hex(6).upper()}", secrets.token_hex(20))
 
 
 def read_signature(environ: dict[str, Any]) -> Version4 | Version2:
@@ -216,6 +219,20 @@ def _request(environ: dict[str, Any], headers: dict[str, str]) -> Any:
     """A request as botocore's signers read it, with headers by their names in the WSGI environment."""
     found = {name: environ.get(key, "") for name, key in headers.items()}
     return AWSRequest(environ["REQUEST_METHOD"], f"http://{environ['HTTP_HOST']}{environ['RAW_URI']}", found)
+
+
+def _body(environ: dict[str, Any]) -> bytes:
+    """The request's body, whose access key is known by now.
+
+    Raises:
+        Refused: it is too large or cannot be read.
+    """
+    try:
+        return wire.body(environ)
+    except wire.BodyTooLarge:
+        raise Refused("length", f"the emulator takes bodies of up to {wire.MAX_BODY:,} bytes") from None
+    except OSError as error:
+        raise Refused("chunks", f"the request's body cannot be read: {error}") from None
 
 
 def _answer(environ: dict[str, Any], refused: Refused) -> Response:

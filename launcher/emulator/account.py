@@ -17,8 +17,8 @@ from launcher.emulator.wire import AwsError, Call
 ACCOUNT = "123456789012"
 """moto's account, which AWS's documentation uses too."""
 
-SAGEMAKER_KEY = "SAGEMAKER"
-"""The access key of SageMaker itself: of the executor's own calls and of the jobs' hosts. Its secret is made at the start."""
+SAGEMAKER = "SAGEMAKER"
+"""How the access key of SageMaker itself begins: of the executor's own calls and of the jobs' hosts."""
 
 MOUNT_NAME = "fsx"
 """The mount name of every FSx file system here."""

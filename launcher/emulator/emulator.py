@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
@@ -26,7 +27,20 @@ _one = threading.Lock()
 
 
 class QuietHandler(MotoRequestHandler):
-    """Prints no line for a request."""
+    """Prints no line for a request, and refuses an address that is none."""
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        try:
+            urlsplit(self.path)
+        except ValueError as error:
+            self.send_error(400, str(error))
+            return False
+        return True
+
+    def log_error(self, format: str, *args: object) -> None:
+        return
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         return
@@ -64,7 +78,7 @@ class Emulator:
                     ("service-quotas", "ListServiceQuotas"): self._quotas.answer,
                 },
             )
-            self._key, self._sagemaker_key = new_credentials(), new_credentials(account.SAGEMAKER_KEY)
+            self._key, self._sagemaker_key = new_credentials(), new_credentials(account.SAGEMAKER)
             gate = Gate(self._wire, [self._key, self._sagemaker_key])
             self._server = make_server("127.0.0.1", port, gate, threaded=True, request_handler=QuietHandler)
         except BaseException:

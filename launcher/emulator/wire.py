@@ -16,6 +16,18 @@ SERVICES = {"servicequotas": "service-quotas"}
 """Signing name -> boto3's name of the service, where the two differ."""
 
 
+MAX_BODY = 1 << 30
+"""Bytes of a request at most, as it is held in memory. S3 itself takes 5 GiB at once; boto3 sends large files in parts of 8 MiB.
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/upload-objects.html"""
+
+PIECE = 1 << 20
+"""Bytes read at once."""
+
+
+class BodyTooLarge(Exception):
+    """A request's body exceeds MAX_BODY."""
+
+
 class AwsError(Exception):
     """An error that the client sees as its ClientError."""
 
@@ -100,9 +112,24 @@ def error(code: str, message: str, status: int) -> Response:
 
 
 def body(environ: dict[str, Any]) -> bytes:
-    """The request's body, which is put back for the next reader."""
+    """The request's body, which is put back for the next reader.
+
+    Raises:
+        BodyTooLarge: it is, or says so.
+        OSError: its connection broke, or its chunks are malformed.
+    """
     stream, length = environ["wsgi.input"], environ.get("CONTENT_LENGTH", "")
-    chunked = environ.get("wsgi.input_terminated")
-    found: bytes = stream.read() if chunked else stream.read(int(length) if length.isdecimal() else 0)
-    environ["wsgi.input"] = io.BytesIO(found)
-    return found
+    left = int(length[:20]) if length.isdecimal() else 0
+    if environ.get("wsgi.input_terminated"):  # chunked, of unknown length
+        left = MAX_BODY + 1
+    elif left > MAX_BODY:
+        raise BodyTooLarge
+    found = bytearray()
+    while left and (piece := stream.read(min(left, PIECE))):
+        found += piece
+        left -= len(piece)
+    if len(found) > MAX_BODY:
+        raise BodyTooLarge
+    body = bytes(found)
+    environ["wsgi.input"] = io.BytesIO(body)
+    return body

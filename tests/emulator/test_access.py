@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import os
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -23,7 +24,7 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from launcher.emulator import Emulator
+from launcher.emulator import Emulator, wire
 from tests.emulator.conftest import BUCKET, REGION, SAY, Aws
 
 
@@ -86,9 +87,11 @@ CALLS = {
     ],
 )
 def test_a_wrong_key_gets_the_services_own_error(emulator, service, of_key, of_secret, of_nothing):
+    of_jobs = emulator.jobs.services.environment["AWS_ACCESS_KEY_ID"]
     wrong = [
         (client(emulator, service, access_key="testing"), of_key, "testing is not this emulator's access key"),
-        (client(emulator, service, access_key="SAGEMAKER", secret="SAGEMAKER"), of_secret, "not signed with"),
+        (client(emulator, service, access_key="SAGEMAKER"), of_key, "not this emulator's access key"),
+        (client(emulator, service, access_key=of_jobs, secret="SAGEMAKER"), of_secret, "not signed with"),
         (client(emulator, service), of_secret, "not signed with this emulator's secret key"),
         (client(emulator, service, signature_version=UNSIGNED), of_nothing, "signature version 4"),
     ]
@@ -267,3 +270,40 @@ def test_the_command_says_that_it_needs_its_key_which_is_new_at_each_start():
     (key, secret), (other_key, other_secret) = one.stdout.split(), other.stdout.split()
     assert key != other_key and secret != other_secret and len(secret) == 40
     assert secret not in one.stderr
+
+
+def raw(aws: Aws, request: str) -> bytes:
+    """The answer to a request whose form no client would give it."""
+    with socket.create_connection(urlsplit(aws.url).netloc.split(":"), timeout=30) as connection:
+        connection.sendall(request.encode())
+        return connection.makefile("rb").read()
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read(aws):
+    for service, path in (("s3", f"/{BUCKET}/too-large"), ("sagemaker", "/"), ("sts", "/")):
+        headers = signed(aws, "PUT", path, {}, b"x", service) | {"Content-Length": str(100 * 10**9)}
+        status, text = send(aws.url, "PUT", path, headers, b"x")
+        assert (status, "takes bodies of up to 1,073,741,824 bytes" in text) == (403, True), text
+    presigned = aws.client("s3").generate_presigned_url("put_object", {"Bucket": BUCKET, "Key": "too-large"})
+    path = presigned.removeprefix(aws.url)
+    assert "EntityTooLarge" in send(aws.url, "PUT", path, {"Content-Length": str(wire.MAX_BODY + 1)})[1]
+    assert not aws.objects("too-large")
+
+
+def test_a_chunked_body_over_the_limit_is_refused(aws, monkeypatch):
+    monkeypatch.setattr(wire, "MAX_BODY", 1000)
+    headers = signed(aws, "PUT", f"/{BUCKET}/chunks", {}, b"x" * 1000)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if name != "Content-Length")
+    head = f"PUT /{BUCKET}/chunks HTTP/1.1\r\nHost: {urlsplit(aws.url).netloc}\r\n{lines}Transfer-Encoding: chunked\r\n\r\n"
+    for chunks, answer in (
+        ("3e8\r\n" + "x" * 1000 + "\r\n0\r\n\r\n", b"200"),
+        ("3e9\r\n" + "x" * 1001 + "\r\n0\r\n\r\n", b"EntityTooLarge"),
+        ("ZZZ\r\n", b"Invalid chunk header"),
+    ):
+        assert answer in raw(aws, head + chunks), chunks[:5]
+    assert aws.objects("chunks") == {"": b"x" * 1000}
+
+
+def test_an_address_that_is_none_is_refused_without_a_traceback(aws, capfd):
+    assert b" 400 " in raw(aws, "GET http://[x/ HTTP/1.1\r\n\r\n").splitlines()[0]
+    assert capfd.readouterr() == ("", "")
