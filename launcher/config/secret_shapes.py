@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 _KEYS = (
-    "access|account|api|auth|aws|client|db|deploy|encryption|host|kaggle|license|master|openai|private|sa|secret|service|service_account"
+    "access|account|api|auth|aws|deploy|encryption|kaggle|license|openai|private|sa|secret|service|service_account"
     "|shared|signing|ssh|storage|subscription|wandb"
 )
 _OF = r"(?:_?[0-9]+|_(?:dev|prod|production|pypi|read|readonly|ro|rw|staging|test|write))*"
@@ -16,13 +16,15 @@ _OF = r"(?:_?[0-9]+|_(?:dev|prod|production|pypi|read|readonly|ro|rw|staging|tes
 
 _SECRET = re.compile(
     rf"(^|_)(({_KEYS})_?keys?(_id)?|token|[a-z]*secrets?|[a-z]*password|passwd|pass|passphrase|pgpass|pwd|pat"
-    r"|credentials?|auth(orization)?(_config|_header)?|bearer|cookies?|webhook|connection_string|dsn"
-    r"|(amqp|broker|celery|database|db|index|jdbc|mongo(db)?|mysql|postgres(ql)?|rabbitmq|redis|webhook)_ur[il])"
+    r"|credentials?|auth(orization)?(_config|_header)?|bearer|cookies|webhook|connection_string|dsn|(jdbc|webhook)_url)"
     rf"{_OF}$"
 )
-_TOKEN_OF_A_MODEL = re.compile(
-    r"(^|_)(bos|class|cls|dist|eos|mask|max|min|continuation|num|pad|public_key|reg|request|sep|unk)_token(_?[0-9]+)?$"
+_NONE = re.compile(
+    r"(^|_)((audio|bos|class|cls|continuation|dist|distillation|end|eos|image|mask|max|min|num|pad|patch|prompt|public_key|reg|register"
+    r"|request|sep|sos|special|start|text|unk|video)_token|(all|backward|band|first|forward|high|last|low|num|one|second|two)_pass)"
+    r"(_?[0-9]+)?$"
 )
+"""Names of a model's tokens and of filters and passes, which hold no secret."""
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[.\-]")
 
 _ISSUED = {
@@ -128,7 +130,7 @@ _RANDOM_BITS = 3.0
 def names_a_secret(name: str) -> bool:
     """Whether a setting of this name holds a secret: HF_TOKEN and apiKey do, num_tokens and key_frames do not."""
     words = _WORDS.sub("_", name).lower()
-    return name not in ("PWD", "OLDPWD") and bool(_SECRET.search(words)) and not _TOKEN_OF_A_MODEL.search(words)
+    return name not in ("PWD", "OLDPWD") and bool(_SECRET.search(words)) and not _NONE.search(words)
 
 
 def secrets_in_text(content: bytes) -> dict[str, int]:

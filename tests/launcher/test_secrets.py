@@ -6,7 +6,7 @@ import pytest
 
 import launcher
 from launcher.commands import main
-from launcher.config import secret_shapes, yaml_file
+from launcher.config import redaction, secret_shapes, yaml_file
 from launcher.config.loading import from_values, load
 
 VALUE = "hunter2-" + "x" * 20
@@ -85,11 +85,6 @@ USUAL = [
     "POETRY_PYPI_TOKEN_PYPI",
     "MYSQL_PWD",
     "MYSQL_ROOT_PASSWORD",
-    "REDIS_URL",
-    "MONGO_URI",
-    "MONGODB_URI",
-    "DATABASE_URL",
-    "SQLALCHEMY_DATABASE_URI",
     "SENTRY_DSN",
     "SLACK_BOT_TOKEN",
     "SLACK_WEBHOOK_URL",
@@ -112,10 +107,6 @@ USUAL = [
     "ENCRYPTION_KEY",
     "SSH_PRIVATE_KEY",
     "SNOWFLAKE_PASSWORD",
-    "PIP_EXTRA_INDEX_URL",
-    "PIP_INDEX_URL",
-    "UV_INDEX_URL",
-    "CELERY_BROKER_URL",
     "RABBITMQ_DEFAULT_PASS",
     "NEW_RELIC_LICENSE_KEY",
     "apiKey",
@@ -130,6 +121,19 @@ USUAL = [
     "GITHUB_TOKEN_RO",
     "TOKEN1",
 ]
+
+WITH_PASSWORDS = (
+    "REDIS_URL",
+    "MONGO_URI",
+    "MONGODB_URI",
+    "DATABASE_URL",
+    "SQLALCHEMY_DATABASE_URI",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_INDEX_URL",
+    "UV_INDEX_URL",
+    "CELERY_BROKER_URL",
+)
+"""Names of addresses, which hold a secret where there is a password in them."""
 
 HARMLESS = [
     "PATH",
@@ -169,12 +173,22 @@ HARMLESS = [
     "query_key_value",
     "monkey_patch",
     "secretary",
+    "low_pass",
+    "first_pass",
+    "image_token",
+    "sos_token",
+    "db_key",
+    "host_key",
+    "cookie",
 ]
 
 
 def test_the_usual_names_of_secrets_are_known_and_harmless_ones_pass():
     assert [name for name in USUAL if not secret_shapes.names_a_secret(name)] == []
     assert [name for name in HARMLESS if secret_shapes.names_a_secret(name)] == []
+    for name in WITH_PASSWORDS:
+        assert redaction.is_secret(name, "https://user:correcthorse@example.com/simple")
+        assert not redaction.is_secret(name, "https://example.com/simple")
 
 
 def test_what_seems_to_be_a_secret_is_in_no_printout_and_a_warning_says_how_to_declare_it(script_job):
