@@ -22,6 +22,10 @@ MAX_COUNT, MAX_NAME, MAX_VALUE = 100, 256, 2500
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_AlgorithmSpecification.html and API_CreateTrainingJob.html"""
 
 
+ARGPARSE_FAILS = (AttributeError, IndexError, MemoryError, OverflowError, RecursionError, TypeError, ValueError)
+"""What argparse raises while it parses with an argument that it should not have taken."""
+
+
 def encode(hyperparameters: Mapping[str, Any]) -> dict[str, str]:
     """Name -> value as JSON: what SageMaker's SDK sends and its toolkit reads."""
     return {name: json.dumps(value) for name, value in hyperparameters.items()}
@@ -68,7 +72,7 @@ def _by_parser(file: Path, script: str, values: Mapping[str, Any]) -> list[Issue
     """Issues of hyperparameters with a script that may parse them by argparse."""
     try:
         issues = script_arguments.check(file, {name: argument(name, value) for name, value in values.items()})
-    except NotPlain as error:
+    except (NotPlain, *ARGPARSE_FAILS) as error:
         return [
             _not_checked(f"the arguments of {script}: {error}", "a settings class is checked; see training/settings")
         ]
@@ -96,7 +100,7 @@ def _by_settings_class(
                 wrong = f"{script} imports {class_name} from {module_name}, where it is not a dataclass"
                 return [Issue(key="script", found=wrong, fix=f"define a dataclass {class_name} in {module_name}.py")]
             settings, problems = settings_module.check(settings_class, values)
-            needed = settings.channels() if settings is not None and hasattr(settings, "channels") else ()
+            needed = _needed_channels(settings, classes)
         except Undefined as error:
             fix = f"define a dataclass {class_name} in {module_name}.py"
             return [Issue(key="script", found=f"{script} imports {class_name}: {error}", fix=fix)]
@@ -128,6 +132,16 @@ def _by_settings_class(
         if name not in channels
     ]
     return issues
+
+
+def _needed_channels(settings: Any, classes: SettingsClasses) -> tuple[str, ...]:
+    """The channels that settings name by a method `channels`; a field of that name is another thing."""
+    channels = getattr(settings, "channels", None)
+    names = channels() if callable(channels) else ()
+    if isinstance(names, (tuple, list, set, frozenset)) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    classes.unread.append(f"channels() gives {type(names).__name__}, where a tuple of names belongs")
+    return ()
 
 
 PLAIN = "keep defaults and conditions plain: planning reads the settings class and runs nothing of yours"

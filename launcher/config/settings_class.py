@@ -59,11 +59,16 @@ class SettingsClasses:
         if module not in self._modules:
             self._modules[module] = self._opened(module)
         opened = self._modules[module]
-        if isinstance(opened, _Module):
-            return opened.get(name)
-        if not hasattr(opened, name):
+        try:
+            if isinstance(opened, _Module):
+                return opened.get(name)
+            if hasattr(opened, name):
+                return getattr(opened, name)
             raise Undefined(f"{module} has no {name}")
-        return getattr(opened, name)
+        except Undefined:
+            if module_file(f"{module}.{name}", self._folders) is None:
+                raise
+            return _Imported(f"{module}.{name}")
 
     def trusted(self, function: Any) -> bool:
         """Whether a function may be called: a field's, this kit's, or a method that was made here."""
@@ -75,7 +80,7 @@ class SettingsClasses:
         return isinstance(function, types.MethodType) and dataclasses.is_dataclass(function.__self__)
 
     def _opened(self, module: str) -> _Module | types.ModuleType:
-        file = module_file(module, self._folders)
+        file = module_file(module, self._folders) if module else None
         if file is None:
             raise NotPlain(f"its module {module} is not beside the script")
         content = file.read_bytes()
@@ -86,10 +91,10 @@ class SettingsClasses:
 
 
 def module_file(module: str, folders: Sequence[Path]) -> Path | None:
-    """The file that `import module` runs last, where it is in one of the folders."""
+    """The file that `import module` runs last, where it is in one of the folders; a package goes before a module."""
     for folder in folders:
         base = folder.joinpath(*module.split("."))
-        for file in (base.with_suffix(".py"), base / "__init__.py"):
+        for file in (base / "__init__.py", base.with_suffix(".py")):
             if file.is_file():
                 return file
     return None
@@ -116,7 +121,8 @@ class _Module:
         if isinstance(node, ast.ClassDef):
             return [(node.name, functools.partial(_class_of, self, node))]
         if isinstance(node, ast.ImportFrom):
-            above = self.name.split(".")[: -node.level] if node.level else []
+            package = self.name.split(".")[: None if self.file.name == "__init__.py" else -1]
+            above = package[: max(0, len(package) - node.level + 1)] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             return [
                 (alias.asname or alias.name, functools.partial(self.classes.get, module, alias.name))
@@ -141,7 +147,7 @@ class _Module:
     def get(self, name: str) -> Any:
         """A name's value. Raises Undefined where the module has none, NotPlain where it cannot be read."""
         if name not in self._found:
-            if name not in self._places and "*" not in self._places:
+            if not self._places.keys() & {name, "*", "__getattr__"}:
                 raise Undefined(f"{self.file.name} defines no {name}")
             place = self._places.get(name, functools.partial(self._unknown, name))
             self._places[name] = functools.partial(self._unknown, name)  # for one that needs itself
@@ -208,14 +214,22 @@ def _class_of(module: _Module, node: ast.ClassDef) -> type:
             annotations[statement.target.id] = _annotation(module, statement.annotation)
             if statement.value is not None:
                 body[statement.target.id] = value(statement.value)
-        elif isinstance(statement, ast.Assign):
+        elif isinstance(statement, ast.Assign) and all(isinstance(target, ast.Name) for target in statement.targets):
             body |= {target.id: value(statement.value) for target in statement.targets if isinstance(target, ast.Name)}
         elif isinstance(statement, ast.FunctionDef):
             body |= _method(module, owner, statement)
+        elif not isinstance(statement, (ast.Pass, ast.AsyncFunctionDef)) and not _is_constant(statement):
+            where = f"{module.file.name}:{statement.lineno}"
+            raise NotPlain(f"{where}: {type(statement).__name__} in the body of {node.name} cannot be read")
     owner.append(type(node.name, bases, body))
     for words in made_with:
         owner[0] = dataclasses.dataclass(**words)(owner[0])
     return owner[0]
+
+
+def _is_constant(statement: ast.stmt) -> bool:
+    """Whether a statement is a docstring, or another value without a use."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _annotation(module: _Module, node: ast.expr) -> Any:

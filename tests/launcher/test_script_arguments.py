@@ -66,6 +66,14 @@ GOOD = {"learning-rate": 0.1}
          "p.add_argument('--depth', type=int)\nmain(p.parse_args())\n", {"depth": "x"}, "depth", "invalid int value"),
         ("def add(p):\n    p.add_argument('--depth', type=int)\np = argparse.ArgumentParser()\nadd(p)\n"
          "p.parse_args(sys.argv[1:])\n", {"depth": "x"}, "depth", "invalid int value"),
+        ("def add(p):\n    p.add_argument('--a', required=True)\np = argparse.ArgumentParser()\np.parse_args()\n", {"zz": 1}, "zz",
+         "no argument --zz"),
+        ("def get_args_parser():\n    parser = argparse.ArgumentParser(add_help=False)\n    parser.add_argument('--depth', type=int)\n"
+         "    return parser\nclass Run:\n    def go(self, parser):\n        return parser\nif __name__ == '__main__':\n"
+         "    args = get_args_parser()\n    args = args.parse_args()\n", {"depth": "x"}, "depth", "invalid int value"),
+        ("def main(args):\n    if args.depth > 3:\n        return 1\ndef parsed():\n    p: object = argparse.ArgumentParser()\n"
+         "    p.add_argument('--depth', type=int)\n    return vars(p.parse_args())\nsys.exit(main(parsed()))\n", {"depth": "x"}, "depth",
+         "invalid int value"),
     ],
 )  # fmt: skip
 def test_what_the_parser_refuses_is_refused(tmp_path, code, values, key, expected):
@@ -98,6 +106,10 @@ def test_all_mistakes_come_at_once(tmp_path):
         ("p = argparse.ArgumentParser()\np.add_argument('--xx', type=int, choices=sorted([1, 2]))\np.parse_args()\n", {"xx": 1}),
         ("p = argparse.ArgumentParser()\np.add_argument('--x', required='SM_X' == '', type=str)\np.parse_args()\n", {}),
         ("def int(text): return text\np = argparse.ArgumentParser()\np.add_argument('--xx', type=int)\np.parse_args()\n", {"xx": "a"}),
+        ("from shlex import quote as int\np = argparse.ArgumentParser()\np.add_argument('--xx', type=int)\np.parse_args()\n", {"xx": "a"}),
+        ("p = argparse.ArgumentParser()\np.add_argument('-V', action='version', version='1')\np.parse_args()\n", {}),
+        ("p = argparse.ArgumentParser()\np.add_argument('--xx')\np.parse_args()\nclass Other:\n    def add_argument(self, *_, **__): ...\n"
+         "Other().add_argument('--y', required=True)\n", {"xx": 1}),
         ("p = argparse.ArgumentParser()\np.add_argument('--flag', action=argparse.BooleanOptionalAction)\np.parse_args()\n", {}),
     ],
 )  # fmt: skip
@@ -116,13 +128,50 @@ def test_what_the_parser_takes_is_not_refused(tmp_path, code, values):
         ("p = argparse.ArgumentParser()\nq = argparse.ArgumentParser()\np.parse_args()\n", "several parsers"),
         ("p = argparse.ArgumentParser()\np.parse_args(['--a'])\n", "other than the command line"),
         ("p = argparse.ArgumentParser()\nsys.argv.append('--a')\np.parse_args()\n", "sys.argv itself"),
-        ("import other\np = argparse.ArgumentParser()\nother.add(p)\np.parse_args()\n", "passed on"),
-        ("p = argparse.ArgumentParser()\nadd = p.add_argument\nadd('--a')\np.parse_args()\n", "passes add_argument on"),
-        ("def add(p):\n    p.add_argument('--a', required=True)\np = argparse.ArgumentParser()\np.parse_args()\n", "does not call itself"),
+        ("import other\np = argparse.ArgumentParser()\nother.add(p)\np.parse_args()\n", "passes its parser on"),
+        ("p = argparse.ArgumentParser()\nadd = p.add_argument\nadd('--a')\np.parse_args()\n", "p.add_argument is no plain use"),
         ("p = argparse.ArgumentParser()\np.add_argument('--a', **{'type': int})\np.parse_args()\n", "add_argument with"),
         ("p = argparse.ArgumentParser()\np.add_argument('--' + 'a')\np.parse_args()\n", "worked out by the script"),
         ("p = argparse.ArgumentParser()\np.add_argument('--a', action=print)\np.parse_args()\n", "worked out by the script"),
         ("p = argparse.ArgumentParser()\n", "does not parse"),
+        ("import lib\np: argparse.ArgumentParser = argparse.ArgumentParser()\nlib.add(p)\np.parse_args()\n", "lib.add(p) passes its parser on"),
+        ("import lib\ndef get_parser():\n    parser = argparse.ArgumentParser()\n    return parser\nap = get_parser()\nlib.add(ap)\n"
+         "ap.parse_args()\n", "lib.add(ap) passes its parser on"),
+        ("import lib\ndef make():\n    return argparse.ArgumentParser()\nap = make()\nlib.add(ap)\nap.parse_args()\n", "lib.add(ap)"),
+        ("import lib\ndef add_args(p):\n    lib.add(p)\n    return p\nparser = argparse.ArgumentParser()\nparser = add_args(parser)\n"
+         "parser.parse_args()\n", "lib.add(p)"),
+        ("import lib\np = lib.add(argparse.ArgumentParser())\np.parse_args()\n", "lib.add(argparse.ArgumentParser())"),
+        ("import lib\nclass O: pass\no = O()\no.parser = argparse.ArgumentParser()\nlib.add(o.parser)\no.parser.parse_args()\n", "o.parser"),
+        ("import lib\n(p := argparse.ArgumentParser()).add_argument('--lr')\nlib.add(p)\np.parse_args()\n", "p :="),
+        ("import os\ndef kd(p):\n    p.add_argument('--t', required=True)\np = argparse.ArgumentParser()\nif os.environ.get('KD'):\n"
+         "    kd(p)\np.parse_args()\n", "a condition"),
+        ("import os\ndef get():\n    p = argparse.ArgumentParser()\n    if not os.environ.get('X'):\n        return p\n"
+         "    p.add_argument('--t', required=True)\n    return p\nget().parse_args()\n", "a condition"),
+        ("import os\np = argparse.ArgumentParser()\nmatch os.environ.get('M'):\n    case 'kd':\n        p.add_argument('--t', required=True)\n"
+         "p.parse_args()\n", "another block"),
+        ("import os\np = argparse.ArgumentParser()\nos.environ.get('KD') and p.add_argument('--t', required=True)\np.parse_args()\n", "no plain use"),
+        ("import os\np = argparse.ArgumentParser()\nif os.environ.get('SM_HPS'):\n    args = argparse.Namespace()\nelse:\n"
+         "    args = p.parse_args()\n", "a condition"),
+        ("import os\ndef main():\n    if 'SM_HPS' in os.environ:\n        return 0\n    p = argparse.ArgumentParser()\n    p.parse_args()\nmain()\n",
+         "may end before"),
+        ("import os\nif 'SM_HPS' in os.environ:\n    sys.exit()\np = argparse.ArgumentParser()\np.parse_args()\n", "may end before"),
+        ("p = argparse.ArgumentParser()\ntry:\n    p.parse_args()\nexcept SystemExit:\n    pass\n", "another block"),
+        ("p = argparse.ArgumentParser()\na = p.add_argument('--lr', required=True)\na.required = False\np.parse_args()\n", "p.add_argument"),
+        ("p = argparse.ArgumentParser()\nb = p.add_argument('--epochs', type=int)\nb.type = str\np.parse_args()\n", "p.add_argument"),
+        ("p = argparse.ArgumentParser()\np.add_argument('--bands', choices='rgb')\np.parse_args()\n", "is one text"),
+        ("import lib\nr = lib.Runner()\nr.add_argument('--t', required=True)\np = argparse.ArgumentParser()\np.parse_args()\n", "something else"),
+        ("import lib\nhook = lambda: lib.add(p)\np = argparse.ArgumentParser()\nhook()\np.parse_args()\n", "no plain use"),
+        ("import lib\np = argparse.ArgumentParser()\ndef hook():\n    lib.add(p)\nlib.run(hook)\np.parse_args()\n", "no plain use"),
+        ("import lib\np = argparse.ArgumentParser()\nclass C:\n    def go(self): lib.add(p)\nC().go()\np.parse_args()\n", "no plain use"),
+        ("def add(p):\n    p.add_argument('--a')\n    yield\np = argparse.ArgumentParser()\nadd(p)\np.parse_args()\n", "cannot be followed"),
+        ("def add(p):\n    p.add_argument('--a')\nfrom lib import add\np = argparse.ArgumentParser()\nadd(p)\np.parse_args()\n", "takes the name"),
+        ("try:\n    import lib as argparse\nexcept ImportError:\n    import argparse\np = argparse.ArgumentParser()\np.parse_args()\n", "gives argparse's name"),
+        ("p = argparse.ArgumentParser()\np.parse_known_args()\np.add_argument('--a')\np.parse_args()\n", "parses more than once"),
+        ("p = argparse.ArgumentParser()\np.add_argument('')\np.parse_args()\n", "line 4: string index out of range"),
+        ("p = argparse.ArgumentParser()\np.add_argument('--zzz', dest=5)\np.parse_args()\n", "must be string"),
+        ("p = argparse.ArgumentParser()\np.add_argument(['--a'])\np.parse_args()\n", "must be string"),
+        ("p = argparse.ArgumentParser()\np.add_argument('--a', nargs=30000000)\np.parse_args()\n", "nargs=30000000"),
+        ("p = argparse.ArgumentParser()\nx = p" + ".b()" * 300 + "\np.parse_args()\n", "p.b is no plain use"),
     ],
 )  # fmt: skip
 def test_where_the_tree_leaves_something_open_nothing_is_judged(tmp_path, code, why):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,13 +171,41 @@ def test_a_class_of_the_users_is_checked(tmp_path, settings, values, expected):
         ("@dataclass\nclass Mine:\n    depth: int = " + " + ".join("1" * 900) + "\n", "recursion"),
         ("@dataclass\nclass Mine:\n    depth: int = 1\n    def __post_init__(self):\n        x = " + " + ".join("1" * 900), "recursion"),
         ("@dataclass\nclass Mine:\n    depth: int = 1\n    def __post_init__(self):\n        x = sum([[1]], [])\n", "sum([[1]], [])"),
+        ("def __getattr__(name):\n    return dataclass(type(name, (), {}))\n", "Mine cannot be read"),
+        ("@dataclass\nclass Mine:\n    if True:\n        depth: int = 1\n", "my_settings.py:4: If in the body of Mine"),
+        ("@dataclass\nclass Mine:\n    depth: int = 1\n    def channels(self): return 5\n", "channels() gives int"),
     ],
-    ids=range(12),
+    ids=range(15),
 )  # fmt: skip
 def test_what_cannot_be_read_is_not_checked_and_says_why(tmp_path, settings, why):
     issues = check(user_script(tmp_path, settings), {"depth": 1})
     assert [issue.level for issue in issues] == ["not checked"], issues
     assert why in issues[0].found and "runs nothing of yours" in issues[0].fix
+
+
+PLAIN = "from dataclasses import dataclass\n@dataclass\nclass Mine:\n    depth: int = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ({"configs/__init__.py": "from .base import Mine\n", "configs/base.py": PLAIN, "base.py": ""}, "from configs import Mine"),
+        ({"configs/__init__.py": "", "configs/a.py": "from . import b\nMine = b.Mine\n", "configs/b.py": PLAIN}, "from configs.a import Mine"),
+        ({"a/__init__.py": "", "a/b/__init__.py": "from ..c import Mine\n", "a/c.py": PLAIN, "c.py": ""}, "from a.b import Mine"),
+        ({"conf.py": "", "conf/__init__.py": PLAIN}, "from conf import Mine"),
+        ({"conf.py": PLAIN + '    "the depth"\n    ...\n    pass\n    channels: int = 3\n'}, "from conf import Mine"),
+    ],
+    ids=range(5),
+)  # fmt: skip
+def test_a_class_is_found_where_python_finds_it(tmp_path, files, line):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "script.py").write_text(f"{line}\ndef main(settings: Mine): ...\nprint(Mine(depth=2))\n")
+    assert check(tmp_path, {"depth": 2}) == []
+    [issue] = check(tmp_path, {"depth": "x"})
+    assert issue.level == "error" and "whole number" in str(issue)
+    subprocess.run([sys.executable, tmp_path / "script.py"], check=True, capture_output=True)
 
 
 def test_a_changed_copy_of_the_kits_settings_is_not_taken_for_the_kits(tmp_path):
