@@ -210,18 +210,10 @@ def test_labels_alone_need_no_teacher(alone):
     assert all("teacher_loss" not in metric for metric in alone.metrics())
 
 
-@pytest.mark.parametrize(
-    ("hyperparameters", "expected"),
-    [
-        pytest.param({"model": "vit_tny"}, "ValueError: timm 1.0", marks=pytest.mark.slow),
-        (
-            {"global_batch_size": 5000},
-            "ValueError: 1347 training images make no batch of global_batch_size 5000: lower it to 1347 or less",
-        ),
-    ],
-)
-def test_a_failing_script_says_what_is_wrong_first(digits, hyperparameters, expected):
-    run = launcher.run(launcher.plan(classifier(digits, hyperparameters=hyperparameters, distribution="torchrun")))
+def test_a_failing_script_says_what_is_wrong_first(digits):
+    expected = "ValueError: 1347 training images make no batch of global_batch_size 5000: lower it to 1347 or less"
+    job = classifier(digits, hyperparameters={"global_batch_size": 5000}, distribution="torchrun")
+    run = launcher.run(launcher.plan(job))
     assert run.wait(90) == "Failed"
     assert run.outcome()["failure"].startswith(f"rank 0: {expected}")
     assert len(run.outcome()["failure"]) <= 1024
