@@ -67,6 +67,7 @@ def test_a_run_that_is_stopped_while_it_is_uploaded_is_never_created(sagemaker_j
         adopt.adopt(plan.name, REGION)
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_named_where_it_stopped_the_run(sagemaker_job):
     run = started(sagemaker_job(SLEEPS, compute={"max_hours": 12 / 3600}))
     assert run.wait(90) == "Stopped"

@@ -107,7 +107,8 @@ with process_group() as world:
 """
     done = run_ranks(tmp_path, QUICK + script)
     assert [item.returncode for item in done] == [0, 0], done
-    assert done[0].stdout.splitlines()[0].endswith(" s for rank 1 (of 2)") and done[1].stdout == "2\n"
+    assert done[0].stdout.splitlines()[0].endswith(" s for rank 1 (of 2)")
+    assert done[1].stdout.splitlines()[-1] == "2"  # rank 1 may have waited too, for the store
 
 
 def test_a_rank_0_that_is_killed_while_others_wait_is_named(tmp_path):

@@ -96,6 +96,7 @@ def studied(place, tmp_path_factory):
     patch.undo()
 
 
+@pytest.mark.slow
 def test_after_a_kill_only_what_is_missing_runs(studied):
     found, before, said, new_runs = studied
     assert 2 <= len(before) < 5 and found.table[: len(before)] == before
@@ -128,6 +129,7 @@ def test_a_study_that_is_stopped_stops_its_trial_and_says_how_to_go_on(place, tm
     assert stopped.returncode == 130 and [run.state for run in launcher.runs()] == ["Stopped"]
 
 
+@pytest.mark.slow
 def test_every_trial_tells_what_the_answer_needs(studied):
     found, *_ = studied
     for line in found.table:
@@ -149,6 +151,7 @@ def test_every_trial_tells_what_the_answer_needs(studied):
     assert all(cell.core_rate > 0 for cell in found.cells)
 
 
+@pytest.mark.slow
 def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, place, capsys):
     found, *_ = studied
     assert main.main(["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file)]) == 0
@@ -164,6 +167,7 @@ def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, pla
     assert [cell.load for cell in fewer.cells] == [2, 2], "a smaller grid is a part of the table"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "value", "expected"),
     [
