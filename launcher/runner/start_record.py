@@ -22,6 +22,9 @@ from launcher.record.records import RunFolder
 STARTING = f".starting-{os.getuid()}"
 """The folder of the store in which a run's folder is made, each user's own. Only a complete one leaves it."""
 
+OURS = 0o775
+"""Most permissions of the store and a run's folder, whatever the umask is: `refuse_strangers` takes nothing wider."""
+
 ABANDONED_SECONDS = 60
 """Age of a folder there whose starter no longer lives. A living one has locked it within milliseconds."""
 
@@ -37,10 +40,11 @@ def recorded(plan: Plan) -> Iterator[tuple[RunFolder, BinaryIO]]:
     folder, making = RunFolder(records.store() / plan.name), RunFolder(records.store() / STARTING / plan.name)
     with contextlib.ExitStack() as undo:
         try:
-            making.path.parent.mkdir(parents=True, exist_ok=True)
+            for place in (records.store(), making.path.parent):
+                place.mkdir(OURS, parents=True, exist_ok=True)
             refuse_strangers(*[RunFolder(records.store() / plan.resumes)] if plan.resumes else [])
             _remove_abandoned()
-            making.path.mkdir()
+            making.path.mkdir(OURS)
             undo.callback(shutil.rmtree, making.path, ignore_errors=True)
             lock = undo.enter_context(open(making.lock, "wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -140,6 +140,7 @@ def packed(place: Path, **files: bytes) -> Path:
         (b"no archive", "error", "damaged"),
         (gzip.compress(b"x" * 600), "error", "damaged"),
     ],
+    ids=["empty", "text", "no tar"],
 )
 def test_a_damaged_archive_is_refused(tmp_path, train, content, level, expected):
     (tmp_path / "model.tar.gz").write_bytes(content)

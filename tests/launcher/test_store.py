@@ -150,6 +150,16 @@ def test_a_store_that_a_team_shares_is_used(script_job, mode):
     assert launcher.replay(run.name).replay_of == run.name
 
 
+def test_a_store_made_without_a_umask_is_closed_to_other_users_and_used(script_job):
+    before = os.umask(0)
+    try:
+        run = launcher.run(launcher.plan(script_job("print('ran')")))
+    finally:
+        os.umask(before)
+    assert run.wait(60) == "Completed"
+    assert [path for path in (records.store(), run.folder.path) if path.stat().st_mode & 0o002] == []
+
+
 def test_a_link_in_the_place_where_runs_are_made_is_not_followed(script_job, tmp_path):
     old = tmp_path / "mine/old"
     old.mkdir(parents=True)
