@@ -1,4 +1,4 @@
-"""Measurements with wrong values in them: what cannot be read is told, the rest is used, and a hostile page runs nothing."""
+"""Measurements with wrong values in them: what cannot be read is reported, the rest is used, and a hostile page runs nothing."""
 
 from __future__ import annotations
 
@@ -140,10 +140,10 @@ def test_the_report_says_what_could_not_be_read_and_uses_the_rest(planted, tmp_p
         timeline.write_text(before)
         operators.rmdir()
         (planted / "aside").rename(operators)
-    told = f"timeline-0.jsonl: 3 of {len(lines) + 3} lines", "operators.json: Is a directory"
-    assert found.measurements.unreadable == told and found.to_dict()["could_not_be_read"] == [*told]
-    assert f"could not be read: {told[0]}; {told[1]}" in str(found)
-    assert f"Could not be read:</b> {told[0]}; {told[1]}." in found._repr_html_()
+    unreadable = f"timeline-0.jsonl: 3 of {len(lines) + 3} lines", "operators.json: Is a directory"
+    assert found.measurements.unreadable == unreadable and found.to_dict()["could_not_be_read"] == [*unreadable]
+    assert f"could not be read: {unreadable[0]}; {unreadable[1]}" in str(found)
+    assert f"Could not be read:</b> {unreadable[0]}; {unreadable[1]}." in found._repr_html_()
     whole = read(str(planted))
     assert found.measurements.ranks[0].step.tolist() == whole.ranks[0].step.tolist() and not whole.unreadable
 

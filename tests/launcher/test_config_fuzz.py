@@ -24,7 +24,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 CASES = 3000
 
 QUICK = 10
-"""One case in so many is always tried; the others where the slow tests run."""
+"""One case in this number is always tried; the others where the slow tests run."""
 
 BACKENDS = ("process", "aws", "docker")
 

@@ -202,7 +202,7 @@ def damages(run: RunFolder) -> Iterator[tuple[Path, str, Callable[[], None]]]:
 
 
 def changed_values(run: RunFolder, rng: random.Random, most: int) -> Iterator[tuple[Path, str, Callable[[], None]]]:
-    """The same with a single value of a file replaced or removed: so many of each file."""
+    """The same with a single value of a file replaced or removed: `most` of each file."""
     for file in files(run):
         if file.suffix not in (".json", ".jsonl"):
             continue

@@ -46,9 +46,8 @@ def test_without_a_terminal_nothing_is_removed_unless_yes_says_so(capsys):
         assert "add --yes to remove 1 run" in capsys.readouterr().err and run.path.exists()
 
 
-@pytest.mark.parametrize("answer, stays", [(b"y\n", False), (b"\n", True), (b"n\n", True), (b"\x04", True)])
-def test_a_terminal_is_asked(answer, stays):
-    run = days_ago(1)
+def asked(run: RunFolder) -> tuple[subprocess.Popen, int]:
+    """`launcher rm RUN` in a terminal, where it has asked; and the terminal's other end."""
     parent, child = pty.openpty()
     command = [sys.executable, "-m", "launcher", "rm", run.name]
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, cwd=ROOT)
@@ -56,6 +55,13 @@ def test_a_terminal_is_asked(answer, stays):
     shown = b""
     while b"[y/N]" not in shown:
         shown += os.read(parent, 65536)
+    return process, parent
+
+
+@pytest.mark.parametrize("answer, stays", [(b"y\n", False), (b"\n", True), (b"n\n", True), (b"\x04", True)])
+def test_a_terminal_is_asked(answer, stays):
+    run = days_ago(1)
+    process, parent = asked(run)
     os.write(parent, answer)
     assert process.wait(60) == 0 and run.path.exists() == stays
     os.close(parent)
@@ -63,13 +69,7 @@ def test_a_terminal_is_asked(answer, stays):
 
 def test_a_run_that_comes_into_use_before_the_answer_stays():
     run = days_ago(1)
-    parent, child = pty.openpty()
-    command = [sys.executable, "-m", "launcher", "rm", run.name]
-    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, cwd=ROOT)
-    os.close(child)
-    shown = b""
-    while b"[y/N]" not in shown:
-        shown += os.read(parent, 65536)
+    process, parent = asked(run)
     resumed = days_ago(0, state="", resumes=run.name)
     with open(resumed.lock, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
