@@ -41,13 +41,13 @@ def real(interval: int, seconds: float, folder: Path) -> tuple[float, float, int
     """CPU seconds of the start, share of a core after it, and samples."""
     command = [sys.executable, "-S", "-m", "training.measure.monitor", str(folder), "--node", "algo-1"]
     command += ["--interval-ms", str(interval), "--parent", str(os.getpid())]
-    process = subprocess.Popen(command, cwd=ROOT / "entrypoints")
+    process = subprocess.Popen(command, cwd=ROOT / "entrypoints", stdin=subprocess.PIPE)
     time.sleep(1)
     start, began = cpu_seconds(process.pid), time.monotonic()
     time.sleep(seconds)
     share = (cpu_seconds(process.pid) - start) / (time.monotonic() - began)
     process.kill()
-    process.wait()
+    process.communicate()
     files = list(folder.rglob("*.json"))
     return start, share, sum(file.read_text().count("MemoryUsedPercent") for file in files)
 

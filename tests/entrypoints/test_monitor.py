@@ -117,6 +117,14 @@ def test_what_it_cannot_write_is_said_once_and_harms_nobody(fast, tmp_path, capf
         assert process.is_running() and told() == 1
 
 
+def test_a_run_shorter_than_an_interval_has_a_sample(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "none"))
+    with system_monitor(tmp_path / "out", 0):
+        pass
+    assert not monitors()
+    assert len({event["Timestamp"] for event in events(tmp_path / "out")}) == 1
+
+
 def test_one_process_a_host_samples_and_none_where_nobody_wants_it(fast, tmp_path):
     for local_rank, wanted in ((1, True), (0, False)):
         with system_monitor(tmp_path / "out", local_rank, wanted=wanted):

@@ -15,6 +15,7 @@ import ctypes
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,12 @@ FREE_BYTES = 2**30
 LONGEST_SLEEP = 1.0
 """Seconds until it looks again whether its parent lives."""
 
+END_SECONDS = 5.0
+"""For a monitor's end, which may still be starting."""
+
+SHORTEST_SAMPLE = 0.05
+"""Seconds; the kernel counts a core's time in hundredths."""
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -70,7 +77,7 @@ def system_monitor(output: Path, local_rank: int, *, wanted: bool = True) -> Ite
     try:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             cwd=Path(__file__).parents[2],  # where it finds its own package
             start_new_session=True,  # Ctrl-C is not for it
@@ -81,8 +88,16 @@ def system_monitor(output: Path, local_rank: int, *, wanted: bool = True) -> Ite
         yield
     finally:
         if process is not None:
-            process.kill()  # it holds nothing back: each sample is one write
-            process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a monitor to end, which first samples a run that was too short for a sample; kill it where it does not."""
+    try:
+        process.communicate(b"end\n", timeout=END_SECONDS)
+    except (subprocess.TimeoutExpired, OSError):
+        process.kill()  # it holds nothing back: each sample is one write
+        process.communicate()
 
 
 def interval_ms(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
@@ -183,17 +198,21 @@ def open_gpus(errors: Errors) -> Gpus | None:
 
 
 def sample_until_the_end(output: Path, node: str, interval: float, parent: int) -> None:
-    """Sample every `interval` seconds as long as process `parent` is this one's parent."""
+    """Sample every `interval` seconds until standard input has something to say or process `parent` is no longer this one's parent."""
     errors, host = Errors(), HostSamples()
     gpus, writer = open_gpus(errors), Writer(output / FOLDER, node)
     with contextlib.suppress(Exception):
         host.look(time.monotonic())
-    due = time.monotonic() + interval
+    due, ending = time.monotonic() + interval, False
     while True:
-        while (left := due - time.monotonic()) > 0:
-            time.sleep(min(left, LONGEST_SLEEP))
+        while not ending and (left := due - time.monotonic()) > 0:
+            ending = bool(select.select([sys.stdin], [], [], min(left, LONGEST_SLEEP))[0])
             if os.getppid() != parent:
                 return
+        if ending:
+            if writer.written:
+                return
+            time.sleep(SHORTEST_SAMPLE)
         values: dict[Key, float] = {}
         try:
             values |= host.look(time.monotonic())
@@ -211,6 +230,8 @@ def sample_until_the_end(output: Path, node: str, interval: float, parent: int) 
             writer.write(time.time(), values)
         except OSError as error:
             errors.report("not written", error)
+        if ending:
+            return
         due = max(due + slowed(interval, writer.written), time.monotonic())  # after a machine's sleep, go on from now
 
 
