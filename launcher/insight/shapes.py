@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
+from typing_extensions import NotRequired, TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from launcher.record import trust
 from launcher.record.shapes import STRICT, complaint
@@ -48,6 +48,8 @@ class StartShape(TypedDict):
     instance_type: str | None
     torch: str | None
     threads: Count | None
+    observed: NotRequired[bool]
+    """Whether the observer wrote it, of a script that is not the kit's."""
 
 
 class WindowShape(TypedDict):
@@ -71,6 +73,69 @@ class StallShape(TypedDict):
     step: Count
     began: Time
     seconds: Seconds
+
+
+DatasetShape = TypedDict(
+    "DatasetShape", {"class": str, "file": NotRequired[str | None], "line": NotRequired[Count | None]}
+)
+"""Of a loader: its class, and where that makes a sample."""
+
+PartShape = TypedDict(
+    "PartShape",
+    {
+        "id": Count,
+        "role": str,
+        "batch_size": Positive | None,
+        "num_workers": Count,
+        "pin_memory": bool,
+        "prefetch_factor": Positive | None,
+        "persistent_workers": bool,
+        "dataset": DatasetShape | None,
+        "class": str,
+        "parameters": Count,
+        "trainable": Count,
+        "dtype": str | None,
+        "autocast": str | None,
+        "matmul_precision": str,
+        "allow_tf32": bool,
+    },
+    total=False,
+)
+"""What is known of a thing that an observed script set up."""
+
+
+class SetupShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
+    of: str
+    file: str
+    line: Count
+    text: str
+    values: PartShape
+    via: str | None
+
+
+class SampledLineShape(TypedDict):
+    file: str
+    line: Count
+    text: str
+    phase: str | None
+    package: str | None
+    in_model: bool
+    samples: Count
+
+
+class LinesShape(TypedDict):
+    """Where the training thread of an observed script was."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
+    samples: Positive
+    lines: list[SampledLineShape]
+
+
+class NotMeasuredShape(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
+    what: str
+    why: str
 
 
 class OperatorShape(TypedDict):
@@ -148,6 +213,7 @@ class FactsShape(TypedDict, total=False):
 START, WINDOW, FIRST_STEP, STALL = (
     TypeAdapter[Any](kind) for kind in (StartShape, WindowShape, FirstStepShape, StallShape)
 )
+SETUP, LINES, NOT_MEASURED = (TypeAdapter[Any](kind) for kind in (SetupShape, LinesShape, NotMeasuredShape))
 OPERATORS, PROBE = TypeAdapter[Any](OperatorsShape), TypeAdapter[Any](ProbeShape)
 SETTINGS, FACTS = TypeAdapter[Any](SettingsShape), TypeAdapter[Any](FactsShape)
 

@@ -1,0 +1,139 @@
+"""What the observer saw of a script that is not the kit's: what it set up, on which line, and where its host's time goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate")
+"""Packages that make loaders and steps for a script and have names of their own for the settings; the outer one comes first."""
+
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+"""torch's names of types -> the kit's; every other one is fp32."""
+
+WAITS_FOR_THE_DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize)\(|\bprint\(|\bfloat\(")
+"""What a line of Python calls to read a number from the device. print and float do so with a tensor."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A line of the user's own code."""
+
+    file: str
+    """Relative to the script's folder where it lies below, else absolute."""
+    line: int
+    text: str = ""
+    """The line's code; "" where it is not known."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the user wrote it, not a package that is installed."""
+        return "site-packages" not in self.file and "dist-packages" not in self.file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A thing that the script set up, or a call of its loop."""
+
+    of: str
+    """loader, model, optimizer, precision, scaler, compile, data_parallel, device, backward, step, checkpoint, copy."""
+    at: Address
+    values: Mapping[str, Any]
+    via: str | None = None
+    """The package whose code made it for the script; None: the script's own line did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledLine:
+    """A line of the user's code in which the training thread was seen."""
+
+    at: Address
+    phase: str | None
+    """The phase of the step under way; None: no phase."""
+    package: str | None
+    """The installed package whose code it was running; None: its own, or the standard library's."""
+    in_model: bool
+    """Whether a model's forward pass was under way."""
+    share: float
+    """Of all samples, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """One script, as its first rank shows it. Everything is empty where no rank was observed."""
+
+    parts: tuple[Part, ...] = ()
+    """In the order in which they were made."""
+    lines: tuple[SampledLine, ...] = ()
+    """Where the training thread was, most often first."""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    """Of the run's config."""
+    by_launcher: bool = False
+    """Whether a job of the launcher started it, so that keys of its config apply."""
+
+    @property
+    def framework(self) -> str | None:
+        """The outermost framework that makes things for the script."""
+        seen = {part.via for part in self.parts}
+        return next((name for name in FRAMEWORKS if name in seen), None)
+
+    def part(self, of: str) -> Part | None:
+        """The first of its kind."""
+        return next((part for part in self.parts if part.of == of), None)
+
+    def loader(self, role: str) -> Part | None:
+        """The first DataLoader of a role: training or evaluation."""
+        loaders = (part for part in self.parts if part.of == "loader")
+        return next((part for part in loaders if part.values.get("role") == role), None)
+
+    @property
+    def precision(self) -> str | None:
+        """bf16, fp16, tf32 or fp32; None: not known."""
+        seen = [part for part in self.parts if part.of == "precision"]
+        if not seen:
+            return None
+        model, latest = self.part("model"), seen[-1].values
+        for name in (latest.get("autocast"), model.values.get("dtype") if model else None):
+            short = DTYPES.get(str(name).removeprefix("torch."))
+            if short is not None:
+                return short
+        fast = latest.get("allow_tf32") or latest.get("matmul_precision") in ("high", "medium")
+        return "tf32" if fast else "fp32"
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that rules look at, under the names of the kit's own; and those of the run's config under their own keys."""
+        found: dict[str, Any] = {}
+        loader = self.loader("training")
+        if loader is not None:
+            for name in ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers"):
+                found[name] = loader.values.get(name)
+            found["batch_size_per_device"] = loader.values.get("batch_size")
+        if self.parts:
+            found |= {"precision": self.precision, "compile": self.part("compile") is not None}
+        known = {name: value for name, value in found.items() if value is not None}
+        return known | {f"hyperparameters.{name}": value for name, value in self.hyperparameters.items()}
+
+    def busiest(self, phase: str) -> SampledLine | None:
+        """The line of the user's code in which the training thread was most often during a phase."""
+        return next((line for line in self.lines if line.phase == phase and line.at.is_own), None)
+
+    @property
+    def loop_lines(self) -> tuple[SampledLine, ...]:
+        """Where the loop's own Python runs: in no phase or beside the forward pass, outside of models, torch and the framework."""
+        known = ("torch", *FRAMEWORKS)
+        return tuple(
+            line
+            for line in self.lines
+            if line.phase in (None, "forward") and not line.in_model and line.package not in known and line.at.is_own
+        )
+
+    @property
+    def waiting_line(self) -> SampledLine | None:
+        """The line that most often reads a number from the device, and waits for it."""
+        lines = (line for line in self.lines if line.at.is_own and WAITS_FOR_THE_DEVICE.search(line.at.text))
+        return next((line for line in lines if line.phase not in ("data_wait", "evaluate", "checkpoint")), None)
