@@ -87,7 +87,6 @@ bench-kd: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/distillation.py
 
 bench-training: $(INSTALLED)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/benchmarks/requirements.txt
 	for script in training_speed loop_cost cache_cost scaling memory; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
 
 bench-scaling: $(INSTALLED)

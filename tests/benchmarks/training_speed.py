@@ -6,7 +6,7 @@ the same loss, which is checked. They take turns, step by step, in one process; 
 
 The peers are as their own examples have them: the plain loop as in KT's post, torchdistill's `DistillationBox` (it knows no
 autocast: in bf16 it gets one around its forward pass), timm's `LogitDistillationTask` in the loop of timm's train.py. Ours is
-`training.engine.loop.train` with the task of train_kd.py. Needs `pip install -r tests/benchmarks/requirements.txt`.
+`training.engine.loop.train` with the task of train_kd.py. Needs the `frameworks` extra.
 """
 
 from __future__ import annotations
