@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from launcher.backends.base import Backend
+from launcher.backends.base import Backend, Starter
 from launcher.config.issues import did_you_mean, mistake
 
 BACKENDS = {
@@ -13,6 +13,9 @@ BACKENDS = {
     "aws": "launcher.backends.aws:Aws",
 }
 """Name on the command line -> module:class."""
+
+STARTERS = {**BACKENDS, "watch": "launcher.backends.watch:Watch"}
+"""What a run's record may name as its starter -> module:class."""
 
 OTHER_NAMES = {"sagemaker": "aws", "cloud": "aws", "local": "process", "here": "process", "container": "docker"}
 """What a backend is often called -> its name."""
@@ -27,7 +30,18 @@ def get(name: str) -> Backend:
         meant = OTHER_NAMES.get(name.lower(), name.lower())
         fix = f"write --on {meant}" if meant in BACKENDS else did_you_mean(meant, BACKENDS, f"write --on {DEFAULT}")
         raise mistake("--on", f"no backend {name}", fix, valid=", ".join(BACKENDS))
-    module, _, kind = BACKENDS[name].partition(":")
-    made = getattr(importlib.import_module(module), kind)()
+    made = _made(BACKENDS[name])
     assert isinstance(made, Backend)
+    return made
+
+
+def starter(name: str) -> Starter:
+    """What started a recorded run, by its name there. Raises UserError for an unknown name."""
+    return _made(STARTERS[name]) if name in STARTERS else get(name)
+
+
+def _made(place: str) -> Starter:
+    module, _, kind = place.partition(":")
+    made = getattr(importlib.import_module(module), kind)()
+    assert isinstance(made, Starter)
     return made

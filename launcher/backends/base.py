@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,21 +13,57 @@ from launcher.config import hyperparameters
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.planner import model_names, teachers, validation
-from launcher.planner.plan import HostPlan, Plan, Price, Upload
+from launcher.planner.plan import HostPlan, Plan, Price, Upload, run_name
 from launcher.planner.source_package import SourceFile, source_files, source_folder
 from launcher.record.records import RunFolder
 
 
-class Backend(ABC):
-    """A place where plans run. It does not know what a job trains.
-
-    Planning writes nothing and uses no network. The defaults fit a run on this machine with a supervisor.
-    """
+class Starter:
+    """What started a run, by which it is stopped and followed. The defaults fit a run on this machine with a supervisor."""
 
     name: ClassVar[str]
     """Its name on the command line and in records."""
     on_this_machine: ClassVar[bool] = True
     """Whether hosts share this machine's cores and GPUs, and end with the terminal that started them."""
+
+    def stop(self, folder: RunFolder, reason: str) -> None:
+        """Ask a run to stop, and return at once. Its training processes get SIGTERM, and SIGKILL after the grace period."""
+        folder.request_stop(reason)
+
+    def refresh(self, folder: RunFolder) -> bool:
+        """Update the run's folder; whether anything was new. A supervisor's run needs no update.
+
+        Raises:
+            Unreachable: SageMaker does not answer.
+        """
+        return False
+
+    def spend(self, folder: RunFolder) -> float | None:
+        """US dollars so far; None: free, or no price."""
+        return None
+
+    def why_not_planned_again(self, folder: RunFolder) -> Issue | None:
+        """Why a run has no job to replay, resume or probe; None: it has one."""
+        return None
+
+    def profile(self, folder: RunFolder, interval_ms: int | None) -> None:
+        """Switch the system metrics of a running job.
+
+        Args:
+            interval_ms: milliseconds between two samples; None: off.
+
+        Raises:
+            UserError: the backend cannot switch them, or the run is over.
+        """
+        raise mistake("run", f"{folder.name} runs on {self.name}", "switch the metrics of a run on SageMaker only")
+
+
+class Backend(Starter, ABC):
+    """A place where plans run. It does not know what a job trains.
+
+    Planning writes nothing and uses no network. The defaults fit a run on this machine with a supervisor.
+    """
+
     DIFFERENCES: ClassVar[Mapping[str, str]] = {}
     """Differences from SageMaker: environment variable or subject -> reason. All else is the same."""
     plan_class: ClassVar[type[Plan]] = Plan
@@ -41,10 +75,7 @@ class Backend(ABC):
             A Plan. Its `issues` hold everything that validation found, errors too.
         """
         now = datetime.now(timezone.utc)
-        letters = "".join(
-            secrets.choice(string.ascii_lowercase) for _ in range(4)
-        )  # `random` belongs to the user's seed
-        name = f"{job.name}-{now:%Y%m%d-%H%M%S}-{letters}"
+        name = run_name(job.name, now)
         source = source_folder(job)
         places, issues = validation.places(job)
         files, file_issues = source_files(source) if source.is_dir() else ([], [])
@@ -167,22 +198,6 @@ class Backend(ABC):
         """Whether a Python module is known to be missing."""
         return False
 
-    def stop(self, folder: RunFolder, reason: str) -> None:
-        """Ask a run to stop, and return at once. Its training processes get SIGTERM, and SIGKILL after the grace period."""
-        folder.request_stop(reason)
-
-    def refresh(self, folder: RunFolder) -> bool:
-        """Update the run's folder; whether anything was new. A supervisor's run needs no update.
-
-        Raises:
-            Unreachable: SageMaker does not answer.
-        """
-        return False
-
-    def spend(self, folder: RunFolder) -> float | None:
-        """US dollars so far; None: free, or no price."""
-        return None
-
     def why_not_resumed(self, job: Job, folder: RunFolder) -> Issue | None:
         """Why a run cannot be resumed; None: it left a checkpoint, or may have."""
         if folder.left_checkpoints():
@@ -204,14 +219,3 @@ class Backend(ABC):
             UserError: the backend uploads nothing, or AWS refuses.
         """
         raise mistake("--on", f"a plan for {self.name} uploads nothing", "use plan(job, on='aws')")
-
-    def profile(self, folder: RunFolder, interval_ms: int | None) -> None:
-        """Switch the system metrics of a running job.
-
-        Args:
-            interval_ms: milliseconds between two samples; None: off.
-
-        Raises:
-            UserError: the backend cannot switch them, or the run is over.
-        """
-        raise mistake("run", f"{folder.name} runs on {self.name}", "switch the metrics of a run on SageMaker only")

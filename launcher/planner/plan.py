@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
+import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +232,12 @@ class Plan:
         if not self.errors:
             lines += ["  nothing has started; `launcher run` with the same arguments starts it"]
         return "\n".join(lines)
+
+
+def run_name(job: str, planned: datetime) -> str:
+    """A new run's name: its job's, the UTC time of its plan, and four letters."""
+    letters = "".join(secrets.choice(string.ascii_lowercase) for _ in range(4))  # `random` belongs to the user's seed
+    return f"{job}-{planned:%Y%m%d-%H%M%S}-{letters}"
 
 
 def refuse_cost(plan: Plan, max_cost: float) -> None:

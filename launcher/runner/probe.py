@@ -49,7 +49,7 @@ def planned(source: str, overrides: Sequence[str] = (), *, on: str = "process") 
             raise mistake("--probe", f"{source} holds measurements, but not the job that they come from", fix)
         folder = records.find(source)
     recorded = folder.read(folder.plan)
-    if backends.get(recorded["backend"]).on_this_machine and (state := folder.state()) not in records.OVER:
+    if backends.starter(recorded["backend"]).on_this_machine and (state := folder.state()) not in records.OVER:
         fix = f"wait until it ends, or launcher stop {folder.name}"
         raise mistake(
             "--probe", f"{folder.name} is {state} on this machine, and the two would slow each other down", fix

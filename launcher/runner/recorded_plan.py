@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from launcher import backends
 from launcher.backends.plans import plan
 from launcher.config import yaml_file
 from launcher.config.issues import UserError, mistake
@@ -18,9 +19,12 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
     """Plan a recorded run's job again, with its code, overrides, and possibly another backend.
 
     Raises:
-        UserError: its record is incomplete, others can change it, or an override is wrong.
+        UserError: it has no job, its record is incomplete, others can change it, or an override is wrong.
     """
     start_record.refuse_strangers(folder)
+    recorded = folder.read(folder.plan)["backend"]
+    if (why_not := backends.starter(recorded).why_not_planned_again(folder)) is not None:
+        raise UserError([why_not])
     if not folder.job.is_file() or not folder.code.is_dir():
         missing = folder.job if not folder.job.is_file() else folder.code
         raise mistake("run", f"{folder.name} has no {missing.name}", "name a run whose record is complete")
@@ -30,5 +34,5 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
     changed, problems = yaml_file.override(yaml_file.Config(str(folder.job), values), overrides)
     if problems:
         raise UserError(problems, str(folder.job))
-    made = plan(from_values(changed.values, str(folder.job)), on=on or folder.read(folder.plan)["backend"])
+    made = plan(from_values(changed.values, str(folder.job)), on=on or recorded)
     return replace(made, replay_of=folder.name)

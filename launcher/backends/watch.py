@@ -1,0 +1,25 @@
+"""Runs of `launcher watch`: commands of this machine, which have no job to plan or to start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from launcher.backends.base import Starter
+from launcher.config.issues import Issue
+from launcher.record.records import RunFolder
+
+
+class Watch(Starter):
+    """A command that `launcher watch` started and waits for."""
+
+    name = "watch"
+
+    def stop(self, folder: RunFolder, reason: str) -> None:
+        """Send SIGTERM to the command, by way of the launcher that watches it."""
+        folder.request_stop(reason)
+        os.kill(folder.read(folder.supervisor)["pid"], signal.SIGTERM)
+
+    def why_not_planned_again(self, folder: RunFolder) -> Issue:
+        fix = f"run the command again: launcher watch --name {folder.job_name} -- …; launcher show {folder.name} prints it"
+        return Issue(key="run", found=f"{folder.name} is of launcher watch: a command without a config", fix=fix)
