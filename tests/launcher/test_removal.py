@@ -15,7 +15,7 @@ import pytest
 import launcher
 from launcher.commands import main
 from launcher.record.records import RunFolder
-from tests.conftest import ROOT, SLEEPER, wait_for_ready
+from tests.conftest import ROOT, SLEEPER, wait_for_ready, wait_until
 from tests.launcher.test_store import recorded
 
 
@@ -93,6 +93,10 @@ def test_a_run_under_way_and_what_it_reads_stay(script_job, capsys):
         assert main.main(["rm", run.name, earlier.name, "--yes"]) == 2
         err = capsys.readouterr().err
         assert f"{run.name} is under way" in err and f"{run.name}, which is under way, uses {earlier.name}" in err
+        began = run.name.rsplit("-", 1)[0][-15:]
+        wait_until(
+            lambda: f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}" > began, 10, "the second after the run's start"
+        )
         assert main.main(["prune", "--older-than", "0h", "--state", "Completed", "--yes"]) == 0
         assert "2 in use" in capsys.readouterr().out and left() == {earlier.name, run.name}
     finally:
