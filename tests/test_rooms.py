@@ -28,8 +28,9 @@ LAUNCHER = [
 ]
 """Rooms of launcher/, each above those that it may import; the facade is launcher/__init__.py."""
 
-TRAINING = ["runtime", "settings", "distributed", "measure", "data", "models", "teacher", "engine", "tasks", "scripts"]
-"""Rooms of entrypoints/training/, each above those that it may import, and the entry scripts on top."""
+TRAINING = ["launcher_observer", "runtime", "settings", "distributed"]
+TRAINING += ["measure", "data", "models", "teacher", "engine", "tasks", "scripts"]
+"""The observer, the rooms of entrypoints/training/, and the entry scripts on top, each above those that it may import."""
 
 
 def modules(folder: str) -> dict[str, Path]:
@@ -67,9 +68,11 @@ def room(module: str) -> str:
     parts = module.split(".")
     if parts[0] == "launcher":
         return "facade" if len(parts) == 1 else "commands" if parts[1] == "__main__" else parts[1]
+    if parts[0] == "launcher_observer":
+        return "launcher_observer"
     if parts[0] != "training":
         return "scripts"
-    return parts[1] if len(parts) > 1 else TRAINING[0]
+    return parts[1] if len(parts) > 1 else "runtime"
 
 
 def arrows(folder: str) -> dict[str, dict[str, int]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.config.entrypoints import entrypoints_folder
+from launcher.config.entrypoints import PACKAGES, entrypoints_folder
 from launcher.config.issues import Issue, mistake
 from launcher.config.job import Job
 from launcher.config.secret_shapes import secrets_in_text
@@ -97,7 +97,7 @@ def source_folder(job: Job) -> Path:
 def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
     """The source package of a folder, sorted by path: what git tracks or would track, less the ignore file's patterns.
 
-    A folder of the user's own also gets this kit's `training` package, so that any script can use it, unless it has a
+    A folder of the user's own also gets this kit's PACKAGES, so that any script can use `training`, unless it has a
     `training` of its own. With that package comes a file that names the source's commit.
 
     Returns:
@@ -117,12 +117,7 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
     has_training = (source / "training").exists() or (source / "training.py").exists()
     found = [SourceFile(path, file, file.stat().st_size) for path, file in files.items()]
     if source.resolve() != kit.resolve() and not has_training:
-        kits = _listed(kit)
-        found += [
-            SourceFile(path, kit / path, (kit / path).stat().st_size)
-            for path in kits
-            if path.startswith("training/") and not why_left_out(kit, path, kits)
-        ]
+        found += [file for package in PACKAGES for file in kit_files(package)]
     if source.resolve() == kit.resolve() or not has_training:
         content = _commit(source)
         found.append(SourceFile(COMMIT_FILE, None, len(content), content))
@@ -130,6 +125,17 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
         path: reason for path, reason in reasons.items() if reason in (SECRET_BY_NAME, LINK_OUT, LINK_TO_UNLISTED)
     }
     return sorted(found, key=lambda file: file.path), [_left_out(unsafe)] if unsafe else []
+
+
+def kit_files(package: str) -> list[SourceFile]:
+    """The files of one of this kit's packages. Raises CannotListError."""
+    kit = entrypoints_folder()
+    listed = _listed(kit)
+    return [
+        SourceFile(path, kit / path, (kit / path).stat().st_size)
+        for path in listed
+        if path.startswith(f"{package}/") and (kit / path).is_file() and not why_left_out(kit, path, listed)
+    ]
 
 
 def why_left_out(source: Path, path: str, listed: Collection[str], ignored: Sequence[str] = ()) -> str:

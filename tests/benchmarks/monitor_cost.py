@@ -22,8 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "entrypoints"))
 
-from training.measure.host_samples import HostSamples  # noqa: E402
-from training.measure.monitor import INTERVALS, Writer  # noqa: E402
+from launcher_observer.system.host_samples import HostSamples  # noqa: E402
+from launcher_observer.system.monitor import INTERVALS, Writer  # noqa: E402
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 CORES, SAMPLES, ROUNDS = 96, 400, 3
@@ -39,7 +39,7 @@ def cpu_seconds(pid: int) -> float:
 
 def real(interval: int, seconds: float, folder: Path) -> tuple[float, float, int]:
     """CPU seconds of the start, share of a core after it, and samples."""
-    command = [sys.executable, "-S", "-m", "training.measure.monitor", str(folder), "--node", "algo-1"]
+    command = [sys.executable, "-S", "-m", "launcher_observer.system.monitor", str(folder), "--node", "algo-1"]
     command += ["--interval-ms", str(interval), "--parent", str(os.getpid())]
     process = subprocess.Popen(command, cwd=ROOT / "entrypoints", stdin=subprocess.PIPE)
     time.sleep(1)

@@ -44,7 +44,7 @@ def decoder(request, monkeypatch) -> Iterator[str]:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch) -> Callable[..., None]:
     """Makes this host one that gives the process N cores: bound to it, and of a container's quota."""
-    from training.runtime import host
+    from launcher_observer.system import host
 
     def make(bound: int, quota: float | None = None) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)), raising=False)

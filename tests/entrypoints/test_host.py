@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from training.runtime.host import cgroup_quotas, usable_cores
+from launcher_observer.system.host import cgroup_quotas, usable_cores
 
 from .control_groups import groups
 

@@ -15,9 +15,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from training.measure import monitor
-from training.measure.host_samples import HostSamples
-from training.measure.monitor import FREE_BYTES, FULL_RATE_BYTES, Writer, interval_ms, node_name, slowed, system_monitor
+from launcher_observer.contract import node_name
+from launcher_observer.system import monitor
+from launcher_observer.system.host_samples import HostSamples
+from launcher_observer.system.monitor import FREE_BYTES, FULL_RATE_BYTES, Writer, interval_ms, slowed, system_monitor
 
 from tests.conftest import ROOT, wait_until
 from tests.device import nvml
@@ -56,7 +57,7 @@ def sampled(folder: Path, samples: int) -> list[dict]:
 
 def monitors() -> list[psutil.Process]:
     """Those that this process has started."""
-    return [child for child in psutil.Process().children() if "training.measure.monitor" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "launcher_observer.system.monitor" in child.cmdline()]
 
 
 def test_a_sample_has_every_core_memory_disk_and_network_in_debuggers_format(fast, tmp_path, capfd):
@@ -87,7 +88,7 @@ def test_it_ends_when_its_parent_is_killed(fast, tmp_path):
         import sys, time
         sys.path.insert(0, {str(ROOT / "entrypoints")!r})
         from pathlib import Path
-        from training.measure.monitor import system_monitor
+        from launcher_observer.system.monitor import system_monitor
         with system_monitor(Path({str(tmp_path / "out")!r}), 0):
             time.sleep(120)
     """

@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import pytest
+from launcher_observer.contract import contract_value
 from training.distributed import smddp
-from training.runtime.environment import contract_value, is_streamed
+from training.runtime.environment import is_streamed
 from training.settings import check, convert, fixed_on_resume, limits, read_settings, require, setting
 from training.settings.scripts import (
     ClassifierSettings,

@@ -8,9 +8,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from launcher_observer.system.monitor import FOLDER, system_monitor
+from launcher_observer.system.nvml import Gpus
 from training.engine.checkpoints import Checkpoints
-from training.measure.monitor import FOLDER, system_monitor
-from training.measure.nvml import Gpus
 
 from tests.gpu.bench import Bench
 from tests.gpu.outcomes import Result

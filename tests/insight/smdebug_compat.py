@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "entrypoints")]
 
-from training.measure.monitor import Writer, system_monitor  # noqa: E402
+from launcher_observer.system.monitor import Writer, system_monitor  # noqa: E402
 
 from launcher.insight import system_files  # noqa: E402
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import boto3
 import numpy as np
 import pytest
-from training.measure.monitor import Writer
+from launcher_observer.system.monitor import Writer
 
 import launcher
 from launcher.backends import host_folders

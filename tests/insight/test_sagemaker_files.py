@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from training.measure.monitor import Writer
+from launcher_observer.system.monitor import Writer
 
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.measurements import Host, Measurements, read
@@ -43,7 +43,7 @@ def samples(host: Host) -> Iterator[tuple[float, Values]]:
 
 
 def by_our_monitor(measured: Measurements, folder: Path, limits: Values | None = None) -> Path:
-    """As training.measure.monitor writes; `limits` of the cgroup, which SageMaker's agent has no name for, in every sample."""
+    """As launcher_observer.system.monitor writes; `limits` of the cgroup, which SageMaker's agent has no name for, in every sample."""
     for host in measured.hosts.values():
         writer = Writer(folder / "profiler-output", host.name)
         for when, values in samples(host):

@@ -151,8 +151,11 @@ def test_ignored_files_stay_and_the_kits_training_package_comes_along(tmp_path):
     write(tmp_path, "train.py", "sub/helper.py", "big.bin", "sub/__pycache__/x.pyc", "notes/a.md")
     (tmp_path / source_package.IGNORE_FILE).write_text("# large\n*.bin\nnotes/\n")
     paths = [file.path for file in source_package.source_files(tmp_path)[0]]
-    assert [path for path in paths if not path.startswith("training/")] == ["sub/helper.py", "train.py"]
-    assert "training/settings/__init__.py" in paths
+    assert [path for path in paths if not path.startswith(("training/", "launcher_observer/"))] == [
+        "sub/helper.py",
+        "train.py",
+    ]
+    assert {"training/settings/__init__.py", "launcher_observer/contract.py"} <= {*paths}
 
 
 def test_a_users_own_training_package_is_not_replaced(tmp_path):

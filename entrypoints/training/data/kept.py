@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from launcher_observer.system.host import available_memory
 
 from training.runtime.environment import processes_on_host
-from training.runtime.host import available_memory
 
 SHARE = 0.05
 """Of a process's share of the memory that its host has left; beside a GPU it is pinned memory, which is handed out in powers of two.

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from launcher_observer.system.host import usable_cores
 
 from training.data.batches import Images
 from training.distributed.world import World
 from training.runtime import accelerator
 from training.runtime.environment import processes_on_host
-from training.runtime.host import usable_cores
 from training.settings.scripts import TrainingSettings, WorkerKind
 
 TINY = 0.3

@@ -12,9 +12,9 @@ from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
+from launcher_observer.contract import contract_value
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from training.runtime.environment import contract_value
 from training.runtime.reporting import write_line
 
 ANNOUNCE_EVERY = 30.0

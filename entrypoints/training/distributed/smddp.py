@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from types import ModuleType
 
 import torch.distributed as dist
+from launcher_observer.contract import contract_value
 from torch import nn
 
 from training.distributed.rendezvous import Place
-from training.runtime.environment import contract_value
 
 BACKEND = "smdistributed.dataparallel.torch.torch_smddp"
 """Adds the backend smddp to torch.distributed: https://docs.aws.amazon.com/sagemaker/latest/dg/data-parallel-modify-sdp-pt.html"""

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from launcher_observer.contract import contract_value
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -22,7 +23,6 @@ from training.distributed import collective_watch, smddp
 from training.distributed.collective_watch import CollectiveWatch, Lobby
 from training.distributed.rendezvous import Place, Wait, in_time, read_place, roll_call, this_host
 from training.runtime import accelerator, failure
-from training.runtime.environment import contract_value
 
 Result = TypeVar("Result")
 

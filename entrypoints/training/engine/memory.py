@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from launcher_observer.system.host import available_memory
 from torch import nn
 
 from training.data.batches import Images, share_of_batch
@@ -18,7 +19,6 @@ from training.engine.optimizers import STATE_PER_PARAMETER
 from training.engine.state import TrainingState
 from training.models.precision import Precision
 from training.runtime import accelerator, failure
-from training.runtime.host import available_memory
 from training.runtime.reporting import Reporter
 from training.settings.scripts import TrainingSettings
 

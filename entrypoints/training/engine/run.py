@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from launcher_observer.system.monitor import system_monitor
+
 from training.data.broken import LISTING
 from training.distributed.rendezvous import read_place
 from training.distributed.stop_flag import StopSignal
 from training.distributed.world import World, process_group
 from training.engine.checkpoints import Checkpoints
-from training.measure.monitor import system_monitor
 from training.measure.operators import OperatorWindow
 from training.measure.sagemaker_profiler import SageMakerProfiler
 from training.measure.timeline import Timeline

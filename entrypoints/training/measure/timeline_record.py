@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from launcher_observer.contract import node_name
 from torch import nn
 
 from training.distributed.world import World
-from training.measure.monitor import node_name
 from training.runtime import accelerator
 
 

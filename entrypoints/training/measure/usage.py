@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from launcher_observer.system.host import usable_cores
 
 from training.runtime import accelerator
-from training.runtime.host import usable_cores
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 

@@ -7,15 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-CONTRACT_FILES = {
-    "SM_HPS": "hyperparameters.json",
-    "SM_FRAMEWORK_PARAMS": "hyperparameters.json",
-    "SM_HOSTS": "resourceconfig.json",
-    "SM_INPUT_DATA_CONFIG": "inputdataconfig.json",
-}
-"""What the toolkit makes each variable of."""
+from launcher_observer.contract import contract_value
 
 
 @dataclass(frozen=True)
@@ -71,49 +64,6 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
 def processes_on_host(environ: Mapping[str, str] = os.environ) -> int:
     """Training processes of this host, as torchrun or mpirun says; 1 without them."""
     return int(environ.get("LOCAL_WORLD_SIZE") or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
-
-
-def contract_value(environ: Mapping[str, str], name: str, default: Any) -> Any:
-    """The value of one of the contract's variables that hold JSON; from SageMaker's own file where the variable was cut short.
-
-    On hosts 2 … n of an mpirun job the variables come from /etc/environment, of which PAM before 1.4 (Ubuntu 20.04, so every image with
-    smddp) keeps 1,023 characters a line (https://github.com/linux-pam/linux-pam/issues/31).
-
-    Args:
-        name: SM_HPS, SM_FRAMEWORK_PARAMS, SM_HOSTS or SM_INPUT_DATA_CONFIG.
-        default: where there is no such variable.
-
-    Raises:
-        ValueError: the variable is no JSON, and there is no file in its place.
-    """
-    if not environ.get(name):
-        return default
-    try:
-        return json.loads(environ[name])
-    except ValueError as error:
-        config = Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"), "input/config")
-        try:
-            found = json.loads((config / CONTRACT_FILES[name]).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise ValueError(
-                f"{name} is cut short or no JSON ({error}), and {config / CONTRACT_FILES[name]} cannot be read"
-            ) from error
-    if name == "SM_HOSTS":
-        return found["hosts"]
-    if name == "SM_INPUT_DATA_CONFIG":
-        return found
-    values = {key: _typed(value) for key, value in found.items()}
-    if name == "SM_FRAMEWORK_PARAMS":
-        return {key: value for key, value in values.items() if key.startswith("sagemaker_")}
-    return values
-
-
-def _typed(value: Any) -> Any:
-    """A hyperparameter as the toolkit reads it from its file: JSON in a text, or the text itself."""
-    try:
-        return json.loads(value)
-    except (ValueError, TypeError):
-        return value
 
 
 def is_streamed(folder: Path, environ: Mapping[str, str] = os.environ) -> bool:

@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union
 
-from training.runtime.environment import contract_value
+from launcher_observer.contract import contract_value
 
 Settings = TypeVar("Settings")
 

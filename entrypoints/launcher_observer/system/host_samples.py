@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from training.runtime.host import cgroup_quotas
+from launcher_observer.system.host import cgroup_quotas
 
 SECTOR = 512
 """Bytes; /proc/diskstats counts in these whatever the disk's own are: https://docs.kernel.org/admin-guide/iostats.html"""

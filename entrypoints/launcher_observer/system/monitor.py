@@ -1,6 +1,6 @@
 """The system monitor: one process a host that samples cores, memory, disks, network and GPUs in SageMaker Debugger's own format.
 
-    python -m training.measure.monitor OUTPUT_FOLDER --node algo-1 --interval-ms 500 --parent PID
+    python -m launcher_observer.system.monitor OUTPUT_FOLDER --node algo-1 --interval-ms 500 --parent PID
 
 It is a process of its own, so that it neither takes the training's Python lock nor waits for it, and it can fail without harm:
 whatever goes wrong is named once, on standard error. It ends with the process that started it, however that one ends.
@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import select
 import shutil
 import signal
@@ -24,9 +23,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from training.measure.host_samples import HostSamples, Key
-from training.measure.nvml import Gpus
-from training.runtime.environment import contract_value
+from launcher_observer.contract import node_name
+from launcher_observer.system.host_samples import HostSamples, Key
+from launcher_observer.system.nvml import Gpus
 
 FOLDER = "profiler-output"
 """Below the host's output folder: what SageMaker's profiler readers take as the root."""
@@ -71,7 +70,15 @@ def system_monitor(output: Path, local_rank: int, *, wanted: bool = True) -> Ite
         return
     interval, why = interval_ms()
     print(f"system metrics every {interval} ms ({why}) in {output / FOLDER}", flush=True)
-    command = [sys.executable, "-S", "-m", "training.measure.monitor", str(output.absolute()), "--node", node_name()]
+    command = [
+        sys.executable,
+        "-S",
+        "-m",
+        "launcher_observer.system.monitor",
+        str(output.absolute()),
+        "--node",
+        node_name(),
+    ]
     command += ["--interval-ms", str(interval), "--parent", str(os.getpid())]
     process = None
     try:
@@ -115,15 +122,6 @@ def interval_ms(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
     if interval not in INTERVALS:
         return DEFAULT_INTERVAL, f"{interval} in {file.name} is none of {', '.join(map(str, INTERVALS))}"
     return interval, f"as {file.name} says"
-
-
-def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """This host as Debugger's readers name it, algo-N; by its place among the hosts where they have other names."""
-    own = environ.get("SM_CURRENT_HOST", "algo-1")
-    hosts = contract_value(environ, "SM_HOSTS", [])
-    if re.fullmatch(r"algo-\d+", own) or own not in hosts:
-        return own if own.startswith("algo-") else "algo-1"
-    return f"algo-{hosts.index(own) + 1}"
 
 
 class Writer:

@@ -1,0 +1,1 @@
+"""The system monitor: what a host does while a run lasts."""
