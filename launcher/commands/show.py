@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import time
 from typing import Any
 
 import launcher
@@ -10,7 +12,9 @@ from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
 from launcher.commands.foreground import print_failure
 from launcher.commands.runs import as_last_heard
-from launcher.record.progress import percent
+from launcher.record import records
+from launcher.record.log_lines import last_lines
+from launcher.record.progress import RunProgress, percent
 from launcher.runner.run import Run
 from launcher.show.text import counted, dollars, number
 
@@ -40,10 +44,11 @@ def print_run(run: Run) -> None:
     lines = [
         f"run {run.name}",
         f"  state       {run.state}",
+        *_progress(run),
         *as_last_heard(run),
         f"  planned     {plan['planned']}",
         f"  runs on     {plan['backend']}, {counted(len(run.hosts), 'host')}",
-        f"  script      {plan['job'].get('script', 'not recorded')} from {plan.get('source', 'not recorded')}",
+        *_about_the_script(plan),
         f"  commit      {commit}",
         *(
             f"  left out    {path} of {run.folder.git_patch.name}: {why}"
@@ -62,6 +67,27 @@ def print_run(run: Run) -> None:
     lines += [f"  file        {name}: {path}" for name, path in run.artifacts().items()]
     print("\n".join(lines))
     print_failure(outcome)
+
+
+def _about_the_script(plan: dict[str, Any]) -> list[str]:
+    """The script, or the command of a run without a config."""
+    source, command = plan.get("source", "not recorded"), plan["hosts"][0].get("command", [])
+    if "script" not in plan["job"] and command:
+        return [f"  command     {shlex.join(command)}", f"  in          {source}"]
+    return [f"  script      {plan['job'].get('script', 'not recorded')} from {source}"]
+
+
+def _progress(run: Run) -> list[str]:
+    """How far a run is that goes on, where that is known."""
+    log = run.folder.log(run.hosts[0])
+    if run.state in records.OVER or not log.exists():
+        return []
+    progress, now = RunProgress(run.folder), time.monotonic()
+    for line in last_lines(log):
+        progress.read_line(line, now)
+    progress.read_observed(now)
+    text = progress.line(progress.seconds_left(now))
+    return [f"  progress    {text}"] if text else []
 
 
 def _about_the_price(plan: dict[str, Any], outcome: dict[str, Any], run: Run) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.config.secret_shapes import names_a_secret, secrets_in_text
@@ -60,3 +60,19 @@ def redact_setting(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [redact_setting(name, item) for item in value]
     return REDACTED if holds_a_secret(name, value) else value
+
+
+def redact_command(words: Sequence[str]) -> list[str]:
+    """A command's words with REDACTED in place of every secret: in `--token SECRET`, `--token=SECRET`, `TOKEN=SECRET` and other texts."""
+    kept: list[str] = []
+    option = ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if option and not word.startswith("-") and names_a_secret(option):
+            kept.append(REDACTED)
+        elif equals and value and is_secret(name.lstrip("-"), value):
+            kept.append(f"{name}={REDACTED}")
+        else:
+            kept.append(REDACTED if is_secret("", word) else word)
+        option = word.lstrip("-") if word.startswith("-") and not equals else ""
+    return kept

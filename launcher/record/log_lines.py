@@ -35,3 +35,10 @@ def json_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 continue
             if isinstance(values, dict):
                 yield line.rstrip("\n"), values
+
+
+def last_lines(file: Path, max_bytes: int = 2**22) -> list[str]:
+    """The lines at the end of a log."""
+    with trust.opened(file) as log:
+        log.seek(-min(max_bytes, log.seek(0, 2)), 2)
+        return log.read().decode("utf-8", "replace").splitlines()

@@ -15,14 +15,18 @@ from launcher.config.metrics import metric_table
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric line."""
+    """One metric line, or a window of steps that the observer counted."""
 
     epoch: int
-    epochs: int
     step: int
-    steps: int
     values: dict[str, float]
     """By name: loss and its parts, learning_rate, images/s, validation_accuracy …; and epoch and step."""
+    epochs: int | None = None
+    steps: int | None = None
+    """In all; None where only the script knows."""
+    epoch_step: int | None = None
+    epoch_steps: int | None = None
+    """Steps done of this epoch, and its length by the loader; None where the observer did not count, or the loader has none."""
 
 
 def parse_line(line: str) -> Metric | None:

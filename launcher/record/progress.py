@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.config.metrics import metric_table
-from launcher.record.metric_lines import Metric
+from launcher.record.metric_lines import Metric, parse_line
+from launcher.record.metrics_file import observed_metrics
+from launcher.record.records import RunFolder
+from launcher.record.script_output import training_loss
 from launcher.show.text import dollars, number
 
 HISTORY_SECONDS = 1.0
@@ -25,7 +28,7 @@ class Progress:
         self._began: tuple[float, int] | None = None
 
     def add(self, metric: Metric, now: float) -> None:
-        """Add a metric line that arrived at `now`, in seconds of a monotonic clock."""
+        """Add metrics that arrived at `now`, in seconds of a monotonic clock."""
         self.metrics.update(metric.values)
         self.last = metric
         for name in self.curves:
@@ -34,31 +37,94 @@ class Progress:
         if self._began is None or now - self._began[0] < HISTORY_SECONDS:
             self._began = (self._began[0] if self._began else now, metric.step)
 
+    def add_loss(self, loss: float) -> None:
+        """Add a loss that a script printed in a form of its own, where nothing counts its steps."""
+        self.metrics["loss"] = loss
+        self.curves["loss"].append((len(self.curves["loss"]) + 1, loss))
+
     @property
     def share(self) -> float:
-        """Share of its steps that are done, 0 to 1."""
-        return 0.0 if self.last is None else self.last.step / max(self.last.steps, 1)
+        """Share of its steps that are done, 0 to 1; of the epoch's where the script's end is not known."""
+        done, steps = self._done()
+        return done / max(steps, 1)
 
     def seconds_left(self, now: float) -> float | None:
-        """Seconds left, at the speed since the first line; None where the speed is not known yet."""
+        """Seconds left, at the speed since the first line, or as the observer measured it; None where the speed is not known yet. Of the
+        epoch where the script's end is not known."""
         if self._began is None or self.last is None:
             return None
-        done = self.last.step - self._began[1]
-        return (now - self._began[0]) / done * (self.last.steps - self.last.step) if done > 0 else None
+        done, steps = self._done()
+        if self.last.steps is None:
+            return (steps - done) / self.metrics["steps/s"] if steps else None
+        new = self.last.step - self._began[1]
+        return (now - self._began[0]) / new * (steps - done) if new > 0 else None
+
+    def _done(self) -> tuple[int, int]:
+        """Steps done, and in all; (0, 0) where that is not known."""
+        if self.last is None:
+            return 0, 0
+        if self.last.steps is not None:
+            return self.last.step, self.last.steps
+        return self.last.epoch_step or 0, self.last.epoch_steps or 0
 
     def line(self, seconds_left: float | None = None, spend: float | None = None) -> str:
-        """`epoch 3/60  step 40/1260  loss 0.1234  accuracy 97.1 %  512 images/s  $1.20  1:23 left`, from the latest values."""
-        if self.last is None:
-            return ""
-        parts = [f"epoch {self.last.epoch}/{self.last.epochs}", f"step {self.last.step}/{self.last.steps}"]
+        """The latest values: `epoch 3/60  step 40/1260  loss 0.1234  accuracy 97.1 %  512 images/s  $1.20  1:23 left`, and of steps that
+        the observer counted `epoch 3  step 240  40 of 100  loss 0.1234  512 images/s  8.1 steps/s  0:07 left of the epoch`.
+        """
+        parts = [] if self.last is None else self._place(self.last)
         for one in metric_table().METRICS:
             if one.shown and one.name in self.metrics:
                 parts.append(one.shown.format(self.metrics[one.name]).replace("%", " %"))
         if spend is not None:
             parts.append(dollars(spend))
         if seconds_left is not None:
-            parts.append(f"{int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left")
+            of = " of the epoch" if self.last is not None and self.last.steps is None else ""
+            parts.append(f"{int(seconds_left) // 60}:{int(seconds_left) % 60:02d} left{of}")
         return "  ".join(parts)
+
+    def _place(self, last: Metric) -> list[str]:
+        if last.steps is not None:
+            return [f"epoch {last.epoch}/{last.epochs}", f"step {last.step}/{last.steps}"]
+        of = [f"{last.epoch_step} of {last.epoch_steps}"] if last.epoch_steps else []
+        return [f"epoch {last.epoch}", f"step {last.step}", *of]
+
+
+class RunProgress(Progress):
+    """A run's progress by its metric lines; where it prints none, by the steps that the observer counted, or by the loss alone."""
+
+    def __init__(self, folder: RunFolder):
+        super().__init__()
+        self._folder = folder
+        self._position = 0
+        self._reports_itself = False
+
+    def read_line(self, line: str, now: float) -> bool:
+        """Read a line of the first host's log. Returns whether it says something new.
+
+        Args:
+            now: seconds of a monotonic clock, at which it arrived.
+        """
+        metric = parse_line(line)
+        if metric is not None:
+            self._reports_itself = True
+            self.add(metric, now)
+            return True
+        loss = training_loss(line) if self.last is None else None
+        if loss is not None:
+            self.add_loss(loss)
+        return loss is not None
+
+    def read_observed(self, now: float) -> bool:
+        """Read what the observer counted since. Returns whether that is anything."""
+        if self._reports_itself:
+            return False
+        before = self._position
+        for metric, after in observed_metrics(self._folder, before):
+            if self.last is None:
+                self.curves["loss"].clear()  # by lines, not by steps
+            self._position = after
+            self.add(metric, now)
+        return self._position > before
 
 
 def quality(result: dict[str, Any]) -> str:

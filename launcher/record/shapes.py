@@ -29,6 +29,11 @@ def utc(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(timezone.utc)
 
 
+def iso(seconds: float) -> str:
+    """A Unix time as a Time."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+
+
 Time = Annotated[str, AfterValidator(_with_zone)]
 """ISO 8601 with a zone."""
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any, Protocol
 
-from launcher.record.metric_lines import parse_line
-from launcher.record.progress import Progress, percent, quality
+from launcher.record.progress import RunProgress, percent, quality
 from launcher.record.records import COMPLETED, FAILED, OVER, RunFolder
 from launcher.show import html
 from launcher.show.text import counted, dollars, number
@@ -86,16 +85,16 @@ class _Watched:
     """A run, and what was read from its log so far."""
 
     def __init__(self, shown: Shown):
-        self.run, self.progress = shown, Progress()
+        self.run, self.progress = shown, RunProgress(shown.folder)
         self._positions: dict[str, int] = {}
 
     def read(self) -> None:
-        """Read the new log lines."""
+        """Read the new log lines, and what the observer counted."""
         first, now = self.run.hosts[0], time.monotonic()
         for host, line in self.run.logs(positions=self._positions):
-            metric = parse_line(line) if host == first else None
-            if metric is not None:
-                self.progress.add(metric, now)
+            if host == first:
+                self.progress.read_line(line, now)
+        self.progress.read_observed(now)
 
     def html(self) -> str:
         run, state, outcome, result = self.run, self.run.state, self.run.outcome(), self.run.result()
@@ -116,7 +115,8 @@ class _Watched:
         rows += [("not checked", run.trouble)] if run.trouble else []
         left = None if over else self.progress.seconds_left(time.monotonic())
         bar = "" if state == COMPLETED else html.bar(self.progress.share)
-        line = f"<div>{escape(self.progress.line(left))}</div>" if self.progress.last else ""
+        text = self.progress.line(left)
+        line = f"<div>{escape(text)}</div>" if text else ""
         curves = "".join(html.curve(name, points) for name, points in self.progress.curves.items())
         end = "" if over else f'launcher.attach("{run.name}").wait() follows it from any notebook'
         return html.box(f"run {run.name}", " · ".join(about), bar + line + curves + html.pairs(rows), end)

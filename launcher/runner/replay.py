@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,6 +96,10 @@ def resume(name: str, overrides: Sequence[str] = ()) -> Plan:
 
 
 def _job(folder: records.RunFolder) -> dict[str, str]:
+    """The job by key; the command of a run without one."""
+    if not folder.job.exists():
+        command = folder.read(folder.plan)["hosts"][0].get("command")
+        return {"command": shlex.join(command)} if command else {}
     return {key: value for key, value in _flat(folder.read_job()).items() if key not in ("name", "source")}
 
 

@@ -111,6 +111,7 @@ METRICS = (
     TEACHER_TOP5,
     TEACHER_KL,
     IMAGES_PER_SECOND,
+    Metric("steps/s", "steps/s", "Of a script that the observer follows", sagemaker=None, shown="{:.3g} steps/s"),
     TEACHER_SHARE,
     Metric("data_wait_s", "s", "Waiting for data, a step", phase="data_wait"),
     Metric("teacher_forward_s", "s", "The teacher's forward pass, a step", sagemaker=None, phase="teacher_forward"),

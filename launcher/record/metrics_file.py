@@ -1,0 +1,134 @@
+"""A run's metrics.jsonl: what its script wrote, or else the steps that the observer counted with the loss that the script printed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.config.metrics import metric_table
+from launcher.record import records, trust
+from launcher.record.log_lines import complete_lines, json_lines
+from launcher.record.metric_lines import Metric, parse_line
+from launcher.record.records import RunFolder
+from launcher.record.script_output import training_loss
+
+OBSERVED = "observed"
+"""The key that marks a line as the observer's."""
+
+FIRST_RANK = "output/data/*/timeline-0.jsonl"
+"""Where the first host's /opt/ml has the observer's record of rank 0."""
+
+READ_BYTES = 2**20
+"""Of a log that is read at once, its last."""
+
+
+def merge(folder: RunFolder, hosts: Sequence[str]) -> None:
+    """Complete the file of a run that is over: all hosts' metrics, host after host, without lines that a kill cut short. Where no script
+    wrote any, the steps that the observer counted."""
+    lines = []
+    for host in hosts:
+        for file in sorted(folder.host(host).glob("output/data/*/metrics*.jsonl")):
+            lines += [line + "\n" for line, _ in json_lines(file)]
+    if lines:
+        records.write_atomically(folder.metrics, "".join(lines))
+    else:
+        ObservedMetrics(folder, hosts[0]).update()
+
+
+class ObservedMetrics:
+    """Adds the observer's steps to a run's file as they come. A script that prints metric lines of its own needs none."""
+
+    def __init__(self, folder: RunFolder, host: str):
+        """
+        Args:
+            host: the first.
+        """
+        self._folder, self._host = folder, host
+        self._timeline: Path | None = None
+        self._read_to = self._log_read_to = 0
+        written = [values for _, values in json_lines(folder.metrics)] if folder.metrics.is_file() else []
+        self._step = max((values["step"] for values in written if values.get(OBSERVED)), default=0)
+        self._loss: float | None = None
+        self._reports_itself = False
+
+    def update(self) -> None:
+        """Add what is new. A loss belongs to the latest steps only: nothing says when it was printed."""
+        self._read_log()
+        windows = [] if self._reports_itself else list(self._windows())
+        if windows and self._loss is not None:
+            windows[-1]["loss"], self._loss = self._loss, None
+        if windows:
+            with open(self._folder.metrics, "a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(values) + "\n" for values in windows))
+
+    def _read_log(self) -> None:
+        for text in self._new_text():
+            if parse_line(text) is not None:
+                self._reports_itself = True
+                self._folder.metrics.unlink(missing_ok=True)
+            loss = training_loss(text)
+            self._loss = self._loss if loss is None else loss
+
+    def _new_text(self) -> list[str]:
+        """The log's new lines, and what a progress bar wrote over itself, up to the last end of either."""
+        if self._reports_itself:
+            return []
+        try:
+            with trust.opened(self._folder.log(self._host)) as log:
+                end = log.seek(0, 2)
+                log.seek(max(self._log_read_to, end - READ_BYTES))
+                self._log_read_to = log.tell()
+                new = log.read(READ_BYTES)
+        except FileNotFoundError:
+            return []
+        whole = new[: max(new.rfind(b"\n"), new.rfind(b"\r")) + 1]
+        self._log_read_to += len(whole)
+        return re.split(r"[\r\n]+", whole.decode("utf-8", "replace"))
+
+    def _windows(self) -> Iterator[dict[str, Any]]:
+        """The windows that rank 0 has recorded since, as lines of the file."""
+        if self._timeline is None:
+            self._timeline = next(self._folder.host(self._host).glob(FIRST_RANK), None)
+        if self._timeline is None:
+            return
+        for line, after in complete_lines(self._timeline, self._read_to, last=False):
+            self._read_to = after
+            try:
+                event = json.loads(line)
+                if event["kind"] == "start" and not event.get(OBSERVED):
+                    self._reports_itself = True  # a script that measures itself
+                if event["kind"] == "steps" and event["step"] > self._step and not self._reports_itself:
+                    yield _values(event)
+                    self._step = event["step"]
+            except (ValueError, KeyError, TypeError):  # another line than the observer writes
+                continue
+
+
+def observed_metrics(folder: RunFolder, position: int = 0) -> Iterator[tuple[Metric, int]]:
+    """(metric, byte position after it) of each line of the file behind a position that is the observer's."""
+    for line, after in complete_lines(folder.metrics, position, last=False):
+        try:
+            values = json.loads(line)
+            if values.pop(OBSERVED, False):
+                place = {name: values.pop(name, None) for name in ("epoch_step", "epoch_steps")}
+                del values["rank"]
+                yield Metric(values["epoch"], values["step"], values, **place), after
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+
+
+def _values(event: dict[str, Any]) -> dict[str, Any]:
+    """A window of the observer's record as a line of the file, with the names of the table of metrics."""
+    seconds, extra = event["seconds"], event["extra"]
+    named = {
+        "images/s": extra.get("images_per_second"),
+        "steps/s": 1 / seconds["step"],
+        "memory_gib": extra.get("memory_gib"),
+    }
+    named |= {f"{phase}_s": seconds[phase] for phase in seconds if f"{phase}_s" in metric_table().STEP_LINE}
+    named |= {name: extra.get(name) for name in ("epoch_step", "epoch_steps")}
+    known = {name: value for name, value in named.items() if value is not None}
+    return {"rank": 0, "epoch": event["epoch"], "step": event["step"], OBSERVED: True, **known}
