@@ -18,8 +18,8 @@ from launcher.record.script_output import training_loss
 OBSERVED = "observed"
 """The key that marks a line as the observer's."""
 
-FIRST_RANK = "output/data/*/timeline-0.jsonl"
-"""Where the first host's /opt/ml has the observer's record of rank 0."""
+FIRST_RANK = ("output/data/*/timeline-0.jsonl", "output/data/*/*/timeline-0.jsonl")
+"""Where the first host's /opt/ml may have a record of rank 0's steps: below the host's name, or also the observer's."""
 
 READ_BYTES = 2**20
 """Of a log that is read at once, its last."""
@@ -91,7 +91,8 @@ class ObservedMetrics:
     def _windows(self) -> Iterator[dict[str, Any]]:
         """The windows that rank 0 has recorded since, as lines of the file."""
         if self._timeline is None:
-            self._timeline = next(self._folder.host(self._host).glob(FIRST_RANK), None)
+            found = (file for place in FIRST_RANK for file in self._folder.host(self._host).glob(place))
+            self._timeline = next(found, None)
         if self._timeline is None:
             return
         for line, after in complete_lines(self._timeline, self._read_to, last=False):
