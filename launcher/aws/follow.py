@@ -20,7 +20,7 @@ from typing import Any
 
 from launcher.aws import prices, session
 from launcher.aws.upload import split
-from launcher.record import archives, failure_causes, records
+from launcher.record import archives, failure_causes, metrics_file, records
 from launcher.record.records import RunFolder
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -194,7 +194,7 @@ def _finish(
                 raise
             why = session.about(error)[0] if isinstance(error, session.errors()) else str(error)
             not_saved.append(f"{what}: {why}; it is in {output}")
-    records.merge_metrics(folder, hosts)
+    metrics_file.merge(folder, hosts)
     if not_saved:
         outcome["not_saved"] = not_saved
     records.write_json(folder.outcome, {name: value for name, value in outcome.items() if value is not None})

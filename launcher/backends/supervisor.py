@@ -15,14 +15,14 @@ import signal
 import subprocess
 import time
 import traceback
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.backends import leftovers, local_hosts, supervision, toolkit
 from launcher.config.job import Job
 from launcher.planner.plan import HostPlan, Plan
-from launcher.record import disk, failure_causes, records
+from launcher.record import disk, failure_causes, metrics_file, records
+from launcher.record.shapes import iso
 
 GRACE_SECONDS = 120
 """Between SIGTERM and SIGKILL, as with SageMaker's StopTrainingJob.
@@ -60,6 +60,7 @@ class Supervisor:
         self.folder = folder
         self.lifeline = lifeline
         self.plan = _read_plan(folder)
+        self.observed = metrics_file.ObservedMetrics(folder, self.plan.hosts[0].name)
         self.started = time.time()
         self.clock = time.monotonic()
         self.terminated = False
@@ -98,6 +99,7 @@ class Supervisor:
         kill_at, stopping = float("inf"), False
         while any(shim.poll() is None for shim in self.shims.values()):
             self.watch_lifeline(0.1)
+            self.observed.poll()
             if self.terminated:
                 self.folder.request_stop("the supervisor got SIGTERM")
             if time.monotonic() > deadline:
@@ -153,8 +155,8 @@ class Supervisor:
         stopped = bool(stop) and not self.failed_first and not trouble
         outcome: dict[str, Any] = {
             "state": records.STOPPED if stopped else records.COMPLETED if succeeded else records.FAILED,
-            "started": _iso(self.started),
-            "ended": _iso(self.started + seconds),
+            "started": iso(self.started),
+            "ended": iso(self.started + seconds),
             "seconds": round(seconds, 3),
             "host_seconds": round(seconds * len(self.plan.hosts), 3),
             "toolkit_exit_codes": exit_codes,
@@ -168,7 +170,7 @@ class Supervisor:
             outcome |= {"failed_host": host, "exit_code": exit_code, "failure": trouble or failure}
         hosts = [host.name for host in self.plan.hosts]
         not_saved = []
-        for save, file in ((pack_model, self.folder.model), (records.merge_metrics, self.folder.metrics)):
+        for save, file in ((pack_model, self.folder.model), (metrics_file.merge, self.folder.metrics)):
             try:
                 save(self.folder, hosts)
             except Exception as error:  # a failed save must not cost the record
@@ -261,10 +263,6 @@ def _log_traceback() -> None:
     """Write the current exception to the supervisor's log, where its disk has room."""
     with contextlib.suppress(OSError):
         traceback.print_exc()
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
 
 def main(kind: type[Supervisor] = Supervisor) -> None:

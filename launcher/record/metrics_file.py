@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ OBSERVED = "observed"
 
 FIRST_RANK = ("output/data/*/timeline-0.jsonl", "output/data/*/*/timeline-0.jsonl")
 """Where the first host's /opt/ml may have a record of rank 0's steps: below the host's name, or also the observer's."""
+
+POLL_SECONDS = 0.5
+"""Between two looks at what the observer and the script wrote."""
 
 READ_BYTES = 2**20
 """Of a log that is read at once, its last."""
@@ -53,6 +58,14 @@ class ObservedMetrics:
         self._step = max((values["step"] for values in written if values.get(OBSERVED)), default=0)
         self._loss: float | None = None
         self._reports_itself = False
+        self._again_at = 0.0
+
+    def poll(self) -> None:
+        """Add what is new, at most every POLL_SECONDS. A full disk is for others to report."""
+        if time.monotonic() >= self._again_at:
+            with contextlib.suppress(OSError):
+                self.update()
+            self._again_at = time.monotonic() + POLL_SECONDS
 
     def update(self) -> None:
         """Add what is new. A loss belongs to the latest steps only: nothing says when it was printed."""

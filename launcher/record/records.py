@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from launcher.config import yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean, mistake
 from launcher.record import disk, trust
-from launcher.record.log_lines import json_lines
 from launcher.record.shapes import complaint, shape, utc
 
 # SageMaker's own words: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html (TrainingJobStatus)
@@ -368,16 +367,6 @@ def write_atomically(file: Path, content: str | bytes, *, durable: bool = True) 
 
 def write_json(file: Path, value: Any, *, durable: bool = True) -> None:
     write_atomically(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
-
-
-def merge_metrics(folder: RunFolder, hosts: list[str]) -> None:
-    """Write all hosts' metrics as one file, host after host, without lines that a kill cut short."""
-    lines = []
-    for host in hosts:
-        for file in sorted(folder.host(host).glob("output/data/*/metrics*.jsonl")):
-            lines += [line + "\n" for line, _ in json_lines(file)]
-    if lines:
-        write_atomically(folder.metrics, "".join(lines))
 
 
 def installed_versions() -> dict[str, str]:

@@ -23,7 +23,7 @@ from launcher.backends.plans import plan
 from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.planner.plan import Plan, refuse_errors
-from launcher.record import records
+from launcher.record import metrics_file, records
 from launcher.runner.run import Run, start
 from launcher.show.table import Table
 
@@ -233,11 +233,11 @@ class _Series:
 
 def curve(run: Run) -> Curve:
     """Rank 0's metrics at full precision, as far as the run got."""
-    if not run.folder.metrics.is_file():  # its supervisor was killed before it wrote them
-        records.merge_metrics(run.folder, run.hosts)
+    if not run.folder.outcome.is_file():  # its supervisor was killed before it wrote them
+        metrics_file.merge(run.folder, run.hosts)
     found: Curve = {}
     for line in run.metrics():
-        if line.get("rank", 0) == 0 and "step" in line:
+        if line.get("rank", 0) == 0 and "step" in line and metrics_file.OBSERVED not in line:
             values = {name: value for name, value in line.items() if not MEASURED.fullmatch(name)}
             found.setdefault(line["step"], {}).update(values)
     return found
