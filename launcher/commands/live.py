@@ -8,9 +8,12 @@ import time
 
 from launcher.config.issues import UserError
 from launcher.record.metric_lines import parse_line
-from launcher.record.progress import Progress
+from launcher.record.progress import RunProgress
 from launcher.runner.run import Run
 from launcher.show.text import dollars
+
+PLAIN_SECONDS = 10.0
+"""Seconds, at least, between two lines of progress where there is no terminal and the script prints no metric lines."""
 
 
 def follow(run: Run, *, every_line: bool = False) -> bool:
@@ -22,15 +25,20 @@ def follow(run: Run, *, every_line: bool = False) -> bool:
     Returns:
         Whether Ctrl-C ended the run or the display.
     """
-    display = _LogLines(run) if every_line else _LiveLine(run) if sys.stdout.isatty() else _PlainLines()
+    display = _LogLines(run) if every_line else _LiveLine(run) if sys.stdout.isatty() else _PlainLines(run)
     news = _News(run)
     positions: dict[str, int] = {}
     interrupted = False
+
+    def idle() -> None:
+        display.idle()
+        news.show(display)
+
     while True:
         try:
-            for host, line in run.logs(follow=True, positions=positions, idle=lambda: news.show(display)):
+            for host, line in run.logs(follow=True, positions=positions, idle=idle):
                 display.show(host, line, is_first=host == run.hosts[0])
-            news.show(display)
+            idle()
             display.close()
             return interrupted
         except KeyboardInterrupt:
@@ -92,16 +100,19 @@ class _LiveLine:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.progress = Progress()
+        self.progress = RunProgress(run.folder)
         self.drawn = False
 
     def show(self, host: str, line: str, *, is_first: bool) -> None:
-        metric = parse_line(line) if is_first else None
-        if metric is None:
-            return
-        now = time.monotonic()
-        self.progress.add(metric, now)
-        text = self.progress.line(self.progress.seconds_left(now), self.run.spend)
+        if is_first and self.progress.read_line(line, time.monotonic()):
+            self.draw()
+
+    def idle(self) -> None:
+        if self.progress.read_observed(time.monotonic()):
+            self.draw()
+
+    def draw(self) -> None:
+        text = self.progress.line(self.progress.seconds_left(time.monotonic()), self.run.spend)
         sys.stdout.write("\r\x1b[K" + text[: shutil.get_terminal_size().columns - 1])
         sys.stdout.flush()
         self.drawn = True
@@ -113,11 +124,21 @@ class _LiveLine:
 
 
 class _PlainLines:
-    """Each metric line of the first host."""
+    """Each metric line of the first host; where it prints none, now and then the steps that the observer counted."""
+
+    def __init__(self, run: Run) -> None:
+        self.progress = RunProgress(run.folder)
+        self.again_at = 0.0
 
     def show(self, host: str, line: str, *, is_first: bool) -> None:
-        if is_first and parse_line(line) is not None:
+        if is_first and self.progress.read_line(line, time.monotonic()) and parse_line(line) is not None:
             print(line.strip(), flush=True)
+
+    def idle(self) -> None:
+        now = time.monotonic()
+        if now >= self.again_at and self.progress.read_observed(now):
+            print(self.progress.line(self.progress.seconds_left(now)), flush=True)
+            self.again_at = now + PLAIN_SECONDS
 
     def close(self) -> None:
         pass
@@ -131,6 +152,9 @@ class _LogLines:
 
     def show(self, host: str, line: str, *, is_first: bool) -> None:
         print(f"{host} | {line}" if self.several else line, flush=True)
+
+    def idle(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

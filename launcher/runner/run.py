@@ -77,7 +77,7 @@ class Run:
     @property
     def on_this_machine(self) -> bool:
         """Whether its hosts are on this machine; it then ends with the terminal that started it, unless it was detached."""
-        return backends.get(self.backend).on_this_machine
+        return backends.starter(self.backend).on_this_machine
 
     def refresh(self) -> None:
         """Update the folder of a run on SageMaker, unless that was done a moment ago.
@@ -88,7 +88,7 @@ class Run:
         if now < self._ask_at or self.folder.outcome.exists():
             return
         try:
-            new = backends.get(self.backend).refresh(self.folder)
+            new = backends.starter(self.backend).refresh(self.folder)
             self.trouble = ""
             least = len(self.hosts) / HOSTS_A_SECOND  # each host's log takes a request of its own
             self._pause = max(least, FIRST_PAUSE if new else min(self._pause * PAUSE_GROWTH, LONGEST_PAUSE))
@@ -100,7 +100,7 @@ class Run:
     @property
     def spend(self) -> float | None:
         """Cost so far, in US dollars; None where the run is free or its price is unknown."""
-        return backends.get(self.backend).spend(self.folder)
+        return backends.starter(self.backend).spend(self.folder)
 
     @functools.cached_property
     def hosts(self) -> list[str]:
@@ -192,7 +192,7 @@ class Run:
     def stop(self, reason: str = "asked to") -> None:
         """Ask the run to stop: its training processes get SIGTERM and may finish their step. Returns at once."""
         if self.state not in OVER:
-            backends.get(self.backend).stop(self.folder, reason)
+            backends.starter(self.backend).stop(self.folder, reason)
 
     def profile(self, interval_ms: int | None) -> None:
         """Switch the system metrics of a job that is running on SageMaker.
@@ -204,7 +204,7 @@ class Run:
             UserError: the run is over or not on SageMaker, or AWS refuses.
         """
         self.refresh()
-        backends.get(self.backend).profile(self.folder, interval_ms)
+        backends.starter(self.backend).profile(self.folder, interval_ms)
 
     def diagnose(self, *, probe: bool = False, overrides: Sequence[str] = ()) -> Diagnosis:
         """Explain where the run's time goes. A notebook shows the result.

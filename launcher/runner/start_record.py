@@ -8,7 +8,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import yaml
@@ -31,29 +31,44 @@ ABANDONED_SECONDS = 60
 
 @contextlib.contextmanager
 def recorded(plan: Plan) -> Iterator[tuple[RunFolder, BinaryIO]]:
+    """The new folder of a planned run, as `new_folder`."""
+    resumed = [RunFolder(records.store() / plan.resumes)] if plan.resumes else []
+    with new_folder(plan.name, lambda folder: write(plan, folder), *resumed) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def new_folder(
+    name: str, write: Callable[[RunFolder], None], *resumed: RunFolder
+) -> Iterator[tuple[RunFolder, BinaryIO]]:
     """A run's new folder with its record, and its locked file. The folder appears in the store once its record is complete.
 
+    Args:
+        name: the run's.
+        write: writes the record into the folder.
+        resumed: runs whose files the new one uses.
+
     Raises:
-        UserError: the plan has started already, others can change the store or the run that it resumes, or the disk is full. Nothing
-            is left.
+        UserError: a run of that name has started already, others can change the store or the runs that it resumes, or the disk is
+            full. Nothing is left.
     """
-    folder, making = RunFolder(records.store() / plan.name), RunFolder(records.store() / STARTING / plan.name)
+    folder, making = RunFolder(records.store() / name), RunFolder(records.store() / STARTING / name)
     with contextlib.ExitStack() as undo:
         try:
             for place in (records.store(), making.path.parent):
                 place.mkdir(OURS, parents=True, exist_ok=True)
-            refuse_strangers(*[RunFolder(records.store() / plan.resumes)] if plan.resumes else [])
+            refuse_strangers(*resumed)
             _remove_abandoned()
             making.path.mkdir(OURS)
             undo.callback(shutil.rmtree, making.path, ignore_errors=True)
             lock = undo.enter_context(open(making.lock, "wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)
-            write(plan, making)
+            write(making)
             making.path.rename(folder.path)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
                 fix = "plan again: a plan starts one run"
-                raise mistake("run", f"{plan.name} has already started", fix) from None
+                raise mistake("run", f"{name} has already started", fix) from None
             if error.errno in disk.NO_SPACE:
                 raise mistake("run", f"not started: {disk.full(records.store(), error)}", disk.FIX) from None
             raise
