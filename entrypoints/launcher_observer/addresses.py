@@ -1,0 +1,77 @@
+"""Where in the user's own code something happens: its file, line and text, and the framework that did it in the user's place."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+LONGEST_TEXT = 200
+"""Characters of a line."""
+
+OURS = os.path.dirname(__file__) + os.sep
+STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders of packages that the user did not write."""
+
+
+class Address(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    """Relative to the script's folder or the working folder where below one, else absolute."""
+    line: int
+    text: str
+    """Without indentation."""
+    via: str | None
+    """The framework whose code did it, called from that line; None: the line itself."""
+
+
+def here() -> Address:
+    """The innermost line of the user's code under way on this thread; the outermost of all where none is the user's."""
+    frame = sys._getframe(1)
+    via: str | None = None
+    while not is_users(frame.f_code.co_filename) and frame.f_back is not None:
+        if via is None:
+            found = package(frame.f_code.co_filename)
+            via = None if found == "torch" else found
+        frame = frame.f_back
+    return address(frame.f_code.co_filename, frame.f_lineno, via)
+
+
+def address(file: str, line: int, via: str | None = None) -> Address:
+    """A line as it is written down."""
+    return Address(shown(file), line, linecache.getline(file, line).strip()[:LONGEST_TEXT], via)
+
+
+@functools.cache
+def is_users(file: str) -> bool:
+    """Whether a code object's file belongs to the user: it is neither installed, nor Python's, nor ours."""
+    if file.startswith(("<", OURS)):
+        return False
+    parts = file.split(os.sep)
+    return not file.startswith(STANDARD_LIBRARY) and not any(name in parts for name in INSTALLED)
+
+
+@functools.cache
+def package(file: str) -> str | None:
+    """The top package of an installed file; None for the user's, Python's and ours."""
+    parts = file.split(os.sep)
+    for name in INSTALLED:
+        if name in parts:
+            return parts[len(parts) - parts[::-1].index(name)].removesuffix(".py")
+    return None
+
+
+@functools.cache
+def shown(file: str) -> str:
+    """A file's name in a record."""
+    path = Path(file).absolute()
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    for folder in ([Path(script).absolute().parent] if script else []) + [Path.cwd()]:
+        if path.is_relative_to(folder):
+            return str(path.relative_to(folder))
+    return str(path)

@@ -1,0 +1,62 @@
+"""Calls a function once a module has been imported, whoever imports it, and imports nothing itself."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # each of these takes milliseconds, of every Python process of a run
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+
+def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
+    """Call `act` with a module when its import has finished; at once where it has been imported already.
+
+    Args:
+        name: dotted.
+    """
+    if name in sys.modules:
+        act(sys.modules[name])
+        return
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.waiting.setdefault(name, []).append(act)
+
+
+class _Finder:
+    """Asks the other finders for the modules that somebody waits for, and has their loaders tell when they are done."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in self.waiting:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find else None
+            if spec is not None:
+                self._tell_when_done(spec)
+                return spec
+        return None
+
+    def _tell_when_done(self, spec: ModuleSpec) -> None:
+        """The loader itself stays the module's: only its next `exec_module` is ours."""
+        loader: Any = spec.loader
+        if not hasattr(loader, "__dict__") or not hasattr(loader, "exec_module"):
+            return
+        execute = loader.exec_module
+
+        def execute_and_tell(module: ModuleType) -> None:
+            loader.__dict__.pop("exec_module", None)
+            execute(module)
+            for act in self.waiting.pop(spec.name, []):
+                act(module)
+
+        loader.exec_module = execute_and_tell
+
+
+_finder = _Finder()

@@ -1,0 +1,94 @@
+"""Where the host's time goes: a thread looks at the training thread's Python stack now and then."""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+from launcher_observer.addresses import address, is_users, package
+
+INTERVAL = 0.02
+"""Seconds between two looks."""
+
+MOST_LINES = 50
+"""That are written down."""
+
+MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl"})
+"""Functions of torch/nn/modules/module.py through which every module is called."""
+
+
+class Seen(NamedTuple):
+    """Where the thread was."""
+
+    file: str
+    line: int
+    """Of the user's code, the innermost."""
+    phase: str | None
+    package: str | None
+    """Whose function ran; None: the user's or Python's."""
+    in_model: bool
+    """Whether a module of torch.nn was being called."""
+
+
+class LineSampler:
+    """Counts the lines of one thread, from `start` on."""
+
+    def __init__(self, phase: Callable[[], str | None], is_over: Callable[[], bool]):
+        """
+        Args:
+            phase: that is under way.
+            is_over: whether to stop.
+        """
+        self._phase, self._is_over = phase, is_over
+        self._seen: Counter[Seen] = Counter()
+
+    def start(self, thread: int) -> None:
+        """Look at this thread from now on, from a thread that the script's own list of threads does not have."""
+        _thread.start_new_thread(self._look, (thread,))
+
+    def lines(self) -> dict[str, Any]:
+        """What a record's `lines` says: of all samples so far, the most frequent lines."""
+        seen = self._seen.copy()
+        lines = []
+        for place, samples in seen.most_common(MOST_LINES):
+            line = address(place.file, place.line)
+            lines.append({"file": line.file, "line": line.line, "text": line.text, **_rest(place), "samples": samples})
+        return {"samples": sum(seen.values()), "lines": lines}
+
+    def _look(self, thread: int) -> None:
+        while True:
+            time.sleep(INTERVAL)
+            if self._is_over():
+                return
+            frame = sys._current_frames().get(thread)
+            if frame is not None:
+                seen = _seen(frame, self._phase())
+                if seen is not None:
+                    self._seen[seen] += 1
+            del frame  # it would keep the thread's variables
+
+
+def _seen(frame: FrameType | None, phase: str | None) -> Seen | None:
+    """Where a stack is; None where none of its frames is the user's."""
+    assert frame is not None
+    inner, in_model = package(frame.f_code.co_filename), False
+    while frame is not None:
+        code = frame.f_code
+        if is_users(code.co_filename):
+            outer = frame.f_back
+            while not in_model and outer is not None:
+                in_model = outer.f_code.co_name in MODULE_CALLS
+                outer = outer.f_back
+            return Seen(code.co_filename, frame.f_lineno, phase, inner, in_model)
+        in_model = in_model or code.co_name in MODULE_CALLS
+        frame = frame.f_back
+    return None
+
+
+def _rest(place: Seen) -> dict[str, Any]:
+    return {"phase": place.phase, "package": place.package, "in_model": place.in_model}

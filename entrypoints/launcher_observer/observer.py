@@ -1,0 +1,357 @@
+"""One training process's observer: what the hooks see goes through it into the rank's timeline."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher_observer import process, setups
+from launcher_observer.addresses import Address, here
+from launcher_observer.contract import node_name
+from launcher_observer.lines import LineSampler
+from launcher_observer.setups import Loader, Setups
+from launcher_observer.step_clock import Loading, Pause, Step, StepClock
+from launcher_observer.timeline_file import TimelineFile
+from launcher_observer.timers import GpuTimer, HostTimer, Timer
+from launcher_observer.windows import Windows
+
+FIRST_LINES, LINES_GROWTH = 5.0, 1.5
+"""Seconds until the sampled lines are first written, and how many times as long it takes until the next time."""
+
+LOADING = "_launcher_loading"
+"""Attribute of a DataLoader's iterator that holds its Loading."""
+
+NOT_GPUS = ("cpu", "meta")
+
+
+class Observer:
+    """What the hooks call. All calls but the setups' come from the training thread: the first one that runs a backward pass."""
+
+    def __init__(self, torch: Any, folder: Path, hook_copies: Callable[[Observer], None]):
+        """
+        Args:
+            torch: the module.
+            folder: where the timeline goes.
+            hook_copies: has `copied` called for copies to a GPU, from then on.
+        """
+        self.torch, self.folder, self._hook_copies = torch, folder, hook_copies
+        self.thread: int | None = None
+        self.is_over = False
+        self.autocast: str | None = None
+        """The dtype of the latest autocast with gradients on."""
+        self.setups = Setups()
+        self._loaders: weakref.WeakKeyDictionary[Any, Loader] = weakref.WeakKeyDictionary()
+        self._reads_elsewhere = False
+        """Whether another thread asks for batches."""
+        self._reset()
+        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._at_exit)
+
+    def _reset(self) -> None:
+        self._timer: Timer = HostTimer()
+        self.clock = StepClock(self._step_ended, self._paused, self._timer)
+        self._windows = Windows(self._write_window)
+        self._sampler = LineSampler(lambda: self.clock.phase, lambda: self.is_over)
+        self._file: TimelineFile | None = None
+        self._optimizers: set[int] = set()
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._device: Any = None
+        self._seen: set[str] = set()
+        self._not_measured: dict[str, str] = {}
+        self._lines_due = 0.0
+        self._pid = os.getpid()
+
+    # Its own end
+
+    def guarded(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a hook wants done; None where the observer has ended, or ends now by an error of its own."""
+        if not self.is_over:
+            try:
+                return act(*args, **kwargs)
+            except Exception as error:
+                self._fail(error)
+        return None
+
+    def end(self, reason: str) -> None:
+        """Observe nothing from now on."""
+        self._tell_not_measured("steps", reason)
+        self.is_over = True
+
+    def _fail(self, error: Exception) -> None:
+        """Something here went wrong: the script goes on, unobserved."""
+        self.is_over = True
+        said = f"{type(error).__name__}: {error}"
+        self._say(f"{said}; the script goes on without it")
+        with contextlib.suppress(Exception):
+            self._tell_not_measured("steps", f"the observer ended by an error of its own: {said}")
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(Exception):  # standard error may be closed
+            print(f"launcher observer: {text}", file=sys.stderr, flush=True)
+
+    def _forked(self) -> None:
+        """This process is a copy of one that may be observed. It may train itself, but not in the other's name."""
+        if self._file is not None:
+            self.is_over = True
+        elif not self.is_over:
+            self.thread = None
+            self._reset()
+
+    def _at_exit(self) -> None:
+        if self.is_over or os.getpid() != self._pid:
+            return
+        self.guarded(self._close)
+        self.is_over = True
+
+    def _close(self) -> None:
+        self.clock.close()
+        self._windows.close()
+        if self._file is not None:
+            self._write_lines()
+
+    # What the hooks see on the training thread
+
+    def may_train_here(self) -> bool:
+        """Whether this thread is the one that trains; as long as that is not known, the program's main one."""
+        return not self.is_over and threading.get_ident() == (self.thread or threading.main_thread().ident)
+
+    def trains_here(self) -> bool:
+        """Whether this thread is the one that trains."""
+        return not self.is_over and threading.get_ident() == self.thread
+
+    def takes_this_thread(self) -> bool:
+        """Whether this thread trains: the first one that asks, from then on it alone."""
+        ident = threading.get_ident()
+        if self.thread is None:
+            self.thread = ident
+            self._lines_due = time.perf_counter() + FIRST_LINES
+            self._sampler.start(ident)
+        return self.thread == ident
+
+    def loader_made(self, loader: Any, *args: Any, **kwargs: Any) -> None:
+        """A DataLoader was made."""
+        self._loaders[loader] = self.setups.loader(loader)
+
+    def loader_restarts(self, loader: Any) -> None:
+        """A DataLoader is asked for an iterator, for which workers may have to start."""
+        if not self.may_train_here():
+            self._reads_elsewhere = True
+            return
+        known = self._loaders.get(loader)
+        if known is not None and known.role == "training" and self.torch.is_grad_enabled():
+            self.clock.loader_restarts()
+
+    def iterates(self, iterator: Any, loader: Any) -> None:
+        """The iterator is there."""
+        known = self._loaders.get(loader)
+        if known is None:  # a copy, for which nobody called __init__
+            known = self._loaders[loader] = self.setups.loader(loader)
+        if known.batches is None:
+            known.batches = setups.batches_of(self.torch, loader)
+        setattr(iterator, LOADING, known.next_pass())
+
+    def batch_asked(self, loading: Loading) -> None:
+        trains = self.torch.is_grad_enabled()
+        if loading.loader.role == "unknown" and not trains:
+            loading.loader.role = "evaluation"
+            self.setups.note(loading.loader)
+        self.clock.batch_asked(loading, trains)
+
+    def batch_came(self, loading: Loading, batch: Any) -> None:
+        self.clock.batch_came(loading, setups.samples_of(batch))
+
+    def backward_begins(self) -> None:
+        loading = self.clock.backward_begins()
+        if loading is not None and loading.loader.role != "training":
+            loading.loader.role = "training"
+            self.setups.note(loading.loader)
+        if self._is_first("backward"):
+            self.setups.add("backward", here(), {})
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        if id(optimizer) not in self._optimizers:
+            self._optimizers.add(id(optimizer))
+            self._describe(optimizer)
+        self.clock.optimizer_begins(optimizer)
+
+    def scaler_begins(self, scaler: Any, optimizer: Any) -> None:
+        self.optimizer_begins(optimizer)
+        if self._is_first("scaler"):
+            self.setups.add("scaler", here(), {"enabled": bool(scaler.is_enabled())})
+
+    def checkpoint_begins(self) -> bool:
+        """Whether it is the outermost, which alone counts."""
+        outermost = self.clock.checkpoint_begins()
+        if outermost:
+            self.setups.add("checkpoint", here(), {})
+        return outermost
+
+    def copied(self, tensor: Any, begin: Any) -> None:
+        self.clock.copy_ends(begin)
+        if self._is_first("copy"):
+            self.setups.add("copy", here(), {"pinned": bool(tensor.is_pinned())})
+
+    # What it sees on any thread
+
+    def optimizer_made(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._optimizers.discard(id(optimizer))  # no other with its identity lives
+        self.setups.add("optimizer", here(), setups.optimizer_values(optimizer))
+
+    def data_parallel(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        """A model was wrapped by DistributedDataParallel."""
+        self._models.add(model)
+        values = {"class": type(model).__name__, "world_size": process.rank_and_size(self.torch)[1]}
+        self.setups.add("data_parallel", here(), values)
+
+    def compiled(self, *args: Any, **kwargs: Any) -> None:
+        """torch.compile was called."""
+        self.setups.add(
+            "compile", here(), {"mode": kwargs.get("mode"), "backend": str(kwargs.get("backend", "inductor"))}
+        )
+
+    def autocast_entered(self, context: Any) -> None:
+        """An autocast began. Those without gradients are an evaluation's, those that are off an exception within another."""
+        if self.autocast is None and context._enabled and self.torch.is_grad_enabled():
+            self.autocast = str(context.fast_dtype).removeprefix("torch.")
+            self._precision(here())
+
+    def _describe(self, optimizer: Any) -> None:
+        """At an optimizer's first step the models are there, and the loop's functions are under way."""
+        self.setups.add("step", here(), {})
+        model_at = here()
+        for model_at, values in setups.models_around(self.torch, optimizer):
+            self.setups.add("model", model_at, values, which=(model_at[:2], values["class"]))
+        parameters = setups.parameters_of(optimizer)
+        if not self.setups.knows("precision"):
+            self._precision(model_at)
+        sharded = next(
+            (setups.SHARDED[type(one).__name__] for one in parameters if type(one).__name__ in setups.SHARDED), None
+        )
+        if sharded is not None:
+            _, size, _ = process.rank_and_size(self.torch)
+            self.setups.add("data_parallel", model_at, {"class": sharded, "world_size": size})
+        if self._device is None and parameters:
+            self._device = parameters[0].device
+            self.setups.add("device", model_at, {"type": self._device.type})
+
+    def _is_first(self, call: str) -> bool:
+        """Whether this call of the loop was not seen before."""
+        first = call not in self._seen
+        self._seen.add(call)
+        return first
+
+    def _precision(self, at: Address) -> None:
+        self.setups.add("precision", at, setups.precision_values(self.torch, self.autocast), which="precision")
+
+    # What becomes of it
+
+    def _step_ended(self, step: Step) -> None:
+        if self._file is None:
+            self._begin(step)
+        if self.is_over:
+            return
+        self._windows.add(self._timer, step)
+        if step.number == 1 and self._device is not None and self._device.type not in NOT_GPUS:
+            self._measure_gpu()
+        if step.ended >= self._lines_due:
+            self._write_lines()
+
+    def _measure_gpu(self) -> None:
+        module = getattr(self.torch, self._device.type, None)
+        if hasattr(module, "Event"):
+            self._timer = GpuTimer(module)
+            self.clock.use(self._timer)
+            self._hook_copies(self)
+        else:
+            self._tell_not_measured(
+                "forward", f"PyTorch has no timed events for a device of the type {self._device.type}"
+            )
+
+    def _begin(self, step: Step) -> None:
+        """The first step is over: this process trains, and its record begins."""
+        rank, size, backend = process.rank_and_size(self.torch)
+        file = TimelineFile(self.folder, rank)
+        try:
+            os.close(os.open(file.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except FileExistsError:
+            self._say(f"this process is not measured: another one of this run has written {file.path.name}")
+            self.is_over = True
+            return
+        self._file, self._windows.world_size = file, size
+        file.write("start", **self._start(rank, size, backend, step))
+        self.setups.begin(file.write)
+        ended = time.time() - (time.perf_counter() - step.ended)
+        loader = step.loader.loader if step.loader is not None else None
+        file.first_step(step.number, ended, loader.values["num_workers"] if loader is not None else None)
+        self._windows.extra = self._extra
+
+    def _start(self, rank: int, size: int, backend: str | None, step: Step) -> dict[str, Any]:
+        not_measured = self._not_measured
+        if not step.batches:
+            not_measured["data_wait"] = (
+                "another thread reads the DataLoader" if self._reads_elsewhere else "no torch DataLoader was seen"
+            )
+        if size == 1:
+            not_measured["grad_sync"] = "a single process exchanges nothing"
+        elif not self._models:
+            not_measured["grad_sync"] = "only DistributedDataParallel keeps a record of it, and none was seen"
+        device = self._device
+        is_gpu = device is not None and device.type not in NOT_GPUS
+        named = getattr(getattr(self.torch, device.type, None), "get_device_name", None) if is_gpu else None
+        command = sys.orig_argv
+        return {
+            "rank": rank,
+            "node": node_name(),
+            "world_size": size,
+            "backend": backend,
+            "device": device.type if device is not None else None,
+            "device_name": named(device) if named else None,
+            "instance_type": os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
+            "torch": str(self.torch.__version__),
+            "threads": self.torch.get_num_threads(),
+            "process_started": process.process_started(),
+            "not_measured": not_measured,
+            "settings": {},
+            "observed": True,
+            "command": command[: len(command) - len(sys.argv) + 1],  # arguments may hold a secret
+        }
+
+    def _extra(self) -> dict[str, float]:
+        """Further numbers of a window."""
+        module = getattr(self.torch, self._device.type, None) if isinstance(self._timer, GpuTimer) else None
+        memory = module.max_memory_allocated(self._device) if module is not None else process.peak_host_memory()
+        waited = [process.grad_sync_seconds(model) for model in self._models]
+        known = [seconds for seconds in waited if seconds is not None]
+        return {"memory_gib": memory / 2**30, **({"grad_sync": sum(known)} if known else {})}
+
+    def _paused(self, kind: Pause, step: int, began: float, seconds: float) -> None:
+        if self._file is not None and not self.is_over:
+            self._file.stall(kind, step, time.time() - (time.perf_counter() - began), seconds)
+
+    def _write_window(
+        self, epoch: int, step: int, ended: float, seconds: dict[str, float], extra: dict[str, float]
+    ) -> None:
+        if self._file is not None:
+            self._file.steps(epoch, step, ended, seconds, extra)
+
+    def _write_lines(self) -> None:
+        assert self._file is not None
+        now = time.perf_counter()
+        self._lines_due = now + max(FIRST_LINES, (LINES_GROWTH - 1) * (now - self._windows.since))
+        lines = self._sampler.lines()
+        if lines["samples"]:
+            self._file.write("lines", **lines)
+
+    def _tell_not_measured(self, what: str, why: str) -> None:
+        if self._file is not None:
+            self._file.write("not_measured", what=what, why=why)
+        else:
+            self._not_measured[what] = why

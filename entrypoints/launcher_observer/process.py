@@ -1,0 +1,71 @@
+"""What a training process is: its rank, its age, its memory, the CPU time of its data workers. Standard library only."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def process_started() -> float:
+    """Unix seconds at which this process was started, to the kernel's hundredth."""
+    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
+    # proc(5): field 22 counts from the boot
+    uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    return time.time() - uptime + ticks / TICKS_A_SECOND
+
+
+def worker_cpu_seconds() -> float:
+    """CPU seconds, user's and system's, that this process's living worker processes have used so far."""
+    ticks = 0
+    for worker in multiprocessing.active_children():
+        try:
+            text = Path(f"/proc/{worker.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:  # it has ended in this moment
+            continue
+        ticks += sum(int(field) for field in text.rpartition(")")[2].split()[11:13])  # proc(5): utime and stime
+    return ticks / TICKS_A_SECOND
+
+
+def peak_host_memory() -> int:
+    """The most bytes of the machine's memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2): kB
+
+
+def rank_and_size(torch: Any, environ: Mapping[str, str] = os.environ) -> tuple[int, int, str | None]:
+    """This process's rank, the number of processes, and the backend of torch.distributed; None where that is not in use.
+
+    Args:
+        torch: the module.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size()), str(distributed.get_backend())
+    rank, size = (
+        environ.get(f"{name}") or environ.get(f"OMPI_COMM_WORLD_{name.removeprefix('WORLD_')}") or default
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
+    )
+    return int(rank), int(size), None
+
+
+def grad_sync_seconds(model: Any) -> float | None:
+    """Seconds a step in which a model's backward pass was over on this rank and its gradients were not yet exchanged.
+
+    From DistributedDataParallel's own record, which it takes of the first ten steps and of every hundredth then
+    (kDDPRuntimeLoggingSampleRate in torch/csrc/distributed/c10d/reducer.hpp): their mean. So it lags behind, and it costs nothing.
+
+    Returns:
+        None where there is no such record (yet).
+    """
+    logged: Callable[[], Mapping[str, float]] | None = getattr(model, "_get_ddp_logging_data", None)
+    if logged is None:
+        return None
+    record = logged()
+    exchange = record.get("avg_backward_comm_time", 0)
+    return max(0, exchange - record["avg_backward_compute_comm_overlap_time"]) / 1e9 if exchange else None

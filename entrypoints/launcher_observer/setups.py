@@ -1,0 +1,272 @@
+"""What a script set up, and on which line: loaders, models, optimizers, precision, and the calls of its loop."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from launcher_observer.addresses import Address, address, here, is_users, shown
+from launcher_observer.step_clock import Loading
+
+MOST_ENTRIES = 500
+"""Of a record: a script may make a loader for each of many epochs."""
+
+SHARDED = {
+    "FlatParameter": "FullyShardedDataParallel",
+    "DTensor": "fully_shard",
+}
+"""The type of a parameter -> what shares it among the ranks."""
+
+OPTIMIZED = 0x1
+"""Flag of a function's code (inspect.CO_OPTIMIZED); a module's has it not."""
+
+
+class Loader:
+    """A DataLoader: what it was made with, and what it turned out to be for."""
+
+    def __init__(self, number: int, made_at: Address, values: dict[str, Any]):
+        self.number, self.made_at, self.values = number, made_at, values
+        self.passes = 0
+        self.role = "unknown"
+        self.batches: int | None = None
+
+    def next_pass(self) -> Loading:
+        self.passes += 1
+        return Loading(self, self.passes)
+
+    def entry(self) -> tuple[str, Address, dict[str, Any]]:
+        return "loader", self.made_at, {"id": self.number, "role": self.role, "batches": self.batches, **self.values}
+
+
+class Setups:
+    """Keeps what was seen until the record begins, and writes what is new from then on."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[Any, ...], tuple[str, Address, dict[str, Any]]] = {}
+        self._write: Callable[..., None] | None = None
+        self._loaders: dict[tuple[Any, ...], Loader] = {}
+        self._first_makers: dict[int, tuple[Any, Address]] = {}
+        """A weak reference to each dataset and where it was first given to a loader, by the dataset's identity."""
+
+    def begin(self, write: Callable[..., None]) -> None:
+        """Write everything seen so far, and what comes at once.
+
+        Args:
+            write: takes a line's kind and values.
+        """
+        self._write = write
+        for entry in self._entries.values():
+            self._write_entry(*entry)
+
+    def add(self, of: str, made_at: Address, values: dict[str, Any], which: object = None) -> None:
+        """Something was set up, or is otherwise than before.
+
+        Args:
+            which: tells it from others of its kind; its address if not given.
+        """
+        key = (of, which if which is not None else made_at[:2])
+        entry = (of, made_at, values)
+        if self._entries.get(key) == entry or (key not in self._entries and len(self._entries) >= MOST_ENTRIES):
+            return
+        self._entries[key] = entry
+        if self._write is not None:
+            self._write_entry(*entry)
+
+    def knows(self, of: str) -> bool:
+        return any(key[0] == of for key in self._entries)
+
+    def find(self, of: str) -> dict[str, Any] | None:
+        """The values of the latest of its kind."""
+        return next((entry[2] for key, entry in reversed(self._entries.items()) if key[0] == of), None)
+
+    def loader(self, loader: Any) -> Loader:
+        """A DataLoader was made: it is the same as an earlier one that was made on the same line with the same values."""
+        made_at = self._first_maker(loader.dataset)
+        values = loader_values(loader)
+        key = (made_at, tuple(sorted((name, str(value)) for name, value in values.items())))
+        known = self._loaders.get(key)
+        if known is None:
+            known = self._loaders[key] = Loader(len(self._loaders) + 1, made_at, values)
+            self.note(known)
+        return known
+
+    def _first_maker(self, dataset: Any) -> Address:
+        """Where a dataset's first loader was made: a framework may make others of it."""
+        known = self._first_makers.get(id(dataset))
+        if known is not None and known[0]() is dataset:
+            return known[1]
+        made_at = here()
+        with contextlib.suppress(TypeError):  # a list, for one
+            self._first_makers[id(dataset)] = weakref.ref(dataset), made_at
+        return made_at
+
+    def note(self, loader: Loader) -> None:
+        """More is known of a loader."""
+        self.add(*loader.entry(), which=loader.number)
+
+    def _write_entry(self, of: str, made_at: Address, values: dict[str, Any]) -> None:
+        assert self._write is not None
+        file, line, text, via = made_at
+        self._write("setup", of=of, file=file, line=line, text=text, values=values, via=via)
+
+
+def loader_values(loader: Any) -> dict[str, Any]:
+    """What matters of a torch.utils.data.DataLoader."""
+    batch_size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return {
+        "batch_size": batch_size if isinstance(batch_size, int) and batch_size > 0 else None,
+        "num_workers": int(loader.num_workers),
+        "pin_memory": bool(loader.pin_memory),
+        "prefetch_factor": loader.prefetch_factor if loader.num_workers else None,
+        "persistent_workers": bool(loader.persistent_workers),
+        "dataset": _dataset(loader.dataset),
+    }
+
+
+def batches_of(torch: Any, loader: Any) -> int | None:
+    """A DataLoader's length; None where it has none, or only an iterable dataset's: that remembers that it was asked, and warns."""
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        return None
+    with contextlib.suppress(Exception):  # the user's own __len__
+        return len(loader)
+    return None
+
+
+def _dataset(dataset: Any) -> dict[str, Any]:
+    """A dataset's class, and the user's line where it makes a sample; those of the one inside, of torch's own wrappers."""
+    for _ in range(5):
+        inner = getattr(dataset, "dataset", None)
+        if not type(dataset).__module__.startswith("torch.") or inner is None:
+            break
+        dataset = inner
+    place: dict[str, Any] = {"file": None, "line": None}
+    for name in ("__getitem__", "__iter__", "__getitems__"):
+        code = getattr(getattr(type(dataset), name, None), "__code__", None)
+        if code is not None and is_users(code.co_filename):
+            place = {"file": shown(code.co_filename), "line": code.co_firstlineno}
+            break
+    return {"class": type(dataset).__qualname__, **place}
+
+
+def samples_of(batch: Any) -> int:
+    """How many samples a batch holds: the length of the first tensor in it; 0 where there is none."""
+    for _ in range(4):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else 0
+        try:
+            batch = next(iter(batch.values() if hasattr(batch, "values") else batch))
+        except (TypeError, StopIteration):
+            return 0
+        if isinstance(batch, (str, bytes)):
+            return 0
+    return 0
+
+
+def optimizer_values(optimizer: Any) -> dict[str, Any]:
+    groups = optimizer.param_groups
+    return {
+        "class": type(optimizer).__name__,
+        "fused": bool(groups[0].get("fused")),
+        "foreach": groups[0].get("foreach"),
+        "groups": len(groups),
+    }
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def models_around(torch: Any, optimizer: Any) -> Iterator[tuple[Address, dict[str, Any]]]:
+    """The models of the functions under way: the one that an optimizer trains, and frozen ones. First, where it is called.
+
+    Args:
+        torch: the module.
+    """
+    trained = {id(parameter) for parameter in parameters_of(optimizer)}
+    seen: set[int] = set()
+    best: tuple[Address, dict[str, Any]] | None = None
+    covered = 0
+    for frame in _frames():
+        for name, module in _modules(torch, frame):
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            parameters = list(module.parameters())
+            inside = sum(id(parameter) in trained for parameter in parameters)
+            if inside > covered:
+                best, covered = (_called(frame, name), model_values(module, parameters)), inside
+            elif parameters and not any(parameter.requires_grad for parameter in parameters):
+                yield _called(frame, name), model_values(module, parameters)
+    yield best or (here(), model_values(None, parameters_of(optimizer)))
+
+
+def model_values(module: Any, parameters: list[Any]) -> dict[str, Any]:
+    """
+    Args:
+        module: None where only the parameters are known.
+    """
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in parameters]
+    if module is not None:
+        while type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"):
+            module = getattr(module, "module", None) or getattr(module, "_orig_mod", module)
+    return {
+        "class": type(module).__name__ if module is not None else "",
+        "parameters": sum(count for count, _ in counts),
+        "trainable": sum(count for count, trains in counts if trains),
+        "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
+    }
+
+
+def precision_values(torch: Any, autocast: str | None) -> dict[str, Any]:
+    """
+    Args:
+        autocast: its dtype; None without it.
+    """
+    values: dict[str, Any] = {"autocast": autocast}
+    with contextlib.suppress(
+        RuntimeError
+    ):  # from 2.9 on, where a script uses both torch's old switches and the new ones
+        values["matmul_precision"] = torch.get_float32_matmul_precision()
+        values["allow_tf32"] = bool(torch.backends.cuda.matmul.allow_tf32)
+    return values
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith("<frozen"):
+            yield frame
+        frame = frame.f_back
+
+
+def _modules(torch: Any, frame: FrameType) -> list[tuple[str, Any]]:
+    """The models among the variables that a frame's code can see, by name."""
+    variables = frame.f_locals
+    found = [(name, value) for name, value in variables.items() if issubclass(type(value), torch.nn.Module)]
+    if frame.f_code.co_flags & OPTIMIZED:
+        if isinstance(variables, dict):  # before Python 3.13 a copy, which would keep the step's tensors
+            variables.clear()
+        if is_users(frame.f_code.co_filename):
+            everywhere = [*frame.f_globals.items()]
+            found += [(name, value) for name, value in everywhere if issubclass(type(value), torch.nn.Module)]
+    return found
+
+
+def _called(frame: FrameType, name: str) -> Address:
+    """Where a frame's own code calls a variable; the user's line under way where it does not."""
+    code = frame.f_code
+    if is_users(code.co_filename):
+        own = {line for _, _, line in code.co_lines()}
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            for node in ast.walk(ast.parse("".join(linecache.getlines(code.co_filename)))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    if node.func.id == name and node.lineno in own:
+                        return address(code.co_filename, node.lineno)
+    return here()

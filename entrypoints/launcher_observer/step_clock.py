@@ -1,0 +1,308 @@
+"""Cuts the training thread's time into optimizer steps and their phases, from what the hooks see happen.
+
+A step is one iteration of the training loop with at least one optimizer step. It ends when the next training batch is asked for after
+an optimizer step; where no loader is seen, when the same optimizer begins again. What is in no phase is the script's own work between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from launcher_observer.timers import Timer
+
+MOST_OPTIMIZER_STEPS = 64
+"""Of one optimizer on one batch; more are steps of a script that trains on a batch which it keeps."""
+
+Pause = Literal["checkpoint", "evaluate"]
+
+
+class Step:
+    """One step, under way or over."""
+
+    __slots__ = (
+        *("number", "began", "ended", "begin", "end", "cpu", "data_wait", "phases", "paused", "optimizers"),
+        *("batches", "samples", "marks", "loader"),
+    )
+
+    def __init__(self, number: int, began: float, begin: Any):
+        """
+        Args:
+            number: from 1.
+            began: seconds of the host's clock.
+            begin: the same moment of the timer.
+        """
+        self.number, self.began, self.begin, self.cpu = number, began, begin, time.process_time()
+        self.ended, self.end = began, begin
+        self.data_wait, self.paused = 0.0, 0.0
+        self.phases: list[tuple[str, Any, Any]] = []
+        """Name, and the timer's moments of its begin and end."""
+        self.optimizers: list[int] = []
+        self.batches, self.samples = 0, 0
+        self.loader: Loading | None = None
+        """The pass over a loader that its first batch came from."""
+        self.marks: list[Any] = []
+        """Every moment of the timer that this step asked for."""
+
+
+class Loading:
+    """One pass over a loader."""
+
+    __slots__ = ("loader", "number", "began", "backwards", "batches")
+
+    def __init__(self, loader: Any, number: int):
+        """
+        Args:
+            loader: what the hooks know of it.
+            number: of the pass, from 1.
+        """
+        self.loader, self.number, self.batches = loader, number, 0
+        self.began, self.backwards = 0.0, -1
+
+
+class StepClock:
+    """Called by the hooks, always on the training thread. No call takes more than a few microseconds."""
+
+    def __init__(
+        self, step_ended: Callable[[Step], None], paused: Callable[[Pause, int, float, float], None], timer: Timer
+    ):
+        """
+        Args:
+            step_ended: takes a step that is over.
+            paused: takes a pause's kind, the steps before it, when it began by the host's clock, and its seconds.
+        """
+        self._step_ended, self._paused, self._timer = step_ended, paused, timer
+        self.phase: str | None = None
+        """What is under way, as far as it can be told by now."""
+        self.steps = 0
+        """That are over."""
+        self.sees_batches = False
+        """Whether a step so far had a batch of a loader."""
+        self._backwards = 0
+        self._step: Step | None = None
+        self._mark: Any = None
+        """When the last thing that was seen was over."""
+        self._asked = 0.0
+        self._exhausted = False
+        """Whether a loader had no more to give, and nothing was trained since."""
+        self._copied = False
+        """Whether a tensor of the batch was copied to the device."""
+        self._evaluating: float | None = None
+        self._evaluated = 0.0
+        """When the evaluation under way began, and the last moment at which it was seen."""
+        self._backward_depth = 0
+        self._optimizer: int | None = None
+        """The one whose step is under way; those inside of it are its own."""
+        self._saving: float | None = None
+
+    def use(self, timer: Timer) -> None:
+        """Measure by this timer from the next step on."""
+        self._timer, self._step = timer, None
+
+    # Batches
+
+    def batch_asked(self, loading: Loading, training: bool) -> None:
+        """A loader's next batch is waited for.
+
+        Args:
+            training: gradients are on.
+        """
+        now = self._asked = time.perf_counter()
+        if loading.backwards < 0:
+            loading.began, loading.backwards = now, self._backwards
+        if not training:
+            self._begin_evaluation(now)
+            return
+        self._end_evaluation(now)
+        if self._step is not None and self._step.optimizers:
+            self._end_step(now)
+        if self._step is None or self._exhausted:
+            self._begin_step(now)
+        self._exhausted = False
+        self.phase = "data_wait"
+
+    def batch_came(self, loading: Loading, samples: int) -> None:
+        """The batch is there.
+
+        Args:
+            samples: that it holds.
+        """
+        now = time.perf_counter()
+        loading.batches += 1
+        if self._evaluating is not None:
+            self._evaluated = now
+            return
+        step = self._step
+        assert step is not None
+        step.data_wait += now - self._asked
+        step.batches += 1
+        step.samples += samples
+        if step.loader is None:
+            step.loader = loading
+        self._mark, self._copied = self._now(step), False
+        self.phase = "forward"
+
+    def loader_ended(self, loading: Loading) -> None:
+        """There was no batch more. A pass in which nothing was trained was an evaluation, if gradients were on or not."""
+        now = time.perf_counter()
+        if self._evaluating is not None:
+            self._evaluated = now
+            return
+        self._exhausted, self.phase = True, None
+        if loading.backwards == self._backwards and self.steps and loading.loader.role != "training":
+            self._step, self._evaluating, self._evaluated = None, loading.began, now
+
+    def loader_restarts(self) -> None:
+        """A training loader begins a new pass, whose workers may have to start first."""
+        self._end_evaluation(time.perf_counter())
+
+    # The step's own work
+
+    def backward_begins(self) -> Loading | None:
+        """Returns the pass over a loader whose batch is trained on, where one is known."""
+        self._backward_depth += 1
+        if self._backward_depth > 1:
+            return None
+        self._backwards += 1
+        step = self._under_way()
+        self._add("forward", step)
+        self.phase = "backward"
+        self._exhausted = False
+        return step.loader
+
+    def backward_ends(self) -> None:
+        self._backward_depth -= 1
+        if self._backward_depth > 0 or self._step is None:
+            return
+        self._add("backward", self._step)
+        self.phase = None if self._optimizer is None else "optimizer"
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer's step, or a scaler's around it, begins; also where one is under way, which then is a part of that."""
+        if self._optimizer is not None:
+            return
+        self._optimizer = id(optimizer)
+        step = self._under_way()
+        done = step.optimizers.count(self._optimizer)
+        if done and (not step.batches or done >= MOST_OPTIMIZER_STEPS):
+            self._end_step(time.perf_counter())
+            step = self._begin_step(time.perf_counter())
+            self._optimizer = id(optimizer)
+        self._mark = self._now(step)
+        self.phase = "optimizer"
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        step = self._step
+        if self._optimizer != id(optimizer) or step is None:
+            return
+        self._add("optimizer", step)
+        step.optimizers.append(self._optimizer)
+        step.ended = time.perf_counter()
+        self._optimizer = None
+        self._copied, self.phase = False, None if step.batches else "forward"
+
+    def copy_begins(self) -> Any:
+        """A tensor is copied to the device. Returns what `copy_ends` wants; None outside of a step."""
+        step = self._step
+        if step is None or self._evaluating is not None or self._backward_depth or self._optimizer is not None:
+            return None
+        phase, self.phase = self.phase, "host_to_device"
+        return phase, self._now(step)
+
+    def copy_ends(self, begin: Any) -> None:
+        step = self._step
+        if begin is None or step is None:
+            return
+        phase, moment = begin
+        now = self._now(step)
+        if phase == "forward" and self._copied:  # before the batch's first copy, the model has not begun
+            step.phases.append(("forward", self._mark, moment))
+        step.phases.append(("host_to_device", moment, now))
+        self._mark, self._copied, self.phase = now, True, phase
+
+    # Pauses
+
+    def checkpoint_begins(self) -> bool:
+        """Whether it is the outermost, which alone counts."""
+        if self._saving is not None:
+            return False
+        now = time.perf_counter()
+        self._end_evaluation(now)
+        self._saving, self.phase = now, "checkpoint"
+        return True
+
+    def checkpoint_ends(self) -> None:
+        now, step = time.perf_counter(), self._step
+        assert self._saving is not None
+        seconds, began, self._saving, self.phase = now - self._saving, self._saving, None, None
+        if step is not None:
+            step.paused += seconds
+            step.ended, self._mark = now, self._now(step)
+        steps = self.steps + bool(step and step.optimizers)
+        if steps:
+            self._paused("checkpoint", steps, began, seconds)
+
+    def close(self) -> None:
+        """The process ends: what has an end by now is counted."""
+        if self._evaluating is not None:
+            self._end_evaluation(self._evaluated)
+        elif self._step is not None and self._step.optimizers:
+            self._end_step(self._step.ended, self._mark)
+
+    def _begin_evaluation(self, now: float) -> None:
+        self._evaluated, self.phase = now, "evaluate"
+        if self._evaluating is not None:
+            return
+        if self._step is not None and self._step.optimizers:
+            self._end_step(now)
+        self._evaluating = now
+
+    def _end_evaluation(self, now: float) -> None:
+        if self._evaluating is None:
+            return
+        began, self._evaluating = self._evaluating, None
+        if self._step is not None:  # in the middle of one, between two of its batches
+            self._step.paused += now - began
+            self._mark = self._now(self._step)
+        if self.steps:
+            self._paused("evaluate", self.steps, began, now - began)
+
+    # Steps
+
+    def _under_way(self) -> Step:
+        """The step under way; a new one where none is, such as after an evaluation or without a loader."""
+        if self._evaluating is not None:
+            self._end_evaluation(time.perf_counter())
+        return self._step or self._begin_step(time.perf_counter())
+
+    def _begin_step(self, now: float) -> Step:
+        self._step = step = Step(self.steps + 1, now, None)
+        step.begin = self._mark = self._now(step)
+        self._optimizer, self._backward_depth = None, 0  # of a step that an exception ended
+        return step
+
+    def _end_step(self, now: float, end: Any = None) -> None:
+        """The step under way ends.
+
+        Args:
+            end: the timer's moment; now if not given.
+        """
+        step, self._step = self._step, None
+        assert step is not None
+        step.end, step.ended = self._now(step) if end is None else end, now
+        step.cpu = time.process_time() - step.cpu
+        self.sees_batches |= step.batches > 0
+        self.steps = step.number
+        self._step_ended(step)
+
+    def _add(self, phase: str, step: Step) -> None:
+        """What was done since the last mark was of this phase."""
+        now = self._now(step)
+        step.phases.append((phase, self._mark, now))
+        self._mark = now
+
+    def _now(self, step: Step) -> Any:
+        mark = self._timer.now()
+        step.marks.append(mark)
+        return mark

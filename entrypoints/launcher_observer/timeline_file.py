@@ -1,0 +1,77 @@
+"""What every rank leaves of its steps: timeline-<rank>.jsonl in its host's output folder, a line for each thing that happened.
+
+    {"kind": "start", …}        once: which process this is, its settings, and what it cannot measure
+    {"kind": "setup", …}        of an observed script: what it made of loaders, models, optimizers, and where
+    {"kind": "first_step", …}   once: seconds from the process's start to the end of its first step, as the host sees it; data workers
+    {"kind": "steps", …}        each window: mean seconds a step of the whole step and its phases
+    {"kind": "checkpoint", …}   each pause, and `evaluate`
+    {"kind": "lines", …}        of an observed script: where the host's time went so far, by line of the user's code
+    {"kind": "not_measured", …} what turned out not to be measurable, and why
+
+Times are Unix seconds. A line is one write, so that a kill cuts at most the last one. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher_observer.process import process_started
+
+
+class TimelineFile:
+    """Adds lines to one rank's file. It is opened for each: a script may close descriptors that it does not know."""
+
+    def __init__(self, folder: Path, rank: int):
+        """
+        Args:
+            folder: the host's output folder.
+        """
+        self.path = folder / f"timeline-{rank}.jsonl"
+
+    def first_step(self, step: int, ended: float, workers: int | None) -> None:
+        """This process's first step.
+
+        Args:
+            ended: Unix seconds.
+            workers: data workers beside this process; None: not known.
+        """
+        self.write("first_step", step=step, ended=ended, seconds=ended - process_started(), workers=workers)
+
+    def steps(
+        self, epoch: int, step: int, ended: float, seconds: Mapping[str, float], extra: Mapping[str, float]
+    ) -> None:
+        """A window of steps.
+
+        Args:
+            epoch, step: of its last step.
+            ended: Unix seconds.
+            seconds: means a step; `step` is the whole of it.
+            extra: other numbers of the window.
+        """
+        shown = {name: round(value, 7) for name, value in seconds.items()}
+        self.write("steps", epoch=epoch, step=step, ended=ended, seconds=shown, extra=dict(extra))
+
+    def stall(self, kind: Literal["checkpoint", "evaluate"], step: int, began: float, seconds: float) -> None:
+        """A pause after this step.
+
+        Args:
+            began: Unix seconds.
+        """
+        self.write(kind, step=step, began=began, seconds=seconds)
+
+    def write(self, kind: str, **values: Any) -> None:
+        """A line.
+
+        Raises:
+            OSError: the disk is full, or the folder is gone.
+        """
+        line = json.dumps({"kind": kind, **values}) + "\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)

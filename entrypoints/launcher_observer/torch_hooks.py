@@ -1,0 +1,198 @@
+"""Takes hold of PyTorch when a script imports it: of loaders, backward passes, optimizers, checkpoints, copies to a GPU.
+
+    when_imported(folder)    waits for the import; it causes none
+    end(reason)              the script is measured otherwise: no hook does anything from now on
+
+Each hook calls what was there before, with one frame of ours in a traceback. What goes wrong in a hook ends the observer, not the script.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from launcher_observer.after_import import after_import
+from launcher_observer.observer import LOADING, Observer
+
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Takes a function and gives the one to put in its place."""
+
+_observers: list[Observer] = []
+"""This process's, once torch was imported."""
+
+
+def when_imported(folder: Path) -> None:
+    """Observe this process from the moment at which torch has been imported.
+
+    Args:
+        folder: the host's output folder, which exists.
+    """
+    after_import("torch", functools.partial(_take_hold, folder=folder))
+
+
+def current() -> Observer | None:
+    """The observer of this process; None where torch is not imported, or the observer has ended."""
+    return next((observer for observer in _observers if not observer.is_over), None)
+
+
+def end(reason: str) -> None:
+    """Leave this process to whoever measures it otherwise.
+
+    Args:
+        reason: is reported where steps were recorded already.
+    """
+    observer = current()
+    if observer is not None:
+        observer.end(reason)
+
+
+def _take_hold(torch: Any, folder: Path) -> None:
+    observer = Observer(torch, folder, functools.partial(_copies, torch=torch))
+    _observers.append(observer)
+    for hooks in (_loaders, _steps, _setups, _checkpoints):
+        observer.guarded(hooks, observer, torch)
+
+
+def _loaders(observer: Observer, torch: Any) -> None:
+    def iterated(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __iter__(loader: Any) -> Any:
+            observer.guarded(observer.loader_restarts, loader)
+            iterator = original(loader)
+            observer.guarded(observer.iterates, iterator, loader)
+            return iterator
+
+        return __iter__
+
+    def asked(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:
+            loading = iterator.__dict__.get(LOADING)
+            if loading is None or not observer.may_train_here():
+                return original(iterator)
+            observer.guarded(observer.batch_asked, loading)
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                observer.guarded(observer.clock.loader_ended, loading)
+                raise
+            observer.guarded(observer.batch_came, loading, batch)
+            return batch
+
+        return __next__
+
+    loading = torch.utils.data.dataloader
+    _wrap(loading.DataLoader, "__init__", _then(observer, observer.loader_made))
+    _wrap(loading.DataLoader, "__iter__", iterated)
+    _wrap(loading._BaseDataLoaderIter, "__next__", asked)
+
+
+def _steps(observer: Observer, torch: Any) -> None:
+    def backward(original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if observer.is_over or not observer.takes_this_thread():
+                return original(*args, **kwargs)
+            observer.guarded(observer.backward_begins)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                observer.guarded(observer.clock.backward_ends)
+
+        return backward
+
+    def scaled(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if observer.is_over or not observer.takes_this_thread():
+                return original(scaler, optimizer, *args, **kwargs)
+            observer.guarded(observer.scaler_begins, scaler, optimizer)
+            done = original(scaler, optimizer, *args, **kwargs)
+            observer.guarded(observer.clock.optimizer_ends, optimizer)  # also where it skipped the optimizer's own
+            return done
+
+        return step
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not observer.is_over and observer.takes_this_thread():
+            observer.guarded(observer.optimizer_begins, optimizer)
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not observer.is_over and observer.takes_this_thread():
+            observer.guarded(observer.clock.optimizer_ends, optimizer)
+
+    _wrap(torch.autograd, "backward", backward)
+    optimizers: Any = sys.modules["torch.optim.optimizer"]  # which torch.optim does not have as an attribute
+    optimizers.register_optimizer_step_pre_hook(before)
+    optimizers.register_optimizer_step_post_hook(after)
+    # before torch 2.3 CUDA's scaler was the only one
+    _wrap(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), "step", scaled)
+
+
+def _setups(observer: Observer, torch: Any) -> None:
+    _wrap(torch.optim.Optimizer, "__init__", _then(observer, observer.optimizer_made))
+    _wrap(torch.nn.parallel.DistributedDataParallel, "__init__", _then(observer, observer.data_parallel))
+    _wrap(torch, "compile", _then(observer, observer.compiled))
+    _wrap(torch.amp.autocast_mode.autocast, "__enter__", _then(observer, observer.autocast_entered))
+
+
+def _checkpoints(observer: Observer, torch: Any) -> None:
+    def saving(original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(*args: Any, **kwargs: Any) -> Any:
+            counts = observer.trains_here() and observer.guarded(observer.checkpoint_begins)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if counts:
+                    observer.guarded(observer.clock.checkpoint_ends)
+
+        return save
+
+    _wrap(torch.serialization, "save", saving)
+    torch.save = torch.serialization.save
+    for module, name in (("safetensors.torch", "save_file"), ("torch.distributed.checkpoint", "save")):
+        after_import(module, functools.partial(_wrap_in, name, saving))
+
+
+def _copies(observer: Observer, torch: Any) -> None:
+    """Copies to a GPU, from the moment at which the script is known to use one."""
+
+    def copying(original: Callable[..., Any]) -> Callable[..., Any]:
+        def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not tensor.is_cpu or not observer.trains_here():
+                return original(tensor, *args, **kwargs)
+            begin = observer.guarded(observer.clock.copy_begins)
+            copied = original(tensor, *args, **kwargs)
+            if begin is not None and not copied.is_cpu:
+                observer.guarded(observer.copied, tensor, begin)
+            return copied
+
+        return to
+
+    for name in ("to", "cuda"):
+        _wrap(torch.Tensor, name, copying)
+
+
+def _wrap(owner: Any, name: str, around: Around) -> None:
+    """Put a function around one of a module or a class, under its name and with its signature."""
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(around(original)))
+
+
+def _wrap_in(name: str, around: Around, module: ModuleType) -> None:
+    if hasattr(module, name):
+        _wrap(module, name, around)
+
+
+def _then(observer: Observer, note: Callable[..., None]) -> Around:
+    """Around a function after whose return something is noted of its arguments."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            observer.guarded(note, *args, **kwargs)
+            return result
+
+        return call
+
+    return around

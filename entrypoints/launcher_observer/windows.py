@@ -1,0 +1,114 @@
+"""Puts steps together into windows, and each window into one line of the rank's timeline."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+from launcher_observer.process import worker_cpu_seconds
+from launcher_observer.step_clock import Step
+from launcher_observer.timers import Timer
+
+WARM_UP_STEPS = 5
+"""Steps at the start that have a window of their own: memory is allocated and libraries choose their kernels there."""
+
+SHORTEST, GROWTH = 0.5, 1 / 600
+"""Seconds of a window at first, and what they grow by with every second of training: a month of it has some 6,000 windows."""
+
+
+class Windows:
+    """Steps that are over, until their seconds can be read, and the window under way."""
+
+    def __init__(self, write: Callable[[int, int, float, dict[str, float], dict[str, float]], None]):
+        """
+        Args:
+            write: takes a window's epoch, its last step, when that ended in Unix seconds, mean seconds a step, other numbers.
+        """
+        self._write = write
+        self._waiting: deque[tuple[Timer, Step]] = deque()
+        self._began: float | None = None
+        self.since = time.perf_counter()
+        """When it began to count, by the host's clock."""
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._steps, self._samples, self._cpu, self._slowest = 0, 0, 0.0, 0.0
+        self._last: Step | None = None
+        self._epoch, self._epoch_steps, self._epoch_batches, self._epoch_began = 1, 0, 0, 0.0
+        self._new_epoch = False
+        self._worker_cpu = 0.0
+        self.extra: Callable[[], dict[str, float]] = dict
+        """Gives further numbers of a window, once for each: such as `memory_gib`."""
+        self.world_size = 1
+
+    def add(self, timer: Timer, step: Step) -> None:
+        """A step is over."""
+        self._waiting.append((timer, step))
+        self.fold()
+
+    def fold(self) -> None:
+        """Count the steps whose seconds are known by now."""
+        while self._waiting and self._waiting[0][0].has_passed(self._waiting[0][1].end):
+            self._count(*self._waiting.popleft())
+
+    def close(self) -> None:
+        """No step comes any more. Those whose seconds are not known yet are left out: nobody waits for them."""
+        self.fold()
+        if self._steps:
+            self._flush()
+
+    def _count(self, timer: Timer, step: Step) -> None:
+        epoch = step.loader.number if step.loader is not None else self._epoch
+        if epoch != self._epoch and self._last is not None:
+            if step.ended - self._epoch_began > SHORTEST:  # the first step of an epoch may have waited for workers
+                self._flush()
+                self._new_epoch = True
+            self._epoch_steps = self._epoch_batches = 0
+            self._epoch_began = step.began
+        self._epoch = epoch
+        if self._began is None:
+            self._began = step.began
+        for name, begin, end in step.phases:
+            self._seconds[name] += timer.seconds(begin, end)
+        whole = max(0.0, timer.seconds(step.begin, step.end) - step.paused)
+        timer.release(step.marks)
+        if step.batches:
+            self._seconds["data_wait"] += step.data_wait
+        self._seconds["step"] += whole
+        self._slowest = max(self._slowest, whole)
+        self._steps += 1
+        self._samples += step.samples
+        self._cpu += step.cpu
+        self._epoch_steps += 1
+        self._epoch_batches += step.batches
+        self._last = step
+        long = max(SHORTEST, (step.ended - self.since) * GROWTH)
+        if step.number == WARM_UP_STEPS or step.ended - self._began >= long or self._new_epoch:
+            self._new_epoch = False
+            self._flush()
+
+    def _flush(self) -> None:
+        step, steps = self._last, self._steps
+        if step is None or not steps:
+            return
+        before, self._worker_cpu = self._worker_cpu, worker_cpu_seconds()
+        means = {name: value / steps for name, value in self._seconds.items()}
+        extra: dict[str, Any] = {
+            "steps": steps,
+            "slowest_step": self._slowest,
+            "cpu_seconds": self._cpu / steps,
+            "worker_cpu_seconds": max(0.0, self._worker_cpu - before) / steps,  # less where a worker has ended
+            "epoch_step": self._epoch_steps,
+            **self.extra(),
+        }
+        if self._samples and self._seconds["step"]:
+            extra["images_per_second"] = self.world_size * self._samples / self._seconds["step"]
+        batches = step.loader.loader.batches if step.loader is not None else None
+        if batches and self._epoch_batches:
+            extra["epoch_steps"] = max(self._epoch_steps, round(batches * self._epoch_steps / self._epoch_batches))
+        if means["step"]:
+            if "grad_sync" in extra:
+                means["grad_sync"] = extra.pop("grad_sync")
+            self._write(self._epoch, step.number, time.time() - (time.perf_counter() - step.ended), means, extra)
+        self._seconds.clear()
+        self._steps, self._samples, self._cpu, self._slowest, self._began = 0, 0, 0.0, 0.0, None
