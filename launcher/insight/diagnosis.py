@@ -82,10 +82,22 @@ class Diagnosis:
                 {"name": name, "seconds": seconds, "share": share}
                 for name, seconds, share in summary.operators(evidence, 20)
             ],
+            "script": self._script_to_dict(),
             "use": [asdict(use) for use in summary.uses(evidence)],
             "sampled": self.measurements.sampled,
             "could_not_be_read": list(self.measurements.unreadable),
             "probe": self._probe_to_dict(),
+        }
+
+    def _script_to_dict(self) -> dict[str, Any] | None:
+        """What the observer saw; None: it is a script of the kit's."""
+        script = self.measurements.script
+        if script is None:
+            return None
+        return {
+            "framework": script.framework,
+            "set_up": [asdict(part) for part in script.parts],
+            "lines": [asdict(line) for line in script.lines],
         }
 
     def _probe_to_dict(self) -> dict[str, Any] | None:

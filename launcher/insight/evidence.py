@@ -31,6 +31,7 @@ class Evidence:
         self.measurements = measurements
         self.settings = measurements.settings
         self.facts = measurements.facts
+        self.script = measurements.script
 
     # Steps
 
@@ -112,6 +113,16 @@ class Evidence:
         if self.forward_share is None or "backward" not in self.phases or "data_wait" not in self.phases:
             return None
         return max(0.0, 1 - sum(share for name, share in self.phases.items() if name not in inside_others()))
+
+    @functools.cached_property
+    def loop_share(self) -> float | None:
+        """Share of a step in Python of the loop itself: in no phase, or, where that is more, sampled there in an observed script, whose
+        phase `forward` holds all that happens between a batch's arrival and the backward pass. On a GPU samples do not count: the
+        thread may just wait for it. None where neither is known."""
+        if self.script is None or self.on_gpu:
+            return self.unaccounted
+        sampled = self.script.loop_share
+        return max(self.unaccounted, sampled) if self.unaccounted is not None else sampled or None
 
     @functools.cached_property
     def steps_seconds(self) -> float:

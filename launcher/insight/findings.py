@@ -7,26 +7,40 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from launcher.insight.script import Address
+
 NOTICEABLE = 0.10
 """Share of the training time from which something is called a bottleneck: without it the speed-up is 1.11. OpenXLA's profiler calls
 a step moderately input-bound from 5 % and highly from 20 %; below 10 % a fix is lost in a run's noise."""
 
 Level = Literal["bottleneck", "risk"]
 
+Scope = Literal["any", "job", "kit"]
+"""Whose runs can follow a fix: any run; one that a config describes; one of this kit's scripts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """One change of a job's config, or of where it runs."""
+    """One change of a job's config, of a line of the script, or of where it runs."""
 
     setting: str | None
-    """The config key, such as hyperparameters.num_workers; None: the fix is not a setting."""
+    """The config key, such as hyperparameters.num_workers; of a script that is not the kit's what it sets, such as num_workers; None:
+    the fix is not a setting."""
     value: Any
     """Its new value; where the fix is not a setting, what to do, in words."""
     now: Any = None
     """Its value in this run; None: not known."""
     why: str = ""
+    at: Address | None = None
+    """The line that it is about; None: none in particular."""
+    change: str = ""
+    """The setting's change in words, where it is made in the script."""
+    scope: Scope = "any"
+    """Of a fix that is no setting."""
 
     def __str__(self) -> str:
+        if self.change:
+            return f"{self.change} ({self.why})" if self.why else self.change
         if self.setting is None:
             text = str(self.value)
         else:
@@ -93,13 +107,20 @@ class Finding:
     """What a probe says of it, starting with confirmed or refuted; None: there was no probe, or it cannot tell."""
 
     @property
+    def at(self) -> Address | None:
+        """The line to change first; None: none in particular."""
+        return next((fix.at for fix in self.fixes if fix.at is not None), None)
+
+    @property
     def refuted(self) -> bool:
         return self.probe is not None and self.probe.startswith("refuted")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         gain = None if self.gain is None else {**asdict(self.gain), "at_most": self.gain.at_most}
-        return {**asdict(self), "gain": gain}
+        at = None if self.at is None else asdict(self.at)
+        fixes = [{name: value for name, value in asdict(fix).items() if name != "scope"} for fix in self.fixes]
+        return {**asdict(self), "at": at, "fixes": fixes, "gain": gain}
 
 
 def written(value: Any) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from launcher import backends
 from launcher.config.issues import UserError, mistake
 from launcher.insight import shapes, system_files, timelines
+from launcher.insight.script import Script
 from launcher.record import records
 from launcher.record.records import RunFolder
 
@@ -105,7 +106,9 @@ class Measurements:
     ranks: tuple[Steps, ...] = ()
     stalls: tuple[Stall, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The script's settings, as it ran."""
+    """The script's settings, as it ran; of a script that is not the kit's, as the observer saw them."""
+    script: Script | None = None
+    """A script that is not the kit's; None: one of the kit's, which measures itself."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What else is known: result.json's values; world_size, device, device_name, backend, torch, threads, instance_type,
     seconds_to_first_step (of the slowest rank, from its process's start) and num_workers (of each process, as they ran); of a run
@@ -130,13 +133,13 @@ def read(source: str, *, max_bytes: int = MAX_BYTES) -> Measurements:
         UserError: there is no such thing, or it holds no measurements, or S3 does not answer.
     """
     if source.startswith("s3://"):
-        return _measurements(source, system_files.in_s3(source), [], max_bytes)
+        return _measurements(source, system_files.in_s3(source), [], max_bytes, Script())
     folder = Path(source)
     if not folder.is_dir():
         return _read_run(records.find(source), max_bytes)
     if (folder / "plan.json").is_file():
         return _read_run(RunFolder(folder.absolute()), max_bytes)
-    return _measurements(source, system_files.below([folder]), timelines.below([folder]), max_bytes)
+    return _measurements(source, system_files.below([folder]), timelines.below([folder]), max_bytes, Script())
 
 
 def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
@@ -158,12 +161,13 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
         "started_by": plan["backend"],
         "hosts": len(plan["hosts"]),
         "instance_type": None
-        if backends.get(plan["backend"]).on_this_machine
+        if backends.starter(plan["backend"]).on_this_machine
         else (job.get("compute") or {}).get("instance_type"),
         **{name: value for name, value in result.items() if name != "settings"},
     }
     settings = {**(job.get("hyperparameters") or {}), **(result.get("settings") or {})}
-    found = _measurements(run.name, system, lines, max_bytes, known, settings)
+    script = Script(hyperparameters=settings, by_launcher=True) if job.get("source") else None
+    found = _measurements(run.name, system, lines, max_bytes, script, known, settings)
     return replace(found, not_measured={**found.not_measured, **trouble})
 
 
@@ -180,12 +184,14 @@ def _measurements(
     system: list[system_files.SystemFile],
     lines: list[Path],
     max_bytes: int,
+    script: Script | None,
     known: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Measurements:
     """Everything, read and put together.
 
     Args:
+        script: what the records say of a script that may not be the kit's; None: it is.
         known, settings: from the run's records; what the ranks recorded takes precedence.
     """
     if not system and not lines:
@@ -193,7 +199,7 @@ def _measurements(
             "source",
             f"{source} holds no measurements",
             "give a run (launcher runs lists them), a folder with profiler-output, or an s3:// prefix of one; "
-            "scripts of this kit measure unless system_monitor is false",
+            "every run measures itself unless `observe`, or hyperparameters.system_monitor of this kit's scripts, is false",
         )
     chosen, thinned = system_files.thin(system, max_bytes)
     samples = system_files.read(chosen)
@@ -202,16 +208,23 @@ def _measurements(
     hosts = {name: _host(name, series) for name, series in samples.series.items()}
     facts = {name: value for name, value in {**(known or {}), **ranks.facts}.items() if value is not None}
     facts, wrong_facts = shapes.readable(shapes.FACTS, facts)
+    steps = tuple(Steps(**values) for values in ranks.steps)
+    script = None if ranks.measure_themselves else script or ranks.script
+    if script is not None:
+        seen = ranks.script or Script()
+        script = replace(script, parts=seen.parts, lines=seen.lines)
+        settings = {**script.settings(), **_images_a_step(steps)}
     settings, wrong_settings = shapes.readable(shapes.SETTINGS, {**(settings or {}), **ranks.settings})
     return Measurements(
         source=source,
         hosts=hosts,
-        ranks=tuple(Steps(**values) for values in ranks.steps),
+        ranks=steps,
         stalls=tuple(Stall(**values) for values in ranks.stalls),
         settings=settings,
+        script=script,
         facts=facts,
         sampled="; ".join(sampled) or None,
-        not_measured={**_missing(hosts, bool(lines)), **ranks.not_measured},
+        not_measured={**_missing(hosts, bool(lines), script), **ranks.not_measured},
         unreadable=(
             *samples.unreadable,
             *ranks.unreadable,
@@ -219,6 +232,16 @@ def _measurements(
             *(f"setting {one}" for one in wrong_settings),
         ),
     )
+
+
+def _images_a_step(steps: tuple[Steps, ...]) -> dict[str, int]:
+    """The global batch size of an observed script: its images a second over the seconds of its steps."""
+    if not steps or "images_per_second" not in steps[0].extra:
+        return {}
+    images = steps[0].extra["images_per_second"] * steps[0].seconds["step"]
+    known = images[np.isfinite(images)]
+    usual = round(float(np.median(known))) if len(known) else 0
+    return {"global_batch_size": usual} if usual >= 1 else {}
 
 
 def _host(name: str, series: Mapping[system_files.Key, tuple[np.ndarray, np.ndarray]]) -> Host:
@@ -257,13 +280,12 @@ _DISK = {"read": "ReadThroughputInBytesPerSecond", "write": "WriteThroughputInBy
 _NETWORK = {"receive": "ReceiveBytesPerSecond", "transmit": "TransmitBytesPerSecond"}
 
 
-def _missing(hosts: Mapping[str, Host], timelines_found: bool) -> dict[str, str]:
+def _missing(hosts: Mapping[str, Host], timelines_found: bool, script: Script | None) -> dict[str, str]:
     """What no host and no rank recorded, and why."""
     missing = {}
     if not hosts:
-        missing["system"] = (
-            "no files of system metrics: system_monitor was false, or the script is not one of this kit's"
-        )
+        switch = "hyperparameters.system_monitor" if script is None else "observe"
+        missing["system"] = f"no files of system metrics: {switch} was false, or the run ended before the first sample"
     else:
         for name, why in (
             ("gpus", "no host showed a GPU"),
@@ -276,5 +298,9 @@ def _missing(hosts: Mapping[str, Host], timelines_found: bool) -> dict[str, str]
             if not any(getattr(host, name) for host in hosts.values()):
                 missing[name] = why
     if not timelines_found:
-        missing["steps"] = f"no {timelines.PATTERN}: only this kit's scripts write them"
+        missing["steps"] = f"no {timelines.PATTERN}: " + (
+            "the run ended before its first step"
+            if script is None
+            else "no step of a torch optimizer was observed, or the files are elsewhere"
+        )
     return missing

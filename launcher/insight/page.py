@@ -27,6 +27,7 @@ def fragment(evidence: Evidence, report: Report) -> str:
         + findings(report)
         + phase_table(evidence)
         + operator_table(evidence)
+        + line_table(evidence)
         + use_table(evidence)
         + "</div>"
     )
@@ -53,6 +54,7 @@ def _run(evidence: Evidence, report: Report, place: int) -> str:
         f"{_unreadable(evidence)}{findings(report)}<div id='charts-{place}'></div>"
         f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
         f"{_section('Operators that take longest', operator_table(evidence))}"
+        f"{_section('Lines of the script', line_table(evidence))}"
         f"{_section('Use of resources', use_table(evidence))}{_section('Settings', settings_table(evidence))}</section>"
     )
 
@@ -137,6 +139,11 @@ def operator_table(evidence: Evidence) -> str:
     return _table(["operator or kernel", "ms a step", "share"], rows)
 
 
+def line_table(evidence: Evidence) -> str:
+    rows = [[at, phase, percent(share), code] for at, phase, share, code in summary.lines(evidence, 15)]
+    return _table(summary.LINES, rows)
+
+
 def use_table(evidence: Evidence) -> str:
     rows = [
         [
@@ -151,9 +158,8 @@ def use_table(evidence: Evidence) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    parts = [
-        f"<li class='{finding.level}'><h3>{escape(finding.title)} <span class='share'>{report_text.taken(finding)}</span></h3><dl>"
-    ]
+    title, taken = escape(report_text.titled(finding)), report_text.taken(finding)
+    parts = [f"<li class='{finding.level}'><h3>{title} <span class='share'>{taken}</span></h3><dl>"]
     for name, values in (
         ("evidence", finding.evidence),
         ("cause", (finding.cause,)),

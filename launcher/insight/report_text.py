@@ -26,7 +26,7 @@ def headline(evidence: Evidence, report: Report) -> str:
         return report.probe.title
     if report.findings:
         top = report.findings[0]
-        return top.title if top.share is None else f"{top.title} ({taken(top)})"
+        return titled(top) if top.share is None else f"{titled(top)} ({taken(top)})"
     if not evidence.ranks and not evidence.hosts:
         return "not measured: neither steps nor hosts were recorded"
     compute = evidence.share(
@@ -84,6 +84,9 @@ def text(evidence: Evidence, report: Report) -> str:
     ]
     if operators:
         lines += ["", str(Table(["operators that take longest", "ms a step", "share"], operators))]
+    sampled = [[at, phase, percent(share), code[:60]] for at, phase, share, code in summary.lines(evidence, 5)]
+    if sampled:
+        lines += ["", str(Table(summary.LINES, sampled))]
     several = len(evidence.measurements.hosts) > 1
     used = [use for use in summary.uses(evidence) if not several or use.resource in ESSENTIAL]
     if used:
@@ -120,6 +123,11 @@ def unreadable(evidence: Evidence) -> str:
     return "; ".join(evidence.measurements.unreadable)
 
 
+def titled(finding: Finding) -> str:
+    """A finding's title, with the line to change where it has one."""
+    return f"{finding.title}, at {finding.at}" if finding.at else finding.title
+
+
 def taken(finding: Finding) -> str:
     """The share of time that a finding takes, in words."""
     share = "a risk" if finding.share is None else f"{percent(finding.share)} of the time"
@@ -127,7 +135,7 @@ def taken(finding: Finding) -> str:
 
 
 def _finding(number: int, finding: Finding) -> list[str]:
-    lines = _wrapped(f"{number}. ", f"{finding.title} ({taken(finding)})")
+    lines = _wrapped(f"{number}. ", f"{titled(finding)} ({taken(finding)})")
     for name, values in (
         ("evidence", finding.evidence),
         ("cause", (finding.cause,)),

@@ -13,6 +13,9 @@ FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 """torch's names of types -> the kit's; every other one is fp32."""
 
+PAUSES = ("evaluate", "checkpoint")
+"""Phases of samples that lie between steps."""
+
 WAITS_FOR_THE_DEVICE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize)\(|\bprint\(|\bfloat\(")
 """What a line of Python calls to read a number from the device. print and float do so with a tensor."""
 
@@ -92,12 +95,23 @@ class Script:
         return next((part for part in loaders if part.values.get("role") == role), None)
 
     @property
+    def frozen_model(self) -> Part | None:
+        """The first model without a trainable parameter, such as a teacher."""
+        models = (part for part in self.parts if part.of == "model")
+        return next((part for part in models if part.values.get("trainable") == 0), None)
+
+    @property
+    def trained_model(self) -> Part | None:
+        models = (part for part in self.parts if part.of == "model")
+        return next((part for part in models if part.values.get("trainable") != 0), None)
+
+    @property
     def precision(self) -> str | None:
         """bf16, fp16, tf32 or fp32; None: not known."""
         seen = [part for part in self.parts if part.of == "precision"]
         if not seen:
             return None
-        model, latest = self.part("model"), seen[-1].values
+        model, latest = self.trained_model, seen[-1].values
         for name in (latest.get("autocast"), model.values.get("dtype") if model else None):
             short = DTYPES.get(str(name).removeprefix("torch."))
             if short is not None:
@@ -133,7 +147,13 @@ class Script:
         )
 
     @property
+    def loop_share(self) -> float:
+        """Share of the samples within steps that lie in `loop_lines`."""
+        paused = sum(line.share for line in self.lines if line.phase in PAUSES)
+        return sum(line.share for line in self.loop_lines) / (1 - paused) if paused < 1 else 0.0
+
+    @property
     def waiting_line(self) -> SampledLine | None:
         """The line that most often reads a number from the device, and waits for it."""
         lines = (line for line in self.lines if line.at.is_own and WAITS_FOR_THE_DEVICE.search(line.at.text))
-        return next((line for line in lines if line.phase not in ("data_wait", "evaluate", "checkpoint")), None)
+        return next((line for line in lines if line.phase not in ("data_wait", *PAUSES)), None)

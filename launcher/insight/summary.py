@@ -59,6 +59,16 @@ def operators(evidence: Evidence, most: int) -> list[tuple[str, float, float]]:
     return [(one["name"], one["seconds"], one["share"]) for one in recorded.get("operators", [])[:most]]
 
 
+LINES = ["line of the training thread", "phase", "share", "code"]
+"""Columns of the table of lines."""
+
+
+def lines(evidence: Evidence, most: int) -> list[tuple[str, str, float, str]]:
+    """(line of the user's code, phase, share of the training thread's samples, code), longest first; [] where none was sampled."""
+    sampled = evidence.script.lines if evidence.script else ()
+    return [(str(line.at), line.phase or "(no phase)", line.share, line.at.text) for line in sampled[:most]]
+
+
 def uses(evidence: Evidence) -> list[Use]:
     """The use of each resource of each host, over the whole record."""
     return [

@@ -1,4 +1,4 @@
-"""The ranks' own records of their steps (timeline-<rank>.jsonl, as the scripts write them), parsed into arrays."""
+"""The ranks' own records of their steps (timeline-<rank>.jsonl, by the kit's scripts or the observer), parsed into arrays."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from launcher.insight import shapes
+from launcher.insight.script import Address, Part, SampledLine, Script
 from launcher.record import trust
 from launcher.show.text import counted
 
@@ -37,6 +38,10 @@ class Ranks:
     settings: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     not_measured: dict[str, str] = field(default_factory=dict)
+    script: Script | None = None
+    """Of observed ranks: the first one's script."""
+    measure_themselves: bool = False
+    """Whether a rank wrote its own record, as the kit's scripts do."""
     thinned: str | None = None
     """How long records were thinned."""
     unreadable: list[str] = field(default_factory=list)
@@ -70,7 +75,11 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
             ranks.facts |= {"operators": found} if found else {}
             ranks.unreadable += [why_not] if why_not else []
     if "operators" not in ranks.facts:
-        ranks.not_measured["operators"] = "no steps were recorded: hyperparameters.profile_steps was 0"
+        ranks.not_measured["operators"] = (
+            "torch.profiler did not run: the observer never starts it"
+            if ranks.script
+            else "no steps were recorded: hyperparameters.profile_steps was 0"
+        )
     ranks.steps.sort(key=lambda steps: steps["rank"])
     ranks.stalls.sort(key=lambda stall: (stall["began"], stall["rank"]))
     return ranks
@@ -78,7 +87,7 @@ def read(files: list[Path], max_bytes: int) -> Ranks:
 
 def _read_one(file: Path, each: int, ranks: Ranks) -> None:
     start: dict[str, Any] | None = None
-    windows, stalls = [], []
+    windows, stalls, setups, sampled, not_measured = [], [], [], {}, {}
     lines_seen = windows_seen = unreadable = 0
     with trust.opened(file) as lines:
         for line in lines:
@@ -101,6 +110,13 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
                     slowest = ranks.facts.get("seconds_to_first_step", 0.0)
                     ranks.facts["seconds_to_first_step"] = max(slowest, event["seconds"])
                     ranks.facts["num_workers"] = event["workers"]
+                elif kind == "setup":
+                    setups.append(shapes.SETUP.validate_python(event))
+                elif kind == "lines":
+                    sampled = shapes.LINES.validate_python(event)  # of the run so far: the last line counts
+                elif kind == "not_measured":
+                    shapes.NOT_MEASURED.validate_python(event)
+                    not_measured[event["what"]] = event["why"]
                 else:
                     shapes.STALL.validate_python(event)
                     stalls.append({name: event[name] for name in ("kind", "began", "seconds", "step")})
@@ -114,6 +130,11 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
     if unreadable:
         ranks.unreadable.append(f"{file.name}: {unreadable} of {counted(lines_seen, 'line')}")
     _add_start(start, ranks)
+    ranks.not_measured |= not_measured
+    if not start.get("observed"):
+        ranks.measure_themselves = True
+    elif ranks.script is None:
+        ranks.script = Script(parts=_parts(setups), lines=_sampled_lines(sampled))
     rank, node = start["rank"], start["node"]
     ranks.stalls += [{"rank": rank, "host": node, **stall} for stall in stalls]
     if windows:
@@ -124,6 +145,34 @@ def _add_start(event: dict[str, Any], ranks: Ranks) -> None:
     ranks.settings |= event["settings"]
     ranks.not_measured |= event["not_measured"]
     ranks.facts |= {name: event[name] for name in OF_THE_PROCESS}
+
+
+def _parts(setups: list[dict[str, Any]]) -> tuple[Part, ...]:
+    """What a script set up; a later line of the same thing replaces the earlier one."""
+    found: dict[tuple[Any, ...], Part] = {}
+    for one in setups:
+        at, values = _address(one), one["values"]
+        thing = (one["of"], values["id"]) if "id" in values else (one["of"], at.file, at.line)
+        found[thing] = Part(of=one["of"], at=at, values=values, via=one["via"])
+    return tuple(found.values())
+
+
+def _sampled_lines(sampled: dict[str, Any]) -> tuple[SampledLine, ...]:
+    lines = [
+        SampledLine(
+            at=_address(one),
+            phase=one["phase"],
+            package=one["package"],
+            in_model=one["in_model"],
+            share=min(1.0, one["samples"] / sampled["samples"]),
+        )
+        for one in sampled.get("lines", ())
+    ]
+    return tuple(sorted(lines, key=lambda line: -line.share))
+
+
+def _address(values: dict[str, Any]) -> Address:
+    return Address(values["file"], values["line"], " ".join(values["text"].split()))
 
 
 def _arrays(rank: int, node: str, windows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def test_the_report_for_machines_holds_the_same_verdict(kts):
     told = json.loads(typed(kts, "--json").stdout)
     assert told["findings"][0]["kind"] == "too_many_workers"
     assert told["findings"][0]["fixes"][0] | {"why": ""} == {
-        **{"setting": "hyperparameters.num_workers", "value": 2, "now": 16, "why": ""}
+        **{"setting": "hyperparameters.num_workers", "value": 2, "now": 16, "why": "", "at": None, "change": ""}
     }
     assert told["phases"]["data_wait"]["share"] == pytest.approx(told["findings"][0]["share"], rel=0.05)
 

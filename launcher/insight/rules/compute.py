@@ -20,6 +20,8 @@ def transfer(evidence: Evidence) -> Answer:
     """Batches take long to reach the device."""
     share = evidence.share("host_to_device")
     if share is None:
+        if evidence.ranks and not evidence.on_gpu:
+            return DoesNotApply("no GPU")
         return NotMeasured(what="copying batches to the device", reason=evidence.why_not("host_to_device"))
     if share < NOTICEABLE:
         return None
@@ -29,6 +31,7 @@ def transfer(evidence: Evidence) -> Answer:
             setting=None,
             value="smaller image_size or view_size, where accuracy allows",
             why="bytes grow with its square",
+            scope="kit",
         )
     ]
     if evidence.on_gpu and settings.get("preprocessing", "dali") != "dali":
@@ -57,6 +60,10 @@ def teacher(evidence: Evidence) -> Answer:
     """The teacher takes much of the step, though its logits can be cached."""
     share = evidence.share("teacher_forward")
     if share is None:
+        frozen = evidence.script and evidence.script.frozen_model
+        if frozen:
+            reason = f"the forward pass of {frozen.values.get('class', 'a frozen model')} is timed together with the trained model's"
+            return NotMeasured(what="a teacher that takes much of the step", reason=reason)
         if evidence.ranks:
             return DoesNotApply("no teacher ran")
         return NotMeasured(what="a teacher that takes much of the step", reason=evidence.why_no_steps)

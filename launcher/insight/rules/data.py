@@ -88,7 +88,9 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
             f"{percent(evidence.busy)} of {_cores(evidence)} in use; all of them full in {percent(evidence.full)} of the samples"
         )
     if evidence.workers is not None:
-        numbers.append(f"{counted(evidence.workers, 'worker')} per process, {evidence.cores_each or 0:.3g} cores for each process")
+        numbers.append(
+            f"{counted(evidence.workers, 'worker')} per process, {evidence.cores_each or 0:.3g} cores for each process"
+        )
     if evidence.unsteady is not None and evidence.unsteady >= NOTICEABLE:
         numbers.append(f"steps are unsteady: their mean is {percent(evidence.unsteady)} above the quick ones")
     if evidence.pressure is not None and evidence.pressure >= NOTICEABLE:
@@ -245,11 +247,13 @@ def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Finding:
                 setting=None,
                 value="launcher prepare SOURCE TARGET --shards 100MB",
                 why="few large reads instead of a file per image",
+                scope="kit",
             ),
             Fix(
                 setting=None,
                 value="mode: File or FSx for Lustre for the input",
                 why="the images are then near the hosts",
+                scope="job",
             ),
             *(
                 (
@@ -332,6 +336,7 @@ def _cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
             setting=None,
             value="launcher prepare SOURCE TARGET --size PIXELS",
             why="images are scaled down once instead of in every epoch",
+            scope="kit",
         )
     )
     if evidence.on_gpu and settings.get("preprocessing") != "dali":

@@ -15,7 +15,7 @@ FIXED = 0.2
 
 def starved(evidence: Evidence) -> Answer:
     """The device, or the step, waits for the training process itself: synchronising calls, small batches, or its one thread."""
-    wait, gap, idle = evidence.share("data_wait"), evidence.unaccounted, evidence.gpu_idle
+    wait, gap, idle = evidence.share("data_wait"), evidence.loop_share, evidence.gpu_idle
     if not evidence.on_gpu:
         if gap is None:
             return NotMeasured(
@@ -50,7 +50,7 @@ def starved(evidence: Evidence) -> Answer:
             if not evidence.ranks
             else "no small steps, full core or synchronising calls were seen"
         ),
-        fixes=(Fix(setting=None, value="run one of this kit's scripts: its step timeline tells more"),)
+        fixes=(Fix(setting=None, value="measure its steps: launcher run, or launcher watch -- COMMAND"),)
         if not evidence.ranks
         else (
             Fix(
@@ -72,6 +72,8 @@ def fixed_cost(evidence: Evidence) -> Answer:
     small = evidence.images_per_micro_batch
     if optimizer < FIXED or (small is not None and small > 64):
         return None
+    if small is None:
+        return NotMeasured(what="steps too small for their fixed cost", reason="the batch size is not known")
     share = optimizer * evidence.steps_part
     # the first steps and the slow ones too: all become fewer
     steps = evidence.steps_seconds / (evidence.training_seconds or 1)
@@ -82,7 +84,7 @@ def fixed_cost(evidence: Evidence) -> Answer:
         share=share,
         evidence=(
             f"optimizer: {percent(optimizer)} of a step of {evidence.step_seconds:.3g} s",
-            f"{small} images per process and step" if small else "images a step: not known",
+            f"{small} images per process and step",
         ),
         cause="the optimizer takes the same time for any number of images",
         fixes=(
@@ -108,7 +110,15 @@ def _contended(evidence: Evidence) -> bool:
 
 def _synchronises(evidence: Evidence) -> bool:
     """Whether the host waits for the device in every step, as reading a loss does."""
-    return (evidence.share("synchronise") or 0) >= NOTICEABLE or evidence.settings.get("log_every") == 1
+    if evidence.settings.get("log_every") == 1:
+        return True
+    return (evidence.share("synchronise") or _waiting_line_share(evidence)) >= NOTICEABLE
+
+
+def _waiting_line_share(evidence: Evidence) -> float:
+    """Share of the training thread's samples in the line that most often reads a number from the device."""
+    line = evidence.script.waiting_line if evidence.script else None
+    return line.share if line else 0.0
 
 
 def _small(evidence: Evidence) -> bool:
@@ -135,6 +145,8 @@ def _numbers(evidence: Evidence, lost: float) -> list[str]:
         numbers.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
     if evidence.unaccounted is not None:
         numbers.append(f"{percent(evidence.unaccounted)} of a step of {evidence.step_seconds:.3g} s lies in no phase")
+    for line in evidence.script.loop_lines[:3] if evidence.script else ():
+        numbers.append(f"the training thread is at {line.at} in {percent(line.share)} of the samples: {line.at.text}")
     wait = evidence.share("data_wait")
     if wait is not None:
         numbers.append(f"waiting for data only {percent(wait)}")

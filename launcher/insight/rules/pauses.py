@@ -88,6 +88,7 @@ def epoch_starts(evidence: Evidence) -> Answer:
                 setting=None,
                 value="launcher prepare --shards",
                 why="a list of a few shards instead of one file per image",
+                scope="kit",
             ),
             *_half_the_workers(evidence),
         ),
@@ -140,10 +141,13 @@ def start(evidence: Evidence) -> Answer:
         fixes.append(Fix(setting=None, value="weights as an input channel instead of a download at start"))
     fixes.append(
         Fix(
-            setting=None, value="mode: FastFile for S3 inputs, or FSx", why="training starts before all data are copied"
+            setting=None,
+            value="mode: FastFile for S3 inputs, or FSx",
+            why="training starts before all data are copied",
+            scope="job",
         )
     )
-    fixes.append(Fix(setting=None, value="launcher prepare --shards", why="few files to copy and list"))
+    fixes.append(Fix(setting=None, value="launcher prepare --shards", why="few files to copy and list", scope="kit"))
     return Finding(
         kind="slow_start",
         title=f"The first step came after {seconds:.0f} s",
@@ -168,7 +172,7 @@ def outliers(evidence: Evidence) -> Answer:
     if len(seconds) < 8:
         return NotMeasured(
             what="steps that take far longer than the others",
-            reason=f"only {len(seconds)} logged windows; lower log_every",
+            reason=f"only {len(seconds)} logged windows, and 8 are needed",
         )
     median = float(np.median(seconds))
     far = windows.far(steps)[mask]

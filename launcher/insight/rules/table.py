@@ -9,7 +9,7 @@ from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
 from launcher.insight.report import Report
-from launcher.insight.rules import compute, data, feeding, pauses, processes, system
+from launcher.insight.rules import compute, data, feeding, pauses, processes, script_fixes, system
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def judge(evidence: Evidence) -> Report:
             continue
         answer = rule.ask(evidence)
         if isinstance(answer, Finding):
-            findings.append(answer)
+            findings.append(script_fixes.for_script(answer, evidence) if evidence.script else answer)
         elif isinstance(answer, NotMeasured):
             not_measured.append(answer)
         elif isinstance(answer, DoesNotApply):

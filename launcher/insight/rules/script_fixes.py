@@ -1,0 +1,322 @@
+"""A finding's fixes in terms of a script that is not the kit's: an argument on the line that made the thing, or the name that the script's
+framework has for it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from launcher.insight import windows
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Finding, Fix, percent
+from launcher.insight.script import Address, Part, Script
+
+ARGUMENTS: dict[str | None, dict[str, str]] = {
+    "transformers": {
+        "num_workers": "TrainingArguments(dataloader_num_workers={})",
+        "batch_size": "TrainingArguments(per_device_train_batch_size={})",
+        "pin_memory": "TrainingArguments(dataloader_pin_memory={})",
+        "persistent_workers": "TrainingArguments(dataloader_persistent_workers={})",
+        "bf16": "TrainingArguments(bf16=True)",
+        "fp16": "TrainingArguments(fp16=True)",
+        "tf32": "TrainingArguments(tf32=True)",
+        "compile": "TrainingArguments(torch_compile={})",
+        "checkpoint_every": "TrainingArguments(save_steps={})",
+        "evaluate_every": "TrainingArguments(eval_steps={})",
+    },
+    "lightning": {
+        "bf16": 'Trainer(precision="bf16-mixed")',
+        "fp16": 'Trainer(precision="16-mixed")',
+        "checkpoint_every": "ModelCheckpoint(every_n_train_steps={})",
+    },
+    "accelerate": {
+        "bf16": 'Accelerator(mixed_precision="bf16")',
+        "fp16": 'Accelerator(mixed_precision="fp16")',
+    },
+}
+"""A framework's own name of a setting. https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments,
+https://lightning.ai/docs/pytorch/stable/common/trainer.html, https://huggingface.co/docs/accelerate/package_reference/accelerator"""
+ARGUMENTS["pytorch_lightning"] = ARGUMENTS["lightning"]
+
+HYPERPARAMETERS = {
+    "num_workers": re.compile(r"(num_|n_|dataloader_num_|data_)?workers"),
+    "batch_size": re.compile(r"(per_device_)?(train_)?batch(_size)?"),
+}
+"""Names under which a config most likely holds an argument of a DataLoader."""
+
+TYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def for_script(finding: Finding, evidence: Evidence) -> Finding:
+    """The finding with fixes that an observed script can follow; its own lines come before settings where they say more."""
+    script = evidence.script
+    assert script is not None
+    first, more = (table.get(finding.kind, _nothing) for table in (FIRST, MORE))
+    told = (_told(fix, evidence, script) for fix in finding.fixes)
+    fixes = (
+        *first(finding, evidence, script),
+        *(fix for fix in told if fix is not None),
+        *more(finding, evidence, script),
+    )
+    return replace(finding, fixes=fixes)
+
+
+def _told(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
+    """A rule's fix as the script takes it; None: it cannot."""
+    if fix.setting is None:
+        return fix if fix.scope == "any" or (fix.scope == "job" and script.by_launcher) else None
+    kind, _, name = fix.setting.partition(".")
+    if kind == "hyperparameters":
+        return SETTINGS[name](fix, evidence, script) if name in SETTINGS else None
+    if fix.value == "smddp":
+        return None  # the script itself would have to choose it
+    return fix if script.by_launcher else replace(fix, setting=None, value=WITHOUT_A_CONFIG[kind])
+
+
+WITHOUT_A_CONFIG = {
+    "distribution": "torchrun --nproc-per-node=GPUS",
+    "compute": "a smaller machine",
+    "checkpoints": "a faster disk for the checkpoints",
+}
+"""What a config's key means for a command."""
+
+
+# The rules' settings
+
+
+def _workers(fix: Fix, evidence: Evidence, script: Script) -> Fix:
+    value = max(1, math.floor(evidence.cores_each or 1)) if fix.value == "auto" else fix.value
+    return _argument(script, "num_workers", value, now=evidence.workers, why=fix.why)
+
+
+def _batch(fix: Fix, evidence: Evidence, script: Script) -> Fix:
+    now, whole = evidence.images_per_micro_batch, evidence.settings.get("global_batch_size")
+    if not isinstance(fix.value, int) or not isinstance(whole, int) or now is None:
+        return replace(fix, setting=None, value=f"a larger batch: {fix.value}")
+    return _argument(script, "batch_size", max(1, now * fix.value // whole), now=now, why=fix.why)
+
+
+def _parts(fix: Fix, evidence: Evidence, script: Script) -> Fix:
+    now = evidence.images_per_micro_batch or 1
+    why = f"and accumulate {evidence.accumulation} times fewer batches a step; the training stays the same"
+    return _argument(script, "batch_size", now * evidence.accumulation, now=now, why=why)
+
+
+def _precision(fix: Fix, evidence: Evidence, script: Script) -> Fix:
+    backward, model = script.part("backward"), script.trained_model
+    argument = ARGUMENTS.get(script.framework, {}).get(str(fix.value))
+    if argument is not None:
+        change, at = f"{argument}{_used(backward)}", _at(backward)
+    elif fix.value == "tf32":
+        change, at = "torch.set_float32_matmul_precision('high')", _at(model)
+        change += f" before {_code(at)}" if at else ""
+    else:
+        change, at = f"torch.autocast('cuda', dtype=torch.{TYPES[fix.value]})", _at(backward)
+        change += " around the forward pass and the loss" + (f", above {_code(at)}" if at else "")
+    return replace(fix, setting="precision", change=change, at=at)
+
+
+def _compile(fix: Fix, evidence: Evidence, script: Script) -> Fix:
+    made = script.part("compile") if fix.value is False else script.trained_model
+    argument = ARGUMENTS.get(script.framework, {}).get("compile")
+    if argument is not None:
+        change = f"{argument.format(fix.value)}{_used(made)}"
+    elif fix.value:
+        change = "model = torch.compile(model)" + (f" after {_code(made.at)}" if made else "")
+    else:
+        change = "no torch.compile" + (f" at {made.at}" if made else "")
+    return replace(fix, setting="compile", change=change, at=_at(made))
+
+
+def _checkpoints(fix: Fix, evidence: Evidence, script: Script) -> Fix:
+    made = script.part("checkpoint")
+    argument = ARGUMENTS.get(made.via if made else None, {}).get("checkpoint_every")
+    if argument is not None:
+        change = f"{argument.format(fix.value)}{_used(made)}"
+    else:
+        change = f"{_code(made.at) if made else 'checkpoints'}: once in about {fix.value} steps"
+    return replace(fix, setting="checkpoint_every", change=change, at=_at(made))
+
+
+def _evaluations(fix: Fix, evidence: Evidence, script: Script) -> Fix:
+    loader, times = script.loader("evaluation"), fix.value
+    argument = ARGUMENTS.get(script.framework, {}).get("evaluate_every")
+    if argument is not None:
+        seen = {stall.step for stall in evidence.measurements.stalls if stall.kind == "evaluate"}
+        every = round(windows.steps_done(evidence.ranks[0]) / max(len(seen), 1) * times)
+        change, value = f"{argument.format(every)}{_used(loader)}", every
+    else:
+        with_it = f", with the batches of {_code(loader.at)}" if loader else ""
+        change, value = f"evaluate {times} times less often{with_it}", times
+    return replace(fix, setting="evaluate_every", value=value, change=change, at=_at(loader))
+
+
+SETTINGS: dict[str, Callable[[Fix, Evidence, Script], Fix]] = {
+    "num_workers": _workers,
+    "global_batch_size": _batch,
+    "batch_size_per_device": _parts,
+    "precision": _precision,
+    "compile": _compile,
+    "checkpoint_every": _checkpoints,
+    "evaluate_every": _evaluations,
+}
+"""The kit's settings that a script of one's own has too; a fix by any other is left out."""
+
+
+def _argument(script: Script, name: str, value: Any, *, now: Any, why: str, role: str = "training") -> Fix:
+    """An argument of a DataLoader: on its line, or by the framework that makes it."""
+    loader = script.loader(role)
+    argument = ARGUMENTS.get(loader.via if loader else None, {}).get(name)
+    if loader is None:
+        change = f"DataLoader({name}={value})"
+    elif argument is not None:
+        change = f"{argument.format(value)}{_used(loader)}"
+    elif loader.via is not None:
+        change = f"the DataLoader that {loader.via} makes at {loader.at}: set {name}={value} (now {now})"
+    else:
+        change = f"DataLoader({name}={now}) at {loader.at}: set {name}={value}"
+    fed_by = _hyperparameter(script, name, now, loader)
+    change += f", in the config {fed_by}={value}" if fed_by else ""
+    return Fix(setting=name, value=value, now=now, why=why, change=change, at=_at(loader))
+
+
+def _hyperparameter(script: Script, name: str, now: Any, loader: Part | None) -> str | None:
+    """The config's key that an argument comes from: its line names the one hyperparameter of such a name, which has the value."""
+    if loader is None or name not in HYPERPARAMETERS:
+        return None
+    likely = [one for one in script.hyperparameters if HYPERPARAMETERS[name].fullmatch(one.replace("-", "_"))]
+    if len(likely) != 1 or str(script.hyperparameters[likely[0]]) != str(now):
+        return None
+    named = re.search(rf"=\s*[\w.]*\b{likely[0].replace('-', '_')}\b(?!\s*=)", loader.at.text)
+    return f"hyperparameters.{likely[0]}" if named else None
+
+
+# What is no setting
+
+
+def _samples(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    """The code that makes a sample: the line where the training thread is, or the dataset of the workers."""
+    advice = (
+        "one file for many samples, or a copy on a near disk"
+        if finding.kind == "storage_bound"
+        else "smaller images, cheaper transforms, or their results stored once before training"
+    )
+    line, loader = script.busiest("data_wait"), script.loader("training")
+    if not evidence.workers and line is not None:
+        return [_note(f"{_code(line.at)} takes {percent(line.share)} of the training thread's time: {advice}", line.at)]
+    dataset = loader.values.get("dataset") if loader else None
+    if not dataset:
+        return [_note(f"less work for each sample: {advice}")]
+    at = Address(dataset["file"], dataset["line"]) if dataset.get("file") and dataset.get("line") else None
+    at = at if at and at.is_own else _at(loader)
+    return [_note(f"less work for each sample of {dataset['class']}, at {at}: {advice}", at)]
+
+
+def _copies(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    copy, loader = script.part("copy"), script.loader("training")
+    pinned = f"DataLoader(pin_memory=True){f' at {loader.at}' if loader else ''}"
+    line = f"non_blocking=True in {_code(copy.at)}" if copy else ".to(device, non_blocking=True)"
+    made = copy or loader
+    return [_note(f"{line}, from pinned memory: {pinned}", _at(made))]
+
+
+def _waits(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    line = script.waiting_line
+    if line is None:
+        return []
+    return [
+        _note(f"{_code(line.at)} waits for the GPU at every step: read the number once in 100 steps, or later", line.at)
+    ]
+
+
+def _loop(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    """The loop's own lines that take a good part of what the finding does."""
+    heavy = [line for line in script.loop_lines if line.share >= HEAVY * (finding.share or 0.0)]
+    return [
+        _note(
+            f"{_code(line.at)} takes {percent(line.share)} of the training thread's time: move it out of the step",
+            line.at,
+        )
+        for line in heavy[:2]
+    ]
+
+
+def _epochs(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    loader = script.loader("training")
+    if not evidence.workers or loader is None or loader.values.get("persistent_workers"):
+        return _loop(finding, evidence, script)
+    kept = _argument(script, "persistent_workers", True, now=False, why="the workers stay from epoch to epoch")
+    return [kept, *_loop(finding, evidence, script)]
+
+
+def _evaluation_loader(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    loader, cores = script.loader("evaluation"), math.floor(evidence.cores_each or 1)
+    if loader is None or loader.values.get("num_workers") != 0 or cores < 2:
+        return []
+    why = "the training process makes the batches itself, between its steps"
+    return [_argument(script, "num_workers", cores, now=0, why=why, role="evaluation")]
+
+
+def _exchange(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    made = script.part("data_parallel")
+    if made is None or made.values.get("class") != "DistributedDataParallel":
+        return []
+    hook = "register_comm_hook(None, default_hooks.bf16_compress_hook)"
+    return [replace(_note(f"{hook} on the model of {_code(made.at)}", made.at), why="half the bytes")]
+
+
+def _start(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    return [_note("look at what the script does before its first step: downloads, lists of many files, compilation")]
+
+
+def _nothing(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    return []
+
+
+HEAVY = 1 / 3
+"""Of a finding's share: from here on a line explains much of it."""
+
+More = Callable[[Finding, Evidence, Script], list[Fix]]
+
+FIRST: dict[str, More] = {
+    "data_bound": _samples,
+    "storage_bound": _samples,
+    "host_to_device_bound": _copies,
+    "synchronising_calls": _waits,
+    "main_thread_bound": _loop,
+    "gpu_starved": _loop,
+    "step_outliers": _loop,
+    "slow_epoch_starts": _epochs,
+}
+"""What comes before the rules' own fixes, by the kind of finding."""
+
+MORE: dict[str, More] = {
+    "too_few_workers": _samples,
+    "evaluation_stalls": _evaluation_loader,
+    "communication_bound": _exchange,
+    "slow_start": _start,
+}
+"""What comes after them."""
+
+
+# Words
+
+
+def _note(text: str, at: Address | None = None) -> Fix:
+    return Fix(setting=None, value=text, at=at)
+
+
+def _code(at: Address) -> str:
+    """A line with its place."""
+    return f"`{at.text}` at {at}" if at.text else str(at)
+
+
+def _at(part: Part | None) -> Address | None:
+    return None if part is None else part.at
+
+
+def _used(part: Part | None) -> str:
+    return f", used at {part.at}" if part else ""

@@ -1,0 +1,209 @@
+"""Diagnosis of a script that the observer watched: its findings name the line to change, and only what such a script can change."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.rules.table import RULES
+from tests.insight.observed import loader, observed, sampled, setup
+from tests.insight.test_rules import CPU, GPU, HEALTHY, PLANTED
+
+EVALUATION = setup(
+    "loader", 50, "held_out = DataLoader(test)", id=2, role="evaluation", batch_size=8, num_workers=0, pin_memory=False
+)
+
+
+def diagnosed(tmp_path, planted, *setups, lines=None) -> Diagnosis:
+    return Diagnosis(observed(tmp_path / "run", planted, *setups, lines=lines))
+
+
+ADDRESSES = {
+    "too many workers": (
+        "too_many_workers", PLANTED["too_many_workers", "harsh"], [], [],
+        "train.py:42", "DataLoader(num_workers=16) at train.py:42: set num_workers=2 (as many",
+    ),
+    "too few workers": (
+        "too_few_workers", PLANTED["too_few_workers", "harsh"], [], [],
+        "train.py:42", "DataLoader(num_workers=1) at train.py:42: set num_workers=",
+    ),
+    "no workers at all": (
+        "too_few_workers", PLANTED["too_few_workers", "none, on the CPU"],
+        [], [sampled(14, "image = heavy(image)", 60, "data_wait")],
+        "train.py:42", "DataLoader(num_workers=0) at train.py:42: set num_workers=",
+    ),
+    "a loader that transformers makes": (
+        "too_many_workers", PLANTED["too_many_workers", "harsh"], [loader("transformers", num_workers=16)], [],
+        "train.py:42", "TrainingArguments(dataloader_num_workers=2), used at train.py:42",
+    ),
+    "a loader that a library makes": (
+        "too_many_workers", PLANTED["too_many_workers", "harsh"], [loader("torchdistill", num_workers=16)], [],
+        "train.py:42", "the DataLoader that torchdistill makes at train.py:42: set num_workers=2 (now 16)",
+    ),
+    "costly images, made by workers": (
+        "data_bound", PLANTED["data_bound", "harsh"], [], [],
+        "food.py:12", "less work for each sample of Food, at food.py:12: smaller images",
+    ),
+    "costly images, made by the training process": (
+        "data_bound", dict(phases={**CPU, "data_wait": 0.3}, cores=1, busy=0.99, settings={"num_workers": 0}),
+        [], [sampled(14, "image = blur(image)", 40, "data_wait", package="PIL"), sampled(15, "x", 5, "data_wait")],
+        "train.py:14", "`image = blur(image)` at train.py:14 takes 40 % of the training thread's time",
+    ),
+    "slow storage": (
+        "storage_bound", PLANTED["storage_bound", "harsh"], [], [],
+        "food.py:12", "less work for each sample of Food, at food.py:12: one file for many samples",
+    ),
+    "a dataset of a package": (
+        "data_bound", PLANTED["data_bound", "harsh"],
+        [loader(num_workers=8, dataset={"class": "ImageFolder", "file": "/v/site-packages/torchvision/a.py", "line": 2})],
+        [], "train.py:42", "less work for each sample of ImageFolder, at train.py:42",
+    ),
+    "slow copies": (
+        "host_to_device_bound", PLANTED["host_to_device_bound", "harsh"], [], [],
+        "train.py:69",
+        "non_blocking=True in `images = images.to(device)` at train.py:69, from pinned memory: "
+        "DataLoader(pin_memory=True) at train.py:42",
+    ),
+    "fp32 on an A100": (
+        "fp32_compute", {**PLANTED["fp32_compute", "harsh"], "facts": {"device_name": "NVIDIA A100-SXM4-40GB"}}, [], [],
+        "train.py:72", "torch.autocast('cuda', dtype=torch.bfloat16) around the forward pass and the loss, "
+        "above `loss.backward()` at train.py:72",
+    ),
+    "fp32 under Lightning": (
+        "fp32_compute", PLANTED["fp32_compute", "harsh"],
+        [setup("backward", 80, "trainer.fit(model)", via="lightning")], [],
+        "train.py:80", 'Trainer(precision="bf16-mixed"), used at train.py:80',
+    ),
+    "fp32 under Accelerate": (
+        "fp32_compute", PLANTED["fp32_compute", "harsh"],
+        [setup("backward", 72, "accelerator.backward(loss)", via="accelerate")], [],
+        "train.py:72", 'Accelerator(mixed_precision="bf16"), used at train.py:72',
+    ),
+    "fp32 under transformers, which uses accelerate": (
+        "fp32_compute", PLANTED["fp32_compute", "harsh"],
+        [setup("backward", 60, "trainer.train()", via="accelerate"), loader("transformers")], [],
+        "train.py:60", "TrainingArguments(bf16=True), used at train.py:60",
+    ),
+    "a number read at every step": (
+        "synchronising_calls", dict(phases=GPU, gap=0.1, gpu=40, cpu_seconds=0.3),
+        [], [sampled(88, "total += loss.item()", 55, None)],
+        "train.py:88", "`total += loss.item()` at train.py:88 waits for the GPU at every step",
+    ),
+    "Python in the loop, on the CPU": (
+        "main_thread_bound", dict(phases={**CPU, "student_forward": 0.2}, busy=3.0),
+        [], [sampled(66, "draw(images)", 40, "forward"), sampled(71, "out = model(x)", 30, "forward", in_model=True)],
+        "train.py:66", "`draw(images)` at train.py:66 takes 40 % of the training thread's time: move it out of the step",
+    ),
+    "Python between the phases": (
+        "main_thread_bound", PLANTED["main_thread_bound", "on the CPU"],
+        [], [sampled(95, "log(metrics)", 30, None)],
+        "train.py:95", "`log(metrics)` at train.py:95 takes 30 % of the training thread's time",
+    ),
+    "a small batch": (
+        "small_batch", PLANTED["small_batch", "harsh"], [], [],
+        "train.py:42", "DataLoader(batch_size=2) at train.py:42: set batch_size=8",
+    ),
+    "a small batch on the CPU": (
+        "small_batch", PLANTED["small_batch", "on the CPU"], [], [],
+        "train.py:42", "DataLoader(batch_size=2) at train.py:42: set batch_size=8",
+    ),
+    "checkpoints": (
+        "checkpoint_stalls", PLANTED["checkpoint_stalls", "harsh"], [], [],
+        "train.py:90", "`torch.save(model.state_dict(), 'model.pt')` at train.py:90: once in about",
+    ),
+    "checkpoints of transformers": (
+        "checkpoint_stalls", PLANTED["checkpoint_stalls", "harsh"],
+        [setup("checkpoint", 60, "trainer.train()", via="transformers")], [],
+        "train.py:60", "TrainingArguments(save_steps=",
+    ),
+    "evaluations": (
+        "evaluation_stalls", PLANTED["evaluation_stalls", "mild"], [loader(batch_size=256), EVALUATION], [],
+        "train.py:50", "evaluate 4 times less often, with the batches of `held_out = DataLoader(test)` at train.py:50",
+    ),
+    "workers that start with every epoch": (
+        "slow_epoch_starts", PLANTED["slow_epoch_starts", "harsh"], [], [],
+        "train.py:42", "DataLoader(persistent_workers=False) at train.py:42: set persistent_workers=True",
+    ),
+    "a few slow steps": (
+        "step_outliers", PLANTED["step_outliers", "mild"],
+        [], [sampled(77, "time.sleep(4)", 20, None)],
+        "train.py:77", "`time.sleep(4)` at train.py:77 takes 20 %",
+    ),
+    "the exchange of gradients": (
+        "communication_bound", PLANTED["communication_bound", "harsh"],
+        [setup("data_parallel", 25, "model = DDP(model)", world_size=16, **{"class": "DistributedDataParallel"})], [],
+        "train.py:42", "DataLoader(batch_size=16) at train.py:42: set batch_size=32",
+    ),
+    "a quota": (
+        "cpu_throttled", PLANTED["cpu_throttled", "mild"], [], [],
+        "train.py:42", "a larger quota (docker --cpus)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ADDRESSES)
+def test_a_finding_names_the_line_to_change(case, tmp_path):
+    kind, planted, setups, lines, at, words = ADDRESSES[case]
+    found = diagnosed(tmp_path, planted, *setups, lines=lines)
+    top = found.findings[0]
+    assert top.kind == kind, str(found)
+    assert str(top.at) == at and str(top.fixes[0]).startswith(words), str(found)
+    told = json.loads(json.dumps(found.to_dict()))["findings"][0]
+    assert f"{told['at']['file']}:{told['at']['line']}" == at
+    assert f"at {at} (" in found.headline and f", at {at} " in found._repr_html_()
+
+
+def test_a_wait_of_no_workers_also_names_the_slow_line_of_the_dataset(tmp_path):
+    _, planted, setups, lines, *_ = ADDRESSES["no workers at all"]
+    fixes = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes
+    assert "`image = heavy(image)` at train.py:14 takes 60 %" in str(fixes[-1])
+
+
+def test_a_tf32_fix_stands_before_the_model_is_made(tmp_path):
+    _, planted, setups, lines, *_ = ADDRESSES["fp32 on an A100"]
+    fixes = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes
+    assert "torch.set_float32_matmul_precision('high') before `model = resnet18()` at train.py:20" in str(fixes[1])
+
+
+def test_autocast_and_tf32_are_no_fp32(tmp_path):
+    planted = PLANTED["fp32_compute", "harsh"]
+    for number, values in enumerate(
+        ({"autocast": "torch.bfloat16"}, {"matmul_precision": "high"}, {"allow_tf32": True})
+    ):
+        found = diagnosed(tmp_path / str(number), planted, setup("precision", 72, "loss.backward()", **values))
+        assert found.findings == (), values
+
+
+def test_a_frozen_model_is_a_teacher_that_is_not_measured(tmp_path):
+    both = [setup("model", 20 + i, "m", id=i, trainable=10 * i, **{"class": f"Net{i}"}) for i in (0, 1)]
+    found = diagnosed(tmp_path, dict(phases=GPU, gpu=96), *both)
+    [missing] = [one for one in found.report.not_measured if "teacher" in one.what]
+    assert "Net0 is timed together with the trained model's" in missing.reason
+    assert found.measurements.script.trained_model.at.line == 21
+
+
+NAMED = {
+    **{case: [] for case in PLANTED if case[0] == "teacher_bound"},  # a teacher is part of the forward pass
+    ("synchronising_calls", "mild"): ["gpu_starved"],  # nothing was sampled
+}
+"""The findings of planted runs that the observer cannot tell as the kit's own record does."""
+
+STEPS = [case for case, planted in (PLANTED | HEALTHY).items() if planted["phases"] is not None]
+
+
+@pytest.mark.parametrize("case", STEPS, ids=str)
+def test_every_rule_answers_and_no_fix_is_one_of_the_kits_settings(case, tmp_path):
+    found = diagnosed(tmp_path, (PLANTED | HEALTHY)[case])
+    report = found.report
+    answers = (report.findings, report.not_found, report.not_measured, report.not_applicable)
+    assert sum(map(len, answers)) == len(RULES) + 1
+    text = str(found)
+    for words in ("hyperparameters.", "launcher prepare", "log_every", "kit's scripts", "dali", "teacher_cache"):
+        assert words not in text, text
+    for finding in found.findings:
+        assert finding.fixes, finding
+    assert max(len(line) for line in text.splitlines()) <= 130
+    expected = [] if case in HEALTHY else NAMED.get(case, [case[0]])
+    assert [finding.kind for finding in found.findings][:1] == expected, text
