@@ -30,15 +30,26 @@ def planned_upload(job: Job, channel: str, place: Path) -> Upload:
     """The target in S3 of a folder or file.
 
     It holds a fingerprint of names, sizes and times: unchanged data is uploaded once, and changed data never mixes with older.
+
+    Raises:
+        UserError: the folder holds the user's home, what cannot be read, a name that S3 does not take, or more than MAX_FILES.
     """
+    key = f"inputs.{channel}"
+    if Path.home().resolve().is_relative_to(place.resolve()):
+        found = f"{place} holds your home folder, with its keys and settings, and would be uploaded whole"
+        raise mistake(key, found, "name the data's own folder")
     fingerprint = hashlib.sha256()
     count = size = 0
-    for relative, file in _files(place):
-        if not relative.isprintable():
-            raise mistake(f"inputs.{channel}", f"a file name with unprintable characters: {relative!r}", "rename it")
-        facts = file.stat()
-        count, size = count + 1, size + facts.st_size
-        fingerprint.update(f"{relative}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    try:
+        for relative, file in _files(place, key):
+            if not relative.isprintable():
+                raise mistake(key, f"a file name with unprintable characters: {relative!r}", "rename it")
+            facts = file.stat()
+            count, size = count + 1, size + facts.st_size
+            fingerprint.update(f"{relative}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    except OSError as error:
+        found = f"{error.filename}: {error.strerror}, and it would be uploaded"
+        raise mistake(key, found, "name the data's own folder, or make it readable") from None
     base = f"{(job.output or '').rstrip('/')}/inputs/{channel}-{fingerprint.hexdigest()[:16]}/"
     return Upload(place, base if place.is_dir() else base + place.name, count, size)
 
@@ -57,7 +68,10 @@ def upload(plan: Plan, client: Any, say: Callable[[str], None]) -> None:
     for item in plan.uploads:
         bucket, key = split(item.target)
         there = _sizes(client, bucket, key)
-        wanted = [(file, key + relative if item.source.is_dir() else key) for relative, file in _files(item.source)]
+        wanted = [
+            (file, key + relative if item.source.is_dir() else key)
+            for relative, file in _files(item.source, str(item.source))
+        ]
         missing = [(file, name) for file, name in wanted if there.get(name) != file.stat().st_size]
         if not missing:
             say(f"{item.target} is uploaded already")
@@ -104,18 +118,22 @@ def split(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
-def _files(place: Path) -> Iterator[tuple[str, Path]]:
+def _files(place: Path, key: str) -> Iterator[tuple[str, Path]]:
     """A file, or every file below a folder, sorted; each with its path in the folder. Links are followed, cycles are not.
+
+    Args:
+        key: of the message.
 
     Raises:
         UserError: more than MAX_FILES.
+        OSError: a folder cannot be read.
     """
     if place.is_file():
         yield place.name, place
         return
     found: list[Path] = []
     seen: set[tuple[int, int]] = set()
-    for at, folders, names in os.walk(place, followlinks=True):
+    for at, folders, names in os.walk(place, onerror=_raise, followlinks=True):
         facts = os.stat(at)
         if (facts.st_dev, facts.st_ino) in seen:
             folders.clear()
@@ -124,8 +142,12 @@ def _files(place: Path) -> Iterator[tuple[str, Path]]:
         found += [Path(at) / name for name in names]
         if len(found) > MAX_FILES:
             fix = "name the data's own folder, or upload it (aws s3 sync) and write {s3: …}"
-            raise mistake(str(place), f"more than {MAX_FILES:,} files", fix)
+            raise mistake(key, f"{place} holds more than {MAX_FILES:,} files", fix)
     yield from sorted((file.relative_to(place).as_posix(), file) for file in found if file.is_file())
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _sizes(client: Any, bucket: str, prefix: str) -> dict[str, int]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import launcher
+from launcher.aws import upload
 from tests.aws.jobs import GROUPED, GROUPS, changed
 from tests.conftest import ROOT
 
@@ -94,3 +95,36 @@ def test_a_plan_says_which_group_starts_what(good):
     here = launcher.plan(launcher.from_values(planned)).issues
     [issue] = [issue for issue in here if issue.key == "compute.instance_groups"]
     assert issue.level == "warning" and "launcher emulate" in issue.fix
+
+
+@pytest.mark.parametrize("folder", ["/", "~", "~/.."])
+def test_a_folder_that_holds_the_home_is_not_uploaded(good, home, monkeypatch, folder):
+    monkeypatch.setenv("HOME", str(home))
+    [issue] = launcher.plan(
+        launcher.from_values(changed(good, {"inputs": {"train": {"folder": folder}}})), on="aws"
+    ).errors
+    assert issue.key == "inputs.train" and "holds your home folder" in issue.found, issue
+
+
+def test_a_folder_with_too_many_files_or_one_that_cannot_be_read_is_refused_under_its_channel(
+    good, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in "abc":
+        (data / name).touch()
+    job = launcher.from_values(changed(good, {"inputs": {"train": {"folder": str(data)}}}))
+    assert launcher.plan(job, on="aws").uploads[0].files == 3
+    with monkeypatch.context() as fewer:
+        fewer.setattr(upload, "MAX_FILES", 2)
+        [issue] = launcher.plan(job, on="aws").errors
+    assert (issue.key, issue.found) == ("inputs.train", f"{data} holds more than 2 files")
+    inner = os.open(data, os.O_RDONLY)
+    for _ in range(20):  # a path longer than the system opens
+        os.mkdir("x" * 250, dir_fd=inner)
+        outer, inner = inner, os.open("x" * 250, os.O_RDONLY, dir_fd=inner)
+        os.close(outer)
+    os.close(inner)
+    [issue] = launcher.plan(job, on="aws").errors
+    assert issue.key == "inputs.train" and "File name too long" in issue.found, issue
