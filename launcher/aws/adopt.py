@@ -9,13 +9,14 @@ from typing import Any
 from launcher.aws import follow, session
 from launcher.aws.upload import RECORD
 from launcher.config.issues import mistake
-from launcher.record import archives, records
+from launcher.record import archives, records, trust
 from launcher.record.records import RunFolder
 
 MAX_RECORD_BYTES = 2**30
 """Of an unpacked record: texts, and the code, which has 100 MiB at most."""
 
 
+@trust.closed_umask()
 def adopt(name: str, region: str) -> RunFolder:
     """Make a training job's run folder in this machine's store.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from launcher.aws import prices, session
 from launcher.aws.upload import split
-from launcher.record import archives, failure_causes, metrics_file, records
+from launcher.record import archives, failure_causes, metrics_file, records, trust
 from launcher.record.records import RunFolder
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -50,6 +50,7 @@ KEPT = (
 """Members of DescribeTrainingJob's answer that remote.json holds."""
 
 
+@trust.closed_umask()
 def refresh(folder: RunFolder) -> bool:
     """Update the run's folder. Does nothing while another process updates it.
 

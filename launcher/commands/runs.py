@@ -63,10 +63,10 @@ def print_runs(runs: list[Run]) -> None:
 
 
 def _row(run: Run) -> list[str]:
-    state, outcome = run.state, run.outcome()
+    outcome = run.outcome()
     return [
         run.name,
-        state,
+        outcome.get("state") or run.state,
         run.backend,
         str(len(run.hosts)),
         number(outcome.get("seconds"), ".1f"),
@@ -78,7 +78,8 @@ def _row(run: Run) -> list[str]:
 def _described(run: Run) -> dict[str, Any]:
     """A run for machines; `damaged` holds what cannot be read."""
     try:
-        return {"name": run.name, "state": run.state, **run.outcome()}
+        outcome = run.outcome()
+        return {"name": run.name, "state": outcome.get("state") or run.state, **outcome}
     except UserError as error:
         return {"name": run.name, "damaged": [issue.to_dict() for issue in error.issues]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import itertools
@@ -250,11 +251,10 @@ class RunFolder:
 
     def result(self) -> dict[str, Any]:
         """The script's result.json, from the first host that has one; {} where none can be read."""
-        for file in sorted(self.path.glob("hosts/*/opt/ml/output/data/*/result.json")):
-            try:
-                return self.read(file)
-            except DamagedRecord:  # any script may have written it
-                continue
+        for host in sorted(self.path.glob("hosts/*")):
+            for file in sorted((self.host(host.name) / "output/data").glob("*/result.json")):
+                with contextlib.suppress(DamagedRecord):  # any script may have written it
+                    return self.read(file)
         return {}
 
 
@@ -263,15 +263,20 @@ def store() -> Path:
     return Path(os.environ.get("LAUNCHER_RUNS") or "runs").absolute()
 
 
-def all_runs() -> list[RunFolder]:
+def all_runs(job: str | None = None) -> list[RunFolder]:
     """Every run in the store, oldest first, by the time in its name: only a run with another name, or started in the same second
     as another, is read. Other folders are skipped.
+
+    Args:
+        job: only runs of the job with this name.
     """
     folder = store()
     found: list[tuple[str, RunFolder]] = []
     for entry in os.scandir(folder) if folder.is_dir() else ():
+        if not entry.name.startswith(job or "") or not entry.is_dir(follow_symlinks=False):
+            continue
         run = RunFolder(Path(entry.path))
-        if _is_run(run):
+        if job in (None, run.job_name) and _can_be_shown(run):
             found.append((run.time, run))
     runs = []
     for _, group in itertools.groupby(sorted(found, key=lambda one: one[0]), key=lambda one: one[0]):
@@ -280,10 +285,8 @@ def all_runs() -> list[RunFolder]:
     return runs
 
 
-def _is_run(run: RunFolder) -> bool:
-    """Whether a folder is a run's that can be shown: one without a plan is damaged, unless it is just being started. A link is none."""
-    if os.path.islink(run.path) or not os.path.isdir(run.path):  # os.path: a name may be longer than any file's
-        return False
+def _can_be_shown(run: RunFolder) -> bool:
+    """Whether a folder is a run's. One without a plan is a damaged run, unless it is just being started."""
     return os.path.lexists(run.plan) or (NAME.fullmatch(run.name) is not None and not run.supervisor_lives())
 
 
@@ -306,9 +309,10 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
         UserError: no such run.
     """
     named = RunFolder(store() / name)
-    exact = named.name == name and name != ".." and _is_run(named)  # no path
-    runs = [] if exact else all_runs()
-    matching = [named] if exact else [run for run in runs if run.job_name == name and run.plan.exists()]
+    is_name = named.name == name and name != ".."  # and no path
+    is_link = is_name and os.path.islink(named.path)  # os.path: a name may be longer than any file's
+    exact = is_name and not is_link and os.path.isdir(named.path) and _can_be_shown(named)
+    matching = [named] if exact else [run for run in all_runs(name) if run.plan.exists()]
     for run in reversed(matching):
         if not completed or _has_completed(run):
             return run
@@ -318,13 +322,13 @@ def find(name: str, *, completed: bool = False) -> RunFolder:
             f"{name}: none of {len(matching)} run{'s' if len(matching) > 1 else ''} has completed; the latest is {matching[-1].state()}",
             f"launcher show {matching[-1].name}",
         )
+    runs = all_runs()
     jobs = list(dict.fromkeys(run.job_name for run in reversed(runs)))
     fix = did_you_mean(
         name,
         [*(run.name for run in runs[-SUGGESTED:]), *jobs[:SUGGESTED]],
         "launcher runs lists them; for one that another machine started on SageMaker: launcher attach NAME --region REGION",
     )
-    is_link = "/" not in name and os.path.islink(named.path)
     what = "a link, and no run" if is_link else "no such run"
     raise mistake("run", f"{name}: {what} in {store()}", fix)
 
@@ -343,9 +347,9 @@ def write_atomically(file: Path, content: str | bytes, *, durable: bool = True) 
     Args:
         durable: it outlives a power cut from now on, which takes the disk some milliseconds.
     """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
     try:
-        with open(temporary, "wb") as stream:
+        with open(temporary, "xb") as stream:  # through no link that another user planted
             stream.write(content.encode("utf-8") if isinstance(content, str) else content)
             if durable:
                 stream.flush()
@@ -367,16 +371,3 @@ def write_atomically(file: Path, content: str | bytes, *, durable: bool = True) 
 
 def write_json(file: Path, value: Any, *, durable: bool = True) -> None:
     write_atomically(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions of Python, the system and every installed package, by name."""
-    import platform
-    from importlib.metadata import distributions
-
-    packages = {item.metadata["Name"]: item.version for item in distributions() if item.metadata["Name"]}
-    return {
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        **dict(sorted(packages.items(), key=lambda item: item[0].lower())),
-    }

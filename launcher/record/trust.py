@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pwd
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,6 +50,19 @@ def refuse_strangers(folders: Iterable[Path], key: str, fix: str, *, shared: boo
         raise UserError(issues)
 
 
+@contextlib.contextmanager
+def closed_umask() -> Iterator[None]:
+    """Create files and folders meanwhile that other users cannot change, whatever the umask is; child processes started meanwhile do
+    so too.
+    """
+    before = os.umask(0o077)  # the only way to read it
+    os.umask(before | 0o002)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def _user(number: int) -> str:
     try:
         return pwd.getpwuid(number).pw_name
@@ -72,7 +86,7 @@ def opened(file: Path) -> BinaryIO:
 def content(file: Path) -> bytes:
     """A file of a record, whole. Raises OSError as `opened`, or where it has more than MOST_BYTES."""
     with opened(file) as stream:
-        data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"over {MOST_BYTES // 2**20} MiB", str(file))
-    return data
+        size = os.fstat(stream.fileno()).st_size
+        if size <= MOST_BYTES:
+            return stream.read(size)
+    raise OSError(errno.EFBIG, f"over {MOST_BYTES // 2**20} MiB", str(file))

@@ -17,7 +17,7 @@ from launcher.backends.plans import check
 from launcher.config.issues import Unreachable, UserError
 from launcher.insight import diagnose
 from launcher.planner.plan import Plan, refuse_cost, refuse_errors
-from launcher.record import records
+from launcher.record import records, trust
 from launcher.record.log_lines import complete_lines, json_lines
 from launcher.record.metric_lines import Metric, parse_line
 from launcher.record.records import OVER, RunFolder
@@ -241,9 +241,11 @@ class Run:
         outcome = self.folder.read(self.folder.outcome)
         if outcome or self.state not in OVER:
             return outcome
-        return {"state": records.FAILED, "failure": start_record.why_no_outcome(self.folder)}
+        killed = {"state": records.FAILED, "failure": start_record.why_no_outcome(self.folder)}
+        return self.folder.read(self.folder.outcome) or killed  # it may have ended meanwhile
 
 
+@trust.closed_umask()
 def start(plan: Plan, *, detach: bool = False, max_cost: float | None = None) -> Run:
     """Start a planned run.
 

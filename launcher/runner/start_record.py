@@ -6,9 +6,11 @@ import contextlib
 import errno
 import fcntl
 import os
+import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import distributions
 from typing import BinaryIO
 
 import yaml
@@ -21,9 +23,6 @@ from launcher.record.records import RunFolder
 
 STARTING = f".starting-{os.getuid()}"
 """The folder of the store in which a run's folder is made, each user's own. Only a complete one leaves it."""
-
-OURS = 0o775
-"""Most permissions of the store and a run's folder, whatever the umask is: `refuse_strangers` takes nothing wider."""
 
 ABANDONED_SECONDS = 60
 """Age of a folder there whose starter no longer lives. A living one has locked it within milliseconds."""
@@ -56,10 +55,10 @@ def new_folder(
     with contextlib.ExitStack() as undo:
         try:
             for place in (records.store(), making.path.parent):
-                place.mkdir(OURS, parents=True, exist_ok=True)
+                place.mkdir(parents=True, exist_ok=True)
             refuse_strangers(*resumed)
             _remove_abandoned()
-            making.path.mkdir(OURS)
+            making.path.mkdir()
             undo.callback(shutil.rmtree, making.path, ignore_errors=True)
             lock = undo.enter_context(open(making.lock, "wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -129,10 +128,21 @@ def write(plan: Plan, folder: RunFolder) -> None:
     records.write_json(folder.git, state)
     if patch:
         records.write_atomically(folder.git_patch, patch)
-    records.write_json(folder.versions, records.installed_versions())
+    records.write_json(folder.versions, installed_versions())
     records.write_atomically(folder.files, "".join(f"{file.size:>10} {file.path}\n" for file in plan.files))
     copy_files(list(plan.files), folder.code)
     if plan.request is not None:
         records.write_json(folder.request, plan.kept_request())
     records.write_atomically(folder.job, yaml.safe_dump(plan.kept_job(), sort_keys=False, allow_unicode=True))
-    records.write_atomically(folder.plan, plan.to_json() + "\n")  # last: the run can be found once this exists
+    kept = {name: value for name, value in plan.to_dict().items() if name != "files"}  # files.txt lists them
+    records.write_json(folder.plan, kept)  # last: the run can be found once this exists
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python, the system and every installed package, by name."""
+    packages = {item.metadata["Name"]: item.version for item in distributions() if item.metadata["Name"]}
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        **dict(sorted(packages.items(), key=lambda item: item[0].lower())),
+    }

@@ -53,9 +53,7 @@ def _latest(plan: Plan) -> Run | None:
     if plan.errors:
         return None
     backend, job = backends.get(plan.backend), _compared(plan.kept_job())
-    for folder in reversed(records.all_runs()):
-        if folder.job_name != plan.job.name:
-            continue
+    for folder in reversed(records.all_runs(plan.job.name)):
         with contextlib.suppress(records.DamagedRecord):  # it cannot be resumed either
             recorded = folder.read(folder.plan)
             if (recorded["backend"], _compared(recorded["job"])) != (plan.backend, job):

@@ -157,7 +157,10 @@ def test_a_store_made_without_a_umask_is_closed_to_other_users_and_used(script_j
     finally:
         os.umask(before)
     assert run.wait(60) == "Completed"
-    assert [path for path in (records.store(), run.folder.path) if path.stat().st_mode & 0o002] == []
+    made = [records.store(), *records.store().rglob("*")]
+    assert run.folder.code in made and run.folder.host("algo-1") / "model" in made
+    assert [path for path in made if path.lstat().st_mode & 0o002 and not path.is_symlink()] == []
+    assert launcher.replay(run.name).replay_of == run.name
 
 
 def test_a_link_in_the_place_where_runs_are_made_is_not_followed(script_job, tmp_path):
@@ -201,6 +204,33 @@ def test_the_latest_runs_are_listed_unless_more_are_asked_for(capsys):
     assert main.main(["runs", "--last", "0"]) == 2
 
 
+def test_a_job_is_found_among_its_own_runs_and_a_listing_reads_each_outcome_once(capsys, monkeypatch):
+    runs = [recorded(f"job-{number}-20261122-100000-aaaa") for number in (1, 10, 2)]
+    seen: list[str] = []
+
+    def seeing(module, name):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda place: seen.append(str(place)) or real(place))
+
+    seeing(os.path, "lexists")
+    assert records.find("job-1") == runs[0] and seen == [str(runs[0].plan)]
+    seeing(records.trust, "content")
+    seen.clear()
+    assert main.main(["runs", "--all"]) == 0 and capsys.readouterr().out.count("Completed") == 3
+    assert sorted(place for place in seen if "outcome" in place) == sorted(str(run.outcome) for run in runs)
+
+
+def test_a_run_that_ends_while_it_is_looked_at_has_its_own_outcome(monkeypatch):
+    run = recorded("job-20261122-100000-aaaa", state="")
+
+    def ends(folder: RunFolder) -> bool:
+        folder.outcome.write_text('{"state": "Completed"}')
+        return False
+
+    monkeypatch.setattr(RunFolder, "supervisor_lives", ends)
+    assert launcher.attach(run.name).outcome() == {"state": "Completed"}
+
+
 def test_metrics_end_before_a_line_that_was_cut():
     run = recorded("job-20261122-100000-aaaa")
     run.metrics.write_bytes(b'{"step": 1, "loss": NaN}\n[]\n\xff\n{"step": 2}\n{"step": ')
@@ -225,6 +255,20 @@ def test_a_record_is_on_the_disk_before_it_has_its_name_and_a_busy_file_need_not
     done.clear()
     records.write_json(tmp_path / "streams.json", {}, durable=False)
     assert done == ["replace file"]
+
+
+def test_a_link_planted_where_a_record_is_first_written_is_not_followed(tmp_path, monkeypatch):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    monkeypatch.setattr(os, "urandom", bytes)  # even of a name that could be guessed
+    names: list[str] = []
+    monkeypatch.setattr(os, "replace", lambda temporary, _: names.append(temporary.name))
+    records.write_json(tmp_path / "outcome.json", {})
+    (tmp_path / names[0]).unlink()
+    (tmp_path / names[0]).symlink_to(mine)
+    with pytest.raises(FileExistsError):
+        records.write_json(tmp_path / "outcome.json", {})
+    assert mine.read_text() == "mine"
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
