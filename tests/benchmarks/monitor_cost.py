@@ -2,7 +2,7 @@
 
     python tests/benchmarks/monitor_cost.py [--seconds 20]
 
-The first table is the real process beside an idle parent: its CPU time from /proc after its start (the start is said besides).
+The first table is the real process beside an idle one: its CPU time from /proc after its start (the start is said besides).
 The second calls what a sample calls, on a copy of this machine's /proc in which `stat` has 96 cores: what the kernel takes to
 write its files for so many cores, and the driver for its GPUs, is not part of it.
 """
@@ -10,10 +10,10 @@ write its files for so many cores, and the driver for its GPUs, is not part of i
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "entrypoints"))
 
+from launcher_observer.system.background import FOLDER, MONITOR, Presence  # noqa: E402
 from launcher_observer.system.host_samples import HostSamples  # noqa: E402
 from launcher_observer.system.monitor import INTERVALS, Writer  # noqa: E402
 
@@ -39,16 +40,18 @@ def cpu_seconds(pid: int) -> float:
 
 def real(interval: int, seconds: float, folder: Path) -> tuple[float, float, int]:
     """CPU seconds of the start, share of a core after it, and samples."""
-    command = [sys.executable, "-S", "-m", "launcher_observer.system.monitor", str(folder), "--node", "algo-1"]
-    command += ["--interval-ms", str(interval), "--parent", str(os.getpid())]
-    process = subprocess.Popen(command, cwd=ROOT / "entrypoints", stdin=subprocess.PIPE)
+    config = folder / "opt/ml/input/config"
+    config.mkdir(parents=True)
+    (config / "profilerconfig.json").write_text(json.dumps({"ProfilingIntervalInMilliseconds": interval}))
+    os.environ["SAGEMAKER_BASE_DIR"] = str(folder / "opt/ml")
+    presence = Presence(str(folder), quiet=False)
     time.sleep(1)
-    start, began = cpu_seconds(process.pid), time.monotonic()
+    monitor = int((folder / FOLDER / MONITOR).read_text())
+    start, began = cpu_seconds(monitor), time.monotonic()
     time.sleep(seconds)
-    share = (cpu_seconds(process.pid) - start) / (time.monotonic() - began)
-    process.kill()
-    process.communicate()
-    files = list(folder.rglob("*.json"))
+    share = (cpu_seconds(monitor) - start) / (time.monotonic() - began)
+    presence.leave()
+    files = list(folder.rglob("*.algo-1.json"))
     return start, share, sum(file.read_text().count("MemoryUsedPercent") for file in files)
 
 

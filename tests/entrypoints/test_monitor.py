@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +19,11 @@ import psutil
 import pytest
 from launcher_observer.contract import node_name
 from launcher_observer.system import monitor
+from launcher_observer.system.background import MONITOR, RUN
 from launcher_observer.system.host_samples import HostSamples
 from launcher_observer.system.monitor import FREE_BYTES, FULL_RATE_BYTES, Writer, interval_ms, slowed, system_monitor
 
-from tests.conftest import ROOT, wait_until
+from tests.conftest import ROOT, processes_of, wait_until
 from tests.device import nvml
 
 
@@ -55,16 +58,47 @@ def sampled(folder: Path, samples: int) -> list[dict]:
     return events(folder)
 
 
-def monitors() -> list[psutil.Process]:
-    """Those that this process has started."""
-    return [child for child in psutil.Process().children() if "launcher_observer.system.monitor" in child.cmdline()]
+def monitor_of(output: Path) -> psutil.Process:
+    """A host's monitor, once it runs."""
+    file = output / "profiler-output" / MONITOR
+    wait_until(lambda: file.exists() and file.read_text().endswith("\n"), 10, "the monitor's process id")
+    return psutil.Process(int(file.read_text()))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process is over, or a zombie that nobody has waited for."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+class Present:
+    """A process that is present on a host until it is ended."""
+
+    CODE = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        from launcher_observer.system.background import Presence
+        Presence(sys.argv[2], quiet=True)
+        print("present", flush=True)
+        sys.stdin.read()
+    """
+
+    def __init__(self, output: Path):
+        command = [sys.executable, "-c", textwrap.dedent(self.CODE), str(ROOT / "entrypoints"), str(output)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdout.readline() == b"present\n"
+
+    def end(self) -> None:
+        self.process.communicate(timeout=10)
 
 
 def test_a_sample_has_every_core_memory_disk_and_network_in_debuggers_format(fast, tmp_path, capfd):
     with system_monitor(tmp_path / "out", 0):
         found = sampled(tmp_path / "out", 3)
-        process = monitors()[0]
-    assert not process.is_running() and not monitors()
+        process = monitor_of(tmp_path / "out")
+        assert process not in psutil.Process().children(recursive=True), (
+            "a script that waits for its children would wait for it"
+        )
+    assert has_ended(process)
     file = next((tmp_path / "out").rglob("*.json")).relative_to(tmp_path / "out")
     minute = int(found[0]["Timestamp"]) // 60 * 60
     assert re.fullmatch(rf"profiler-output/system/incremental/\d{{10}}/{minute}\.algo-1\.json", str(file))
@@ -83,30 +117,68 @@ def test_a_sample_has_every_core_memory_disk_and_network_in_debuggers_format(fas
     assert "system metrics every 100 ms (as profilerconfig.json says)" in capfd.readouterr().out
 
 
-def test_it_ends_when_its_parent_is_killed(fast, tmp_path):
-    code = f"""
-        import sys, time
-        sys.path.insert(0, {str(ROOT / "entrypoints")!r})
-        from pathlib import Path
-        from launcher_observer.system.monitor import system_monitor
-        with system_monitor(Path({str(tmp_path / "out")!r}), 0):
-            time.sleep(120)
-    """
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.DEVNULL)
+def test_it_lives_as_long_as_a_process_of_the_run_and_ends_with_the_last_however_that_ends(fast, tmp_path):
+    first, second = Present(tmp_path / "out"), Present(tmp_path / "out")
+    process = monitor_of(tmp_path / "out")
+    first.end()
+    before = len(lines(tmp_path / "out"))
+    wait_until(
+        lambda: len(lines(tmp_path / "out")) > before, 10, "samples after the end of the process that started it"
+    )
+    assert monitor_of(tmp_path / "out") == process
+    second.process.send_signal(signal.SIGKILL)
+    second.process.communicate()
+    wait_until(lambda: has_ended(process), 10, "the monitor's end")
+    assert all(json.loads(line) for line in lines(tmp_path / "out"))
+
+
+def test_processes_that_start_at_once_share_one_monitor_and_the_next_one_takes_over_from_one_that_was_killed(
+    fast, tmp_path
+):
+    with ThreadPoolExecutor() as pool:
+        present = list(pool.map(Present, [tmp_path / "out"] * 6))
+    process = monitor_of(tmp_path / "out")
+    assert [other for other in processes_of(tmp_path / "out") if RUN in other.cmdline()] == [process]
+    process.kill()
+    wait_until(lambda: has_ended(process), 10, "its end")
+    present.append(Present(tmp_path / "out"))
+    wait_until(lambda: monitor_of(tmp_path / "out") != process, 10, "another monitor")
+    for one in present:
+        one.end()
+    wait_until(lambda: has_ended(monitor_of(tmp_path / "out")), 10, "the monitor's end")
+
+
+def test_one_that_comes_as_the_monitor_ends_has_a_monitor(fast, tmp_path):
+    for number in range(8):
+        output = tmp_path / f"out-{number}"
+        first = Present(output)
+        sampled(output, 1)
+        first.process.kill()
+        second = Present(output)
+        sampled(output, len({event["Timestamp"] for event in events(output)}) + 2)
+        assert not has_ended(monitor_of(output))
+        first.process.communicate()
+        second.end()
+
+
+def test_sigterm_does_not_end_it_and_a_removed_run_does(fast, tmp_path):
+    present = Present(tmp_path / "out")
+    process = monitor_of(tmp_path / "out")
     sampled(tmp_path / "out", 1)
-    (child,) = psutil.Process(parent.pid).children()
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 10, "the monitor's end")
-    complete = lines(tmp_path / "out")
-    assert all(json.loads(line) for line in complete[:-1])
+    process.terminate()
+    sampled(tmp_path / "out", len({event["Timestamp"] for event in events(tmp_path / "out")}) + 2)
+    shutil.rmtree(tmp_path / "out")
+    wait_until(lambda: has_ended(process), 10, "the monitor's end")
+    assert not (tmp_path / "out").exists()
+    present.end()
 
 
 def test_what_it_cannot_write_is_said_once_and_harms_nobody(fast, tmp_path, capfd):
-    (tmp_path / "out").write_text("a file where the folder should be")
+    (tmp_path / "out/profiler-output").mkdir(parents=True)
+    (tmp_path / "out/profiler-output/system").write_text("a file where the folder should be")
     errors = []
     with system_monitor(tmp_path / "out", 0):
-        process = monitors()[0]
+        process = monitor_of(tmp_path / "out")
 
         def told() -> int:
             errors.append(capfd.readouterr().err)
@@ -118,18 +190,25 @@ def test_what_it_cannot_write_is_said_once_and_harms_nobody(fast, tmp_path, capf
         assert process.is_running() and told() == 1
 
 
+def test_a_folder_that_cannot_be_made_leaves_the_run_without_system_metrics(tmp_path, capfd):
+    (tmp_path / "out").write_text("a file where the folder should be")
+    with system_monitor(tmp_path / "out", 0):
+        pass
+    assert "no system metrics: " in capfd.readouterr().err
+
+
 def test_a_run_shorter_than_an_interval_has_a_sample(tmp_path, monkeypatch):
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "none"))
     with system_monitor(tmp_path / "out", 0):
         pass
-    assert not monitors()
+    assert has_ended(monitor_of(tmp_path / "out"))
     assert len({event["Timestamp"] for event in events(tmp_path / "out")}) == 1
 
 
 def test_one_process_a_host_samples_and_none_where_nobody_wants_it(fast, tmp_path):
     for local_rank, wanted in ((1, True), (0, False)):
         with system_monitor(tmp_path / "out", local_rank, wanted=wanted):
-            assert not monitors()
+            assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,27 @@
 """The system monitor: one process a host that samples cores, memory, disks, network and GPUs in SageMaker Debugger's own format.
 
-    python -m launcher_observer.system.monitor OUTPUT_FOLDER --node algo-1 --interval-ms 500 --parent PID
-
 It is a process of its own, so that it neither takes the training's Python lock nor waits for it, and it can fail without harm:
-whatever goes wrong is named once, on standard error. It ends with the process that started it, however that one ends.
-Standard library only.
+whatever goes wrong is named once. `background` starts it, and says how long it lives. Standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
+import fcntl
 import json
 import os
-import select
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher_observer.contract import node_name
+from launcher_observer.system.background import FOLDER, PRESENT, Presence, locked
 from launcher_observer.system.host_samples import HostSamples, Key
 from launcher_observer.system.nvml import Gpus
-
-FOLDER = "profiler-output"
-"""Below the host's output folder: what SageMaker's profiler readers take as the root."""
 
 INTERVALS = (100, 200, 500, 1000, 5000, 60000)
 """Milliseconds that SageMaker allows:
@@ -44,67 +37,38 @@ FULL_RATE_BYTES = 256 * 2**20
 FREE_BYTES = 2**30
 """Nothing is written where the disk has no more left than that: it is the checkpoints' and the model's."""
 
-LONGEST_SLEEP = 1.0
-"""Seconds until it looks again whether its parent lives."""
-
-END_SECONDS = 5.0
-"""For a monitor's end, which may still be starting."""
+LOOK_SECONDS = 0.1
+"""Between two looks whether a process of the run still lives."""
 
 SHORTEST_SAMPLE = 0.05
 """Seconds; the kernel counts a core's time in hundredths."""
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+LOG = "monitor.log"
+"""In FOLDER: what could not be sampled, where standard error is not the monitor's to write to."""
 
 
 @contextlib.contextmanager
 def system_monitor(output: Path, local_rank: int, *, wanted: bool = True) -> Iterator[None]:
-    """Sample this host while the body runs, from its first process alone.
+    """Sample this host while the body runs, for its first process.
 
     Args:
         output: the host's output folder.
         local_rank: this process's number on its host.
         wanted: false: nothing is sampled.
     """
-    if local_rank != 0 or not wanted:
-        yield
-        return
-    interval, why = interval_ms()
-    print(f"system metrics every {interval} ms ({why}) in {output / FOLDER}", flush=True)
-    command = [
-        sys.executable,
-        "-S",
-        "-m",
-        "launcher_observer.system.monitor",
-        str(output.absolute()),
-        "--node",
-        node_name(),
-    ]
-    command += ["--interval-ms", str(interval), "--parent", str(os.getpid())]
-    process = None
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            cwd=Path(__file__).parents[2],  # where it finds its own package
-            start_new_session=True,  # Ctrl-C is not for it
-        )
-    except OSError as error:
-        print(f"no system metrics: {error}", file=sys.stderr, flush=True)
+    presence = None
+    if wanted and local_rank == 0:
+        interval, why = interval_ms()
+        print(f"system metrics every {interval} ms ({why}) in {output / FOLDER}", flush=True)
+        try:
+            presence = Presence(str(output), quiet=False)
+        except OSError as error:
+            print(f"no system metrics: {error}", file=sys.stderr, flush=True)
     try:
         yield
     finally:
-        if process is not None:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a monitor to end, which first samples a run that was too short for a sample; kill it where it does not."""
-    try:
-        process.communicate(b"end\n", timeout=END_SECONDS)
-    except (subprocess.TimeoutExpired, OSError):
-        process.kill()  # it holds nothing back: each sample is one write
-        process.communicate()
+        if presence is not None:
+            presence.leave()
 
 
 def interval_ms(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
@@ -172,15 +136,26 @@ class Writer:
 class Errors:
     """Names each kind of error once."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path | None) -> None:
+        """
+        Args:
+            log: where to; None: on standard error.
+        """
+        self._log = log
         self._reported: set[str] = set()
 
     def report(self, what: str, error: Exception) -> None:
-        if what not in self._reported:
-            self._reported.add(what)
-            with contextlib.suppress(OSError):  # nobody reads the log any more
-                sys.stderr.write(f"system monitor: {what}: {error or type(error).__name__}\n")
+        if what in self._reported:
+            return
+        self._reported.add(what)
+        line = f"system monitor: {what}: {error or type(error).__name__}\n"
+        with contextlib.suppress(OSError):  # nobody reads standard error any more, or the disk is full
+            if self._log is None:
+                sys.stderr.write(line)
                 sys.stderr.flush()
+            else:
+                with open(self._log, "a", encoding="utf-8") as file:
+                    file.write(line)
 
 
 def open_gpus(errors: Errors) -> Gpus | None:
@@ -195,22 +170,24 @@ def open_gpus(errors: Errors) -> Gpus | None:
     return None
 
 
-def sample_until_the_end(output: Path, node: str, interval: float, parent: int) -> None:
-    """Sample every `interval` seconds until standard input has something to say or process `parent` is no longer this one's parent."""
-    errors, host = Errors(), HostSamples()
-    gpus, writer = open_gpus(errors), Writer(output / FOLDER, node)
+def sample_while_needed(output: Path, present: int, errors: Errors) -> None:
+    """Sample until no process of the run lives on this host, or its folder has been removed.
+
+    Args:
+        output: the host's output folder.
+        present: the file that they have locked.
+    """
+    interval, host, gpus = interval_ms()[0] / 1000, HostSamples(), open_gpus(errors)
+    writer = Writer(output / FOLDER, node_name())
     with contextlib.suppress(Exception):
         host.look(time.monotonic())
-    due, ending = time.monotonic() + interval, False
+    due = time.monotonic() + interval
     while True:
-        while not ending and (left := due - time.monotonic()) > 0:
-            ending = bool(select.select([sys.stdin], [], [], min(left, LONGEST_SLEEP))[0])
-            if os.getppid() != parent:
-                return
-        if ending:
-            if writer.written:
-                return
+        alone = _alone_before(due, present)
+        if alone and not writer.written:  # a run that is shorter than an interval
             time.sleep(SHORTEST_SAMPLE)
+        elif alone or not (output / FOLDER / PRESENT).exists():
+            return
         values: dict[Key, float] = {}
         try:
             values |= host.look(time.monotonic())
@@ -228,9 +205,19 @@ def sample_until_the_end(output: Path, node: str, interval: float, parent: int) 
             writer.write(time.time(), values)
         except OSError as error:
             errors.report("not written", error)
-        if ending:
+        if alone:
             return
         due = max(due + slowed(interval, writer.written), time.monotonic())  # after a machine's sleep, go on from now
+
+
+def _alone_before(due: float, present: int) -> bool:
+    """Wait until a moment; whether nobody is present before it. The file then stays locked, so that nobody comes meanwhile."""
+    while not locked(present, fcntl.LOCK_EX):
+        left = due - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(left, LOOK_SECONDS))
+    return True
 
 
 def slowed(interval: float, written: int) -> float:
@@ -239,17 +226,18 @@ def slowed(interval: float, written: int) -> float:
 
 
 def main() -> None:
+    """The monitor's process: its standard input is the file that says that it lives, and holds its process id."""
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
-    parser.add_argument("--node", required=True)
-    parser.add_argument("--interval-ms", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--quiet", action="store_true")
     options = parser.parse_args()
-    with contextlib.suppress(AttributeError, OSError):  # Linux only
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() == options.parent:  # else it died before this
-        sample_until_the_end(options.output, options.node, options.interval_ms / 1000, options.parent)
-
-
-if __name__ == "__main__":
-    main()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the first process had open
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # which a stopped run's processes get, and train on until they have saved
+    os.ftruncate(0, 0)
+    os.write(0, f"{os.getpid()}\n".encode())
+    folder = options.output / FOLDER
+    present = os.open(folder / PRESENT, os.O_RDWR)
+    sample_while_needed(options.output, present, Errors(folder / LOG if options.quiet else None))
+    os._exit(0)  # unlocks both files at once

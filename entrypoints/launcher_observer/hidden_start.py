@@ -1,0 +1,42 @@
+"""Runs the sitecustomize.py that the launcher's hides, as Python would without it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` itself takes milliseconds
+    from importlib.machinery import ModuleSpec
+
+OF_THE_SOURCE = "sitecustomize_of_the_source"
+"""The module name under which the source folder's own one travels, beside the launcher's."""
+
+
+def run_hidden(ours: str) -> None:
+    """Run the next sitecustomize: the source folder's own, else the first in another folder of the path. None: nothing happens.
+
+    It takes the place of the launcher's in sys.modules, so that a script can import from it.
+
+    Args:
+        ours: path of the launcher's.
+
+    Raises:
+        What it raises, which Python reports.
+    """
+    here = os.path.dirname(os.path.abspath(ours))
+    path = [os.path.abspath(place) for place in sys.path]
+    after = path[path.index(here) + 1 :] if here in path else path
+    spec = _found(OF_THE_SOURCE, [here]) or _found("sitecustomize", [place for place in after if place != here])
+    if spec is None or spec.loader is None:
+        return
+    module = type(sys)(spec.name)  # as importlib.util.module_from_spec, whose import takes longer than all of this
+    module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+def _found(name: str, path: list[str]) -> ModuleSpec | None:
+    """A module in some folders, as Python's own finders find it."""
+    found = (finder.find_spec(name, path, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next((spec for spec in found if spec is not None), None)

@@ -1,0 +1,87 @@
+"""What every Python process of a run calls as it starts, from the sitecustomize.py that the launcher puts on its path.
+
+It says whether and where to record, keeps the host's system monitor running, and lets the hooks take hold once torch is imported.
+All that a process without torch pays for is here, so this file and those that it imports import next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `types` and `typing` take milliseconds
+    from types import ModuleType
+
+SWITCH, PLACE = "LAUNCHER_OBSERVE", "LAUNCHER_OBSERVER_FOLDER"
+"""Variables: `false` switches the observer off; the folder to record in, in the place of the job's own."""
+
+BELOW_OUTPUT = "launcher-observer"
+"""Of a job's output: a folder of its own, since a script may want to make one with its host's name."""
+
+
+_started = False
+
+
+def start() -> None:
+    """Observe this process, where its run is observed. An error is reported, and the process goes on without what it concerns."""
+    global _started
+    if _started:  # two folders of the path hold a launcher's sitecustomize.py: a watched command watches another
+        return
+    _started = True
+    try:
+        folder = recording_folder()
+    except OSError as error:
+        report(f"nothing is measured: {error}")
+        return
+    if folder is None:
+        return
+    try:
+        from launcher_observer.system.background import Presence
+
+        Presence(folder, quiet=True)
+    except Exception as error:
+        report(f"no system metrics: {error!r}")
+    from launcher_observer.after_import import after_import
+
+    def take_hold(_: ModuleType) -> None:
+        try:
+            from pathlib import Path
+
+            from launcher_observer.torch_hooks import when_imported
+
+            when_imported(Path(folder))
+        except Exception as error:
+            report(f"no steps are measured: {error!r}")
+
+    after_import("torch", take_hold)
+
+
+def recording_folder() -> str | None:
+    """The folder to record in, which exists; None: nothing is to be recorded.
+
+    Raises:
+        OSError: it cannot be made, or the one that was named is no folder.
+    """
+    environ = os.environ
+    if environ.get(SWITCH, "").lower() == "false":
+        return None
+    if PLACE in environ:
+        if not os.path.isdir(environ[PLACE]):
+            raise NotADirectoryError(f"{PLACE}={environ[PLACE]} is not a folder: make it, or unset the variable")
+        return environ[PLACE]
+    output = environ.get("SM_OUTPUT_DATA_DIR", "")
+    if not os.path.isdir(output):  # outside a job, or in its toolkit
+        return None
+    folder = os.path.join(output, BELOW_OUTPUT, environ.get("SM_CURRENT_HOST", "algo-1"))
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
+def report(what: str) -> None:
+    """One line on standard error, where there is one."""
+    try:
+        sys.stderr.write(f"launcher observer: {what}; the script goes on without it\n")
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):  # none, or closed
+        return
