@@ -86,10 +86,10 @@ class Setups:
         return next((entry[2] for key, entry in reversed(self._entries.items()) if key[0] == of), None)
 
     def loader(self, loader: Any) -> Loader:
-        """A DataLoader was made: it is the same as an earlier one that was made on the same line with the same values."""
+        """A DataLoader was made: it is the same as an earlier one of the same dataset, made on the same line with the same values."""
         made_at = self._first_maker(loader.dataset)
         values = loader_values(loader)
-        key = (made_at, tuple(sorted((name, str(value)) for name, value in values.items())))
+        key = (made_at, id(loader.dataset), tuple(sorted((name, str(value)) for name, value in values.items())))
         known = self._loaders.get(key)
         if known is None:
             known = self._loaders[key] = Loader(len(self._loaders) + 1, made_at, values)
@@ -266,7 +266,11 @@ def _called(frame: FrameType, name: str) -> Address:
         own = {line for _, _, line in code.co_lines()}
         with contextlib.suppress(SyntaxError, ValueError, RecursionError):
             for node in ast.walk(ast.parse("".join(linecache.getlines(code.co_filename)))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                    if node.func.id == name and node.lineno in own:
-                        return address(code.co_filename, node.lineno)
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Name)
+                    and node.func.id == name
+                    and node.lineno in own
+                ):
+                    return address(code.co_filename, node.lineno)
     return here()

@@ -108,7 +108,7 @@ class StepClock:
         Args:
             training: gradients are on.
         """
-        now = self._asked = time.perf_counter()
+        now = time.perf_counter()
         if loading.backwards < 0:
             loading.began, loading.backwards = now, self._backwards
         if not training:
@@ -121,6 +121,7 @@ class StepClock:
             self._begin_step(now)
         self._exhausted = False
         self.phase = "data_wait"
+        self._asked = time.perf_counter()  # a step that ended may have been written down meanwhile
 
     def batch_came(self, loading: Loading, samples: int) -> None:
         """The batch is there.
