@@ -33,7 +33,7 @@ LOADER = {
 PRECISIONS = {
     "fp32": {"autocast": None, "matmul_precision": "highest", "allow_tf32": False},
     "tf32": {"autocast": None, "matmul_precision": "high", "allow_tf32": True},
-    "bf16": {"autocast": "torch.bfloat16", "matmul_precision": "highest", "allow_tf32": False},
+    "bf16": {"autocast": "bfloat16", "matmul_precision": "highest", "allow_tf32": False},
 }
 
 
@@ -54,7 +54,8 @@ def sampled(line: int, text: str, samples: int, phase: str | None = "forward", *
 
 
 USUAL = (
-    setup("model", 20, "model = resnet18()", id=1, parameters=10, trainable=10, dtype="torch.float32", **{"class": "ResNet"}),
+    setup("optimizer", 20, "optimizer = SGD(model.parameters())", **{"class": "SGD"}),
+    setup("model", 71, "out = model(images)", parameters=10, trainable=10, dtype="float32", **{"class": "ResNet"}),
     setup("backward", 72, "loss.backward()"),
     setup("step", 73, "optimizer.step()"),
     setup("checkpoint", 90, "torch.save(model.state_dict(), 'model.pt')"),

@@ -68,23 +68,24 @@ ADDRESSES = {
     ),
     "fp32 on an A100": (
         "fp32_compute", {**PLANTED["fp32_compute", "harsh"], "facts": {"device_name": "NVIDIA A100-SXM4-40GB"}}, [], [],
-        "train.py:72", "torch.autocast('cuda', dtype=torch.bfloat16) around the forward pass and the loss, "
-        "above `loss.backward()` at train.py:72",
+        "train.py:71", "torch.autocast('cuda', dtype=torch.bfloat16) around `out = model(images)` at train.py:71 and the loss",
     ),
     "fp32 under Lightning": (
         "fp32_compute", PLANTED["fp32_compute", "harsh"],
-        [setup("backward", 80, "trainer.fit(model)", via="lightning")], [],
+        [setup("model", 80, "trainer.fit(model)", via="lightning", trainable=1)], [],
         "train.py:80", 'Trainer(precision="bf16-mixed"), used at train.py:80',
     ),
     "fp32 under Accelerate": (
         "fp32_compute", PLANTED["fp32_compute", "harsh"],
         [setup("backward", 72, "accelerator.backward(loss)", via="accelerate")], [],
-        "train.py:72", 'Accelerator(mixed_precision="bf16"), used at train.py:72',
+        "train.py:71", 'Accelerator(mixed_precision="bf16"), used at train.py:71',
     ),
     "fp32 under transformers, which uses accelerate": (
         "fp32_compute", PLANTED["fp32_compute", "harsh"],
-        [setup("backward", 60, "trainer.train()", via="accelerate"), loader("transformers")], [],
-        "train.py:60", "TrainingArguments(bf16=True), used at train.py:60",
+        [
+            setup("backward", 60, "trainer.train()", via="accelerate"),
+            setup("model", 60, "trainer.train()", via="transformers", trainable=1),
+        ], [], "train.py:60", "TrainingArguments(bf16=True), used at train.py:60",
     ),
     "a number read at every step": (
         "synchronising_calls", dict(phases=GPU, gap=0.1, gpu=40, cpu_seconds=0.3),
@@ -161,17 +162,18 @@ def test_a_wait_of_no_workers_also_names_the_slow_line_of_the_dataset(tmp_path):
     assert "`image = heavy(image)` at train.py:14 takes 60 %" in str(fixes[-1])
 
 
-def test_a_tf32_fix_stands_before_the_model_is_made(tmp_path):
+def test_a_tf32_fix_stands_before_the_loop(tmp_path):
     _, planted, setups, lines, *_ = ADDRESSES["fp32 on an A100"]
     fixes = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes
-    assert "torch.set_float32_matmul_precision('high') before `model = resnet18()` at train.py:20" in str(fixes[1])
+    assert (
+        "torch.set_float32_matmul_precision('high') before `optimizer = SGD(model.parameters())` at train.py:20"
+        in str(fixes[1])
+    )
 
 
 def test_autocast_and_tf32_are_no_fp32(tmp_path):
     planted = PLANTED["fp32_compute", "harsh"]
-    for number, values in enumerate(
-        ({"autocast": "torch.bfloat16"}, {"matmul_precision": "high"}, {"allow_tf32": True})
-    ):
+    for number, values in enumerate(({"autocast": "bfloat16"}, {"matmul_precision": "high"}, {"allow_tf32": True})):
         found = diagnosed(tmp_path / str(number), planted, setup("precision", 72, "loss.backward()", **values))
         assert found.findings == (), values
 

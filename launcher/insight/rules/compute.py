@@ -62,7 +62,7 @@ def teacher(evidence: Evidence) -> Answer:
     if share is None:
         frozen = evidence.script and evidence.script.frozen_model
         if frozen:
-            reason = f"the forward pass of {frozen.values.get('class', 'a frozen model')} is timed together with the trained model's"
+            reason = f"the forward pass of {frozen.values.get('class') or 'a frozen model'} is timed together with the trained model's"
             return NotMeasured(what="a teacher that takes much of the step", reason=reason)
         if evidence.ranks:
             return DoesNotApply("no teacher ran")

@@ -106,16 +106,15 @@ def _parts(fix: Fix, evidence: Evidence, script: Script) -> Fix:
 
 
 def _precision(fix: Fix, evidence: Evidence, script: Script) -> Fix:
-    backward, model = script.part("backward"), script.trained_model
-    argument = ARGUMENTS.get(script.framework, {}).get(str(fix.value))
+    model, argument = script.trained_model, ARGUMENTS.get(script.framework, {}).get(str(fix.value))
     if argument is not None:
-        change, at = f"{argument}{_used(backward)}", _at(backward)
+        change, at = f"{argument}{_used(model)}", _at(model)
     elif fix.value == "tf32":
-        change, at = "torch.set_float32_matmul_precision('high')", _at(model)
+        change, at = "torch.set_float32_matmul_precision('high')", _at(script.part("optimizer"))
         change += f" before {_code(at)}" if at else ""
     else:
-        change, at = f"torch.autocast('cuda', dtype=torch.{TYPES[fix.value]})", _at(backward)
-        change += " around the forward pass and the loss" + (f", above {_code(at)}" if at else "")
+        change, at = f"torch.autocast('cuda', dtype=torch.{TYPES[fix.value]})", _at(model)
+        change += f" around {_code(at)} and the loss" if at else " around the forward pass and the loss"
     return replace(fix, setting="precision", change=change, at=at)
 
 
@@ -125,7 +124,7 @@ def _compile(fix: Fix, evidence: Evidence, script: Script) -> Fix:
     if argument is not None:
         change = f"{argument.format(fix.value)}{_used(made)}"
     elif fix.value:
-        change = "model = torch.compile(model)" + (f" after {_code(made.at)}" if made else "")
+        change = "torch.compile for the model" + (f" that {_code(made.at)} calls" if made else "")
     else:
         change = "no torch.compile" + (f" at {made.at}" if made else "")
     return replace(fix, setting="compile", change=change, at=_at(made))
