@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 import launcher
-from launcher.backends import docker, docker_containers, local_hosts
+from launcher.backends import docker, docker_containers, local_hosts, supervision
+from launcher.record.records import RunFolder
 from tests.conftest import SLEEPER, processes_of, wait_for_ready, wait_until
 from tests.local_mode.conftest import assert_nothing_left, left, wait_for_state
 
@@ -140,15 +141,19 @@ def test_stop_reaches_the_scripts_on_all_hosts_and_the_run_is_stopped_not_failed
 
 
 def test_any_user_may_own_a_run_also_one_that_the_image_does_not_know(docker_job, monkeypatch):
-    before = os.umask(0)  # the folders are ours: a stranger in the container needs them open
-    monkeypatch.setattr(os, "getuid", lambda: 4321)
-    monkeypatch.setattr(os, "getgid", lambda: 4321)
-    try:
+    start = supervision.start_supervisor
+
+    def with_open_folders(module: str, plan: launcher.Plan, folder: RunFolder, *inherited) -> None:
+        for path in folder.path.rglob("*"):  # they are ours: a stranger in the container needs them open
+            path.chmod(0o777)
+        start(module, plan, folder, *inherited)
+
+    with monkeypatch.context() as stranger:
+        stranger.setattr(supervision, "start_supervisor", with_open_folders)
+        stranger.setattr(os, "getuid", lambda: 4321)
+        stranger.setattr(os, "getgid", lambda: 4321)
         text = "import getpass, os, pathlib; print(f'{getpass.getuser()} {pathlib.Path.home()}'); open(os.environ['SM_MODEL_DIR'] + '/m', 'w')"
         run = launcher.run(launcher.plan(docker_job(text), on="docker"))
-    finally:
-        os.umask(before)
-        monkeypatch.undo()
     wait_for_state(launcher.Run(run.folder), "Completed")
     assert (run.folder.host("algo-1") / "model/m").stat().st_uid == 4321
     assert ("algo-1", "sagemaker /tmp") in list(run.logs())
