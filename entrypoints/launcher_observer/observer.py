@@ -17,6 +17,7 @@ from launcher_observer import process, setups
 from launcher_observer.addresses import Address, here
 from launcher_observer.contract import node_name
 from launcher_observer.lines import LineSampler
+from launcher_observer.report import report
 from launcher_observer.setups import Loader, Setups
 from launcher_observer.step_clock import Loading, Pause, Step, StepClock
 from launcher_observer.timeline_file import TimelineFile
@@ -89,13 +90,9 @@ class Observer:
         """Something here went wrong: the script goes on, unobserved."""
         self.is_over = True
         said = f"{type(error).__name__}: {error}"
-        self._say(f"{said}; the script goes on without it")
+        report(said)
         with contextlib.suppress(Exception):
             self._tell_not_measured("steps", f"the observer ended by an error of its own: {said}")
-
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(Exception):  # standard error may be closed
-            print(f"launcher observer: {text}", file=sys.stderr, flush=True)
 
     def _forked(self) -> None:
         """This process is a copy of one that may be observed. It may train itself, but not in the other's name."""
@@ -282,7 +279,7 @@ class Observer:
         try:
             os.close(os.open(file.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except FileExistsError:
-            self._say(f"this process is not measured: another one of this run has written {file.path.name}")
+            report(f"this process is not measured: another one of this run has written {file.path.name}")
             self.is_over = True
             return
         self._file, self._windows.world_size = file, size
@@ -290,7 +287,7 @@ class Observer:
         self.setups.begin(file.write)
         ended = time.time() - (time.perf_counter() - step.ended)
         loader = step.loader.loader if step.loader is not None else None
-        file.first_step(step.number, ended, loader.values["num_workers"] if loader is not None else None)
+        file.first_step(step.number, loader.values["num_workers"] if loader is not None else None, ended)
         self._windows.extra = self._extra
 
     def _start(self, rank: int, size: int, backend: str | None, step: Step) -> dict[str, Any]:
@@ -334,13 +331,13 @@ class Observer:
 
     def _paused(self, kind: Pause, step: int, began: float, seconds: float) -> None:
         if self._file is not None and not self.is_over:
-            self._file.stall(kind, step, time.time() - (time.perf_counter() - began), seconds)
+            self._file.stall(kind, step, seconds, time.time() - (time.perf_counter() - began))
 
     def _write_window(
         self, epoch: int, step: int, ended: float, seconds: dict[str, float], extra: dict[str, float]
     ) -> None:
         if self._file is not None:
-            self._file.steps(epoch, step, ended, seconds, extra)
+            self._file.steps(epoch, step, seconds, extra, ended)
 
     def _write_lines(self) -> None:
         assert self._file is not None

@@ -7,7 +7,8 @@ All that a process without torch pays for is here, so this file and those that i
 from __future__ import annotations
 
 import os
-import sys
+
+from launcher_observer.report import report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `types` and `typing` take milliseconds
@@ -76,12 +77,3 @@ def recording_folder() -> str | None:
     folder = os.path.join(output, BELOW_OUTPUT, environ.get("SM_CURRENT_HOST", "algo-1"))
     os.makedirs(folder, exist_ok=True)
     return folder
-
-
-def report(what: str) -> None:
-    """One line on standard error, where there is one."""
-    try:
-        sys.stderr.write(f"launcher observer: {what}; the script goes on without it\n")
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # none, or closed
-        return

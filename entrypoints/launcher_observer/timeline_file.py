@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -32,36 +33,45 @@ class TimelineFile:
         """
         self.path = folder / f"timeline-{rank}.jsonl"
 
-    def first_step(self, step: int, ended: float, workers: int | None) -> None:
+    def first_step(self, step: int, workers: int | None, ended: float | None = None) -> None:
         """This process's first step.
 
         Args:
-            ended: Unix seconds.
-            workers: data workers beside this process; None: not known.
+            workers: data workers beside this process, which `num_workers` may leave to the program; None: not known.
+            ended: Unix seconds; now if not given.
         """
+        ended = time.time() if ended is None else ended
         self.write("first_step", step=step, ended=ended, seconds=ended - process_started(), workers=workers)
 
     def steps(
-        self, epoch: int, step: int, ended: float, seconds: Mapping[str, float], extra: Mapping[str, float]
+        self,
+        epoch: int,
+        step: int,
+        seconds: Mapping[str, float],
+        extra: Mapping[str, float],
+        ended: float | None = None,
     ) -> None:
         """A window of steps.
 
         Args:
             epoch, step: of its last step.
-            ended: Unix seconds.
             seconds: means a step; `step` is the whole of it.
             extra: other numbers of the window.
+            ended: Unix seconds; now if not given.
         """
         shown = {name: round(value, 7) for name, value in seconds.items()}
+        ended = time.time() if ended is None else ended
         self.write("steps", epoch=epoch, step=step, ended=ended, seconds=shown, extra=dict(extra))
 
-    def stall(self, kind: Literal["checkpoint", "evaluate"], step: int, began: float, seconds: float) -> None:
+    def stall(
+        self, kind: Literal["checkpoint", "evaluate"], step: int, seconds: float, began: float | None = None
+    ) -> None:
         """A pause after this step.
 
         Args:
-            began: Unix seconds.
+            began: Unix seconds; if not given, it has ended now.
         """
-        self.write(kind, step=step, began=began, seconds=seconds)
+        self.write(kind, step=step, began=time.time() - seconds if began is None else began, seconds=seconds)
 
     def write(self, kind: str, **values: Any) -> None:
         """A line.

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from launcher_observer.process import grad_sync_seconds, process_started
 from torch import nn
 from training.distributed.world import World
-from training.measure import debugger, timeline_record
+from training.measure import debugger
 from training.measure.debugger import register_hook
-from training.measure.timeline_record import TimelineRecord, grad_sync_seconds
+from training.measure.timeline_record import TimelineRecord
 from training.settings.scripts import TrainingSettings
 
 from tests.entrypoints.ranks import run_ranks
@@ -72,7 +73,7 @@ def test_a_fast_rank_waits_for_the_slow_ones_gradients(tmp_path):
         tmp_path,
         """
         from training.distributed.data_parallel import distribute
-        from training.measure.timeline_record import grad_sync_seconds
+        from launcher_observer.process import grad_sync_seconds
         class Slow(torch.autograd.Function):
             @staticmethod
             def forward(_, value):
@@ -97,7 +98,7 @@ def test_a_fast_rank_waits_for_the_slow_ones_gradients(tmp_path):
 
 
 def test_a_process_knows_when_it_started():
-    assert timeline_record.process_started() == pytest.approx(psutil.Process().create_time(), abs=1.5)
+    assert process_started() == pytest.approx(psutil.Process().create_time(), abs=1.5)
 
 
 def test_other_process_groups_have_no_record_of_their_exchange(tmp_path):

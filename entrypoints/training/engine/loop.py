@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from launcher_observer.process import grad_sync_seconds
 from torch import nn
 
 from training.data.batches import TrainingBatches
@@ -22,7 +23,6 @@ from training.engine.run import Run
 from training.engine.state import TrainingState
 from training.measure.debugger import register_hook
 from training.measure.timeline import Timeline
-from training.measure.timeline_record import grad_sync_seconds
 from training.runtime import failure, metrics
 from training.settings.scripts import TrainingSettings
 

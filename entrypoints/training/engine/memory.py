@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from launcher_observer.process import peak_host_memory
 from launcher_observer.system.host import available_memory
 from torch import nn
 
@@ -138,7 +138,7 @@ def peak_memory(device: torch.device) -> int:
     """The most bytes that this process has held so far: on its GPU, or else in the machine's memory."""
     if accelerator.is_gpu(device):
         return accelerator.peak_memory(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2): kB
+    return peak_host_memory()
 
 
 def capacity(world: World) -> int:

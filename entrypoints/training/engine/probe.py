@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from launcher_observer.process import process_started, worker_cpu_seconds
 
 from training.data.dali.pipeline import DaliBatches
 from training.data.loaders import Loaders
@@ -29,8 +30,6 @@ from training.engine.loop import Task, step_by_step
 from training.engine.run import Run
 from training.engine.state import TrainingState
 from training.measure.timeline import WARM_UP_STEPS
-from training.measure.timeline_record import process_started
-from training.measure.usage import worker_cpu_seconds
 from training.runtime import accelerator
 from training.settings.scripts import TrainingSettings
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from launcher_observer.process import worker_cpu_seconds
 
 from training.measure.annotate import annotate
-from training.measure.usage import worker_cpu_seconds
 from training.runtime import accelerator, failure
 from training.runtime.metrics import PHASES
 

@@ -1,8 +1,7 @@
-"""What a training process and its workers take of their machine: CPU seconds, usable cores, the GPU's memory."""
+"""What a training process runs on: usable cores, the GPU and its memory."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,6 @@ import torch
 from launcher_observer.system.host import usable_cores
 
 from training.runtime import accelerator
-
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-
-
-def worker_cpu_seconds() -> float:
-    """CPU seconds, user's and system's, that this process's living worker processes have used so far."""
-    ticks = 0
-    for worker in multiprocessing.active_children():
-        try:
-            text = Path(f"/proc/{worker.pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:  # it has ended in this moment
-            continue
-        ticks += sum(int(field) for field in text.rpartition(")")[2].split()[11:13])  # proc(5): utime and stime
-    return ticks / TICKS_A_SECOND
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

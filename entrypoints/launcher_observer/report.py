@@ -1,0 +1,14 @@
+"""How the observer says that it cannot do something: once, in one line. Imports next to nothing."""
+
+from __future__ import annotations
+
+import sys
+
+
+def report(what: str) -> None:
+    """One line on standard error, where there is one."""
+    try:
+        sys.stderr.write(f"launcher observer: {what}; the script goes on without it\n")
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):  # none, or closed
+        return
