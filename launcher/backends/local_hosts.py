@@ -80,7 +80,7 @@ def share(index: int, count: int, processes: int) -> dict[str, str]:
 
 def core_count() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
 
 
 def hardware() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -76,6 +78,24 @@ def test_a_run_there_is_stopped_by_a_note_and_resumed_from_its_folder(script_job
     assert "left no checkpoint" in str(elsewhere.why_not_resumed(job, folder))
     (checkpoints / "last.pt").touch()
     assert elsewhere.why_not_resumed(job, folder) is None
+
+
+AS_ON_MACOS = """
+import os, sys
+for name in ("sched_getaffinity", "sched_setaffinity", "pipe2", "memfd_create", "posix_fadvise", "fdatasync", "O_PATH", "O_TMPFILE"):
+    delattr(os, name)
+import launcher
+job = launcher.from_values({"name": "test", "script": "script.py", "source": sys.argv[1], "compute": {"instance_count": 2}})
+print(launcher.plan(job).errors, launcher.plan(job, on="aws").price)
+"""
+"""Plans without what Python's `os` has on Linux only. https://docs.python.org/3/library/os.html"""
+
+
+def test_planning_needs_nothing_that_linux_alone_has(tmp_path):
+    (tmp_path / "script.py").write_text("print(1)")
+    command = [sys.executable, "-c", AS_ON_MACOS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.startswith("() "), done.stdout + done.stderr
 
 
 def test_nothing_outside_of_backends_compares_a_backends_name():
