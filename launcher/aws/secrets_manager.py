@@ -6,16 +6,9 @@ import importlib.util
 import os
 from collections.abc import Iterator
 
-from launcher.config.entrypoints import entrypoints_folder, kit_modules
+from launcher.config.entrypoints import kit_modules
 from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job
-from launcher.planner.source_package import SourceFile
-
-FILE = "sitecustomize.py"
-"""Python imports it as it starts, wherever it is on PYTHONPATH: https://docs.python.org/3/library/site.html"""
-
-PROVIDER = "training/runtime/declared_secrets.py"
-"""The text that FILE begins with."""
 
 
 def names(job: Job) -> dict[str, dict[str, str]]:
@@ -32,7 +25,7 @@ def values(job: Job) -> dict[str, str]:
     issues = list(check_here(job))
     given = {name: os.environ[name] for name in from_environment(job) if name in os.environ}
     if not issues and names(job):
-        with kit_modules("training.runtime.declared_secrets") as (provider,):
+        with kit_modules("launcher_observer.declared_secrets") as (provider,):
             try:
                 given |= provider.fetch(names(job), job.region)
             except provider.SecretError as error:
@@ -71,12 +64,8 @@ def not_checked(job: Job, reader: str) -> list[Issue]:
     ]
 
 
-def check_on_sagemaker(job: Job, files: list[SourceFile]) -> Iterator[Issue]:
-    """Issues of a job's secrets on SageMaker.
-
-    Args:
-        files: the source package.
-    """
+def check_on_sagemaker(job: Job) -> Iterator[Issue]:
+    """Issues of a job's secrets on SageMaker."""
     for name in from_environment(job):
         store = (
             f'printf %s "${name}" | aws secretsmanager create-secret --name {name} --secret-string file:///dev/stdin'
@@ -92,27 +81,4 @@ def check_on_sagemaker(job: Job, files: list[SourceFile]) -> Iterator[Issue]:
     if job.network.isolation:
         found = "network.isolation cuts the job off from Secrets Manager"
         yield Issue(key="secrets", found=found, fix="write isolation: false, or remove secrets")
-    if not any(_is_ours(file) for file in files):
-        yield Issue(
-            key=f"source: {FILE}",
-            found="with secrets, the launcher adds a file of this name, which reads them",
-            fix="rename yours, and import it in the script",
-        )
     yield from not_checked(job, "the job's role")
-
-
-def provide(job: Job, files: list[SourceFile]) -> list[SourceFile]:
-    """The files, with FILE where the job has secrets in Secrets Manager. Only their names travel. A FILE of the user's own stays."""
-    if not names(job) or any(file.path == FILE and not _is_ours(file) for file in files):
-        return files
-    content = _provider() + f"\n\nprovide({names(job)!r})\n".encode()
-    others = [file for file in files if file.path != FILE]  # of a recorded run, the one that it had
-    return sorted([*others, SourceFile(FILE, None, len(content), content)], key=lambda file: file.path)
-
-
-def _is_ours(file: SourceFile) -> bool:
-    return file.path == FILE and file.read().startswith(_provider().partition(b"\n")[0])
-
-
-def _provider() -> bytes:
-    return (entrypoints_folder() / PROVIDER).read_bytes()

@@ -52,13 +52,16 @@ class Aws(Backend):
             found = f"{requirements.FILE} lacks packages that the script imports and the image does not hold"
             fix = f"add to it: {', '.join(lacking)}"
             issues.append(Issue(key="source", level="warning", found=found, fix=fix))
-        issues += secrets_manager.check_on_sagemaker(job, files)
+        issues += secrets_manager.check_on_sagemaker(job)
         brings = any(file.path == requirements.FILE for file in files)
         return issues + validation.check(job, kit_script=job.source is None, requirements=brings)
 
     def source_files(self, job: Job, files: list[SourceFile]) -> list[SourceFile]:
-        """The source files, with a requirements.txt for what the image lacks, and with what reads the job's secrets."""
-        return secrets_manager.provide(job, requirements.complete(job, files))
+        """The source files, with a requirements.txt for what the image lacks."""
+        return requirements.complete(job, files)
+
+    def secrets_read_by_the_job(self, job: Job) -> dict[str, dict[str, str]]:
+        return secrets_manager.names(job)
 
     def channels(self, job: Job, places: dict[str, str]) -> tuple[dict[str, str], tuple[Upload, ...]]:
         """Each channel's address, and the uploads of channels on this machine."""

@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 from launcher.config import hyperparameters
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
-from launcher.planner import model_names, teachers, validation
+from launcher.planner import model_names, python_start, teachers, validation
 from launcher.planner.plan import HostPlan, Plan, Price, Upload, run_name
 from launcher.planner.source_package import SourceFile, source_files, source_folder
 from launcher.record.records import RunFolder
+
+OBSERVED = "steps, data loading and the machine are measured, the script is unchanged (observe: false: not at all)"
 
 
 class Starter:
@@ -80,6 +82,9 @@ class Backend(Starter, ABC):
         places, issues = validation.places(job)
         files, file_issues = source_files(source) if source.is_dir() else ([], [])
         files = self.source_files(job, files)
+        not_observed = python_start.why_not_observed(job, files)
+        secrets = self.secrets_read_by_the_job(job)
+        files = python_start.with_python_start(files, observe=not not_observed, secrets=secrets)
         issues += file_issues
         issues += validation.check(job, source, files, self.world_size(job))
         issues += self.check(job, source, files)
@@ -106,7 +111,7 @@ class Backend(Starter, ABC):
             uploads=uploads,
             request=request,
             price=self.price(job),
-            about=self.about(job, request),
+            about={"observed": f"no: {not_observed}" if not_observed else OBSERVED, **self.about(job, request)},
             differences=self.DIFFERENCES,
             pinned={
                 name: Path(places[name]).parent.name
@@ -173,6 +178,10 @@ class Backend(Starter, ABC):
             places: channel -> file or folder, for channels on this machine.
         """
         return places, ()
+
+    def secrets_read_by_the_job(self, job: Job) -> dict[str, dict[str, str]]:
+        """Variable -> {"secretsmanager": …}, of the secrets that the job's own processes read; the others are passed to them."""
+        return {}
 
     def request(self, job: Job, run_name: str, channels: dict[str, str]) -> dict[str, Any] | None:
         """The CreateTrainingJob request; None: the backend sends none."""

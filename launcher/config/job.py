@@ -141,6 +141,8 @@ class Job(Part):
     """Where the script's checkpoints are kept. null: they are lost when a job on SageMaker ends."""
     network: Network = Field(default_factory=Network, description="a mapping")
     """The hosts' network on SageMaker."""
+    observe: bool = Field(True, description="true or false")
+    """Measure a script of your own: its steps, data loading and machine, without a change of it. This kit's scripts measure themselves."""
     profiling: Profiling | None = Field(None, description="a mapping", examples=["{system_interval_ms: 500}"])
     """System metrics and SageMaker Profiler."""
     debugger: Debugger | None = Field(None, description="a mapping")

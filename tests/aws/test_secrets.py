@@ -10,7 +10,7 @@ import boto3
 import pytest
 
 import launcher
-from launcher.aws import secrets_manager
+from launcher.planner import python_start
 from tests.aws.conftest import BUCKET, REGION, described, started
 
 VALUE = "s3cr3t-" + "x" * 20
@@ -102,7 +102,7 @@ def test_a_replay_of_a_job_reads_its_secrets_again(sagemaker_job, stored):
     first = started(sagemaker_job(SHOWS, secrets={"HF_TOKEN": {"secretsmanager": "plain"}}))
     assert first.wait(120) == "Completed"
     plan = launcher.replay(first.name)
-    assert plan.errors == () and [file.path for file in plan.files].count(secrets_manager.FILE) == 1
+    assert plan.errors == () and [file.path for file in plan.files].count(python_start.FILE) == 1
     here = launcher.run(launcher.replay(first.name, on="process"))
     assert here.wait(60) == "Completed" and holding(here) == []
 
@@ -146,11 +146,17 @@ def test_secrets_that_cannot_reach_a_job_on_sagemaker_are_refused(sagemaker_job,
     assert VALUE not in str(plan) + plan.to_json()
 
 
-def test_a_sitecustomize_of_the_users_own_is_refused_beside_secrets_and_left_alone_without(sagemaker_job):
-    job = sagemaker_job("print(1)\n", secrets={"HF_TOKEN": {"secretsmanager": "x"}})
+def test_a_sitecustomize_of_the_users_own_runs_after_the_secrets_are_read(sagemaker_job, stored):
+    secrets = {"HF_TOKEN": {"secretsmanager": "plain"}}
+    job = sagemaker_job("import sitecustomize\nprint('seen', sitecustomize.LENGTH, flush=True)\n", secrets=secrets)
+    Path(job.source, "sitecustomize.py").write_text("import os\nLENGTH = len(os.environ['HF_TOKEN'])\n")
+    run = started(job)
+    assert run.wait(120) == "Completed", run.outcome()
+    assert f"seen {len(VALUE)}" in [line for _, line in run.logs()] and holding(run) == []
+
+
+def test_a_job_with_neither_secrets_nor_observer_has_its_own_sitecustomize_alone(sagemaker_job):
+    job = sagemaker_job("print(1)\n", observe=False)
     Path(job.source, "sitecustomize.py").write_text("x = 1\n")
-    [issue] = launcher.plan(job, on="aws").errors
-    assert issue.key == "source: sitecustomize.py" and "rename yours" in issue.fix
-    plan = launcher.plan(job.model_copy(update={"secrets": {}}), on="aws")
-    [own] = [file for file in plan.files if file.path == "sitecustomize.py"]
-    assert plan.errors == () and own.read() == b"x = 1\n"
+    [own] = [file for file in launcher.plan(job, on="aws").files if file.path.startswith("sitecustomize")]
+    assert own.path == python_start.FILE and own.read() == b"x = 1\n"

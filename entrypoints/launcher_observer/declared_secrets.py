@@ -1,13 +1,10 @@
 """Secrets that a job declares, read from AWS Secrets Manager into the environment before any code of the script runs.
 
-The launcher writes this file's text and the secrets' names as sitecustomize.py at the top of the source archive. The container
-toolkit puts that folder on PYTHONPATH, so that every Python process of the job imports it first. Standard library and boto3 only.
+Standard library and boto3 only.
 """
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import os
 import sys
@@ -94,10 +91,7 @@ def _field(text: str, key: str | None) -> str:
 
 
 def provide(secrets: Mapping[str, Mapping[str, str]]) -> None:
-    """Set the variables that this process has not inherited; where one cannot be read, end the process and say why.
-
-    Then the sitecustomize.py that this one hides runs.
-    """
+    """Set the variables that this process has not inherited; where one cannot be read, end the process and say why."""
     missing = {name: given for name, given in secrets.items() if not os.environ.get(name)}
     try:
         os.environ.update(fetch(missing, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")))
@@ -107,8 +101,3 @@ def provide(secrets: Mapping[str, Mapping[str, str]]) -> None:
         sys.stderr.write(f"RuntimeError: the job needs these secrets\n{lines}")
         sys.stderr.flush()
         os._exit(1)  # Python would go on after an exception here
-    here = os.path.dirname(os.path.abspath(__file__))
-    others = [place for place in sys.path if os.path.abspath(place) != here]
-    hidden = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if hidden is not None and hidden.loader is not None:
-        hidden.loader.exec_module(importlib.util.module_from_spec(hidden))
