@@ -157,10 +157,18 @@ class Observer:
 
     def batch_asked(self, loading: Loading) -> None:
         trains = self.torch.is_grad_enabled()
-        if loading.loader.role == "unknown" and not trains:
+        if not trains:
+            self._evaluates(loading)
+        self.clock.batch_asked(loading, trains)
+
+    def loader_ended(self, loading: Loading) -> None:
+        if self.clock.loader_ended(loading):
+            self._evaluates(loading)
+
+    def _evaluates(self, loading: Loading) -> None:
+        if loading.loader.role == "unknown":
             loading.loader.role = "evaluation"
             self.setups.note(loading.loader)
-        self.clock.batch_asked(loading, trains)
 
     def batch_came(self, loading: Loading, batch: Any) -> None:
         self.clock.batch_came(loading, setups.samples_of(batch))

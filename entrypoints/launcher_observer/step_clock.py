@@ -95,6 +95,8 @@ class StepClock:
         self._optimizer: int | None = None
         """The one whose step is under way; those inside of it are its own."""
         self._saving: float | None = None
+        self._saved: tuple[float, float] | None = None
+        """When the checkpoint that is not yet written down began and ended."""
 
     def use(self, timer: Timer) -> None:
         """Measure by this timer from the next step on."""
@@ -114,7 +116,7 @@ class StepClock:
         if not training:
             self._begin_evaluation(now)
             return
-        self._end_evaluation(now)
+        self._end_pauses(now)
         if self._step is not None and self._step.optimizers:
             self._end_step(now)
         if self._step is None or self._exhausted:
@@ -137,26 +139,31 @@ class StepClock:
         step = self._step
         assert step is not None
         step.data_wait += now - self._asked
-        step.batches += 1
         step.samples += samples
         if step.loader is None:
             step.loader = loading
+        step.batches += step.loader.loader is loading.loader
         self._mark, self._copied = self._now(step), False
         self.phase = "forward"
 
-    def loader_ended(self, loading: Loading) -> None:
-        """There was no batch more. A pass in which nothing was trained was an evaluation, if gradients were on or not."""
+    def loader_ended(self, loading: Loading) -> bool:
+        """There was no batch more. A pass in which nothing was trained was an evaluation, if gradients were on or not.
+
+        Returns:
+            whether it was.
+        """
         now = time.perf_counter()
         if self._evaluating is not None:
             self._evaluated = now
-            return
+            return True
         self._exhausted, self.phase = True, None
         if loading.backwards == self._backwards and self.steps and loading.loader.role != "training":
             self._step, self._evaluating, self._evaluated = None, loading.began, now
+        return self._evaluating is not None
 
     def loader_restarts(self) -> None:
         """A training loader begins a new pass, whose workers may have to start first."""
-        self._end_evaluation(time.perf_counter())
+        self._end_pauses(time.perf_counter())
 
     # The step's own work
 
@@ -225,39 +232,52 @@ class StepClock:
     # Pauses
 
     def checkpoint_begins(self) -> bool:
-        """Whether it is the outermost, which alone counts."""
+        """Whether it is the outermost, which alone counts. Files that are saved one after the other are one checkpoint."""
         if self._saving is not None:
             return False
         now = time.perf_counter()
         self._end_evaluation(now)
-        self._saving, self.phase = now, "checkpoint"
+        self._saving, self.phase = self._saved[1] if self._saved else now, "checkpoint"
+        self._saved = (self._saved[0] if self._saved else now, now)
         return True
 
     def checkpoint_ends(self) -> None:
         now, step = time.perf_counter(), self._step
-        assert self._saving is not None
-        seconds, began, self._saving, self.phase = now - self._saving, self._saving, None, None
+        assert self._saving is not None and self._saved is not None
         if step is not None:
-            step.paused += seconds
+            step.paused += now - self._saving
             step.ended, self._mark = now, self._now(step)
-        steps = self.steps + bool(step and step.optimizers)
-        if steps:
-            self._paused("checkpoint", steps, began, seconds)
+        self._saving, self.phase, self._saved = None, None, (self._saved[0], now)
 
     def close(self) -> None:
         """The process ends: what has an end by now is counted."""
+        self._end_checkpoint()
         if self._evaluating is not None:
             self._end_evaluation(self._evaluated)
         elif self._step is not None and self._step.optimizers:
             self._end_step(self._step.ended, self._mark)
 
     def _begin_evaluation(self, now: float) -> None:
+        self._end_checkpoint()
         self._evaluated, self.phase = now, "evaluate"
         if self._evaluating is not None:
             return
         if self._step is not None and self._step.optimizers:
             self._end_step(now)
         self._evaluating = now
+
+    def _end_pauses(self, now: float) -> None:
+        """Training goes on."""
+        self._end_checkpoint()
+        self._end_evaluation(now)
+
+    def _end_checkpoint(self) -> None:
+        if self._saved is None:
+            return
+        (began, ended), self._saved = self._saved, None
+        steps = self.steps + bool(self._step and self._step.optimizers)
+        if steps:
+            self._paused("checkpoint", steps, began, ended - began)
 
     def _end_evaluation(self, now: float) -> None:
         if self._evaluating is None:
@@ -273,8 +293,7 @@ class StepClock:
 
     def _under_way(self) -> Step:
         """The step under way; a new one where none is, such as after an evaluation or without a loader."""
-        if self._evaluating is not None:
-            self._end_evaluation(time.perf_counter())
+        self._end_pauses(time.perf_counter())
         return self._step or self._begin_step(time.perf_counter())
 
     def _begin_step(self, now: float) -> Step:

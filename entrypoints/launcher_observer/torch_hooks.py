@@ -76,7 +76,7 @@ def _loaders(observer: Observer, torch: Any) -> None:
             try:
                 batch = original(iterator)
             except StopIteration:
-                observer.guarded(observer.clock.loader_ended, loading)
+                observer.guarded(observer.loader_ended, loading)
                 raise
             observer.guarded(observer.batch_came, loading, batch)
             return batch

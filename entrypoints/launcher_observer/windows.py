@@ -34,7 +34,11 @@ class Windows:
         self._seconds: dict[str, float] = defaultdict(float)
         self._steps, self._samples, self._cpu, self._slowest = 0, 0, 0.0, 0.0
         self._last: Step | None = None
-        self._epoch, self._epoch_steps, self._epoch_batches, self._epoch_began = 1, 0, 0, 0.0
+        self._epoch, self._epoch_steps, self._epoch_began = 1, 0, 0.0
+        self._batches = 0
+        """Of all steps so far."""
+        self._loader: Any = None
+        """The one that the latest batch came from."""
         self._new_epoch = False
         self._worker_cpu = 0.0
         self.extra: Callable[[], dict[str, float]] = dict
@@ -63,7 +67,7 @@ class Windows:
             if step.ended - self._epoch_began > SHORTEST:  # the first step of an epoch may have waited for workers
                 self._flush()
                 self._new_epoch = True
-            self._epoch_steps = self._epoch_batches = 0
+            self._epoch_steps = 0
             self._epoch_began = step.began
         self._epoch = epoch
         if self._began is None:
@@ -80,7 +84,8 @@ class Windows:
         self._samples += step.samples
         self._cpu += step.cpu
         self._epoch_steps += 1
-        self._epoch_batches += step.batches
+        self._batches += step.batches
+        self._loader = step.loader.loader if step.loader is not None else self._loader
         self._last = step
         long = max(SHORTEST, (step.ended - self.since) * GROWTH)
         if step.number == WARM_UP_STEPS or step.ended - self._began >= long or self._new_epoch:
@@ -103,9 +108,10 @@ class Windows:
         }
         if self._samples and self._seconds["step"]:
             extra["images_per_second"] = self.world_size * self._samples / self._seconds["step"]
-        batches = step.loader.loader.batches if step.loader is not None else None
-        if batches and self._epoch_batches:
-            extra["epoch_steps"] = max(self._epoch_steps, round(batches * self._epoch_steps / self._epoch_batches))
+        batches = self._loader.batches if self._loader is not None else None
+        if batches:
+            each = max(1, round(self._batches / step.number))  # a loop may read one batch ahead
+            extra["epoch_steps"] = max(self._epoch_steps, -(-batches // each))
         if means["step"]:
             if "grad_sync" in extra:
                 means["grad_sync"] = extra.pop("grad_sync")
