@@ -36,7 +36,8 @@ def own_batches():
 
 
 torch.manual_seed(0)
-loader = DataLoader(TensorDataset(torch.randn(96, 8), torch.randn(96, 1)), batch_size=4)
+if sys.argv[1] == "loader":
+    loader = DataLoader(TensorDataset(torch.randn(96, 8), torch.randn(96, 1)), batch_size=4)
 batches = own_batches() if sys.argv[1] == "own" else loader
 model = nn.Linear(8, 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
