@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -19,7 +16,6 @@ from PIL import Image
 import launcher
 from launcher.prepare import folders, prepare, verify
 from launcher.prepare.entry_rules import entry_rules
-from launcher.prepare.sources import FASHION_CLASSES
 from tests.conftest import as_in_a_terminal
 
 
@@ -35,12 +31,6 @@ def write_images(folder, *names: str, size=(40, 30)) -> None:
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", size, (number * 20 % 256, 100, 50)).save(folder / name)
-
-
-def write_idx(folder, name: str, values: bytes, *shape: int, zipped: bool = True) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    data = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + values
-    (folder / (name + (".gz" if zipped else ""))).write_bytes(gzip.compress(data) if zipped else data)
 
 
 def test_digits_become_png_folders_with_a_stratified_split(tmp_path):
@@ -81,56 +71,6 @@ def test_another_split_into_the_same_folder_is_refused(tmp_path):
     prepare("digits", tmp_path)
     with pytest.raises(launcher.UserError, match=r"validation_fraction 0.25, now 0.5.*\n.*rm -r"):
         prepare("digits", tmp_path, validation_fraction=0.5)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_idx_files_become_folders_with_their_own_split(tmp_path, zipped):
-    source = tmp_path / "fashion"
-    write_idx(source, "train-images-idx3-ubyte", bytes(range(12)) * 2, 6, 2, 2, zipped=zipped)
-    write_idx(source, "train-labels-idx1-ubyte", bytes([0, 1, 2, 3, 4, 9]), 6, zipped=zipped)
-    write_idx(source, "t10k-images-idx3-ubyte", bytes(range(8)), 2, 2, 2, zipped=zipped)
-    write_idx(source, "t10k-labels-idx1-ubyte", bytes([5, 6]), 2, zipped=zipped)
-    assert "6 training and 2 validation images in 8 classes" in prepare(str(source), tmp_path / "out")
-    assert Image.open(tmp_path / f"out/train/{FASHION_CLASSES[1]}/00001.png").tobytes() == bytes([4, 5, 6, 7])
-    assert (tmp_path / f"out/validation/{FASHION_CLASSES[6]}/00001.png").is_file()
-
-
-def test_a_cut_idx_file_is_refused(tmp_path):
-    write_idx(tmp_path / "mnist", "train-images-idx3-ubyte", bytes(5), 6, 2, 2)
-    with pytest.raises(launcher.UserError, match="truncated"):
-        prepare(str(tmp_path / "mnist"), tmp_path / "out")
-
-
-def test_a_damaged_idx_file_is_named_with_a_fix(tmp_path):
-    write_idx(tmp_path / "mnist", "train-images-idx3-ubyte", bytes(range(256)) * 40, 2560, 2, 2)
-    file = tmp_path / "mnist/train-images-idx3-ubyte.gz"
-    whole = file.read_bytes()
-    stored = gzip.compress(gzip.decompress(whole), 0)
-    for damaged in (
-        whole[:10] + b"\xff" * 8 + whole[18:],  # no deflate
-        stored[:-8] + bytes(4) + stored[-4:],  # another checksum
-        stored[:-9],  # cut
-        b"no gzip at all",
-    ):
-        file.write_bytes(damaged)
-        with pytest.raises(launcher.UserError, match=rf"SOURCE: {file} is damaged: .*\n.*download it again"):
-            prepare(str(tmp_path / "mnist"), tmp_path / "out")
-
-
-@pytest.mark.parametrize("shape", [(1, 2, 2), (2**32 - 1, 2**32 - 1, 2**32 - 1), (2**20, 2**10, 2**10)])
-def test_an_idx_file_that_unpacks_to_far_more_than_it_announces_or_holds_is_not_read_into_memory(tmp_path, shape):
-    (tmp_path / "mnist").mkdir()
-    with gzip.open(tmp_path / "mnist/train-images-idx3-ubyte.gz", "wb") as file:
-        file.write(struct.pack(">HBB3I", 0, 8, 3, *shape))
-        for _ in range(256):
-            file.write(bytes(1 << 20))
-    tracemalloc.start()
-    try:
-        with pytest.raises(launcher.UserError, match="is not an idx file of bytes, or is truncated"):
-            prepare(str(tmp_path / "mnist"), tmp_path / "out")
-        assert tracemalloc.get_traced_memory()[1] < 64 << 20
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_folder_is_split_by_class_and_scaled_down(tmp_path):
@@ -388,29 +328,3 @@ def test_an_empty_folder_and_a_file_as_target_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(launcher.UserError, match="is a file"):
         prepare("digits", tmp_path / "file")
-
-
-def test_shapes_come_with_masks_and_are_drawn_the_same_again(tmp_path):
-    words = prepare("shapes", tmp_path / "one")
-    assert "300 training and 100 validation images with masks; 400 written" in words
-    prepare("shapes", tmp_path / "two")
-    files = tree(tmp_path / "one")
-    assert files == tree(tmp_path / "two") and len(set(files.values())) == 800, "no two of them are alike"
-    labels = set()
-    for name in files:
-        split, kind, file = name.split("/")
-        assert (split, kind) in {(split, kind) for split in ("train", "validation") for kind in ("images", "masks")}
-        image = Image.open(tmp_path / "one" / name)
-        assert (image.mode, image.size) == ("RGB" if kind == "images" else "L", (64, 64))
-        assert f"{split}/{'masks' if kind == 'images' else 'images'}/{file}" in files
-        if kind == "masks":
-            labels |= set(image.tobytes())
-    assert labels == {0, 1, 2, 3, 255}
-    assert "0 written, 400 already there" in prepare("shapes", tmp_path / "one")
-
-
-def test_shapes_are_drawn_at_the_size_asked_for(tmp_path):
-    prepare("shapes", tmp_path / "large", size=96)
-    sizes = {Image.open(path).size for path in (tmp_path / "large").rglob("*.png")}
-    assert sizes == {(96, 96)}
-    assert set(Image.open(tmp_path / "large/train/masks" / os.listdir(tmp_path / "large/train/masks")[0]).tobytes()) <= {0, 1, 2, 3, 255}  # fmt: skip
