@@ -11,9 +11,10 @@
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
 # make bench-scaling    two communicating gloo hosts beside two that do not, by the segmentation job; the scaling model on a local study
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's and DALI's, fidelity, and memory over time
-# make bench-insight    what the system monitor costs, and how fast its files are read
+# make bench-insight    what the system monitor and the observer cost, and how fast the files are read
 # make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the fix brought (about 55 minutes)
 # make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 75 minutes)
+# make bench-planted-foreign    the same kinds in scripts that know nothing of the kit: plain PyTorch, Lightning, transformers' Trainer
 # make notebooks    every notebook executed, its outputs and pictures stored (about ten minutes)
 # make test-notebooks   the notebooks' tests, every notebook executed
 # make gpu          every check that needs a GPU, wherever there is one, into docs/results/gpu.md (PART=2: one part of six, 8 minutes at most)
@@ -38,7 +39,7 @@ DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -99,6 +100,7 @@ bench-input: $(INSTALLED)
 
 bench-insight: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/monitor_cost.py
+	$(VENV)/bin/python tests/benchmarks/observer_cost.py
 	$(VENV)/bin/python tests/benchmarks/reading.py --week
 
 bench-planted: $(INSTALLED)
@@ -106,6 +108,9 @@ bench-planted: $(INSTALLED)
 
 bench-planted-others: $(INSTALLED) $(OTHERS)/.installed
 	PYTHONPATH=$(OTHERS) $(VENV)/bin/python tests/benchmarks/planted_bottlenecks.py --others --harsher
+
+bench-planted-foreign: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/planted_foreign.py
 
 notebooks: $(INSTALLED)
 	$(VENV)/bin/python -m tests.notebooks.executing --store

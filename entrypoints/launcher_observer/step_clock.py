@@ -23,7 +23,7 @@ class Step:
 
     __slots__ = (
         *("number", "began", "ended", "begin", "end", "cpu", "data_wait", "phases", "paused", "optimizers"),
-        *("batches", "samples", "marks", "loader"),
+        *("batches", "samples", "loader"),
     )
 
     def __init__(self, number: int, began: float, begin: Any):
@@ -42,8 +42,6 @@ class Step:
         self.batches, self.samples = 0, 0
         self.loader: Loading | None = None
         """The pass over a loader that its first batch came from."""
-        self.marks: list[Any] = []
-        """Every moment of the timer that this step asked for."""
 
 
 class Loading:
@@ -72,7 +70,7 @@ class StepClock:
             step_ended: takes a step that is over.
             paused: takes a pause's kind, the steps before it, when it began by the host's clock, and its seconds.
         """
-        self._step_ended, self._paused, self._timer = step_ended, paused, timer
+        self._step_ended, self._paused, self._now = step_ended, paused, timer.now
         self.phase: str | None = None
         """What is under way, as far as it can be told by now."""
         self.steps = 0
@@ -100,7 +98,7 @@ class StepClock:
 
     def use(self, timer: Timer) -> None:
         """Measure by this timer from the next step on."""
-        self._timer, self._step = timer, None
+        self._now, self._step = timer.now, None
 
     # Batches
 
@@ -116,7 +114,8 @@ class StepClock:
         if not training:
             self._begin_evaluation(now)
             return
-        self._end_pauses(now)
+        if self._saved is not None or self._evaluating is not None:
+            self._end_pauses(now)
         if self._step is not None and self._step.optimizers:
             self._end_step(now)
         if self._step is None or self._exhausted:
@@ -143,7 +142,7 @@ class StepClock:
         if step.loader is None:
             step.loader = loading
         step.batches += step.loader.loader is loading.loader
-        self._mark, self._copied = self._now(step), False
+        self._mark, self._copied = self._now(), False
         self.phase = "forward"
 
     def loader_ended(self, loading: Loading) -> bool:
@@ -197,7 +196,7 @@ class StepClock:
             self._end_step(time.perf_counter())
             step = self._begin_step(time.perf_counter())
             self._optimizer = id(optimizer)
-        self._mark = self._now(step)
+        self._mark = self._now()
         self.phase = "optimizer"
 
     def optimizer_ends(self, optimizer: Any) -> None:
@@ -216,14 +215,14 @@ class StepClock:
         if step is None or self._evaluating is not None or self._backward_depth or self._optimizer is not None:
             return None
         phase, self.phase = self.phase, "host_to_device"
-        return phase, self._now(step)
+        return phase, self._now()
 
     def copy_ends(self, begin: Any) -> None:
         step = self._step
         if begin is None or step is None:
             return
         phase, moment = begin
-        now = self._now(step)
+        now = self._now()
         if phase == "forward" and self._copied:  # before the batch's first copy, the model has not begun
             step.phases.append(("forward", self._mark, moment))
         step.phases.append(("host_to_device", moment, now))
@@ -246,7 +245,7 @@ class StepClock:
         assert self._saving is not None and self._saved is not None
         if step is not None:
             step.paused += now - self._saving
-            step.ended, self._mark = now, self._now(step)
+            step.ended, self._mark = now, self._now()
         self._saving, self.phase, self._saved = None, None, (self._saved[0], now)
 
     def close(self) -> None:
@@ -285,7 +284,7 @@ class StepClock:
         began, self._evaluating = self._evaluating, None
         if self._step is not None:  # in the middle of one, between two of its batches
             self._step.paused += now - began
-            self._mark = self._now(self._step)
+            self._mark = self._now()
         if self.steps:
             self._paused("evaluate", self.steps, began, now - began)
 
@@ -293,12 +292,13 @@ class StepClock:
 
     def _under_way(self) -> Step:
         """The step under way; a new one where none is, such as after an evaluation or without a loader."""
-        self._end_pauses(time.perf_counter())
+        if self._saved is not None or self._evaluating is not None:
+            self._end_pauses(time.perf_counter())
         return self._step or self._begin_step(time.perf_counter())
 
     def _begin_step(self, now: float) -> Step:
         self._step = step = Step(self.steps + 1, now, None)
-        step.begin = self._mark = self._now(step)
+        step.begin = self._mark = self._now()
         self._optimizer, self._backward_depth = None, 0  # of a step that an exception ended
         return step
 
@@ -310,7 +310,7 @@ class StepClock:
         """
         step, self._step = self._step, None
         assert step is not None
-        step.end, step.ended = self._now(step) if end is None else end, now
+        step.end, step.ended = self._now() if end is None else end, now
         step.cpu = time.process_time() - step.cpu
         self.sees_batches |= step.batches > 0
         self.steps = step.number
@@ -318,11 +318,6 @@ class StepClock:
 
     def _add(self, phase: str, step: Step) -> None:
         """What was done since the last mark was of this phase."""
-        now = self._now(step)
+        now = self._now()
         step.phases.append((phase, self._mark, now))
         self._mark = now
-
-    def _now(self, step: Step) -> Any:
-        mark = self._timer.now()
-        step.marks.append(mark)
-        return mark

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
 from typing import Any, Protocol
 
 
@@ -18,8 +18,8 @@ class Timer(Protocol):
 
     def seconds(self, begin: Any, end: Any) -> float: ...
 
-    def release(self, moments: Sequence[Any]) -> None:
-        """These are not asked for again."""
+    def release(self, moment: Any) -> None:
+        """No moment before this one is asked for again."""
 
 
 class HostTimer:
@@ -33,7 +33,7 @@ class HostTimer:
     def seconds(self, begin: float, end: float) -> float:
         return end - begin
 
-    def release(self, moments: Sequence[float]) -> None:
+    def release(self, moment: float) -> None:
         """Numbers need no care."""
 
 
@@ -48,12 +48,15 @@ class GpuTimer:
         self._event = module.Event
         self._is_capturing = getattr(module, "is_current_stream_capturing", lambda: False)
         self._free: list[Any] = []
+        self._in_use: deque[Any] = deque()
+        """In their order in the queue."""
 
     def now(self) -> Any:
         if self._is_capturing():  # into a CUDA graph, of which an event would become a part
             return None
         event = self._free.pop() if self._free else self._event(enable_timing=True)
         event.record()
+        self._in_use.append(event)
         return event
 
     def has_passed(self, moment: Any) -> bool:
@@ -63,5 +66,6 @@ class GpuTimer:
         """0 where a moment could not be taken."""
         return 0.0 if begin is None or end is None else begin.elapsed_time(end) / 1000  # milliseconds
 
-    def release(self, moments: Sequence[Any]) -> None:
-        self._free += [moment for moment in moments if moment is not None]
+    def release(self, moment: Any) -> None:
+        while moment is not None and self._in_use[0] is not moment:
+            self._free.append(self._in_use.popleft())

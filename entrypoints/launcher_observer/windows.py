@@ -75,7 +75,7 @@ class Windows:
         for name, begin, end in step.phases:
             self._seconds[name] += timer.seconds(begin, end)
         whole = max(0.0, timer.seconds(step.begin, step.end) - step.paused)
-        timer.release(step.marks)
+        timer.release(step.end)
         if step.batches:
             self._seconds["data_wait"] += step.data_wait
         self._seconds["step"] += whole

@@ -1,0 +1,131 @@
+"""What the observer costs a training step: one script with it and one without, in turn. `make bench-insight`.
+
+Two processes run the same loop, N steps at a time and never at once: a batch of a DataLoader, forward, backward, optimizer. The
+short step is one number's, so that the difference is the hooks' and no other; the long one computes for about 5 ms on one thread, and
+there the share of the whole is shown, with the thread that samples lines. CPU time of the whole process, medians of all rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
+
+PHASES = 4
+"""Of a step: waiting for data, forward, backward, optimizer."""
+
+START = "from launcher_observer.start import start; start()"
+
+LOOP = """
+import json, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+width, batch = json.loads(sys.argv[1])
+model = nn.Linear(width, width)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+samples = torch.randn(batch * 64, width)
+
+class Ready(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return samples[index * batch : (index + 1) * batch]
+
+loader = DataLoader(Ready(), batch_size=None)
+
+def steps(count):
+    while True:
+        for inputs in loader:
+            loss = model(inputs).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            count -= 1
+            if not count:
+                return
+
+for line in sys.stdin:
+    wall, cpu = time.perf_counter(), time.process_time()
+    steps(int(line))
+    print(json.dumps([time.process_time() - cpu, time.perf_counter() - wall]), flush=True)
+"""
+
+
+class Loop:
+    """The script in a process of its own, which waits between two calls."""
+
+    def __init__(self, folder: Path, step: tuple[int, int], *, observed: bool):
+        script = folder / "loop.py"
+        script.write_text((START if observed else "") + LOOP)
+        environment = {**os.environ, "PYTHONPATH": str(ENTRYPOINTS), "LAUNCHER_OBSERVER_FOLDER": str(folder)}
+        pipe = subprocess.PIPE
+        command = [sys.executable, str(script), json.dumps(step)]
+        self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+    def __call__(self, steps: int) -> tuple[float, float]:
+        """CPU and wall seconds of a step."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        cpu, wall = json.loads(self.process.stdout.readline())
+        return cpu / steps, wall / steps
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compared(step: tuple[int, int], rounds: int, seconds: float) -> tuple[float, float, float]:
+    """Microseconds of CPU of a step without the observer, what it adds, and what it adds to the wall clock."""
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name, kind) for kind in ("plain", "observed")]
+        for folder in folders:
+            folder.mkdir()
+        loops = [Loop(folder, step, observed=folder.name == "observed") for folder in folders]
+        warm = [loop(20) for loop in loops]
+        count = max(5, int(seconds / warm[0][1]))
+        time.sleep(1)  # the system monitor's start
+        measured: list[list[tuple[float, float]]] = [[], []]
+        for number in range(rounds):
+            for which in (0, 1) if number % 2 else (1, 0):
+                measured[which].append(loops[which](count))
+        for loop in loops:
+            loop.close()
+        assert list(folders[1].rglob("timeline-0.jsonl")) and not list(folders[0].rglob("timeline-0.jsonl"))
+    plain = statistics.median(cpu for cpu, _ in measured[0])
+    more = statistics.median(ours[0] - theirs[0] for theirs, ours in zip(*measured, strict=True))
+    wall = statistics.median(ours[1] - theirs[1] for theirs, ours in zip(*measured, strict=True))
+    return 1e6 * plain, 1e6 * more, 1e6 * wall
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each loop in a round")
+    asked = parser.parse_args()
+    print(f"this machine, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}; {asked.rounds} rounds\n")
+    print("| step | µs without | µs more | of them a phase | % | µs more by the wall clock |")
+    print("| ---: | ---------: | ------: | --------------: | -: | -----------------------: |")
+    for name, step in (("one number", (1, 1)), ("about 5 ms", (512, 192))):
+        plain, more, wall = compared(step, asked.rounds, asked.seconds)
+        print(
+            f"| {name} | {plain:.0f} | {more:.1f} | {more / PHASES:.2f} | {100 * more / plain:.2f} | {wall:.1f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
