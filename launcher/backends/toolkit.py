@@ -1,4 +1,4 @@
-"""The shim around AWS's container toolkit, which adds three things.
+"""The shim around AWS's container toolkit, which adds four things.
 
     python toolkit.py --port 23456 [--lifeline FD]
 
@@ -7,6 +7,7 @@
 2. The rendezvous port is an argument instead of 7777 or 29500, because many runs share a machine.
 3. No process stays behind. When the toolkit ends, or the lifeline's write end closes, every process below the shim is
    killed. When the toolkit's own child is killed, its orphans are ended too: they hold the pipe that the toolkit reads.
+4. A line that the script writes in pieces, as `print` with several arguments does without a buffer, is one line of the log.
 
 The file runs by its path, with the toolkit's Python, and imports nothing else of this kit.
 """
@@ -34,6 +35,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 ORPHAN_SECONDS = 3
 """Time for which orphans may hold the toolkit's pipe."""
+LONGEST_LINE = 2**16
+"""Bytes of a line that are waited for, as many as the toolkit reads at once."""
 TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 MPI = ("mpirun", "sshd")
 """The toolkit's commands for a job with MPI, such as SMDDP's: on the first host, and on the others."""
@@ -169,6 +172,25 @@ def ranks_below(process: psutil.Process) -> list[psutil.Process]:
     return found
 
 
+class WholeLines:
+    """A stream that is read in whole lines, or up to a carriage return. The toolkit prints what one `read` returns as lines."""
+
+    def __init__(self, stream: asyncio.StreamReader):
+        self._stream = stream
+        self._cut = b""
+
+    async def read(self, size: int) -> bytes:
+        while piece := await self._stream.read(size):
+            self._cut += piece
+            end = max(self._cut.rfind(b"\n"), self._cut.rfind(b"\r")) + 1
+            if end or len(self._cut) > LONGEST_LINE:
+                end = end or len(self._cut)
+                lines, self._cut = self._cut[:end], self._cut[end:]
+                return lines
+        last, self._cut = self._cut, b""
+        return last
+
+
 def remember_processes() -> list[Process]:
     """A list that collects the asyncio processes which the toolkit starts from now on."""
     start = asyncio.create_subprocess_exec
@@ -176,6 +198,10 @@ def remember_processes() -> list[Process]:
 
     async def start_and_remember(*command: Any, **options: Any) -> Process:
         process = await start(*command, preexec_fn=die_with_the_parent, **options)
+        for name in ("stdout", "stderr"):
+            stream = getattr(process, name)
+            if stream is not None:
+                setattr(process, name, WholeLines(stream))
         started.append(process)
         return process
 
