@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from launcher.aws.request import profiler_config
+from launcher.config.job import Job
 from launcher.planner.plan import HostPlan, Plan
-from launcher.planner.source_package import copy_files
+from launcher.planner.source_package import COMMIT_FILE, copy_files
 from launcher.record import records
+
+NAMED = re.compile(rb"""/opt/ml\b|["']/?opt/?["'].{0,20}["']/?ml\b""")
+"""How a script names /opt/ml: whole, or in the parts that os.path.join and pathlib put together."""
+
+LARGEST_SEARCHED = 2**20
+"""Bytes of a source file that is searched for it: a larger one is data."""
 
 
 def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface: str) -> None:
@@ -29,6 +38,30 @@ def lay_out(plan: Plan, host: HostPlan, folder: records.RunFolder, *, interface:
             shutil.copytree(earlier, base / "checkpoints", dirs_exist_ok=True, ignore_dangling_symlinks=True)
     for name, text in config_files(plan, host, interface).items():
         records.write_atomically(base / "input/config" / name, text, durable=False)
+
+
+def names_opt_ml(job: Job, files: Iterable[tuple[str, Path]]) -> str:
+    """Where a script of the user's own, or its settings, name /opt/ml: `train.py:12`, or the job's key; "" nowhere.
+
+    Args:
+        files: the source files, each as (its path in the code folder, where it is now).
+    """
+    if job.source is None:
+        return ""
+    for key, values in (("hyperparameters", job.hyperparameters), ("environment", job.environment)):
+        for name, value in values.items():
+            if "/opt/ml" in str(value):
+                return f"{key}.{name}"
+    known = dict(files)
+    kits = ("launcher_observer/", "training/") if COMMIT_FILE in known else ("launcher_observer/",)
+    for path, file in sorted(known.items()):
+        if not path.startswith(kits) and file.stat().st_size <= LARGEST_SEARCHED:
+            content = file.read_bytes()
+            found = NAMED.search(content)
+            if found is not None:
+                line = content.count(b"\n", 0, found.start()) + 1
+                return f"{path}:{line}"
+    return ""
 
 
 def show_channel(at: Path, place: Path) -> None:

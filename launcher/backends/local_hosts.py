@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
+from launcher.backends import opt_ml
+
 SHIM = Path(__file__).with_name("toolkit.py")
 
 PASSED_ON = (
@@ -142,7 +144,7 @@ def reserve_port() -> tuple[int, socket.socket]:
 
 
 def start_shim(
-    port: int, log: IO[bytes], folder: Path, environment: Mapping[str, str]
+    port: int, log: IO[bytes], folder: Path, environment: Mapping[str, str], *, own_opt_ml: bool = False
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start the container toolkit in its shim.
 
@@ -150,14 +152,16 @@ def start_shim(
         port: of the rendezvous.
         log: gets standard output and error.
         folder: the working folder, the host's /opt/ml.
+        own_opt_ml: show the folder as /opt/ml too, to this host alone, where the kernel allows it.
 
     Returns:
         The process, and the write end of its lifeline. Closing it ends the host.
     """
     reading, writing = os.pipe()
+    command = [sys.executable, str(SHIM), "--port", str(port), "--lifeline", str(reading)]
     try:
         shim = subprocess.Popen(
-            [sys.executable, str(SHIM), "--port", str(port), "--lifeline", str(reading)],
+            opt_ml.command(folder, command) if own_opt_ml else command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

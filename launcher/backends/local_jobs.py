@@ -66,7 +66,7 @@ def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
 def check_disk(job: Job, files: Sequence[SourceFile]) -> list[Issue]:
     """A warning where the run store's disk has no room for what is known to be written: the code, for the record and each host."""
     store = records.store()
-    place = next(folder for folder in (store, *store.parents) if folder.is_dir())
+    place = disk.existing(store)
     free = shutil.disk_usage(place).free
     needed = disk.RESERVE_BYTES + sum(file.size for file in files) * (1 + job.compute.instance_count)
     if free >= needed:

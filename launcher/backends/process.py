@@ -8,13 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from launcher.backends import host_folders, local_hosts, local_jobs, supervision
+from launcher.backends import host_folders, local_hosts, local_jobs, opt_ml, supervision
 from launcher.backends.base import Backend
 from launcher.config.issues import Issue
 from launcher.config.job import Job
 from launcher.planner.plan import HostPlan, Plan
 from launcher.planner.source_package import SourceFile
-from launcher.record.records import RunFolder
+from launcher.record import disk, records
 
 REQUIREMENTS = "requirements.txt"
 """Excluded: the toolkit would install these packages into the user's own environment."""
@@ -54,7 +54,7 @@ class Process(Backend):
         "AWS_EC2_METADATA_DISABLED": "true: a job does not use this machine's role",
         "TRAINING_JOB_ARN": "not set: there is no SageMaker job",
         "SM_MODULE_DIR": "the code's folder; on SageMaker, the archive's address in S3",
-        "SAGEMAKER_BASE_DIR": "hosts/<host>/opt/ml in the run's folder, instead of /opt/ml",
+        "SAGEMAKER_BASE_DIR": "hosts/<host>/opt/ml in the run's folder; a script that names /opt/ml sees it there, on Linux",
         "packages": "those of your environment; requirements.txt is not installed",
         "distribution": "smddp runs as torchrun with gloo or nccl: its library exists on SageMaker only",
         "inputs": "linked: not copied, sharded or streamed",
@@ -95,6 +95,7 @@ class Process(Backend):
             )
         if job.distribution == "smddp":
             issues.append(local_jobs.smddp_is_torchrun())
+        issues += _check_opt_ml(job, files)
         issues += local_jobs.check_inputs(job)
         issues += local_jobs.check_disk(job, files)
         issues += local_jobs.check_secrets(job)
@@ -154,13 +155,29 @@ class Process(Backend):
         except ModuleNotFoundError:  # the parent package is missing
             return True
 
-    def start(self, plan: Plan, folder: RunFolder, lock: int, lifeline: int | None) -> None:
+    def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
         """Write the hosts' /opt/ml folders and start the supervisor."""
         for host in plan.hosts:
             host_folders.lay_out(plan, host, folder, interface="lo")
             for channel, place in plan.channels.items():
                 host_folders.show_channel(folder.host(host.name) / "input/data" / channel, Path(place))
         supervision.start_supervisor("launcher.backends.supervisor", plan, folder, lock, lifeline)
+
+
+def _check_opt_ml(job: Job, files: list[SourceFile]) -> list[Issue]:
+    """A warning where the script names /opt/ml, and this machine cannot show it to a host's processes."""
+    named = host_folders.names_opt_ml(job, ((file.path, file.source) for file in files if file.source is not None))
+    why = opt_ml.why_not(disk.existing(records.store())) if named else ""
+    if not why:
+        return []
+    return [
+        Issue(
+            key="script",
+            level="warning",
+            found=f"{named} names /opt/ml, which does not exist for processes of this machine: {why}",
+            fix="run it with --on docker; or read the folders from SM_CHANNEL_<NAME>, SM_MODEL_DIR and SM_OUTPUT_DATA_DIR",
+        )
+    ]
 
 
 def processes_per_host(job: Job) -> int:

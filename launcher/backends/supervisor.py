@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.backends import leftovers, local_hosts, supervision, toolkit
+from launcher.backends import host_folders, leftovers, local_hosts, supervision, toolkit
 from launcher.config.job import Job
 from launcher.planner.plan import HostPlan, Plan
 from launcher.record import disk, failure_causes, metrics_file, records
@@ -89,7 +89,12 @@ class Supervisor:
         for host in self.plan.hosts:
             with open(self.folder.log(host.name), "wb") as log:
                 environment = supervision.shim_environment(self.plan, host, self.folder, os.environ)
-                shim, lifeline = local_hosts.start_shim(port, log, self.folder.host(host.name), environment)
+                place = self.folder.host(host.name)
+                files = [file for file in (place / "code").rglob("*") if file.is_file()]
+                named = host_folders.names_opt_ml(
+                    self.plan.job, ((file.relative_to(place / "code").as_posix(), file) for file in files)
+                )
+                shim, lifeline = local_hosts.start_shim(port, log, place, environment, own_opt_ml=bool(named))
             self.shims[host.name] = shim
             self.lifelines.append(lifeline)  # closes with this process, however it dies
 

@@ -35,6 +35,11 @@ def full(path: Path, error: BaseException | None = None) -> str:
     return f"no space left on {device(path)}, at {path}"
 
 
+def existing(folder: Path) -> Path:
+    """A folder that may be made later, or its nearest parent that exists."""
+    return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
 def device(path: Path) -> str:
     """The device of a path, as `df` names it."""
     import psutil  # here: `launcher plan` does not need it
