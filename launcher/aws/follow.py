@@ -5,11 +5,9 @@ All readers use the folder, so expired credentials, a closed laptop or a second 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import fcntl
 import io
-import itertools
 import re
 import shutil
 import time
@@ -20,7 +18,7 @@ from typing import Any
 
 from launcher.aws import prices, session
 from launcher.aws.upload import split
-from launcher.record import archives, failure_causes, metrics_file, records, trust
+from launcher.record import archives, failures, metrics_file, records, trust
 from launcher.record.records import RunFolder
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -29,9 +27,6 @@ LAST_LINES_SECONDS = 3
 
 UNKNOWN_SECONDS = 120
 """Seconds for which DescribeTrainingJob may not yet know a new job."""
-
-MAX_EXPLAINED_LINES = 200_000
-"""Lines of each host's log that explain a failure: half from its start, half from its end."""
 
 STOPPED_ELSEWHERE = "stopped by another program"
 
@@ -179,7 +174,7 @@ def _finish(
         limit = limits.get(described.get("SecondaryStatus", ""))
         outcome["stop_reason"] = f"{limit} was reached" if limit else reason
     if state == records.FAILED:
-        outcome |= explain_failure(folder, hosts, described.get("FailureReason", ""))
+        outcome |= failures.describe(folder, hosts, described.get("FailureReason", ""))
     results = folder.host(hosts[0]) / "output/data"
     for what, save in (
         ("output.tar.gz", lambda: _fetch_archive(client, f"{output}/output.tar.gz", results, folder.path)),
@@ -201,38 +196,10 @@ def _finish(
     records.write_json(folder.outcome, {name: value for name, value in outcome.items() if value is not None})
 
 
-def explain_failure(folder: RunFolder, hosts: list[str], reason: str) -> dict[str, Any]:
-    """SageMaker's reason, the first real traceback of any host, the cause and its fix."""
-    logs = {host: _lines(folder.log(host)) for host in hosts}
-    found: dict[str, Any] = {"failure": reason}
-    for host, lines in logs.items():
-        traceback = failure_causes.first_traceback(lines)
-        if traceback:
-            found |= {"failed_host": host, "traceback": traceback}
-            break
-    code = re.search(r"exit code:? (\d+)", reason)
-    if code:
-        found["exit_code"] = int(code[1])
-    explained = failure_causes.explain(reason, [line for lines in logs.values() for line in lines])
-    if explained is not None:
-        found |= {"cause": explained.cause, "fix": explained.fix, "evidence": explained.evidence}
-    return found
-
-
 def interruptions(described: dict[str, Any]) -> int | None:
     """Number of spot interruptions; None: none."""
     transitions = described.get("SecondaryStatusTransitions", [])
     return sum(transition["Status"] == "Interrupted" for transition in transitions) or None
-
-
-def _lines(file: Path) -> list[str]:
-    """A log's lines; of a very long log, the first and the last."""
-    if not file.is_file():
-        return []
-    half = MAX_EXPLAINED_LINES // 2
-    with open(file, encoding="utf-8", errors="replace") as log:
-        first = list(itertools.islice(log, half))
-        return [line.rstrip("\n") for line in (*first, *collections.deque(log, half))]
 
 
 def fetch(client: Any, uri: str, target: Path) -> None:

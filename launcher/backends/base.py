@@ -15,6 +15,7 @@ from launcher.config.job import Job
 from launcher.planner import model_names, python_start, teachers, validation
 from launcher.planner.plan import HostPlan, Plan, Price, Upload, run_name
 from launcher.planner.source_package import SourceFile, source_files, source_folder
+from launcher.record import failure_causes
 from launcher.record.records import RunFolder
 
 OBSERVED = "steps, data loading and the machine are measured, the script is unchanged (observe: false: not at all)"
@@ -68,6 +69,8 @@ class Backend(Starter, ABC):
 
     DIFFERENCES: ClassVar[Mapping[str, str]] = {}
     """Differences from SageMaker: environment variable or subject -> reason. All else is the same."""
+    PACKAGES: ClassVar[str] = failure_causes.IN_AN_IMAGE
+    """How a script gets a {module} that is missing, where one fails without it."""
     plan_class: ClassVar[type[Plan]] = Plan
 
     def plan(self, job: Job) -> Plan:

@@ -62,6 +62,11 @@ class Process(Backend):
         "SageMaker only": "spot, warm pool, disk size, network, KMS, tags, metrics, Debugger and Profiler",
     }
 
+    PACKAGES = (
+        f"install the package that provides {{module}} with {sys.executable} -m pip install: this backend uses your environment and "
+        f"installs no {REQUIREMENTS}"
+    )
+
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
         """Issues of a job as processes of this machine."""
         missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import errno
 import os
-import re
 import select
 import signal
 import subprocess
@@ -18,10 +17,11 @@ import traceback
 from pathlib import Path
 from typing import Any, Protocol
 
+from launcher import backends
 from launcher.backends import host_folders, leftovers, local_hosts, supervision, toolkit
 from launcher.config.job import Job
 from launcher.planner.plan import HostPlan, Plan
-from launcher.record import disk, failure_causes, metrics_file, records
+from launcher.record import disk, failure_causes, failures, metrics_file, records
 from launcher.record.shapes import iso
 
 GRACE_SECONDS = 120
@@ -168,12 +168,18 @@ class Supervisor:
         }
         if stopped:
             outcome["stop_reason"] = stop["reason"]
-        if not succeeded:
-            host, failure = first_failure(self.folder, exit_codes)
-            log = self.folder.log(host).read_text(encoding="utf-8", errors="replace") if host else ""
-            exit_code = script_exit_code(log, exit_codes.get(host))
-            outcome |= {"failed_host": host, "exit_code": exit_code, "failure": trouble or failure}
         hosts = [host.name for host in self.plan.hosts]
+        if not succeeded:
+            host, reason = first_failure(self.folder, exit_codes)
+            first_to_last = sorted(hosts, key=lambda name: name != host)
+            outcome |= failures.describe(
+                self.folder,
+                first_to_last,
+                trouble or reason,
+                exit_code=exit_codes.get(host),
+                packages=backends.get(self.plan.backend).PACKAGES,
+            )
+            outcome["failed_host"] = host
         not_saved = []
         for save, file in ((pack_model, self.folder.model), (metrics_file.merge, self.folder.metrics)):
             try:
@@ -224,12 +230,6 @@ def on_a_full_disk(full: str, folder: records.RunFolder, failure: str) -> dict[s
     for log in sorted(folder.path.glob("logs/algo-*.log")):
         found["saved"].append(f"the log up to then, {log.relative_to(folder.path)} ({log.stat().st_size:,} bytes)")
     return found
-
-
-def script_exit_code(log: str, toolkit_code: int | None) -> int | None:
-    """The script's exit code from the log of torchrun's agent or the toolkit, which itself exits with 1."""
-    found = re.search(r"failed \(exitcode: (-?\d+)\)", log) or re.search(r"^ExitCode (-?\d+)$", log, re.MULTILINE)
-    return int(found[1]) if found else toolkit_code
 
 
 def pack_model(folder: records.RunFolder, hosts: list[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import launcher
 from launcher.commands.exit_codes import DONE, INTERRUPTED, RUN_FAILED
 from launcher.commands.live import follow
-from launcher.record import records
+from launcher.record import failures, records
 from launcher.record.progress import quality
 from launcher.record.records import OVER
 from launcher.runner.run import Run
@@ -43,7 +43,7 @@ def start(planned: launcher.Plan, options: argparse.Namespace) -> int:
 
 def follow_to_the_end(started: launcher.Run, options: argparse.Namespace) -> int:
     """Follow a run, then print how it ended."""
-    interrupted = follow(started, every_line=options.logs)
+    interrupted = follow(started, every_line=options.logs, toolkits=options.all)
     state = started.state
     if state not in OVER:
         print(
@@ -82,13 +82,15 @@ def print_end(run: Run) -> None:
 
 def print_failure(outcome: dict[str, Any]) -> None:
     """Print a failed run's host, exit code and failure; its traceback, cause and fix where they are known."""
-    if outcome.get("failure"):
+    failure, traceback = outcome.get("failure", ""), outcome.get("traceback", "")
+    if failure:
         where = f" on {outcome['failed_host']}" if outcome.get("failed_host") else ""
-        code = f", exit code {outcome['exit_code']}" if outcome.get("exit_code") is not None else ""
+        code = f", {failures.how_it_ended(outcome['exit_code'])}" if outcome.get("exit_code") is not None else ""
         print(f"  failed{where}{code}:")
-        print(indent(outcome["failure"], "    "))
-        if outcome.get("traceback") and outcome["traceback"].strip() not in outcome["failure"]:
-            print(indent(outcome["traceback"], "    "))
+        parts = [failure] if failure.strip() not in traceback else []
+        if traceback and traceback.splitlines()[-1] not in failure:
+            parts.append(traceback)
+        print(indent("\n".join(parts or [traceback]), "    "))
         if outcome.get("cause"):
             print(f"  cause: {outcome['cause']}")
         if outcome.get("fix"):

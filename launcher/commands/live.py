@@ -9,6 +9,7 @@ import time
 from launcher.config.issues import UserError
 from launcher.record.metric_lines import parse_line
 from launcher.record.progress import RunProgress
+from launcher.record.toolkit_lines import ToolkitLines
 from launcher.runner.run import Run
 from launcher.show.text import dollars
 
@@ -16,16 +17,17 @@ PLAIN_SECONDS = 10.0
 """Seconds, at least, between two lines of progress where there is no terminal and the script prints no metric lines."""
 
 
-def follow(run: Run, *, every_line: bool = False) -> bool:
+def follow(run: Run, *, every_line: bool = False, toolkits: bool = False) -> bool:
     """Show a run until it is over or the user leaves it.
 
     Args:
         every_line: print all hosts' log lines instead of the progress line.
+        toolkits: the container toolkit's own lines among them.
 
     Returns:
         Whether Ctrl-C ended the run or the display.
     """
-    display = _LogLines(run) if every_line else _LiveLine(run) if sys.stdout.isatty() else _PlainLines(run)
+    display = _LogLines(run, toolkits) if every_line else _LiveLine(run) if sys.stdout.isatty() else _PlainLines(run)
     news = _News(run)
     positions: dict[str, int] = {}
     interrupted = False
@@ -145,12 +147,15 @@ class _PlainLines:
 
 
 class _LogLines:
-    """Every line of every host."""
+    """Every line of every host, the toolkit's on request."""
 
-    def __init__(self, run: Run) -> None:
-        self.several = len(run.hosts) > 1
+    def __init__(self, run: Run, toolkits: bool) -> None:
+        self.several, self.toolkits = len(run.hosts) > 1, toolkits
+        self.toolkit = {host: ToolkitLines() for host in run.hosts}
 
     def show(self, host: str, line: str, *, is_first: bool) -> None:
+        if self.toolkit[host].has(line) and not self.toolkits:
+            return
         print(f"{host} | {line}" if self.several else line, flush=True)
 
     def idle(self) -> None:

@@ -8,24 +8,29 @@ import sys
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.record.toolkit_lines import ToolkitLines
 
 
 def add(to: arguments.Add) -> None:
     made = to("logs", "print a run's log lines", carry_out)
     arguments.run(made)
     made.add_argument("-f", "--follow", action="store_true", help="continue until the run is over")
+    made.add_argument("--all", action="store_true", help="print the container toolkit's own lines too")
 
 
 def carry_out(options: argparse.Namespace) -> int:
     chosen = launcher.attach(options.run)
-    several = len(chosen.hosts) > 1
-    if sys.stdout.isatty():
-        for host, line in chosen.logs(follow=options.follow):
-            print(f"{host} | {line}" if several else line)
-        return DONE
-    out = sys.stdout.buffer  # byte for byte
+    several, in_terminal = len(chosen.hosts) > 1, sys.stdout.isatty()
+    toolkit = {host: ToolkitLines() for host in chosen.hosts}
+    out = sys.stdout.buffer
     for host, raw in chosen.raw_logs(follow=options.follow):
-        out.write(f"{host} | ".encode() + raw.rstrip(b"\n") + b"\n" if several else raw)
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        if toolkit[host].has(line) and not options.all:
+            continue
+        if in_terminal:
+            print(f"{host} | {line}" if several else line)
+            continue
+        out.write(f"{host} | ".encode() + raw.rstrip(b"\n") + b"\n" if several else raw)  # byte for byte
         if options.follow:
             out.flush()
     return DONE

@@ -75,6 +75,7 @@ def job(made: argparse.ArgumentParser) -> None:
 
 def every_line(made: argparse.ArgumentParser) -> None:
     made.add_argument("--logs", action="store_true", help="print every log line instead of the progress line")
+    made.add_argument("--all", action="store_true", help="with --logs: the container toolkit's own lines too")
 
 
 def start(made: argparse.ArgumentParser) -> None:

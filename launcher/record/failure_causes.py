@@ -8,12 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-# What is written before a process's own text: by torch's excepthook and docker compose, where a blank may follow; by mpirun
-# as SageMaker's toolkit starts it, and by torchrun --tee.
-_PREFIX = re.compile(
-    r"(\[rank\d+\]:|algo-\d+[\w-]* +\|) ?|(\[default\d+\]:|\[1,(?:mpirank:)?\d+(?:,[\w.-]+)?\]<std\w+>:)"
-)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+from launcher.record.toolkit_lines import last_lines, split_prefix
+
 _TRACEBACK = re.compile(r"(?:Original )?Traceback \(most recent call last\):\s*$")
 _FRAME = re.compile(r'^\s*File "[^"]*", line \d+')
 _MARKER = re.compile(r"^\s*[~^][~^ ]*$|^\s*\[Previous line repeated ")
@@ -40,6 +36,14 @@ _STARTERS = re.compile(
 _OWN_REASON = re.compile(r"\brank \d+: \w+: ")
 _LONGEST_LINE = 4000
 """Characters of a line that are searched."""
+
+LAST_LINES = 12
+"""Of a script's output, where it left no traceback: room for a parser's usage text and its error."""
+
+IN_AN_IMAGE = (
+    "add the package that provides {module} to requirements.txt in the source folder, or choose an image that has it"
+)
+"""How a host that runs in an image gets a module."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def first_traceback(lines: Iterable[str]) -> str:
     found: list[_Traceback] = []
     open_ones: dict[str, _Traceback] = {}
     for number, raw in enumerate(lines):
-        key, line = _split(raw)
+        key, line = split_prefix(raw)
         current = open_ones.get(key)
         if current is not None and not _take(current, line, key):
             found.append(open_ones.pop(key))
@@ -106,45 +110,51 @@ def first_traceback(lines: Iterable[str]) -> str:
     return "\n".join(min(complete, key=lambda one: one.start).lines).rstrip()
 
 
-def explain(reason: str, lines: Iterable[str] = ()) -> Explanation | None:
+def exception_of(traceback: str) -> str:
+    """The exception with which a traceback of `first_traceback` ends: its type and message."""
+    lines = traceback.splitlines()
+    starts = [number for number, line in enumerate(lines) if _EXCEPTION.match(line)]
+    return "\n".join(lines[starts[-1] :]) if starts else traceback
+
+
+def ending(lines: Iterable[str]) -> list[str]:
+    """The last lines that the script itself printed."""
+    return last_lines(lines, LAST_LINES)
+
+
+def explain(reason: str, lines: Iterable[str] = (), *, packages: str = IN_AN_IMAGE) -> Explanation | None:
     """Why a job failed, where the cause is known.
 
     Args:
         reason: SageMaker's FailureReason or secondary status, the text of a refused request, or "".
         lines: the log of all hosts, in order of time.
+        packages: how the host's Python gets a {module}.
 
     Returns:
         The first of these: what SageMaker itself says; the earliest known error in the log, since later ones tend to follow
-        from it; the script's own failure text. Killed processes and broken connections count only where neither these nor a
-        traceback of another kind was found. None: no known cause.
+        from it; the script's own failure text; what its traceback, or its last lines without one, say. Killed processes and
+        broken connections count only where neither these nor a traceback of another kind was found. None: no known cause.
     """
     reported = [line[:_LONGEST_LINE] for line in reason.splitlines()]
     log = list(lines)
+    raised = first_traceback(log)
     places = [
         (("service",), reported),
         (("service", "script"), log),
         (("script",), reported),
+        (("end",), exception_of(raised).splitlines() if raised else [*ending(log), *reported]),
     ]
     for kinds, where in places:
-        found = _first(where, kinds)
+        found = _first(where, kinds, packages)
         if found is not None:
             return found
     follow_on = _first(log, ("killed",)) or _first(reported, ("killed",)) or _first([*log, *reported], ("network",))
     if follow_on is None:
         return None
-    unknown = first_traceback(log) or (reason if _OWN_REASON.search(reason) else "")
+    unknown = raised or (reason if _OWN_REASON.search(reason) else "")
     if unknown and _first(unknown.splitlines(), ("killed", "network")) is None:
         return None
     return follow_on
-
-
-def _split(raw: str) -> tuple[str, str]:
-    """A log line as (the prefixes that name its process, the rest)."""
-    line, key = raw.rstrip("\r\n").rpartition("\r")[2][:_LONGEST_LINE], ""  # a progress bar writes over its line
-    line = _COLOUR.sub("", line)
-    while (match := _PREFIX.match(line)) is not None:
-        key, line = key + match[0].rstrip(), line[match.end() :]
-    return key, line
 
 
 def _take(one: _Traceback, line: str, key: str) -> bool:
@@ -170,12 +180,14 @@ def _take(one: _Traceback, line: str, key: str) -> bool:
             one.lines.append(line)
             one.state, one.exception = "message", exception[1]
         elif _FRAME.match(line):
-            one.lines.append(line)
+            one.lines.append(line if indented else f"  {line}")  # the toolkit's reader removes leading blanks
             one.source_next = True
         elif indented or one.source_next or _MARKER.match(line):
-            one.lines.append(line)
+            one.lines.append(line if indented else f"    {line}")
             one.source_next = False
         # any other line belongs to another process
+    elif one.lines[-1] == one.exception and line.startswith(":"):  # its reader may cut the line there
+        one.lines[-1] += line
     elif one.state == "message" and (
         indented or _MESSAGE.match(line) or (key.startswith("[rank") and not _LOG_LINE.match(line))
     ):
@@ -185,14 +197,17 @@ def _take(one: _Traceback, line: str, key: str) -> bool:
     return True
 
 
-def _first(lines: Iterable[str], kinds: tuple[str, ...]) -> Explanation | None:
+def _first(lines: Iterable[str], kinds: tuple[str, ...], packages: str = "") -> Explanation | None:
     """The first line that a known cause of these kinds explains, by the first such cause in the table."""
     for line in lines:
         for known in _known():
             if known.kind in kinds and (match := known.pattern.search(line[:_LONGEST_LINE])) is not None:
                 groups = match.groupdict()
-                evidence = _split(line)[1].strip()[:500]
-                return Explanation(known.cause.format(**groups), known.fix.format(**groups), evidence)
+                packages = packages.replace("{module}", groups.get("module", ""))
+                evidence = split_prefix(line)[1].strip()[:500]
+                return Explanation(
+                    known.cause.format(**groups), known.fix.format(**groups, packages=packages), evidence
+                )
     return None
 
 

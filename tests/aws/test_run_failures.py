@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 
 import pytest
@@ -19,11 +20,28 @@ def test_a_failed_run_names_the_first_real_traceback_the_cause_and_the_fix(sagem
     run = started(sagemaker_job("import numpy\nimport a_module_that_is_not_there\n"))
     assert run.wait(120) == "Failed"
     outcome = run.outcome()
-    assert outcome["failure"].startswith("AlgorithmError")
+    assert outcome["failure"] == "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"
     assert outcome["traceback"].startswith("Traceback (most recent call last)")
     assert "ExecuteUserScriptError" not in outcome["traceback"]
     assert "a_module_that_is_not_there" in outcome.get("cause", ""), outcome
     assert "requirements.txt" in outcome["fix"]
+
+
+def test_a_script_that_ends_without_a_traceback_is_explained_by_its_last_lines(sagemaker_job):
+    text = """
+        import argparse
+        parser = argparse.ArgumentParser(prog="train.py")
+        parser.add_argument("--depth", choices=[name.upper() for name in ("a", "b")])
+        print("epoch 0")
+        parser.parse_args(["--depth", "c"])
+    """
+    run = started(sagemaker_job(textwrap.dedent(text)))
+    assert run.wait(120) == "Failed"
+    outcome = run.outcome()
+    *first, last = outcome["failure"].splitlines()
+    assert last.startswith("train.py: error: argument --depth: invalid choice: 'c'"), outcome
+    assert first == ["the last lines of its output:", "epoch 0", "usage: train.py [-h] [--depth {A,B}]"]
+    assert outcome["exit_code"] == 2 and "hyperparameters" in outcome["fix"]
 
 
 def test_capacity_that_is_not_there_is_explained(sagemaker_job, monkeypatch):

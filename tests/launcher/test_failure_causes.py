@@ -14,7 +14,7 @@ from training.settings import scripts
 
 from launcher.config import sections
 from launcher.config.job import Job
-from launcher.record.failure_causes import Explanation, explain, first_traceback
+from launcher.record.failure_causes import LAST_LINES, Explanation, explain, first_traceback
 from tests.launcher.real_logs import BENIGN, CHILD_FAILED, OUT_OF_MEMORY, TEXTS, WATCHDOG, lines
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +67,26 @@ FROM_THE_LOG = [
     ("NaN or infinite", "learning_rate", "Loss is nan, stopping training"),
     ("NaN or infinite", "learning_rate", "FloatingPointError: the loss is not finite at step 12"),
     ("NaN or infinite", "learning_rate", "epoch 2/3 step 40/400 loss nan learning_rate 0.0010 images/s 812.4"),
+    ("crashed in native code", "PYTHONFAULTHANDLER", "ExitCode -11"),
+    ("crashed in native code", "PYTHONFAULTHANDLER", "E1121 07:03:15.898000 32360 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -6) local_rank: 0 (pid: 17) of binary: /opt/conda/bin/python3.10"),
+    ("killed", "num_workers", "ExitCode -9"),
+    ("parser refuses", "hyperparameters", "train.py: error: unrecognized arguments: --momentum 0.9"),
+    ("parser refuses", "hyperparameters", "train.py: error: the following arguments are required: --data-dir"),
+    ("parser refuses", "hyperparameters", "train.py: error: argument --lr: invalid float value: 'x'"),
+    ("parser refuses", "hyperparameters", "Error: No such option: --momentum"),
+    ("parser refuses", "hyperparameters", "FATAL Flags parsing error: Unknown command line flag 'momentum'"),
+    ("parser refuses", "hyperparameters", "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--momentum', '0.9']"),
+    ("an input channel that the job does not have", "inputs", "FileNotFoundError: [Errno 2] No such file or directory: '/opt/ml/input/data/training/labels.csv'"),
+    ("an input channel that the job does not have", "SM_CHANNEL_<NAME>", "KeyError: 'SM_CHANNEL_TRAINING'"),
+    ("/opt/ml/model/last.pt does not exist", "--on docker", "FileNotFoundError: [Errno 2] No such file or directory: '/opt/ml/model/last.pt'"),
+    ("/data/imagenet does not exist", "inputs.<channel>", "FileNotFoundError: [Errno 2] No such file or directory: '/data/imagenet'"),
+    ("may not write (or read) /results", "SM_MODEL_DIR", "PermissionError: [Errno 13] Permission denied: '/results'"),
+    ("may not write (or read) /opt/ml/input/data/train/cache", "SM_MODEL_DIR", "OSError: [Errno 30] Read-only file system: '/opt/ml/input/data/train/cache'"),
+    ("asks for a GPU", "compute.instance_type", "AssertionError: Torch not compiled with CUDA enabled"),
+    ("asks for a GPU", "compute.instance_type", "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
+    ("asks for a GPU", "map_location", "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False."),
+    ("no program ffmpeg", "image.uri", "prepare.sh: line 3: ffmpeg: command not found"),
+    ("no program ffmpeg", "image.uri", "sh: 1: ffmpeg: not found"),
     ("uses the port", "wait for that run", "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 7777, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"),
 ]  # fmt: skip
 
@@ -142,6 +162,26 @@ def test_the_first_error_in_time_wins_over_what_follows_from_it():
     full = "OSError: [Errno 28] No space left on device"
     assert "GPU ran out of memory" in explain("", BENIGN + out_of_memory + WATCHDOG + [full]).cause
     assert "disk is full" in explain("", [full] + BENIGN + out_of_memory + WATCHDOG).cause
+
+
+def test_what_a_script_may_print_and_go_on_explains_only_its_end():
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: 'cache.npy'"
+    assert "cache.npy" in explain("", [*BENIGN, missing]).cause
+    went_on = [missing, *(f"epoch {number} done" for number in range(LAST_LINES)), "ExitCode -11"]
+    assert "native code" in explain("", went_on).cause
+    raised = lines("""
+        Traceback (most recent call last):
+          File "train.py", line 5, in <module>
+            load()
+        ValueError: the batch is odd
+    """)
+    assert explain("", [missing, *raised]) is None
+
+
+def test_a_missing_module_is_explained_with_how_this_host_gets_one():
+    line = "ModuleNotFoundError: No module named 'sklearn'"
+    found = explain("", [line], packages="pip install what provides {module}")
+    assert found.fix.startswith("pip install what provides sklearn; if sklearn is your own, set source")
 
 
 def test_a_broken_connection_before_the_reason_does_not_win_either():
@@ -235,6 +275,6 @@ def test_every_known_cause_has_a_source_and_an_example_here():
     ]
     for entry in KNOWN:
         assert set(entry) == {"kind", "texts", "cause", "fix", "source"}
-        assert entry["kind"] in ("service", "script", "killed", "network")
+        assert entry["kind"] in ("service", "script", "killed", "network", "end")
         assert entry["source"].startswith("https://")
         assert any(re.search("|".join(entry["texts"]), line) for line in examples), entry["cause"]

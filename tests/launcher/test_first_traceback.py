@@ -75,7 +75,21 @@ def test_the_toolkits_reader_may_take_the_blanks_and_other_processes_may_write_b
         size mismatch for head.weight: copying a param with shape torch.Size([1000, 384]) from checkpoint, the shape in current model is torch.Size([10, 384]).
         epoch 1/3 step 30/400 loss 2.1113
     """)
-    assert first_traceback(log) == "\n".join(line for line in log if not line.startswith("epoch"))
+    blanks = ["", "  ", "    ", "  ", "    ", "    ", "", ""]  # they are put back, and none before the exception
+    written = [line for line in log if not line.startswith("epoch")]
+    assert first_traceback(log).splitlines() == [before + line for before, line in zip(blanks, written, strict=True)]
+
+
+def test_an_exception_that_the_reader_cut_behind_its_name_is_whole():
+    log = lines("""
+        Traceback (most recent call last):
+        File "train.py", line 2, in <module>
+        import timm
+        ModuleNotFoundError
+        : No module named 'timm'
+        2026-11-21 07:03:16,220 sagemaker-training-toolkit ERROR    Reporting training FAILURE
+    """)
+    assert first_traceback(log).splitlines()[-1] == "ModuleNotFoundError: No module named 'timm'"
 
 
 def test_a_data_workers_own_traceback_is_part_of_the_message():

@@ -1,0 +1,114 @@
+"""How a failed run's record describes its failure, from the platform's reason and the hosts' logs."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.record import failure_causes
+from launcher.record.records import RunFolder
+
+MAX_LINES = 10_000
+"""Lines of each host's log that explain a failure: half from its start, half from its end."""
+
+# What the toolkit writes of a script that failed, in SageMaker's FailureReason too, which cuts it:
+# sagemaker_training/errors.py. It quotes standard error from the first known error on, and is empty where none is known.
+_TOOLKITS = re.compile(
+    r'\A(?:AlgorithmError: )?\w+:\n\s*ExitCode (?P<code>-?\d+)\n\s*ErrorMessage "(?:.*?\n\s*Command "[^\n]*"$|.*)',
+    re.DOTALL | re.MULTILINE,
+)
+_EXIT_CODE = re.compile(r",? *exit code:? (?P<code>\d+)")
+_AGENTS_CODE = re.compile(r"failed \(exitcode: (-?\d+)\)")
+_TOOLKITS_CODE = re.compile(r"^ExitCode (-?\d+)$")
+_MODULE = re.compile(r"No module named '([\w.]+)'")
+
+
+def describe(
+    folder: RunFolder,
+    hosts: Sequence[str],
+    reason: str,
+    *,
+    exit_code: int | None = None,
+    packages: str = failure_causes.IN_AN_IMAGE,
+) -> dict[str, Any]:
+    """A failed run's part of outcome.json: the failure, and its host, exit code, traceback, cause, fix and evidence where known.
+
+    Args:
+        hosts: those whose logs tell of it, the one that failed first before the others.
+        reason: SageMaker's FailureReason, or a host's failure file. The toolkit's own text in it, which often lacks the error,
+            gives way to what the log says.
+        exit_code: the toolkit's.
+        packages: how the host's Python gets a module, as `failure_causes.explain` takes it.
+    """
+    logs = {host: _lines(folder.log(host)) for host in hosts}
+    everything = [line for lines in logs.values() for line in lines]
+    found: dict[str, Any] = {"failure": reason, "exit_code": script_exit_code(reason, everything, exit_code)}
+    for host, lines in logs.items():
+        traceback = failure_causes.first_traceback(lines)
+        if traceback:
+            found |= {"failed_host": host, "traceback": traceback}
+            break
+    toolkits = _TOOLKITS.match(reason)
+    if toolkits is not None and everything:
+        text = failure_causes.exception_of(found["traceback"]) if "traceback" in found else _last_words(logs, found)
+        found["failure"] = "\n".join(filter(None, (text, _EXIT_CODE.sub("", reason[toolkits.end() :]).strip())))
+    explained = failure_causes.explain(reason, everything, packages=packages)
+    if explained is not None:
+        found |= {"cause": explained.cause, "fix": explained.fix, "evidence": explained.evidence}
+        found |= _of_the_users_own(folder, explained.evidence)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def script_exit_code(reason: str, log: Iterable[str], toolkit: int | None) -> int | None:
+    """The script's exit code, negative for a signal: from torchrun's agent, else from the toolkit, which itself exits with 1."""
+    agents, toolkits = [], []
+    for line in (*log, *reason.splitlines()):
+        agents += [found[1]] if (found := _AGENTS_CODE.search(line)) else []
+        toolkits += [found[1]] if (found := _TOOLKITS_CODE.match(line)) else []
+    reported = _EXIT_CODE.search(reason)
+    codes = [*agents, *toolkits, *([reported["code"]] if reported is not None else [])]
+    return int(codes[0]) if codes else toolkit
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words: `exit code 2`, or `killed by SIGSEGV`."""
+    try:
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    except ValueError:
+        return f"exit code {code}"
+
+
+def _last_words(logs: dict[str, list[str]], found: dict[str, Any]) -> str:
+    """The last lines of the first host that printed any."""
+    for lines in logs.values():
+        last = failure_causes.ending(lines)
+        if last:
+            return "\n".join(("the last lines of its output:", *last))
+    return f"the script printed nothing ({how_it_ended(found['exit_code'] or 0)})"
+
+
+def _of_the_users_own(folder: RunFolder, evidence: str) -> dict[str, str]:
+    """Cause and fix of a module that is missing in a package of the source folder itself."""
+    missing = _MODULE.search(evidence)
+    top = missing[1].partition(".")[0] if missing is not None else ""
+    if missing is None or not ((folder.code / top).is_dir() or (folder.code / f"{top}.py").is_file()):
+        return {}
+    return {
+        "cause": f"the source folder has {top}, but no module {missing[1]}",
+        "fix": "correct the name in the import, or that of the file; a file that git or .launcherignore ignores stays behind",
+    }
+
+
+def _lines(file: Path) -> list[str]:
+    """A log's lines; of a long log, the first and the last."""
+    if not file.is_file():
+        return []
+    half = MAX_LINES // 2
+    with open(file, encoding="utf-8", errors="replace") as log:
+        first = list(itertools.islice(log, half))
+        return [line.rstrip("\n") for line in (*first, *collections.deque(log, half))]
