@@ -7,6 +7,7 @@ import argparse
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.insight.diagnose import speed
 from launcher.record.progress import quality
 from launcher.runner.run import Run
 from launcher.show.table import Table
@@ -28,7 +29,9 @@ def print_comparison(runs: list[Run]) -> None:
     """Print the results of several runs side by side."""
     rows = []
     for run in runs:
-        result = run.result()
+        result, seen = run.result(), speed(run.folder)
+        of_steps = {} if seen is None else {name: value for name, value in vars(seen).items() if value is not None}
+        measured = {**of_steps, **result}
         settings = result.get("settings", {})
         weight = settings.get("hard_label_weight")
         learned = (
@@ -41,16 +44,18 @@ def print_comparison(runs: list[Run]) -> None:
         rows.append(
             [
                 run.folder.read(run.folder.plan)["job"]["name"],
-                str(result.get("model", "-")),
+                str(measured.get("model", "-")),
                 learned if result else "-",
-                number(result.get("parameters"), ","),
-                str(result.get("steps", "-")),
+                number(measured.get("parameters"), ","),
+                str(measured.get("steps", "-")),
                 quality(result),
-                number(result.get("images_per_second"), ".0f"),
+                number(measured.get("step_seconds"), ".3g"),
+                number(measured.get("images_per_second"), ".0f"),
                 number(run.outcome().get("seconds"), ".1f"),
             ]
         )
-    print(Table(["job", "model", "learned from", "parameters", "steps", "accuracy", "images/s", "seconds"], rows))
+    results = ["job", "model", "learned from", "parameters", "steps", "accuracy"]
+    print(Table([*results, "s/step", "images/s", "seconds"], rows))
     print()
     for run in runs:
         print(f"{run.state:<10} {run.folder.path}")

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.config.issues import mistake
+from launcher.record.records import RunFolder
 
 if TYPE_CHECKING:
     from launcher.insight.comparison import Comparison
     from launcher.insight.diagnosis import Diagnosis
     from launcher.insight.measurements import Measurements
     from launcher.insight.probe import Probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What the steps of a run say of it; None where that was not measured."""
+
+    step_seconds: float | None
+    """Of a usual step."""
+    images_per_second: float | None
+    """In usual steps, over all processes."""
+    steps: int
+    """The last one's number."""
+    model: str | None
+    """The trained model's class, in a script that was observed."""
+    parameters: int | None
 
 
 def diagnose(source: str) -> Diagnosis:
@@ -44,6 +61,30 @@ def compare(before: str, after: str) -> Comparison:
     from launcher.insight.comparison import Comparison
 
     return Comparison(first, second)
+
+
+def speed(run: RunFolder) -> Speed | None:
+    """A run's speed by its steps; None where none was recorded, or numpy is not installed."""
+    try:
+        from launcher.insight.evidence import Evidence
+        from launcher.insight.measurements import read_steps
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        return None
+    found = read_steps(run)
+    if found is None or not found.ranks:
+        return None
+    evidence = Evidence(found)
+    seconds, batch = evidence.step_seconds, found.settings.get("global_batch_size")
+    model = found.script.trained_model if found.script else None
+    return Speed(
+        step_seconds=seconds,
+        images_per_second=batch / seconds if seconds and isinstance(batch, int) else None,
+        steps=int(found.ranks[0].step[-1]),
+        model=(model.values.get("class") or None) if model else None,
+        parameters=model.values.get("parameters") if model else None,
+    )
 
 
 @contextmanager

@@ -142,10 +142,21 @@ def read(source: str, *, max_bytes: int = MAX_BYTES) -> Measurements:
     return _measurements(source, system_files.below([folder]), timelines.below([folder]), max_bytes, Script())
 
 
+def read_steps(run: RunFolder) -> Measurements | None:
+    """A run's steps without its system metrics; None where no step was recorded."""
+    lines = timelines.below(_places(run))
+    return _measurements(run.name, [], lines, MAX_BYTES, Script()) if lines else None
+
+
+def _places(run: RunFolder) -> list[Path]:
+    """Where the files of a run's hosts lie."""
+    return [*sorted(run.path.glob("hosts/*/opt/ml/output/data")), run.path / "profiler-output"]
+
+
 def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
     """The files of a run's hosts, and its records."""
     plan, outcome, result = run.read(run.plan), run.read(run.outcome), run.result()
-    places = [*sorted(run.path.glob("hosts/*/opt/ml/output/data")), run.path / "profiler-output"]
+    places = _places(run)
     system, lines = system_files.below(places), timelines.below(places)
     elsewhere, trouble = (None if system else _sagemakers_own(run)), {}
     if elsewhere is not None:

@@ -17,6 +17,7 @@ from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.measurements import read
 from tests.insight.browser import Browser
+from tests.insight.observed import loader, observed, sampled
 from tests.insight.planted import plant, write
 from tests.launcher.test_damaged_records import OPERATORS, VALUES, paths, replaced
 
@@ -56,29 +57,42 @@ def planted(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory) -> Path:
+    """A folder of what the observer wrote of a script."""
+    folder = tmp_path_factory.mktemp("watched")
+    planted = dict(phases=PHASES, steps=120, checkpoint=(40, 2.0), cores=2, busy=1, settings={"precision": "fp32"})
+    observed(
+        folder, planted, loader("transformers"), lines=[sampled(66, "draw(images)", 40), sampled(67, "x", 2, None)]
+    )
+    return folder
+
+
 def mutations(folder: Path, rng: random.Random, most: int) -> Iterator[tuple[Path, str, str]]:
     """(file, what is wrong, its text): one value replaced or removed, in one line or in all lines of its kind."""
-    for file in (
-        folder / "algo-1/timeline-0.jsonl",
-        folder / "algo-1/operators.json",
-        min(folder.rglob("*.algo-1.json")),
-    ):
+    files = [folder / "algo-1/timeline-0.jsonl", folder / "algo-1/operators.json", min(folder.rglob("*.algo-1.json"))]
+    for file in filter(Path.exists, files):
         text = file.read_text()
         lines = (
             [json.loads(text)] if file.name == "operators.json" else [json.loads(line) for line in text.splitlines()]
         )
-        kinds = {line.get("kind", line.get("Dimension", "")): line for line in lines}
+        kinds = {kind_of(line): line for line in lines}
         choices = [(kind, at, new) for kind, line in kinds.items() for at in paths(line) for new in [*VALUES, ...]]
         for kind, at, new in rng.sample(choices, min(most, len(choices))):
             every, made = rng.random() < 0.5, copy.deepcopy(lines)
             for place, line in enumerate(lines):
-                if line.get("kind", line.get("Dimension", "")) == kind and (every or line is kinds[kind]):
+                if kind_of(line) == kind and (every or line is kinds[kind]):
                     made[place] = replaced(line, at, new)
             yield (
                 file,
                 f"{kind} {'.'.join(map(str, at))}={new!r}"[:90],
                 "".join(json.dumps(line) + "\n" for line in made),
             )
+
+
+def kind_of(line: dict[str, Any]) -> str:
+    """Of a timeline what happened, of a `setup` line what was set up, of system metrics what was sampled."""
+    return line.get("of") or line.get("kind", line.get("Dimension", ""))
 
 
 def explained(folder: Path, page: Path, other: Diagnosis) -> Diagnosis:
@@ -115,9 +129,15 @@ def test_no_wrong_value_of_a_measurement_ends_a_diagnosis(planted, tmp_path):
     assert done >= 150 and not wrong, "\n".join(wrong)
 
 
+def test_no_wrong_value_of_what_the_observer_wrote_ends_a_diagnosis(watched, tmp_path):
+    done, wrong = tried(watched, tmp_path / "page.html", random.Random(2), 40)
+    assert done >= 80 and not wrong, "\n".join(wrong)
+
+
 @pytest.mark.slow
-def test_no_wrong_value_of_a_measurement_ends_a_diagnosis_in_many_more_trials(planted, tmp_path):
-    done, wrong = tried(planted, tmp_path / "page.html", random.Random(1), 1000)
+@pytest.mark.parametrize("of", ["planted", "watched"])
+def test_no_wrong_value_of_a_measurement_ends_a_diagnosis_in_many_more_trials(of, request, tmp_path):
+    done, wrong = tried(request.getfixturevalue(of), tmp_path / "page.html", random.Random(1), 1000)
     assert done >= 1000 and not wrong, "\n".join(wrong)
 
 
