@@ -76,7 +76,8 @@ class LineSampler:
 def _seen(frame: FrameType | None, phase: str | None) -> Seen | None:
     """Where a stack is; None where none of its frames is the user's."""
     assert frame is not None
-    inner, in_model = package(frame.f_code.co_filename), False
+    inner: str | None = None
+    in_model = False
     while frame is not None:
         code = frame.f_code
         if is_users(code.co_filename):
@@ -85,6 +86,7 @@ def _seen(frame: FrameType | None, phase: str | None) -> Seen | None:
                 in_model = outer.f_code.co_name in MODULE_CALLS
                 outer = outer.f_back
             return Seen(code.co_filename, frame.f_lineno, phase, inner, in_model)
+        inner = inner or package(code.co_filename)  # what Python's own library does is its caller's
         in_model = in_model or code.co_name in MODULE_CALLS
         frame = frame.f_back
     return None

@@ -177,9 +177,9 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
         **{name: value for name, value in result.items() if name != "settings"},
     }
     settings = {**(job.get("hyperparameters") or {}), **(result.get("settings") or {})}
-    script = Script(hyperparameters=settings, by_launcher=bool(job.get("script")))  # a watched command has no config
-    if script.by_launcher and not job.get("source"):
-        script = None
+    described = bool(job.get("script"))  # a watched command has no config
+    is_ours = described and not job.get("source")
+    script = None if is_ours else Script(hyperparameters=settings, by_launcher=described)
     found = _measurements(run.name, system, lines, max_bytes, script, known, settings)
     return replace(found, not_measured={**found.not_measured, **trouble})
 

@@ -65,8 +65,12 @@ LINES = ["line of the training thread", "phase", "share", "code"]
 
 def lines(evidence: Evidence, most: int) -> list[tuple[str, str, float, str]]:
     """(line of the user's code, phase, share of the training thread's samples, code), longest first; [] where none was sampled."""
-    sampled = evidence.script.lines if evidence.script else ()
-    return [(str(line.at), line.phase or "(no phase)", line.share, line.at.text) for line in sampled[:most]]
+    shares: dict[tuple[str, str, str], float] = {}
+    for line in evidence.script.lines if evidence.script else ():
+        place = str(line.at), line.phase or "(no phase)", line.at.text
+        shares[place] = shares.get(place, 0.0) + line.share
+    longest = sorted(shares.items(), key=lambda item: -item[1])[:most]
+    return [(at, phase, share, code) for (at, phase, code), share in longest]
 
 
 def uses(evidence: Evidence) -> list[Use]:
