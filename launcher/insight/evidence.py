@@ -56,8 +56,12 @@ class Evidence:
         """Share of the time by which usual steps are slower than quick ones (their 10th percentile), on the first rank."""
         if not self.ranks:
             return None
-        seconds = self.ranks[0].seconds["step"][windows.steady(self.ranks[0])]
-        return max(0.0, 1 - float(np.percentile(seconds, 10)) / float(np.mean(seconds))) if len(seconds) >= 8 else None
+        steps = self.ranks[0]
+        kept = windows.steady(steps)
+        if kept.sum() < 8:
+            return None
+        seconds = windows.each_step(steps, steps.seconds["step"], kept)
+        return max(0.0, 1 - float(np.percentile(seconds, 10)) / float(np.mean(seconds)))
 
     @functools.cached_property
     def slowest_step(self) -> float | None:

@@ -21,7 +21,7 @@ FAR_STEP = 5.0
 """The same for the longest step of a window."""
 
 RARE = 0.25
-"""Share of the logged windows above which slow ones are no outliers but the run's usual speed."""
+"""Share of the steps above which slow ones are no outliers but the run's usual speed."""
 
 
 def counts(steps: Steps) -> np.ndarray:
@@ -35,6 +35,16 @@ def counts(steps: Steps) -> np.ndarray:
     first = min(float(steps.step[0]), usual)  # a run that goes on from a checkpoint begins at a later step
     derived: np.ndarray = np.maximum(np.concatenate([[first], between]), 1)
     return derived
+
+
+def each_step(steps: Steps, values: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """A number of some windows once for each of their steps: windows of the observer last half a second, however many steps that is.
+
+    Of more than 100,000 steps, in proportion.
+    """
+    weights = counts(steps)[where]
+    repeated: np.ndarray = np.repeat(values[where], np.ceil(weights / max(1.0, weights.sum() / 1e5)).astype(int))
+    return repeated
 
 
 def steady(steps: Steps) -> np.ndarray:
@@ -52,12 +62,13 @@ def steady(steps: Steps) -> np.ndarray:
 def far(steps: Steps) -> np.ndarray:
     """(n,) which windows are outliers: rare ones far above the median of the steady ones, or with such a step."""
     seconds, kept = np.nan_to_num(steps.seconds["step"]), steady(steps)
-    median = np.median(seconds[kept])
+    median = np.median(each_step(steps, seconds, kept))
     found = seconds > FAR * median
     if "slowest_step" in steps.extra:  # one slow step among many of a window
         found |= (np.nan_to_num(steps.extra["slowest_step"]) > FAR_STEP * median) & (seconds > 1.1 * median)
     found &= kept
-    return found if found.sum() <= RARE * kept.sum() else np.zeros(len(seconds), bool)
+    rare = counts(steps)[found].sum() <= RARE * counts(steps)[kept].sum()
+    return found if rare else np.zeros(len(seconds), bool)
 
 
 def mean_seconds(steps: Steps, phase: str, where: np.ndarray | None = None) -> float | None:

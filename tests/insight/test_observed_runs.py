@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from launcher.commands.compare import print_comparison
+from launcher.insight import windows
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import read
-from launcher.insight.rules.table import RULES
+from launcher.insight.rules.table import RULES, judge
 from launcher.record import records
 from launcher.record.records import RunFolder
 from launcher.runner.run import Run
 from tests.insight.observed import loader, observed, sampled, setup
-from tests.insight.planted import plant, write
+from tests.insight.planted import BEGAN, plant, write
 from tests.insight.test_rules import CPU, GPU, HEALTHY, PLANTED
 
 EVALUATION = setup(
@@ -185,6 +189,12 @@ def test_a_wait_of_no_workers_also_names_the_slow_line_of_the_dataset(tmp_path):
     assert "`image = heavy(image)` at train.py:14 takes 60 %" in str(fixes[-1])
 
 
+def test_where_no_line_calls_the_model_autocast_ends_before_the_backward_pass(tmp_path):
+    hidden = setup("model", 73, "optimizer.step()", trainable=1, **{"class": "Net"})
+    fix = diagnosed(tmp_path, PLANTED["fp32_compute", "harsh"], hidden).findings[0].fixes[0]
+    assert "around the forward pass and the loss, before `loss.backward()` at train.py:72" in str(fix)
+
+
 def test_a_tf32_fix_stands_before_the_loop(tmp_path):
     _, planted, setups, lines, *_ = ADDRESSES["fp32 on an A100"]
     fixes = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes
@@ -301,3 +311,17 @@ def test_a_run_whose_steps_were_not_observed_says_why(tmp_path):
         and "launcher prepare" not in str(found)
     )
     assert "no step of a torch optimizer was observed" in str(found)
+
+
+def test_a_slow_step_is_one_step_however_many_quick_ones_fill_a_window():
+    """Windows of half a second: 60 quick steps, or a single slow one."""
+    planted = plant(phases=CPU, steps=200, log_every=10, noise=0.0)
+    [steps] = planted.ranks
+    slow = np.arange(len(steps.step)) % 2 == 0
+    steps.extra["steps"] = np.where(slow, 1.0, 60.0)
+    steps.step[:] = np.cumsum(steps.extra["steps"])
+    steps.seconds["step"][:] = np.where(slow, 0.6, 0.01)
+    steps.ended[:] = BEGAN + np.cumsum(steps.seconds["step"] * steps.extra["steps"])
+    assert windows.far(steps).tolist() == (slow & windows.steady(steps)).tolist()
+    top = judge(Evidence(replace(planted, facts={}))).findings[0]
+    assert top.kind == "step_outliers" and "median of 0.01 s" in top.evidence[0]

@@ -12,6 +12,9 @@ SHORT_STEP = 0.06
 FIXED = 0.2
 """Share of a step in work that no batch size changes (optimizer, the loop itself) from which batches are small."""
 
+OFTEN = 0.02
+"""Share of the samples from which a line of the loop is worth showing."""
+
 
 def starved(evidence: Evidence) -> Answer:
     """The device, or the step, waits for the training process itself: synchronising calls, small batches, or its one thread."""
@@ -146,7 +149,10 @@ def _numbers(evidence: Evidence, lost: float) -> list[str]:
     if evidence.unaccounted is not None:
         numbers.append(f"{percent(evidence.unaccounted)} of a step of {evidence.step_seconds:.3g} s lies in no phase")
     for line in evidence.script.loop_lines[:3] if evidence.script else ():
-        numbers.append(f"the training thread is at {line.at} in {percent(line.share)} of the samples: {line.at.text}")
+        if line.share >= OFTEN:
+            numbers.append(
+                f"the training thread is at {line.at} in {percent(line.share)} of the samples: {line.at.text}"
+            )
     wait = evidence.share("data_wait")
     if wait is not None:
         numbers.append(f"waiting for data only {percent(wait)}")

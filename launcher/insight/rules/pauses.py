@@ -174,7 +174,7 @@ def outliers(evidence: Evidence) -> Answer:
             what="steps that take far longer than the others",
             reason=f"only {len(seconds)} logged windows, and 8 are needed",
         )
-    median = float(np.median(seconds))
+    median = float(np.median(windows.each_step(steps, steps.seconds["step"], mask)))
     far = windows.far(steps)[mask]
     excess = float(((seconds - median) * counts)[far].sum() / (seconds * counts).sum())
     share = excess * evidence.steps_seconds / evidence.training_seconds
@@ -275,7 +275,7 @@ def _slow_first_steps(evidence: Evidence) -> float:
         return 0.0
     steps = evidence.ranks[0]
     first = ~windows.steady(steps)
-    usual = float(np.median(steps.seconds["step"]))
+    usual = float(np.median(windows.each_step(steps, steps.seconds["step"], np.ones(len(steps.step), bool))))
     return float((np.maximum(steps.seconds["step"] - usual, 0) * windows.counts(steps))[first].sum())
 
 

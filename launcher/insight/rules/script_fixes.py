@@ -113,9 +113,17 @@ def _precision(fix: Fix, evidence: Evidence, script: Script) -> Fix:
         change, at = "torch.set_float32_matmul_precision('high')", _at(script.part("optimizer"))
         change += f" before {_code(at)}" if at else ""
     else:
-        change, at = f"torch.autocast('cuda', dtype=torch.{TYPES[fix.value]})", _at(model)
-        change += f" around {_code(at)} and the loss" if at else " around the forward pass and the loss"
+        where, at = _forward(script)
+        change = f"torch.autocast('cuda', dtype=torch.{TYPES[fix.value]}) around {where}"
     return replace(fix, setting="precision", change=change, at=at)
+
+
+def _forward(script: Script) -> tuple[str, Address | None]:
+    """The forward pass in words, and its line; that of the backward pass where the record does not say which line calls the model."""
+    model, step, backward = script.trained_model, script.part("step"), script.part("backward")
+    if model is not None and (step is None or step.at != model.at):
+        return f"{_code(model.at)} and the loss", model.at
+    return "the forward pass and the loss" + (f", before {_code(backward.at)}" if backward else ""), _at(backward)
 
 
 def _compile(fix: Fix, evidence: Evidence, script: Script) -> Fix:
@@ -124,7 +132,7 @@ def _compile(fix: Fix, evidence: Evidence, script: Script) -> Fix:
     if argument is not None:
         change = f"{argument.format(fix.value)}{_used(made)}"
     elif fix.value:
-        change = "torch.compile for the model" + (f" that {_code(made.at)} calls" if made else "")
+        change = "model = torch.compile(model)" + (f" before {_code(made.at)}" if made else "")
     else:
         change = "no torch.compile" + (f" at {made.at}" if made else "")
     return replace(fix, setting="compile", change=change, at=_at(made))
