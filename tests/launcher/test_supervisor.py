@@ -81,6 +81,7 @@ def by_role(run: launcher.Run | Path) -> dict[str, list[psutil.Process]]:
             else "shim" if "toolkit.py" in command
             else "watcher" if "leftovers.py" in command
             else "agent" if "torchrun" in command
+            else "monitor" if "launcher_observer.system.monitor" in command
             else "worker"
         )  # fmt: skip
         roles[role].append(process)
