@@ -1,0 +1,92 @@
+"""The observer of a loop on a GPU: its phases by the GPU's events, and no wait for the device that the loop does not have itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from launcher_observer import torch_hooks
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.device import stand_in
+
+HOOKED = (
+    *((torch.utils.data.DataLoader, name) for name in ("__init__", "__iter__")),
+    *((torch.Tensor, name) for name in ("to", "cuda")),
+    *((torch.optim.Optimizer, "__init__"), (torch.nn.parallel.DistributedDataParallel, "__init__")),
+    *((torch, name) for name in ("save", "compile")),
+    *((torch.autograd, "backward"), (torch.serialization, "save"), (torch.amp.GradScaler, "step")),
+    *((torch.amp.autocast_mode.autocast, "__enter__"), (torch.utils.data.dataloader._BaseDataLoaderIter, "__next__")),
+)
+"""What the hooks replace."""
+
+
+@pytest.fixture
+def observed(gpu, tmp_path, monkeypatch) -> Iterator[Path]:
+    """The folder in which this process is observed, until the test is over."""
+    for owner, name in HOOKED:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    torch_hooks.when_imported(tmp_path)
+    yield tmp_path
+    torch_hooks.end("the test is over")
+
+
+def trained(device: torch.device) -> list[stand_in.Synchronisation]:
+    """Two epochs of a plain loop; what waited for the device in it."""
+    torch.manual_seed(0)
+    loader = DataLoader(TensorDataset(torch.randn(64, 8), torch.randn(64, 1)), batch_size=8)
+    model = nn.Linear(8, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with stand_in.observed() as waits:
+        for _ in range(2):
+            for inputs, targets in loader:
+                inputs, targets = inputs.to(device), targets.to(device)
+                optimizer.zero_grad()
+                (model(inputs) - targets).square().mean().backward()
+                optimizer.step()
+    return waits
+
+
+def test_a_loop_on_a_gpu_is_timed_by_events_without_a_wait_of_ours(gpu, observed):
+    waits = trained(gpu)
+    observer = torch_hooks.current()
+    with stand_in.no_synchronisation():
+        observer.close()
+    assert {wait.what for wait in waits} == {"a copy to the device that is not pinned here"}  # the loop's own
+    lines = [json.loads(line) for line in (observed / "timeline-0.jsonl").read_text().splitlines()]
+    windows = [line for line in lines if line["kind"] == "steps"]
+    assert sum(window["extra"]["steps"] for window in windows) == windows[-1]["step"] == 16
+    for window in windows:
+        phases = {name: seconds for name, seconds in window["seconds"].items() if name != "step"}
+        assert {*phases} == {"data_wait", "host_to_device", "forward", "backward", "optimizer"}
+        assert min(phases.values()) > 0 and sum(phases.values()) <= window["seconds"]["step"] + 1e-6
+    assert (lines[0]["device"], lines[0]["device_name"]) == ("gpu", "Stand-in GPU")
+    [copy] = [line for line in lines if line["kind"] == "setup" and line["of"] == "copy"]
+    assert copy["values"] == {"pinned": False} and "inputs.to(device)" in copy["text"]
+
+
+def test_events_are_used_again(gpu, observed):
+    trained(gpu)
+    observer = torch_hooks.current()
+    observer.close()
+    timer = observer._timer
+    assert len(timer._free) + len(timer._in_use) < 30  # 15 steps had some 10 each
+
+
+def test_the_same_weights_with_and_without(gpu, tmp_path, request):
+    def weights() -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1).to(gpu)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, targets in DataLoader(TensorDataset(torch.randn(64, 8), torch.randn(64, 1)), batch_size=8):
+            (model(inputs.to(gpu)) - targets.to(gpu)).square().mean().backward()
+            optimizer.step()
+        return model.weight.detach().cpu()
+
+    without = weights()
+    request.getfixturevalue("observed")
+    assert torch.equal(weights(), without) and torch_hooks.current() is not None

@@ -1,0 +1,216 @@
+"""Training loops of unusual shape, each run without the observer and with it, in one process: python -m tests.observer.loops FOLDER
+
+Leaves FOLDER/<loop>/timeline-0.jsonl, and prints {loop: [digest of the weights without, with]}.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from launcher_observer import torch_hooks
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+LOOPS: dict[str, Callable[[], nn.Module]] = {}
+
+
+def loop(function: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    LOOPS[function.__name__] = function
+    return function
+
+
+def loader(batches: int = 6) -> DataLoader:
+    return DataLoader(TensorDataset(torch.randn(4 * batches, 8), torch.randn(4 * batches, 1)), batch_size=4)
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def lower(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+    loss.backward()
+    return loss
+
+
+@loop
+def line_search() -> nn.Module:
+    """Several backward passes in one optimizer step."""
+    model, _ = parts()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    for batch in loader():
+
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            return lower(model, batch)
+
+        optimizer.step(closure)
+    return model
+
+
+@loop
+def closure() -> nn.Module:
+    """The backward pass lies in the optimizer's step, as Lightning has it."""
+    model, optimizer = parts()
+    for batch in loader():
+        optimizer.zero_grad()
+        optimizer.step(lambda batch=batch: lower(model, batch))
+    return model
+
+
+@loop
+def skipping_scaler() -> nn.Module:
+    """Every second step has gradients that are not finite, and the scaler leaves the optimizer alone."""
+    model, optimizer = parts()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for number, batch in enumerate(loader()):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        scaler.scale(loss * (float("inf") if number % 2 else 1)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return model
+
+
+@loop
+def recomputing() -> nn.Module:
+    """Activation checkpointing: a backward pass within a backward pass."""
+    model, optimizer = parts()
+    for inputs, targets in loader():
+        optimizer.zero_grad()
+        hidden = checkpoint(model[:2], inputs.requires_grad_(), use_reentrant=True)
+        nn.functional.mse_loss(model[2](hidden), targets).backward()
+        optimizer.step()
+    return model
+
+
+@loop
+def accumulating() -> nn.Module:
+    """Three batches a step, an evaluation between two batches of one step."""
+    model, optimizer = parts()
+    held_out = loader(2)
+    for number, batch in enumerate(loader(), start=1):
+        lower(model, batch)
+        if number == 4:
+            with torch.no_grad():
+                for inputs, _ in held_out:
+                    model(inputs)
+        if number % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@loop
+def evaluating_with_gradients() -> nn.Module:
+    """Evaluations that forgot torch.no_grad()."""
+    model, optimizer = parts()
+    training, held_out = loader(), loader(3)
+    for _ in range(3):
+        for batch in training:
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+        for inputs, _ in held_out:
+            model(inputs)
+    return model
+
+
+@loop
+def one_batch() -> nn.Module:
+    """A batch that is kept and trained on again and again."""
+    model, optimizer = parts()
+    batch = next(iter(loader()))
+    for _ in range(100):
+        optimizer.zero_grad()
+        lower(model, batch)
+        optimizer.step()
+    return model
+
+
+@loop
+def two_loaders() -> nn.Module:
+    """Labelled and unlabelled batches side by side; one loader is a copy."""
+    model, optimizer = parts()
+    labelled = loader()
+    for batch, (others, _) in zip(labelled, copy.deepcopy(labelled)):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1]) + 0.1 * model(others).square().mean()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+@loop
+def retrying() -> nn.Module:
+    """A step that fails, as where a GPU's memory is full, is left out."""
+    model, optimizer = parts()
+    for number, batch in enumerate(loader()):
+        optimizer.zero_grad()
+        try:
+            if number == 2:
+                optimizer.step(lambda: 1 / 0)
+            lower(model, batch if number != 4 else (batch[0][:, :3], batch[1]))
+            optimizer.step()
+        except (RuntimeError, ZeroDivisionError):
+            continue
+    return model
+
+
+@loop
+def mixed_precision() -> nn.Module:
+    model, optimizer = parts()
+    for batch in loader():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.mse_loss(model(batch[0]).float(), batch[1])
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+@loop
+def compiled() -> nn.Module:
+    """The model, and the optimizer's step."""
+    model, optimizer = parts()
+    fast = torch.compile(model, backend="eager")
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    for batch in loader():
+        optimizer.zero_grad()
+        lower(fast, batch)
+        step()
+    return model
+
+
+def digest(run: Callable[[], nn.Module]) -> str:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    values = [value.detach().numpy().tobytes() for value in run().state_dict().values()]
+    return hashlib.sha256(b"".join(values)).hexdigest()
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    without = {name: digest(run) for name, run in LOOPS.items()}
+    digests = {}
+    for name, run in LOOPS.items():
+        (folder / name).mkdir()
+        torch_hooks.when_imported(folder / name)
+        digests[name] = without[name], digest(run)
+        observer = torch_hooks.current()
+        assert observer is not None, name
+        observer.close()
+        torch_hooks.end("the next loop has an observer of its own")
+    print(json.dumps(digests))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

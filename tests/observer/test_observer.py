@@ -1,0 +1,169 @@
+"""What the observer does at the edges of a process's life, and where something in it goes wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launcher_observer.process import rank_and_size
+
+from tests.observer.scripted import ENTRYPOINTS, Done
+
+BEGINNING = """
+from launcher_observer.start import start; start()
+import os, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+torch.set_num_threads(1)
+
+class Slow(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        value = torch.zeros(8)
+        began = time.perf_counter()
+        while time.perf_counter() - began < pause:  # a costly decoder
+            value = value + 1
+        return value
+
+pause = 0.0
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(Slow(), batch_size=2)
+
+def epoch():
+    for inputs in loader:
+        model(inputs).sum().backward()
+        optimizer.step()
+"""
+
+
+def ran(folder: Path, text: str, **environment: str) -> Done:
+    """A script under the observer."""
+    (folder / "observed").mkdir(exist_ok=True)
+    script = folder / "script.py"
+    script.write_text(BEGINNING + text)
+    environ = {**os.environ, "PYTHONPATH": str(ENTRYPOINTS), "LAUNCHER_OBSERVER_FOLDER": str(folder / "observed")}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(
+        command, env={**environ, **environment}, cwd=folder, capture_output=True, text=True, check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr, folder / "observed")
+
+
+def line_number(folder: Path, text: str) -> int:
+    return next(
+        number for number, line in enumerate((folder / "script.py").read_text().splitlines(), 1) if text in line
+    )
+
+
+def test_an_error_inside_is_reported_once_and_the_script_goes_on(tmp_path):
+    """Three steps on, the disk is full: no line can be written any more."""
+    done = ran(
+        tmp_path,
+        """
+from launcher_observer.timeline_file import TimelineFile
+def full(self, kind, **values):
+    raise OSError(28, "No space left on device")
+epoch()
+TimelineFile.write = full
+for _ in range(3):
+    epoch()
+torch.save(model.state_dict(), "last.pt")
+print("trained")
+""",
+    )
+    assert (done.code, done.stdout) == (0, "trained\n")
+    assert (
+        done.stderr == "launcher observer: OSError: [Errno 28] No space left on device; the script goes on without it\n"
+    )
+    assert [line["step"] for line in done.timeline().of("first_step")] == [1]
+
+
+def test_a_script_that_leaves_without_a_word_has_the_lines_so_far(tmp_path):
+    done = ran(tmp_path, "epoch(); epoch(); os._exit(7)")
+    assert done.code == 7 and done.timeline().steps == 5
+
+
+@pytest.mark.slow
+def test_a_traceback_has_one_frame_of_ours(tmp_path):
+    done = ran(tmp_path, "epoch(); model(torch.zeros(2, 8)).backward()")
+    assert done.code == 1 and "grad can be implicitly created only for scalar outputs" in done.stderr
+    assert done.stderr.count("launcher_observer") == 1
+    assert done.timeline().steps == 4
+
+
+def test_a_second_process_of_a_rank_leaves_the_first_ones_file_alone(tmp_path):
+    first = ran(tmp_path, "epoch()")
+    second = ran(tmp_path, "epoch(); epoch()")
+    assert second.code == 0 and second.timeline() == first.timeline()
+    assert "this process is not measured: another one of this run has written timeline-0.jsonl" in second.stderr
+
+
+def test_ranks_without_torch_distributed_are_told_apart_by_their_launchers_variables():
+    assert rank_and_size(torch, {"RANK": "3", "WORLD_SIZE": "4"}) == (3, 4, None)
+    assert rank_and_size(torch, {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}) == (2, 4, None)
+    assert rank_and_size(torch, {}) == (0, 1, None)
+
+
+@pytest.mark.slow
+def test_a_process_that_trains_nothing_leaves_no_file(tmp_path):
+    done = ran(tmp_path, "[batch for batch in loader]; model(torch.zeros(2, 8)).sum().backward(); torch.save(1, 'one')")
+    assert done.code == 0 and not [*done.folder.glob("timeline*")]
+
+
+def test_a_script_that_measures_itself_ends_the_observer(tmp_path):
+    """The kit's own timeline in a foreign script: nobody else writes the file."""
+    done = ran(
+        tmp_path,
+        """
+from pathlib import Path
+from training.distributed.world import World
+from training.measure.timeline_record import TimelineRecord
+from training.settings.scripts import TrainingSettings
+epoch()
+world = World(0, 1, 0, torch.device("cpu"), "gloo", "test")
+record = TimelineRecord(Path(os.environ["LAUNCHER_OBSERVER_FOLDER"]), world, TrainingSettings())
+epoch()
+record.first_step(1, 0)
+""",
+    )
+    assert done.code == 0, done.stderr
+    assert [line["kind"] for line in done.timeline().lines] == ["start", "first_step"]
+    assert "observed" not in done.timeline().lines[0]
+
+
+def test_the_line_that_takes_the_hosts_time_is_named(tmp_path):
+    done = ran(tmp_path, "pause = 0.05\nepoch(); epoch()")
+    lines = done.timeline().of("lines")[-1]
+    first = lines["lines"][0]
+    assert (first["file"], first["phase"], first["in_model"]) == ("script.py", "data_wait", False)
+    assert first["line"] in (
+        line_number(tmp_path, "while time.perf_counter"),
+        line_number(tmp_path, "value = value + 1"),
+    )
+    assert first["samples"] <= lines["samples"]
+    [loader] = done.timeline().setup("loader")
+    assert loader["values"]["dataset"] == {
+        "class": "Slow", "file": "script.py", "line": line_number(tmp_path, "def __getitem__")
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_what_was_taken_hold_of_keeps_its_name_and_signature(tmp_path):
+    done = ran(
+        tmp_path,
+        """
+import inspect, pickle
+for function in (torch.save, torch.serialization.save, torch.compile, DataLoader.__init__, torch.autograd.backward):
+    assert function.__wrapped__ is not function
+    assert inspect.signature(function) == inspect.signature(function.__wrapped__)
+    assert pickle.loads(pickle.dumps(function)) is function
+""",
+    )
+    assert done.code == 0, done.stderr
