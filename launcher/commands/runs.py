@@ -63,12 +63,12 @@ def print_runs(runs: list[Run]) -> None:
 
 
 def _row(run: Run) -> list[str]:
-    outcome = run.outcome()
+    plan, outcome = run.folder.read(run.folder.plan), run.outcome()
     return [
         run.name,
         outcome.get("state") or run.state,
-        run.backend,
-        str(len(run.hosts)),
+        plan["backend"],
+        str(len(plan["hosts"])),
         number(outcome.get("seconds"), ".1f"),
         quality(run.result()),
         _cost(run, outcome),

@@ -251,11 +251,21 @@ class RunFolder:
 
     def result(self) -> dict[str, Any]:
         """The script's result.json, from the first host that has one; {} where none can be read."""
-        for host in sorted(self.path.glob("hosts/*")):
-            for file in sorted((self.host(host.name) / "output/data").glob("*/result.json")):
+        for host in _folders(self.path / "hosts"):
+            data = self.host(host) / "output/data"
+            for name in _folders(data):
                 with contextlib.suppress(DamagedRecord):  # any script may have written it
-                    return self.read(file)
+                    if found := self.read(data / name / "result.json"):
+                        return found
         return {}
+
+
+def _folders(place: Path) -> list[str]:
+    """The names of the folders in a folder, sorted; [] where it cannot be read. Path.glob takes twice the time."""
+    try:
+        return sorted(entry.name for entry in os.scandir(place) if entry.is_dir())
+    except OSError:
+        return []
 
 
 def store() -> Path:

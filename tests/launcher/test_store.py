@@ -204,20 +204,20 @@ def test_the_latest_runs_are_listed_unless_more_are_asked_for(capsys):
     assert main.main(["runs", "--last", "0"]) == 2
 
 
-def test_a_job_is_found_among_its_own_runs_and_a_listing_reads_each_outcome_once(capsys, monkeypatch):
-    runs = [recorded(f"job-{number}-20261122-100000-aaaa") for number in (1, 10, 2)]
-    seen: list[str] = []
+def test_a_job_is_found_among_its_own_runs_and_a_listing_reads_each_file_once(capsys, monkeypatch):
+    runs = [recorded(f"job-{number}-20261122-10000{number % 10}-aaaa") for number in (10, 1, 2)]
+    looked_at: list[str] = []
+    read: list[str] = []
 
-    def seeing(module, name):
+    def noting(module, name, places):
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda place: seen.append(str(place)) or real(place))
+        monkeypatch.setattr(module, name, lambda place: places.append(str(place)) or real(place))
 
-    seeing(os.path, "lexists")
-    assert records.find("job-1") == runs[0] and seen == [str(runs[0].plan)]
-    seeing(records.trust, "content")
-    seen.clear()
+    noting(os.path, "lexists", looked_at)
+    noting(records.trust, "content", read)
+    assert records.find("job-1") == runs[1] and looked_at == [str(runs[1].plan)]
     assert main.main(["runs", "--all"]) == 0 and capsys.readouterr().out.count("Completed") == 3
-    assert sorted(place for place in seen if "outcome" in place) == sorted(str(run.outcome) for run in runs)
+    assert read == [str(file) for run in runs for file in (run.plan, run.outcome)]
 
 
 def test_a_run_that_ends_while_it_is_looked_at_has_its_own_outcome(monkeypatch):
