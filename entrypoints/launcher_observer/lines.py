@@ -38,18 +38,19 @@ class Seen(NamedTuple):
 class LineSampler:
     """Counts the lines of one thread, from `start` on."""
 
-    def __init__(self, phase: Callable[[], str | None], is_over: Callable[[], bool]):
+    def __init__(self, phase: Callable[[], str | None], is_over: Callable[[], bool], guarded: Callable[..., Any]):
         """
         Args:
             phase: that is under way.
             is_over: whether to stop.
+            guarded: calls a function and reports its error.
         """
-        self._phase, self._is_over = phase, is_over
+        self._phase, self._is_over, self._guarded = phase, is_over, guarded
         self._seen: Counter[Seen] = Counter()
 
     def start(self, thread: int) -> None:
         """Look at this thread from now on, from a thread that the script's own list of threads does not have."""
-        _thread.start_new_thread(self._look, (thread,))
+        _thread.start_new_thread(self._guarded, (self._look, thread))
 
     def lines(self) -> dict[str, Any]:
         """What a record's `lines` says: of all samples so far, the most frequent lines."""

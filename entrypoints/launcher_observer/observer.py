@@ -60,8 +60,10 @@ class Observer:
         self._timer: Timer = HostTimer()
         self.clock = StepClock(self._step_ended, self._paused, self._timer)
         self._windows = Windows(self._write_window)
-        self._sampler = LineSampler(lambda: self.clock.phase, lambda: self.is_over)
+        self._sampler = LineSampler(lambda: self.clock.phase, lambda: self.is_over, self.guarded)
         self._file: TimelineFile | None = None
+        self._asking: Loading | None = None
+        """Whose next batch is waited for."""
         self._optimizers: set[int] = set()
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._device: Any = None
@@ -105,10 +107,11 @@ class Observer:
     def _at_exit(self) -> None:
         if self.is_over or os.getpid() != self._pid:
             return
-        self.guarded(self._close)
+        self.guarded(self.close)
         self.is_over = True
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Write what is known by now; no step comes any more."""
         self.clock.close()
         self._windows.close()
         if self._file is not None:
@@ -130,7 +133,7 @@ class Observer:
         if self.thread is None:
             self.thread = ident
             self._lines_due = time.perf_counter() + FIRST_LINES
-            self._sampler.start(ident)
+            self.guarded(self._sampler.start, ident)
         return self.thread == ident
 
     def loader_made(self, loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -155,23 +158,40 @@ class Observer:
             known.batches = setups.batches_of(self.torch, loader)
         setattr(iterator, LOADING, known.next_pass())
 
+    def passes_over(self, iterator: Any, batches: Any) -> None:
+        """A pass begins over something that the script gave to `launcher_steps`."""
+        setattr(iterator, LOADING, self.setups.other_loader(batches).next_pass())
+
     def batch_asked(self, loading: Loading) -> None:
+        if self._asking is not None:  # by what is around this loader, which hands its batches on
+            self._asking.loader = loading.loader
+            return
+        self._asking = loading
         trains = self.torch.is_grad_enabled()
         if not trains:
             self._evaluates(loading)
         self.clock.batch_asked(loading, trains)
 
+    def batch_came(self, loading: Loading, batch: Any) -> None:
+        if self._asking is loading:
+            self._asking = None
+            self.clock.batch_came(loading, setups.samples_of(batch))
+
     def loader_ended(self, loading: Loading) -> None:
-        if self.clock.loader_ended(loading):
-            self._evaluates(loading)
+        if self._asking is loading:
+            self._asking = None
+            if self.clock.loader_ended(loading):
+                self._evaluates(loading)
+
+    def batch_failed(self, loading: Loading) -> None:
+        """Its loader raised an error, which a script may survive."""
+        if self._asking is loading:
+            self._asking = None
 
     def _evaluates(self, loading: Loading) -> None:
         if loading.loader.role == "unknown":
             loading.loader.role = "evaluation"
             self.setups.note(loading.loader)
-
-    def batch_came(self, loading: Loading, batch: Any) -> None:
-        self.clock.batch_came(loading, setups.samples_of(batch))
 
     def backward_begins(self) -> None:
         loading = self.clock.backward_begins()
@@ -295,7 +315,7 @@ class Observer:
         self.setups.begin(file.write)
         ended = time.time() - (time.perf_counter() - step.ended)
         loader = step.loader.loader if step.loader is not None else None
-        file.first_step(step.number, loader.values["num_workers"] if loader is not None else None, ended)
+        file.first_step(step.number, loader.values.get("num_workers") if loader is not None else None, ended)
         self._windows.extra = self._extra
 
     def _start(self, rank: int, size: int, backend: str | None, step: Step) -> dict[str, Any]:

@@ -28,7 +28,7 @@ OPTIMIZED = 0x1
 
 
 class Loader:
-    """A DataLoader: what it was made with, and what it turned out to be for."""
+    """What gives batches, mostly a DataLoader: what it was made with, and what it turned out to be for."""
 
     def __init__(self, number: int, made_at: Address, values: dict[str, Any]):
         self.number, self.made_at, self.values = number, made_at, values
@@ -94,6 +94,17 @@ class Setups:
         if known is None:
             known = self._loaders[key] = Loader(len(self._loaders) + 1, made_at, values)
             self.note(known)
+        return known
+
+    def other_loader(self, batches: Any) -> Loader:
+        """Something else that gives batches. It is noted where it turns out to be for training or evaluation."""
+        made_at = here()
+        known = self._loaders.get((made_at,))
+        if known is None:
+            values = {"class": type(batches).__qualname__, "batch_size": None, "dataset": None}
+            known = self._loaders[(made_at,)] = Loader(len(self._loaders) + 1, made_at, values)
+            with contextlib.suppress(Exception):  # none, or the user's own
+                known.batches = len(batches)
         return known
 
     def _first_maker(self, dataset: Any) -> Address:

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from launcher_observer.after_import import after_import
+from launcher_observer.batches import Batches
 from launcher_observer.observer import LOADING, Observer
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -55,6 +56,13 @@ def _take_hold(torch: Any, folder: Path) -> None:
     _observers.append(observer)
     for hooks in (_loaders, _steps, _setups, _checkpoints):
         observer.guarded(hooks, observer, torch)
+    for module in ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles"):  # from torch 2.2 on, and before
+        after_import(module, functools.partial(observer.guarded, _leave_uncompiled))
+
+
+def _leave_uncompiled(rules: Any) -> None:
+    """A compiled step calls the hooks as they are: what is compiled of it is the same as without them."""
+    rules.add(__package__)
 
 
 def _loaders(observer: Observer, torch: Any) -> None:
@@ -78,6 +86,9 @@ def _loaders(observer: Observer, torch: Any) -> None:
             except StopIteration:
                 observer.guarded(observer.loader_ended, loading)
                 raise
+            except BaseException:
+                observer.guarded(observer.batch_failed, loading)
+                raise
             observer.guarded(observer.batch_came, loading, batch)
             return batch
 
@@ -86,7 +97,8 @@ def _loaders(observer: Observer, torch: Any) -> None:
     loading = torch.utils.data.dataloader
     _wrap(loading.DataLoader, "__init__", _then(observer, observer.loader_made))
     _wrap(loading.DataLoader, "__iter__", iterated)
-    _wrap(loading._BaseDataLoaderIter, "__next__", asked)
+    for iterator in (loading._BaseDataLoaderIter, Batches):
+        _wrap(iterator, "__next__", asked)
 
 
 def _steps(observer: Observer, torch: Any) -> None:
