@@ -138,12 +138,13 @@ class Script:
 
     @property
     def loop_lines(self) -> tuple[SampledLine, ...]:
-        """Where the loop's own Python runs: in no phase or beside the forward pass, outside of models, torch and the framework."""
+        """Where the loop's own Python runs, outside of models, torch and the framework: in no phase, beside the forward pass, or in the
+        optimizer's closure, which holds Lightning's training step."""
         known = ("torch", *FRAMEWORKS)
         return tuple(
             line
             for line in self.lines
-            if line.phase in (None, "forward") and not line.in_model and line.package not in known and line.at.is_own
+            if line.phase in (None, "forward", "optimizer") and not line.in_model and line.package not in known and line.at.is_own
         )
 
     @property

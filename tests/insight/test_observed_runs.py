@@ -124,6 +124,11 @@ ADDRESSES = {
         [], [sampled(66, "draw(images)", 40, "forward"), sampled(71, "out = model(x)", 30, "forward", in_model=True)],
         "train.py:66", "`draw(images)` at train.py:66 takes 40 % of the training thread's time: move it out of the step",
     ),
+    "Python in Lightning's training step, a closure of the optimizer": (
+        "main_thread_bound", dict(phases={**CPU, "optimizer": 0.03}, gap=0.03, busy=3.0),
+        [], [sampled(66, "draw(images)", 40, "optimizer"), sampled(80, "fit()", 30, "optimizer", package="lightning")],
+        "train.py:66", "`draw(images)` at train.py:66 takes 40 %",
+    ),
     "Python between the phases": (
         "main_thread_bound", PLANTED["main_thread_bound", "on the CPU"],
         [], [sampled(95, "log(metrics)", 30, None)],

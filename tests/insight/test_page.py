@@ -15,6 +15,7 @@ from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Measurements, Series
 from tests.insight.browser import Browser
+from tests.insight.observed import observed, sampled
 from tests.insight.planted import BEGAN, plant
 
 STEP = {
@@ -226,3 +227,15 @@ def test_steps_are_thinned_by_means_over_all_their_steps():
     [rank] = charts.payload(Evidence(run))["ranks"]
     assert len(rank["step"]) < 10_000 and rank["step"][-1] == 50_000
     assert np.mean(rank["whole"]) == pytest.approx(run.ranks[0].seconds["step"].mean(), rel=0.01)
+
+
+def test_the_page_of_an_observed_script_shows_its_lines(browser, tmp_path):
+    hot = sampled(66, "draw(images) if a < b & c", 40)
+    phases = {"data_wait": 0.6, "student_forward": 0.1, "backward": 0.3, "optimizer": 0.02}
+    crowd = dict(phases=phases, cores=2, busy=1.9, settings={"num_workers": 16})
+    browser.open(Diagnosis(observed(tmp_path / "run", crowd, lines=[hot])).save_html(tmp_path / "page.html"))
+    assert browser.value("document.documentElement.dataset.drawn") == "yes"
+    text = browser.value("document.body.innerText")
+    assert "Too many workers: 16 a process on 2 cores, at train.py:42" in text
+    assert "Lines of the script" in text and "draw(images) if a < b & c" in text
+    assert "DataLoader(num_workers=16) at train.py:42: set num_workers=2" in text

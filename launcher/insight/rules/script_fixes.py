@@ -242,11 +242,9 @@ def _waits(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
 def _loop(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
     """The loop's own lines that take a good part of what the finding does."""
     heavy = [line for line in script.loop_lines if line.share >= HEAVY * (finding.share or 0.0)]
+    what = "see whether these steps wait there" if finding.kind == "step_outliers" else "move it out of the step"
     return [
-        _note(
-            f"{_code(line.at)} takes {percent(line.share)} of the training thread's time: move it out of the step",
-            line.at,
-        )
+        _note(f"{_code(line.at)} takes {percent(line.share)} of the training thread's time: {what}", line.at)
         for line in heavy[:2]
     ]
 
