@@ -81,6 +81,21 @@ SLEEPER = """
 """
 """Waits for SIGTERM, and leaves a file when it comes."""
 
+TORCH_LOOP = """
+    import time
+    import torch
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, targets in torch.utils.data.DataLoader(data, batch_size=4):
+        loss = (model(inputs) - targets).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.05)
+"""
+"""Trains for a second, and knows nothing of this kit."""
+
 
 def processes_of(run_or_folder) -> list[psutil.Process]:
     """Every living process that has to do with a run: its folder stands in the command line or the environment."""

@@ -16,8 +16,9 @@ import pytest
 
 import launcher
 from launcher.backends import docker, docker_containers, local_hosts, supervision
+from launcher.insight.measurements import read
 from launcher.record.records import RunFolder
-from tests.conftest import SLEEPER, processes_of, wait_for_ready, wait_until
+from tests.conftest import SLEEPER, TORCH_LOOP, processes_of, wait_for_ready, wait_until
 from tests.local_mode.conftest import assert_nothing_left, left, wait_for_state
 
 TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
@@ -94,6 +95,14 @@ def test_one_host_from_a_folder_with_a_nasty_name_leaves_what_a_process_run_leav
     assert launcher.attach(run.name).state == "Completed"
     assert not left(run)
     wait_until(lambda: not processes_of(run), 10)
+
+
+def test_a_script_that_knows_nothing_of_the_kit_is_followed_and_its_container_sampled(docker_job):
+    run = launcher.run(launcher.plan(docker_job(TORCH_LOOP), on="docker"))
+    wait_for_state(run, "Completed")
+    measured = read(run.name)
+    assert [(steps.rank, steps.host) for steps in measured.ranks] == [(0, "algo-1")]
+    assert measured.hosts["algo-1"].cores and not left(run)
 
 
 def test_two_runs_of_two_hosts_reduce_at_the_same_time_and_never_meet(docker_job):
