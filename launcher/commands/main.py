@@ -31,6 +31,7 @@ from launcher.commands import (
     show,
     stop,
     study,
+    watch,
 )
 from launcher.commands.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from launcher.commands.options import adding_to
@@ -40,6 +41,7 @@ from launcher.show.terminal import Terminal
 COMMANDS = (
     plan,
     run,
+    watch,
     replay,
     resume,
     attach,
@@ -97,13 +99,14 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     ours, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     options, more = parser.parse_known_args(ours)
     options.behind = behind
-    if behind and options.command != "emulate":
-        parser.error("only `launcher emulate` takes a command after --")
+    if behind and options.command not in ("emulate", "watch"):
+        parser.error("only `launcher watch` and `launcher emulate` take a command after --")
     if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
         options.overrides += more  # argparse accepts key=value words only before the first option
     elif more:
         names = [word.partition("=")[0] for word in more if word.startswith("-")]  # what follows may be a password
-        parser.error(f"unrecognized arguments: {' '.join(names or more)}")
+        fix = ". Write the command behind --: launcher watch -- COMMAND ..." if options.command == "watch" else ""
+        parser.error(f"unrecognized arguments: {' '.join(names or more)}{fix}")
     return options
 
 

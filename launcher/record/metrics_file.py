@@ -117,7 +117,7 @@ class ObservedMetrics:
                 if event["kind"] == "steps" and event["step"] > self._step and not self._reports_itself:
                     yield _values(event)
                     self._step = event["step"]
-            except (ValueError, KeyError, TypeError):  # another line than the observer writes
+            except (ValueError, KeyError, TypeError, ZeroDivisionError):  # another line than the observer writes
                 continue
 
 

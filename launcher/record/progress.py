@@ -46,7 +46,7 @@ class Progress:
     def share(self) -> float:
         """Share of its steps that are done, 0 to 1; of the epoch's where the script's end is not known."""
         done, steps = self._done()
-        return done / max(steps, 1)
+        return done / steps if steps else 0.0
 
     def seconds_left(self, now: float) -> float | None:
         """Seconds left, at the speed since the first line, or as the observer measured it; None where the speed is not known yet. Of the

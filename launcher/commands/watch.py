@@ -1,0 +1,100 @@
+"""`launcher watch`: run any training command of this machine as it is, measure it, and say why it is slow."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.commands import options as arguments
+from launcher.config.issues import UserError, mistake
+from launcher.record.log_lines import last_lines
+from launcher.runner.watch import HOST, Ended, watch
+
+SHOWN = 3
+"""Findings that are printed at the end."""
+
+ERROR = "launcher observer: "
+"""What a line of the command's output begins with where the observer ended itself."""
+
+NOTHING_STEPPED = (
+    "no optimizer of PyTorch stepped in a Python process of this command. It may not have trained, or trained with another library, or "
+    "started Python with -I, -E or -S or a PYTHONPATH of its own, which leaves the observer out"
+)
+
+
+def add(to: arguments.Add) -> None:
+    made = to("watch", "run any training command of this machine, unchanged, and explain why it is slow", carry_out)
+    made.add_argument("--name", metavar="NAME", help="what the run's name begins with (default: the script's name)")
+    made.add_argument("--html", metavar="FILE", help="also write the diagnosis as a page with charts")
+    made.usage = "launcher watch [options] -- COMMAND ..."
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    command = options.behind
+    if not command:
+        raise mistake("command", "none", "write it behind --: launcher watch -- python train.py")
+    if shutil.which(command[0]) is None:
+        script = Path(command[0]).is_file()
+        fix = f"launcher watch -- python {command[0]}, or make it executable" if script else "check its path"
+        raise mistake("command", f"{command[0]}: {'not executable' if script else 'no such program'}", fix)
+    page = Path(options.html).absolute() if options.html is not None else None
+    if page is not None and not page.parent.is_dir():
+        raise mistake("--html", f"{options.html}: there is no folder {page.parent}", "create it, or choose another")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", options.name or _script(command)).strip("-")[:42].strip("-") or "watch"
+    ended = watch(command, name, lambda run: arguments.note(f"launcher: run {run.name}"))
+    if not ended.hung_up:
+        _report(ended, page)
+    return ended.exit_code
+
+
+def _script(command: Sequence[str]) -> str:
+    """What a command runs, in a word: its script or module, else its program."""
+    for word, after in zip(command, [*command[1:], ""]):
+        if word == "-m" and after:
+            return after
+        if word.endswith((".py", ".sh")):
+            return Path(word).stem
+    return Path(command[0]).name
+
+
+def _report(ended: Ended, page: Path | None) -> None:
+    """Say how the command ended and what was found, beside its own output."""
+    run, outcome = ended.run, ended.run.outcome()
+    say = arguments.note
+    say(f"launcher: {run.name}: {outcome['state']} after {outcome['seconds']:.0f} s, {_how(ended, outcome)}")
+    for name in ("cause", "fix"):
+        if outcome.get(name):
+            say(f"  {name + ':':<6} {outcome[name]}")
+    if ended.left:
+        say("  processes that it started go on; what they measure is added to the run")
+    try:
+        diagnosis = run.diagnose()
+    except UserError as error:
+        say(f"  not diagnosed: {error.issues[0].found}; {_why_no_steps(ended)}")
+        return
+    from launcher.insight.report_text import taken, titled  # here: with numpy, which only a diagnosis needs
+
+    if not diagnosis.measurements.ranks:
+        say(f"  steps not measured: {_why_no_steps(ended)}")
+    elif not diagnosis.findings:
+        say(f"  {diagnosis.headline}")
+    for number, finding in enumerate(diagnosis.findings[:SHOWN], 1):
+        say(f"  {number}. {titled(finding)} ({taken(finding)})")
+        for fix in finding.fixes[:1]:
+            say(f"     fix: {fix}")
+    say(f"  all of it: launcher diagnose {run.name}")
+    if page is not None:
+        say(f"  page: {diagnosis.save_html(page)}")
+
+
+def _why_no_steps(ended: Ended) -> str:
+    said = [line for line in last_lines(ended.run.folder.log(HOST)) if line.startswith(ERROR)]
+    return said[-1].removeprefix(ERROR) if said else NOTHING_STEPPED
+
+
+def _how(ended: Ended, outcome: dict[str, object]) -> str:
+    reason = outcome.get("stop_reason")
+    return f"exit code {ended.exit_code}" + (f" ({reason})" if reason else "")

@@ -1,0 +1,294 @@
+"""A command of this machine, watched: it runs as it would alone, while its steps are measured and its record is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from launcher.backends import toolkit
+from launcher.config.issues import UserError, mistake
+from launcher.config.redaction import redact_command
+from launcher.planner.plan import run_name
+from launcher.planner.python_start import with_python_start
+from launcher.planner.source_package import copy_files, uncommitted
+from launcher.record import disk, failure_causes, records, trust
+from launcher.record.log_lines import last_lines
+from launcher.record.metrics_file import POLL_SECONDS, ObservedMetrics
+from launcher.record.records import RunFolder
+from launcher.record.shapes import iso
+from launcher.runner import start_record
+from launcher.runner.run import Run
+
+RELAY = Path(__file__).with_name("relay.py")
+
+HOST = "algo-1"
+"""The name of this machine in the record: the first host's, as in other runs."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that ask a command to end."""
+
+PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
+"""Signals to the launcher that are meant for the command."""
+
+GROUP_SECONDS = 0.05
+"""Until a signal that came has reached the relay too, where it was sent to the whole process group, one process after the other."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a watched command ended."""
+
+    run: Run
+    exit_code: int
+    """As a shell says it: 128 and the signal's number for a command that a signal ended."""
+    left: bool
+    """Whether processes that it started still hold its output."""
+    hung_up: bool
+    """Whether the terminal is gone."""
+
+
+def watch(command: Sequence[str], job: str, started: Callable[[Run], None] = lambda run: None) -> Ended:
+    """Run a command to its end, with the observer in each of its Python processes.
+
+    It keeps our process group, terminal, standard input, current folder and open files. Its output comes by a relay, through a
+    terminal where ours is one and through a pipe elsewhere. The main thread of a process can watch one command at a time.
+
+    Args:
+        command: program and arguments; the program exists (`shutil.which`).
+        job: the run's name begins with it.
+        started: called with the run before the command starts.
+
+    Raises:
+        UserError: the command cannot be executed, or there is no room for a record.
+    """
+    planned = datetime.now(timezone.utc)
+    name = run_name(job, planned)
+    plan = {
+        "name": name,
+        "planned": planned.isoformat(timespec="microseconds"),
+        "backend": "watch",
+        "job": {"name": job},
+        "source": os.getcwd(),
+        "hosts": [{"name": HOST, "command": redact_command(command)}],
+    }
+    with contextlib.ExitStack() as stack:
+        with trust.closed_umask():
+            folder, _ = stack.enter_context(start_record.new_folder(name, lambda made: _write(plan, made)))
+            records.write_json(folder.supervisor, {"pid": os.getpid()})
+            disk.hold_reserve(folder.reserve)
+        started(Run(folder))
+        began, clock = time.time(), time.monotonic()
+        try:
+            code, left, received = _carry_out(command, folder)
+        except UserError as error:
+            failure = {"state": records.FAILED, "failure": f"not started: {error.issues[0].found}"}
+            records.write_json(folder.outcome, failure)
+            raise
+        seconds = time.monotonic() - clock
+        outcome = {
+            **_state(folder, code, received),
+            "started": iso(began),
+            "ended": iso(began + seconds),
+            "seconds": round(seconds, 3),
+            "host_seconds": round(seconds, 3),
+        }
+        folder.reserve.unlink(missing_ok=True)
+        records.write_json(folder.outcome, outcome)
+    return Ended(Run(folder), code if code >= 0 else 128 - code, left, signal.SIGHUP in received)
+
+
+def _write(plan: dict[str, Any], folder: RunFolder) -> None:
+    """Write the record of a command, before it starts."""
+    state, patch = uncommitted(Path(plan["source"]))
+    records.write_json(folder.git, state)
+    if patch:
+        records.write_atomically(folder.git_patch, patch)
+    if Path(plan["hosts"][0]["command"][0]).parent == Path(sys.executable).parent:  # it runs in our environment
+        records.write_json(folder.versions, start_record.installed_versions())
+    copy_files(with_python_start([], observe=True, secrets={}), _observer(folder))
+    _measurements(folder).mkdir(parents=True)
+    folder.log(HOST).parent.mkdir()
+    records.write_json(folder.plan, plan)  # last: the run can be found once this exists
+
+
+def _observer(folder: RunFolder) -> Path:
+    """What a command's Python processes find on their path."""
+    return folder.path / "observer"
+
+
+def _measurements(folder: RunFolder) -> Path:
+    return folder.host(HOST) / "output/data" / HOST
+
+
+def _environment(folder: RunFolder) -> dict[str, str]:
+    """The command's variables: ours, and the observer's."""
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(_observer(folder)), *([path] if path else [])]),
+        "LAUNCHER_OBSERVER_FOLDER": str(_measurements(folder)),
+    }
+
+
+def _carry_out(command: Sequence[str], folder: RunFolder) -> tuple[int, bool, list[int]]:
+    """Run a command to its end.
+
+    Returns:
+        Its status as subprocess has it, whether processes that it started still hold its output, and the signals that came.
+    """
+    observed = ObservedMetrics(folder, HOST)
+    with _Output(folder.log(HOST)) as output, _signals() as heard:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdout=output.stdout,
+                stderr=output.stderr,
+                close_fds=False,  # what it would inherit from the shell
+                env=_environment(folder),
+                preexec_fn=toolkit.die_with_the_parent,  # a killed launcher takes it along
+            )
+        except OSError as error:
+            fix = "name the interpreter too: launcher watch -- python train.py"
+            raise mistake("command", f"{command[0]}: {error.strerror}", fix) from None
+        finally:
+            output.given()
+        received: list[int] = []
+        while process.poll() is None:
+            select.select([heard], [], [], POLL_SECONDS)
+            came = _read(heard) & {*PASSED_ON}
+            if came:
+                time.sleep(GROUP_SECONDS)
+                came |= _read(heard) & {*PASSED_ON}
+                if signal.SIGWINCH in came:
+                    output.resize()
+                for number in sorted(came - output.heard_by_group()):
+                    process.send_signal(number)
+                received += sorted(came)
+            observed.poll()
+        left = output.drain()
+    observed.update()
+    return process.returncode, left, received
+
+
+class _Output:
+    """The command's standard output and error, each like ours and copied there and to the log by a relay."""
+
+    def __init__(self, log: Path):
+        same = os.fstat(1).st_dev == os.fstat(2).st_dev and os.fstat(1).st_ino == os.fstat(2).st_ino
+        channels = {ours: _channel(ours) for ours in ((1,) if same else (1, 2))}
+        self.stdout, self.stderr = channels[1][1], channels[1 if same else 2][1]
+        self._terminals = {ours: ends[0] for ours, ends in channels.items() if os.isatty(ours)}
+        ended, self._ended = os.pipe()
+        self._copied, copied = os.pipe()
+        self._group, group = os.pipe()
+        os.set_blocking(self._group, False)
+        command = [sys.executable, "-IS", str(RELAY), "--log", str(log)]
+        command += ["--ended", str(ended), "--copied", str(copied), "--signals", str(group)]
+        command += [f"{ends[0]}:{ours}" for ours, ends in channels.items()]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            passed = [ended, copied, group, *(ends[0] for ends in channels.values())]
+            self._relay = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for end in {*passed} - {*self._terminals.values()}:
+            os.close(end)
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in (self._copied, self._group, *self._terminals.values()):
+            os.close(end)
+
+    def given(self) -> None:
+        """The command has its ends, and the launcher needs them no more."""
+        for end in {self.stdout, self.stderr}:
+            os.close(end)
+
+    def resize(self) -> None:
+        """Give the command's terminals the size of ours."""
+        for ours, terminal in self._terminals.items():
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, fcntl.ioctl(ours, termios.TIOCGWINSZ, bytes(8)))
+
+    def heard_by_group(self) -> set[int]:
+        """The signals since the last call that went to the whole process group, and so to the command as well."""
+        return _read(self._group)
+
+    def drain(self) -> bool:
+        """Wait until all that was written by now is copied. Returns whether somebody still holds the other end."""
+        os.close(self._ended)
+        if os.read(self._copied, 1):
+            return True
+        self._relay.wait()
+        return False
+
+
+def _read(pipe: int) -> set[int]:
+    """The bytes that are in a pipe."""
+    try:
+        return {*os.read(pipe, 4096)}
+    except BlockingIOError:
+        return set()
+
+
+def _channel(ours: int) -> tuple[int, int]:
+    """The relay's and the command's end of a stream: a terminal like ours, which leaves line ends to ours, or a pipe."""
+    if not os.isatty(ours):
+        return os.pipe()
+    relays, commands = os.openpty()
+    settings = termios.tcgetattr(ours)
+    settings[1] &= ~termios.OPOST
+    termios.tcsetattr(commands, termios.TCSANOW, settings)
+    fcntl.ioctl(relays, termios.TIOCSWINSZ, fcntl.ioctl(ours, termios.TIOCGWINSZ, bytes(8)))
+    return relays, commands
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[int]:
+    """A pipe's end that gets the number of each signal in PASSED_ON, and SIGCHLD. Those that we ignore, the command ignores too."""
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    before = {number: signal.getsignal(number) for number in (*PASSED_ON, signal.SIGCHLD)}
+    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, lambda *_: None)
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number in heard:
+            signal.signal(number, before[number])
+        os.close(reading)
+        os.close(writing)
+
+
+def _state(folder: RunFolder, code: int, received: Sequence[int]) -> dict[str, Any]:
+    """What an outcome says of the end: the state, and why a command was stopped or failed."""
+    stop = folder.read(folder.stop_request)
+    ends = [number for number in received if number in ENDING]
+    if stop or ends:
+        reason = stop["reason"] if stop else "Ctrl-C" if ends[0] == signal.SIGINT else signal.Signals(ends[0]).name
+        return {"state": records.STOPPED, "stop_reason": reason, "exit_code": code}
+    if code == 0:
+        return {"state": records.COMPLETED}
+    lines = last_lines(folder.log(HOST))
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    found = {"state": records.FAILED, "failed_host": HOST, "exit_code": code}
+    found["failure"] = failure_causes.first_traceback(lines) or "\n".join([how, *lines[-5:]])
+    known = failure_causes.explain("", lines)
+    return found if known is None else {**found, "cause": known.cause, "fix": known.fix}

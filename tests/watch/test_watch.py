@@ -1,0 +1,246 @@
+"""`launcher watch`: a command behaves as without it, and leaves a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from launcher.config.redaction import redact_command
+from tests.conftest import as_in_a_terminal, wait_until
+from tests.watch.commands import LAUNCHER, OURS, Terminal, environment, the_run, typed, watched
+
+TALKS = r"""
+import os, sys
+sys.stdout.buffer.write(b"a \xff\x00 \x1b[31mred\x1b[0m\r 10%\r 20%\n" + sys.stdin.buffer.read())
+sys.stdout.flush()
+os.write(2, b"an error line\nand no end")
+sys.exit(7)
+"""
+
+COUNTS = """
+import os, signal
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, _: os.write(1, b"got %d\\n" % number))
+signal.signal(signal.SIGUSR2, lambda *_: os._exit(9))
+print("ready", os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+"""Says each signal that it gets, and ends at SIGUSR2."""
+
+
+def test_output_input_and_exit_code_are_those_of_the_command(tmp_path):
+    command = [sys.executable, "-c", TALKS]
+    alone = subprocess.run(command, input=b"typed \xfe\n", capture_output=True)
+    found = watched(*command, input=b"typed \xfe\n")
+    assert (found.returncode, found.stdout) == (alone.returncode, alone.stdout)
+    assert alone.stderr in found.stderr and b"an error line" not in found.stdout
+    log = the_run().folder.log("algo-1").read_bytes()
+    assert alone.stdout in log and alone.stderr in log
+
+
+def test_both_streams_in_one_file_keep_their_order(tmp_path):
+    code = "import os\nfor n in range(200): os.write(1 + n % 2, b'%d ' % n)"
+    with open(tmp_path / "both", "wb") as both:
+        subprocess.run(
+            [*LAUNCHER, "watch", "--", sys.executable, "-c", code],
+            stdout=both,
+            stderr=both,
+            check=True,
+            env=environment(),
+        )
+    assert b"".join(b"%d " % n for n in range(200)) in (tmp_path / "both").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "state", "says"),
+    [
+        ("exit 3", 3, "Failed", "exit code 3"),
+        ("kill -SEGV $$", 128 + signal.SIGSEGV, "Failed", "killed by SIGSEGV"),
+        ("exit 0", 0, "Completed", ""),
+    ],
+)
+def test_a_command_ends_as_a_shell_says_it(command, code, state, says):
+    assert watched("sh", "-c", command).returncode == code
+    run = the_run()
+    assert run.state == state and says in run.outcome().get("failure", "")
+
+
+def test_a_reader_that_goes_away_ends_the_command_as_it_would_alone():
+    words = [*LAUNCHER, "watch", "--", "sh", "-c", "yes; echo $? >&2"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert process.stdout.read(4) == b"y\ny\n"
+    process.stdout.close()
+    said = process.stderr.read()
+    assert process.wait(60) == 0 and b"\n141\n" in said, "yes died of SIGPIPE"
+
+
+@pytest.mark.parametrize("to", ["launcher", "group", "both"])
+def test_each_signal_reaches_the_command_once(to):
+    words = [*LAUNCHER, "watch", "--", sys.executable, "-c", COUNTS]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, env=environment(), preexec_fn=as_in_a_terminal, start_new_session=True
+    )
+    assert process.stdout.readline().startswith(b"ready")
+    got = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        if to != "group":
+            os.kill(process.pid, number)
+        if to != "launcher":  # both: as `timeout` does
+            os.killpg(process.pid, number)
+        got.append(process.stdout.readline())
+    os.kill(process.pid, signal.SIGUSR2)  # is passed on behind whatever is still to come
+    got += process.stdout.readlines()
+    assert got == [b"got 2\n", b"got 15\n", b"got 10\n"] and process.wait(60) == 9
+    assert the_run().outcome()["stop_reason"] == "Ctrl-C"
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    code = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    words = ["nohup", *LAUNCHER, "watch", "--", sys.executable, "-c", code]
+    found = subprocess.run(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment(), check=True)
+    assert found.stdout == b"True\n"
+
+
+def test_a_killed_launcher_takes_the_command_along():
+    words = [*LAUNCHER, "watch", "--", sys.executable, "-c", COUNTS]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())
+    command = psutil.Process(int(process.stdout.readline().split()[1]))
+    process.kill()
+    wait_until(lambda: not command.is_running() or command.status() == psutil.STATUS_ZOMBIE, 20, "the command's end")
+    process.wait()
+    process.stdout.close()
+    assert the_run().state == "Failed"
+
+
+def test_what_a_command_leaves_goes_on_and_writes_where_it_would(tmp_path):
+    """The pipe that it holds stays open until it ends; the launcher does not wait for it."""
+    waits = f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo later"
+    process = subprocess.Popen(
+        [*LAUNCHER, "watch", "--", "sh", "-c", f"({waits}) & echo now"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.wait(60) == 0 and the_run().state == "Completed"
+    (tmp_path / "go").touch()
+    assert process.stdout.read() == b"now\nlater\n" and b"go on" in process.stderr.read()
+    assert the_run().folder.log("algo-1").read_bytes() == b"now\nlater\n"
+
+
+ASKS = """
+import os, sys
+print([os.isatty(number) for number in range(3)], tuple(os.get_terminal_size(1)))
+print("to stderr", file=sys.stderr)
+print("Hello " + input("who? "))
+"""
+
+
+def test_in_a_terminal_prompts_size_and_interrupts_are_those_of_the_terminal(tmp_path):
+    (tmp_path / "asks.py").write_text(ASKS)
+    screens = []
+    for words in ([sys.executable, "asks.py"], [*LAUNCHER, "watch", "--", sys.executable, "asks.py"]):
+        terminal = Terminal(words, tmp_path)
+        terminal.shows("who? ")
+        terminal.type("you\n")
+        assert terminal.end() == 0
+        screens.append(OURS.sub(b"", terminal.shown))
+    assert screens[0] == screens[1] and b"[True, True, True] (123, 40)" in screens[0] and b"Hello you\r\n" in screens[0]
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_command_once(tmp_path):
+    terminal = Terminal([*LAUNCHER, "watch", "--", sys.executable, "-c", COUNTS], tmp_path)
+    terminal.shows("ready")
+    terminal.type("\x03")
+    terminal.shows("got 2")
+    os.kill(terminal.process.pid, signal.SIGUSR2)
+    assert terminal.end() == 9 and terminal.shown.count(b"got") == 1 and the_run().state == "Stopped"
+
+
+def test_a_shell_stops_and_continues_it(tmp_path):
+    terminal = Terminal(["bash", "--norc", "-i"], tmp_path, PS1="$ ", PROMPT_COMMAND="")
+    code = "import time; print('up' + 'dated', flush=True); input(); print('do' + 'ne', flush=True)"
+    terminal.type(f'{" ".join(LAUNCHER)} watch -- {sys.executable} -c "{code}"\n')
+    terminal.shows("updated")
+    terminal.type("\x1a")
+    terminal.shows("Stopped")
+    below = psutil.Process(terminal.process.pid).children(recursive=True)
+    assert any(process.status() == psutil.STATUS_STOPPED for process in below if code in process.cmdline())
+    terminal.type("fg\n")
+    terminal.shows("fg")
+    terminal.type("\n")
+    terminal.shows("done")
+    terminal.type("exit\n")
+    assert terminal.end() == 0
+
+
+def test_its_record_is_that_of_a_run_without_a_secret(tmp_path):
+    words = [sys.executable, "-c", "print('epoch 1/1 step 2/2 loss 0.5000')", "--token", "hush1", "API_KEY=hush2"]
+    assert watched(*words, options=["--name", "my try"], cwd=tmp_path).returncode == 0
+    run = the_run()
+    assert run.name.startswith("my-try-") and run.backend == "watch"
+    everything = b"".join(file.read_bytes() for file in run.folder.path.rglob("*") if file.is_file())
+    assert b"hush" not in everything
+    shown = typed("show", "my-try").stdout
+    assert f"in          {tmp_path}" in shown and "--token '***' 'API_KEY=***'" in shown
+    assert "Completed" in typed("runs").stdout and "epoch 1/1" in typed("logs", "my-try").stdout
+    assert "my-try" in typed("compare", "my-try").stdout and "do not differ" in typed("diff", "my-try", "my-try").stdout
+    assert "is over" in typed("stop", "my-try").stdout and typed("attach", "my-try").returncode == 0
+    for words in (["replay", "my-try"], ["resume", "my-try"]):
+        refused = typed(*words)
+        assert refused.returncode == 2 and "a command without a config" in refused.stderr
+        assert "launcher watch --name my-try" in refused.stderr
+    assert typed("rm", run.name, "--yes").returncode == 0 and not run.folder.path.exists()
+
+
+def test_launcher_stop_sends_sigterm():
+    words = [*LAUNCHER, "watch", "--name", "stopped", "--", sys.executable, "-c", COUNTS]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())
+    assert process.stdout.readline().startswith(b"ready")
+    run = the_run()
+    assert run.state == "InProgress"
+    run.stop("tested")
+    assert process.stdout.readline() == b"got 15\n" and run.state == "Stopping"
+    os.kill(process.pid, signal.SIGUSR2)
+    assert process.stdout.read() == b"" and process.wait(60) == 9
+    assert run.state == "Stopped" and run.outcome()["stop_reason"] == "tested"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "launcher watch -- python train.py"),
+        (["--"], "launcher watch -- python train.py"),
+        (["python", "train.py", "--lr", "1"], "launcher watch -- COMMAND"),
+        (["--", "no-such-program"], "no-such-program: no such program"),
+        (["--", "./script.py"], "launcher watch -- python ./script.py"),
+        (["--html", "no/where.html", "--", "true"], "there is no folder"),
+    ],
+)
+def test_a_wrong_command_line_says_what_to_write_and_leaves_no_run(words, said, tmp_path, monkeypatch, store):
+    (tmp_path / "script.py").touch()
+    monkeypatch.chdir(tmp_path)
+    found = typed("watch", *words)
+    assert found.returncode == 2 and said in found.stderr and not store.exists()
+
+
+def test_a_program_that_cannot_be_executed_leaves_a_record_that_says_so(tmp_path):
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF no program")
+    program.chmod(0o755)
+    found = watched(program)
+    assert found.returncode == 2 and b"Exec format error" in found.stderr
+    assert "Exec format error" in the_run().outcome()["failure"]
+
+
+def test_secrets_of_a_command_line_are_redacted():
+    words = ["train.py", "--lr", "0.1", "--num_tokens", "5", "--api-key", "abc", "--password=abc", "HF_TOKEN=abc", "-x"]
+    assert redact_command([*words, "https://me:abcd@host/x", "sh -c 'WANDB_API_KEY=abc python'"]) == [
+        *("train.py", "--lr", "0.1", "--num_tokens", "5", "--api-key", "***", "--password=***", "HF_TOKEN=***", "-x"),
+        *("***", "sh -c 'WANDB_API_KEY=***"),
+    ]
