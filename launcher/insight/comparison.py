@@ -262,7 +262,7 @@ class Comparison:
         """
         drawn = self._svg()
         if not drawn:
-            raise mistake("plot", "no step of either run was measured", "compare two runs of this kit's scripts")
+            raise mistake("plot", "no step of either run was measured", "compare two runs whose steps were")
         write_atomically(Path(file), drawn)
         return Path(file)
 

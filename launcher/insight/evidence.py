@@ -367,7 +367,7 @@ class Evidence:
 
     @property
     def why_no_steps(self) -> str:
-        return self.measurements.not_measured.get("steps", "no step timeline (metrics.jsonl) was found")
+        return self.measurements.not_measured.get("steps", "no step timeline was found")
 
     @property
     def why_no_hosts(self) -> str:

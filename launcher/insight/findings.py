@@ -103,6 +103,8 @@ class Finding:
     gain: Gain | None = None
     """Of the first fix; None: it is not about speed."""
     level: Level = "bottleneck"
+    rank: int | None = None
+    """The process that it is about; None: all of them."""
     probe: str | None = None
     """What a probe says of it, starting with confirmed or refuted; None: there was no probe, or it cannot tell."""
 

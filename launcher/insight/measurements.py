@@ -225,7 +225,7 @@ def _measurements(
     script = None if ranks.measure_themselves else script or ranks.script
     if script is not None:
         seen = ranks.script or Script()
-        script = replace(script, parts=seen.parts, lines=seen.lines)
+        script = replace(script, parts=seen.parts, lines=seen.lines, other_ranks=seen.other_ranks)
         settings = {**script.settings(), **_images_a_step(steps)}
     settings, wrong_settings = shapes.readable(shapes.SETTINGS, {**(settings or {}), **ranks.settings})
     return Measurements(

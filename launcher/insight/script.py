@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "accelerate")
@@ -74,10 +74,16 @@ class Script:
     """In the order in which they were made."""
     lines: tuple[SampledLine, ...] = ()
     """Where the training thread was, most often first."""
+    other_ranks: Mapping[int, tuple[SampledLine, ...]] = field(default_factory=dict)
+    """Rank -> the same of the others' training threads."""
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     """Of the run's config."""
     by_launcher: bool = False
     """Whether a job of the launcher started it, so that keys of its config apply."""
+
+    def of_rank(self, rank: int) -> Script:
+        """The script with the lines of one rank."""
+        return replace(self, lines=self.other_ranks.get(rank, self.lines))
 
     @property
     def framework(self) -> str | None:
@@ -144,7 +150,10 @@ class Script:
         return tuple(
             line
             for line in self.lines
-            if line.phase in (None, "forward", "optimizer") and not line.in_model and line.package not in known and line.at.is_own
+            if line.phase in (None, "forward", "optimizer")
+            and not line.in_model
+            and line.package not in known
+            and line.at.is_own
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,9 @@ def _read_one(file: Path, each: int, ranks: Ranks) -> None:
         ranks.measure_themselves = True
     elif ranks.script is None:
         ranks.script = Script(parts=_parts(setups), lines=_sampled_lines(sampled))
+    else:
+        others = {**ranks.script.other_ranks, start["rank"]: _sampled_lines(sampled)}
+        ranks.script = replace(ranks.script, other_ranks=others)
     rank, node = start["rank"], start["node"]
     ranks.stalls += [{"rank": rank, "host": node, **stall} for stall in stalls]
     if windows:

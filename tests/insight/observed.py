@@ -71,7 +71,7 @@ def observed(
     Args:
         planted: arguments of `plant`.
         more: `setup` lines instead of the usual ones of their kind.
-        lines: entries of the `lines` line.
+        lines: entries of the `lines` line; each rank is so many lines further down as its number says.
     """
     measured = plant(**planted)
     write(measured, folder)
@@ -92,9 +92,14 @@ def observed(
                 forward = (seconds.pop(name, 0.0) for name in ("teacher_forward", "student_forward", "loss"))
                 seconds["forward"] = sum(forward)
                 event["extra"]["images_per_second"] = batch / seconds["step"]
+        rank = events[0]["rank"]
         for stall in measured.stalls:
-            if stall.rank == events[0]["rank"]:
+            if stall.rank == rank:
                 events.append({name: getattr(stall, name) for name in ("kind", "step", "began", "seconds")})
-        looked = {"kind": "lines", "samples": 100, "lines": lines or []}
+        looked = {
+            "kind": "lines",
+            "samples": 100,
+            "lines": [{**line, "line": line["line"] + rank} for line in lines or []],
+        }
         file.write_text("".join(json.dumps(event) + "\n" for event in [events[0], *setups, *events[1:], looked]))
     return replace(read(str(folder)), source="observed", hosts=measured.hosts)

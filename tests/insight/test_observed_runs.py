@@ -164,6 +164,10 @@ ADDRESSES = {
         [], [sampled(77, "time.sleep(4)", 20, None)],
         "train.py:77", "`time.sleep(4)` at train.py:77 takes 20 %",
     ),
+    "a slow rank": (
+        "slow_rank", PLANTED["slow_rank", "mild"],
+        [], [sampled(60, "augment(images)", 40)], "train.py:63", "`augment(images)` at train.py:63 takes 40 %",
+    ),
     "the exchange of gradients": (
         "communication_bound", PLANTED["communication_bound", "harsh"],
         [setup("data_parallel", 25, "model = DDP(model)", world_size=16, **{"class": "DistributedDataParallel"})], [],

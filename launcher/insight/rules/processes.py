@@ -109,6 +109,7 @@ def slow_rank(evidence: Evidence) -> Answer:
     }
     return Finding(
         kind="slow_rank",
+        rank=rank.rank,
         title=f"Rank {rank.rank} is slow, and all others wait for it",
         share=share,
         evidence=tuple(numbers[:6]),

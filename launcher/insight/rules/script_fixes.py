@@ -249,6 +249,11 @@ def _loop(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
     ]
 
 
+def _slow_rank(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
+    assert finding.rank is not None
+    return _loop(finding, evidence, script.of_rank(finding.rank))
+
+
 def _epochs(finding: Finding, evidence: Evidence, script: Script) -> list[Fix]:
     loader = script.loader("training")
     if not evidence.workers or loader is None or loader.values.get("persistent_workers"):
@@ -294,6 +299,7 @@ FIRST: dict[str, More] = {
     "main_thread_bound": _loop,
     "gpu_starved": _loop,
     "step_outliers": _loop,
+    "slow_rank": _slow_rank,
     "slow_epoch_starts": _epochs,
 }
 """What comes before the rules' own fixes, by the kind of finding."""
