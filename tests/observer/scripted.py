@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,33 +56,37 @@ class Timeline:
         return max(line["step"] for line in self.of("steps"))
 
 
-def both(folder: Path, hook: Path, script: str, *arguments: str, start: tuple[str, ...] = ()) -> tuple[Done, Done]:
+def both(
+    folder: Path,
+    script: str,
+    *arguments: str,
+    start: Sequence[str] = (),
+    path: Sequence[Path] = (),
+    observed_path: Sequence[Path] = (),
+) -> tuple[Done, Done]:
     """A script without the observer and with it, at the same time.
 
     Args:
         folder: where both run, each in a folder of its own.
-        hook: folder of the launcher's sitecustomize.py, for the observed one.
         start: options of Python before the script, such as TORCHRUN.
+        path: PYTHONPATH of both.
+        observed_path: of the observed one alone; it also has LAUNCHER_OBSERVER_FOLDER.
     """
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("SM_", "LAUNCHER_"))}
-    plain |= {"OMP_NUM_THREADS": "1"}
+    known = {name: value for name, value in os.environ.items() if not name.startswith(("SM_", "LAUNCHER_"))}
+    command = [sys.executable, *start, str(SCRIPTS / script), *arguments]
     running = []
-    for name, environment in (
-        ("without", plain),
-        ("with", {**plain, "PYTHONPATH": os.pathsep.join([str(hook), str(ENTRYPOINTS)])}),
-    ):
-        place = folder / name
+    for observed in (False, True):
+        place = folder / ("with" if observed else "without")
         (place / "observed").mkdir(parents=True)
-        environment = {**environment, "LAUNCHER_OBSERVER_FOLDER": str(place / "observed")}
-        command = [sys.executable, *start, str(SCRIPTS / script), *arguments]
-        running.append(
-            subprocess.Popen(
-                command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        )
-    without, observed = (
-        Done(process.returncode, *told, folder / name / "observed")
-        for process, name in zip(running, ("without", "with"))
-        for told in [process.communicate(timeout=120)]
+        environment = {**known, "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, [*path, *(observed_path if observed else ())]))
+        if observed:
+            environment["LAUNCHER_OBSERVER_FOLDER"] = str(place / "observed")
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        running.append((place / "observed", subprocess.Popen(command, cwd=place, env=environment, **pipes)))
+    without, done = (
+        Done(process.returncode, *said, place)
+        for place, process in running
+        for said in [process.communicate(timeout=120)]
     )
-    return without, observed
+    return without, done

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from launcher.planner import python_start
-from tests.observer.scripted import SCRIPTS, TORCHRUN, Timeline, both
+from tests.observer.scripted import ENTRYPOINTS, SCRIPTS, TORCHRUN, Timeline, both
 
 
 @dataclass(frozen=True)
@@ -192,13 +192,14 @@ def line_of(case: Case, of: str) -> int:
 )
 def test_a_script_trains_as_without_the_observer_and_is_followed(case, hook, tmp_path):
     """One test for all of it: two runs of each script are what takes the time."""
-    without, done = both(tmp_path, hook, *case.command, start=TORCHRUN if case.ranks > 1 else ())
+    without, done = both(
+        tmp_path, *case.command, start=TORCHRUN if case.ranks > 1 else (), observed_path=[hook, ENTRYPOINTS]
+    )
     assert (without.code, done.code) == (0, 0), done.stderr
     assert re.findall("launcher observer: (.*); the script goes on without it", done.stderr) == (
         [case.says] if case.says else []
     )
     assert without.weights and done.weights == without.weights
-    assert not list(without.folder.iterdir())
     assert len(list(done.folder.glob("timeline-*"))) == case.ranks
     for rank in range(case.ranks):
         timeline = done.timeline(rank)
@@ -236,3 +237,15 @@ def check_progress(case: Case, timeline: Timeline) -> None:
     [start] = timeline.of("start")
     assert start["not_measured"].get("data_wait") == case.unmeasured
     assert ("data_wait" in last["seconds"]) == (case.unmeasured is None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["raise", "exit"])
+def test_what_was_measured_before_a_crash_is_kept(end, hook, tmp_path):
+    without, done = both(tmp_path, "crashes.py", end, observed_path=[hook, ENTRYPOINTS])
+    assert without.code == done.code == (1 if end == "raise" else 7)
+    assert done.stderr == without.stderr  # no frame of the observer is in the traceback
+    timeline = done.timeline()
+    assert timeline.steps == (7 if end == "raise" else 5)  # an exit without farewell loses the window under way
+    [at] = [line["line"] for line in timeline.setup("step")]
+    assert at == (SCRIPTS / "crashes.py").read_text().splitlines().index("    optimizer.step()") + 1

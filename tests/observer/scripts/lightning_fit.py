@@ -26,12 +26,18 @@ class Classifier(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-if __name__ == "__main__":
+def main(callbacks=None):
     pl.seed_everything(0)
     images, labels = torch.randn(96, 16), torch.randint(0, 4, (96,))
     loader = DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True, num_workers=1)
     held_out = DataLoader(TensorDataset(images[:32], labels[:32]), batch_size=16)
     model = Classifier()
-    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", devices=1, logger=False, default_root_dir=".")
+    trainer = pl.Trainer(
+        max_epochs=2, accelerator="cpu", devices=1, logger=False, default_root_dir=".", callbacks=callbacks
+    )
     trainer.fit(model, loader, held_out)
     tell(model)
+
+
+if __name__ == "__main__":
+    main()

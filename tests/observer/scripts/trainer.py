@@ -19,7 +19,7 @@ class Pictures(Dataset):
         return {"pixel_values": self.pictures[index], "labels": self.labels[index]}
 
 
-if __name__ == "__main__":
+def main(callbacks=None):
     set_seed(0)
     config = ViTConfig(
         hidden_size=32,
@@ -43,6 +43,12 @@ if __name__ == "__main__":
         use_cpu=True,
         disable_tqdm=True,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=Pictures(64), eval_dataset=Pictures(32))
+    trainer = Trainer(
+        model=model, args=arguments, train_dataset=Pictures(64), eval_dataset=Pictures(32), callbacks=callbacks
+    )
     trainer.train()
     tell(model)
+
+
+if __name__ == "__main__":
+    main()

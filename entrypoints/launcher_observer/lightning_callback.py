@@ -1,0 +1,21 @@
+"""Observes a Lightning `Trainer` whose interpreter was started without the launcher: in a notebook, or in a container of one's own.
+
+trainer = Trainer(…, callbacks=[LauncherCallback()])
+"""
+
+from __future__ import annotations
+
+from lightning.pytorch import Callback
+
+from launcher_observer.start import start
+
+
+class LauncherCallback(Callback):
+    """Make it before the data loaders, so that their lines are known.
+
+    It records in $LAUNCHER_OBSERVER_FOLDER, an existing folder, or in a SageMaker job's output. With neither it does nothing; nor does
+    it where the process is observed already.
+    """
+
+    def __init__(self) -> None:
+        start()
