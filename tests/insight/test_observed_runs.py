@@ -311,6 +311,22 @@ def test_two_observed_runs_show_whether_the_fix_worked(tmp_path):
     assert ("num_workers", 16, 2) in both.changed()
 
 
+def test_without_a_dataloader_its_rules_say_that_none_was_seen(tmp_path):
+    observed(tmp_path, dict(phases=CPU, cores=2, busy=1.5))
+    file = tmp_path / "algo-1/timeline-0.jsonl"
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [event for event in events if event.get("of") != "loader"]
+    for event in kept:
+        if event["kind"] == "steps":
+            event["seconds"].pop("data_wait")
+            event["extra"].pop("images_per_second", None)
+    told = {"kind": "not_measured", "what": "data_wait", "why": "no torch DataLoader was seen"}
+    file.write_text("".join(json.dumps(event) + "\n" for event in [*kept, told]))
+    report = Diagnosis(read(str(tmp_path))).report
+    unseen = {one.what for one in report.not_measured if one.reason == told["why"]}
+    assert unseen == {"waiting for data", "pauses at the start of epochs", "time of the training process in no phase"}
+
+
 def test_a_run_whose_steps_were_not_observed_says_why(tmp_path):
     write(plant(phases=None, busy=7.9, gpu=50), tmp_path)
     found = Diagnosis(read(str(tmp_path)))

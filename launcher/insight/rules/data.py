@@ -304,7 +304,7 @@ def _from_system_metrics(evidence: Evidence) -> Answer:
         title="All cores are full while the GPUs wait",
         share=idle,
         evidence=tuple(_numbers(evidence, None)),
-        cause=f"probably decoding and augmentation, which was not measured ({evidence.why_no_steps})",
+        cause=f"probably decoding and augmentation, which was not measured ({evidence.why_not('data_wait')})",
         fixes=_cheaper_images(evidence),
         gain=bounded(idle),
     )

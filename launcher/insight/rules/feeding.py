@@ -21,9 +21,8 @@ def starved(evidence: Evidence) -> Answer:
     wait, gap, idle = evidence.share("data_wait"), evidence.loop_share, evidence.gpu_idle
     if not evidence.on_gpu:
         if gap is None:
-            return NotMeasured(
-                what="time of the training process in no phase", reason=evidence.why_not("phases of the step")
-            )
+            missing = next(name for name in ("data_wait", "backward", "forward") if name not in evidence.phases)
+            return NotMeasured(what="time of the training process in no phase", reason=evidence.why_not(missing))
         return _main_thread(evidence, gap) if gap >= 1.5 * NOTICEABLE else None
     if idle is None and gap is None:
         return NotMeasured(what="a GPU that waits for the training process", reason=evidence.why_no_hosts)

@@ -68,7 +68,7 @@ def evaluations(evidence: Evidence) -> Answer:
 def epoch_starts(evidence: Evidence) -> Answer:
     """Only the first steps of epochs wait for data."""
     if evidence.share("data_wait") is None:
-        return NotMeasured(what="pauses at the start of epochs", reason=evidence.why_no_steps)
+        return NotMeasured(what="pauses at the start of epochs", reason=evidence.why_not("data_wait"))
     share = epoch_start_share(evidence)
     if share < NOTICEABLE:
         return None
