@@ -41,7 +41,7 @@ def describe(
     Args:
         hosts: those whose logs tell of it, the one that failed first before the others.
         reason: SageMaker's FailureReason, or a host's failure file. The toolkit's own text in it, which often lacks the error,
-            gives way to what the log says.
+            gives way to what the log says, as does "".
         exit_code: the toolkit's.
         packages: how the host's Python gets a module, as `failure_causes.explain` takes it.
     """
@@ -54,9 +54,10 @@ def describe(
             found |= {"failed_host": host, "traceback": traceback}
             break
     toolkits = _TOOLKITS.match(reason)
-    if toolkits is not None and everything:
+    if not reason or (toolkits is not None and everything):
         text = failure_causes.exception_of(found["traceback"]) if "traceback" in found else _last_words(logs, found)
-        found["failure"] = "\n".join(filter(None, (text, _EXIT_CODE.sub("", reason[toolkits.end() :]).strip())))
+        rest = _EXIT_CODE.sub("", reason[toolkits.end() :]).strip() if toolkits is not None else ""
+        found["failure"] = "\n".join(filter(None, (text, rest)))
     explained = failure_causes.explain(reason, everything, packages=packages)
     if explained is not None:
         found |= {"cause": explained.cause, "fix": explained.fix, "evidence": explained.evidence}

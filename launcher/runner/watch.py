@@ -23,8 +23,7 @@ from launcher.config.redaction import redact_command
 from launcher.planner.plan import run_name
 from launcher.planner.python_start import with_python_start
 from launcher.planner.source_package import copy_files, uncommitted
-from launcher.record import disk, failure_causes, records, trust
-from launcher.record.log_lines import last_lines
+from launcher.record import disk, failures, records, trust
 from launcher.record.metrics_file import POLL_SECONDS, ObservedMetrics
 from launcher.record.records import RunFolder
 from launcher.record.shapes import iso
@@ -35,6 +34,9 @@ RELAY = Path(__file__).with_name("relay.py")
 
 HOST = "algo-1"
 """The name of this machine in the record: the first host's, as in other runs."""
+
+PACKAGES = "install the package that provides {module} in the environment of the command's Python"
+"""How a command gets a module that it misses."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that ask a command to end."""
@@ -286,9 +288,5 @@ def _state(folder: RunFolder, code: int, received: Sequence[int]) -> dict[str, A
         return {"state": records.STOPPED, "stop_reason": reason, "exit_code": code}
     if code == 0:
         return {"state": records.COMPLETED}
-    lines = last_lines(folder.log(HOST))
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    found = {"state": records.FAILED, "failed_host": HOST, "exit_code": code}
-    found["failure"] = failure_causes.first_traceback(lines) or "\n".join([how, *lines[-5:]])
-    known = failure_causes.explain("", lines)
-    return found if known is None else {**found, "cause": known.cause, "fix": known.fix}
+    found = failures.describe(folder, [HOST], "", exit_code=code, packages=PACKAGES)
+    return {"state": records.FAILED, "failed_host": HOST, **found}
