@@ -105,8 +105,10 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         options.overrides += more  # argparse accepts key=value words only before the first option
     elif more:
         names = [word.partition("=")[0] for word in more if word.startswith("-")]  # what follows may be a password
-        fix = ". Write the command behind --: launcher watch -- COMMAND ..." if options.command == "watch" else ""
-        parser.error(f"unrecognized arguments: {' '.join(names or more)}{fix}")
+        fix = f"launcher {options.command} --help lists what it takes"
+        if options.command == "watch":
+            fix = "write the command behind --: launcher watch -- COMMAND ..."
+        parser.error(f"unrecognized arguments: {' '.join(names or more)}; {fix}")
     return options
 
 

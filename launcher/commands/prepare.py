@@ -17,6 +17,7 @@ def add(to: arguments.Add) -> None:
     )
     made.add_argument(
         "source",
+        nargs="?",
         metavar="SOURCE",
         help="digits, fashion-mnist, photos, shapes or cutouts (with masks); or a folder with idx files, with a subfolder for each "
         "class, or with images/ and masks/",
@@ -52,11 +53,12 @@ def carry_out(options: argparse.Namespace) -> int:
     from launcher.prepare import prepare as make
     from launcher.prepare import verify
 
-    if options.verify:
+    if options.verify and options.source is not None:
         print(verify(options.source, jobs=options.jobs))
         return DONE
     if options.target is None:
-        raise mistake("TARGET", "missing", "launcher prepare SOURCE TARGET, or launcher prepare --verify TARGET")
+        key = "SOURCE" if options.source is None and not options.verify else "TARGET"
+        raise mistake(key, "missing", "launcher prepare SOURCE TARGET, or launcher prepare --verify TARGET")
     print(
         make(
             options.source,

@@ -22,12 +22,18 @@ def add(to: arguments.Add) -> None:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    chosen = [records.find(name) for name in dict.fromkeys(options.runs)]
-    issues = [
-        Issue(key="run", found=f"{name} is a job; its latest run is {run.name}", fix=f"launcher rm {run.name}")
-        for name, run in zip(dict.fromkeys(options.runs), chosen)
-        if name != run.name
-    ]
+    chosen: list[RunFolder] = []
+    issues: list[Issue] = []
+    for name in dict.fromkeys(options.runs):
+        try:
+            run = records.find(name)
+        except UserError as error:
+            issues += error.issues
+            continue
+        chosen.append(run)
+        if name != run.name:
+            found = f"{name} is a job; its latest run is {run.name}"
+            issues.append(Issue(key="run", found=found, fix=f"launcher rm {run.name}"))
     issues += _in_use(chosen)
     if issues:
         raise UserError(issues)

@@ -20,6 +20,7 @@ from launcher.prepare.sources import find_samples
 from launcher.prepare.state import read_state
 from launcher.prepare.verification import verify
 from launcher.record.records import write_atomically, write_json
+from launcher.show.text import counted
 
 __all__ = ["prepare", "verify"]
 
@@ -83,7 +84,11 @@ def prepare(
                 written, broken = shards.write(samples, target, encoding, _bytes(shard_size), jobs, bar.update)
             else:
                 written, broken = folders.write(samples, target, encoding, jobs, bar.update)
-        return "\n".join([_summary(samples, target, written, broken), *_leave_out(target, broken)])
+        left_out = _leave_out(target, broken)
+        if all(sample.source in broken for sample in samples):
+            found = f"{source}: none of its {counted(len(broken), 'image')} can be read"
+            raise mistake("SOURCE", found, f"name another folder; {target / BROKEN} says why, image by image")
+        return "\n".join([_summary(samples, target, written, broken), *left_out])
 
 
 def _check(
@@ -107,9 +112,20 @@ def _check(
         ("--size", size, size is None or size >= 8, "8 or more pixels", "write 224"),
         ("--jpeg-quality", jpeg_quality, 1 <= jpeg_quality <= 100, "1 to 100", "write 95"),
         ("--jobs", jobs, jobs is None or jobs >= 1, "1 or more", "leave it out to use all cores"),
-        ("--shards", shard_size, shard_size is None or _bytes(shard_size) >= 1000, "1KB or more", "write 100MB"),
+        (
+            "--shards",
+            shard_size,
+            shard_size is None or _bytes(shard_size) >= 1000,
+            "500KB, 100MB, 2GB …",
+            "write 100MB",
+        ),
     ]
     problems = [
+        Issue(key=key, found="empty", fix="name a folder; . is this one")
+        for key, given in (("SOURCE", source), ("TARGET", target))
+        if given == ""
+    ]
+    problems += [
         Issue(key=key, found=str(found), valid=valid, fix=fix) for key, found, holds, valid, fix in wrong if not holds
     ]
     for package in ("PIL", "numpy"):
@@ -175,6 +191,6 @@ def _leave_out(target: Path, broken: dict[str, str]) -> list[str]:
     broken = {name: why.removeprefix(f"{name} ") for name, why in broken.items()}
     listed = "".join(f"{name}\t{why}\n" for name, why in broken.items())
     write_atomically(file, listed.encode(errors="surrogateescape"))
-    lines = [f"{len(broken)} images could not be read and were skipped; {file} lists them:"]
+    lines = [f"{counted(len(broken), 'image')} could not be read; {file} lists what was skipped:"]
     lines += [f"  {name}: {why}" for name, why in list(broken.items())[:10]]
     return lines + ([f"  … and {len(broken) - 10} more"] if len(broken) > 10 else [])

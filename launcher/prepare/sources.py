@@ -96,8 +96,12 @@ def _samples(source: str, size: int | None, validation_fraction: float) -> Itera
     if source == "fashion-mnist" and not folder.is_dir():
         folder = next((place for place in FASHION_FOLDERS if place.is_dir()), None) or _no_fashion()
     if not folder.is_dir():
-        fix, valid = did_you_mean(source, DRAWN, "check the path"), f"{', '.join(DRAWN)}, or a folder"
-        raise mistake("SOURCE", f"{source}: no such folder", fix, valid=valid)
+        found, fix = "no such folder", did_you_mean(source, DRAWN, "check the path")
+        if folder.is_file():
+            found, fix = "a file", "unpack it, and name the folder"
+        elif "://" in source:
+            found, fix = "not on this machine", "download it (aws s3 sync, curl), and name the folder"
+        raise mistake("SOURCE", f"{source}: {found}", fix, valid=f"{', '.join(DRAWN)}, or a folder")
     if _idx_file(folder, IDX_FILES["train"][0]) is not None:
         return (sample for split, names in IDX_FILES.items() for sample in _idx(folder, split, *names))
     return _image_folder(folder, validation_fraction)

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import launcher
+from launcher.commands import main
 from launcher.prepare import folders, prepare, verify
 from launcher.prepare.entry_rules import entry_rules
 from tests.conftest import as_in_a_terminal
@@ -171,7 +172,7 @@ def test_nothing_is_written_through_a_planted_link(tmp_path):
     with pytest.raises(launcher.UserError, match=r".prepare.lock is a link\n.*\n.*rm "):
         prepare(str(tmp_path / "in"), target)
     (target / ".prepare.lock").unlink()
-    assert "1 images could not be read" in prepare(str(tmp_path / "in"), target)
+    assert "1 image could not be read" in prepare(str(tmp_path / "in"), target)
     assert mine.read_text() == "mine" and len(list(target.rglob("[1-3].png"))) == 3
 
 
@@ -311,6 +312,9 @@ def test_many_processes_make_what_one_makes(tmp_path, monkeypatch):
     [
         (("digts", {}), "did you mean digits?"),
         (("/nowhere", {}), "no such folder"),
+        (("", {}), "SOURCE: empty"),
+        ((__file__, {}), "a file"),
+        (("s3://bucket/images", {}), "download it"),
         (("digits", {"size": 2, "validation_fraction": 2}), "2 mistakes"),
         (("digits", {"shard_size": "100 M", "jpeg_quality": 0, "jobs": 0}), "3 mistakes"),
     ],
@@ -319,6 +323,36 @@ def test_a_wrong_source_or_option_is_answered(tmp_path, arguments, expected):
     with pytest.raises(launcher.UserError, match=expected):
         prepare(arguments[0], tmp_path / "out", **arguments[1])
     assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_target_is_not_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(launcher.UserError, match="TARGET: empty"):
+        prepare("digits", "")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "SOURCE: missing"),
+        (["digits"], "TARGET: missing"),
+        (["--verify"], "TARGET: missing"),
+        (["--verify", "nowhere"], "is no folder"),
+    ],
+)
+def test_a_command_that_lacks_a_folder_names_it(capsys, words, expected):
+    assert main.main(["prepare", *words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_source_of_which_nothing_can_be_read_is_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "1.png").write_text("no image")
+    with pytest.raises(launcher.UserError, match="none of its 2 images can be read"):
+        prepare(str(tmp_path / "in"), tmp_path / "out")
+    assert len((tmp_path / "out/broken.txt").read_text().splitlines()) == 2
 
 
 def test_an_empty_folder_and_a_file_as_target_are_refused(tmp_path):

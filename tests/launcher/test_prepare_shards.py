@@ -109,7 +109,7 @@ def test_a_shard_that_was_lost_is_made_again_the_same(tmp_path):
     source = photos(tmp_path / "in", 30)
     (source / "class 0/broken.jpg").write_bytes(b"no image")
     words = prepare(str(source), tmp_path / "out", shard_size="50KB")
-    assert "1 images could not be read" in words and "class 0/broken.jpg: cannot be read as an image" in words
+    assert "1 image could not be read" in words and "class 0/broken.jpg: cannot be read as an image" in words
     before = files_of(tmp_path / "out")
     lost = sorted(tmp_path.glob("out/train/*.tar"))[1]
     lost.unlink()

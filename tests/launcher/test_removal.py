@@ -133,3 +133,11 @@ def test_old_runs_go_and_failed_or_damaged_ones_stay_unless_asked_for(capsys):
 def test_an_age_that_is_none_is_refused(age, capsys):
     assert main.main(["prune", f"--older-than={age}", "--yes"]) == 2
     assert "write --older-than 30d" in capsys.readouterr().err
+
+
+def test_every_name_that_is_no_run_is_reported_at_once(capsys):
+    recorded("job-20261122-100000-aaaa")
+    assert main.main(["rm", "foo", "job", "bar", "--yes"]) == 2
+    err = capsys.readouterr().err
+    assert "3 mistakes" in err and "foo: no such run" in err and "bar: no such run" in err
+    assert "job is a job; its latest run is job-20261122-100000-aaaa" in err
