@@ -100,7 +100,7 @@ bench-input: $(INSTALLED)
 
 bench-insight: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/monitor_cost.py
-	$(VENV)/bin/python tests/benchmarks/observer_cost.py
+	for script in observer_cost observer_start; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
 	$(VENV)/bin/python tests/benchmarks/reading.py --week
 
 bench-planted: $(INSTALLED)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,17 @@ def test_a_folder_that_is_named_takes_the_place_of_the_jobs(job, tmp_path):
     assert (
         line.startswith("launcher observer: ") and f"LAUNCHER_OBSERVER_FOLDER={tmp_path}/gone is not a folder" in line
     )
+
+
+def test_a_script_that_is_observed_and_trains_by_this_kits_loop_has_one_monitor(job, tmp_path):
+    text = f"""
+        import pathlib
+        from launcher_observer.system.monitor import system_monitor
+        with system_monitor(pathlib.Path({str(tmp_path / "second")!r}), 0):
+            print('inside')
+    """
+    done = python(job, textwrap.dedent(text))
+    assert (done.stdout, done.stderr) == ("inside\n", "") and not (tmp_path / "second").exists()
 
 
 # -- it harms nobody --------------------------------------------------------------------------------------------------

@@ -32,6 +32,9 @@ RUN = "import sys; sys.path.append(sys.argv.pop(1)); from launcher_observer.syst
 class Presence:
     """A process's presence on its host, during which a monitor samples it."""
 
+    present = False
+    """Whether this process, or the one that it is a fork of, is present already: a host has one monitor."""
+
     def __init__(self, output: str, *, quiet: bool):
         """Be present until `leave`, or until this process and its forks have ended. The first one to be so starts the monitor.
 
@@ -53,9 +56,11 @@ class Presence:
         if locked(monitor, fcntl.LOCK_EX):
             _start(os.path.dirname(self._folder), monitor, quiet)
         os.close(monitor)
+        Presence.present = True
 
     def leave(self) -> None:
         """Be absent. Where nobody else is present, wait for the monitor's end: it first samples a run that was too short for it."""
+        Presence.present = False
         fcntl.flock(self._present, fcntl.LOCK_UN)
         monitor = self._open(MONITOR)
         end = time.monotonic() + END_SECONDS

@@ -57,7 +57,7 @@ def system_monitor(output: Path, local_rank: int, *, wanted: bool = True) -> Ite
         wanted: false: nothing is sampled.
     """
     presence = None
-    if wanted and local_rank == 0:
+    if wanted and local_rank == 0 and not Presence.present:  # the observer's, in a script that it watches
         interval, why = interval_ms()
         print(f"system metrics every {interval} ms ({why}) in {output / FOLDER}", flush=True)
         try:
