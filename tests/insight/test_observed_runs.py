@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import read
+from launcher.insight.rules.script_fixes import ARGUMENTS
 from launcher.insight.rules.table import RULES, judge
 from launcher.record import records
 from launcher.record.records import RunFolder
@@ -148,7 +151,7 @@ ADDRESSES = {
     ),
     "checkpoints of transformers": (
         "checkpoint_stalls", PLANTED["checkpoint_stalls", "harsh"],
-        [setup("checkpoint", 60, "trainer.train()", via="transformers")], [],
+        [loader("transformers"), setup("checkpoint", 60, "trainer.train()", via="safetensors")], [],
         "train.py:60", "TrainingArguments(save_steps=",
     ),
     "evaluations": (
@@ -350,3 +353,20 @@ def test_a_slow_step_is_one_step_however_many_quick_ones_fill_a_window():
     assert windows.far(steps).tolist() == (slow & windows.steady(steps)).tolist()
     top = judge(Evidence(replace(planted, facts={}))).findings[0]
     assert top.kind == "step_outliers" and "median of 0.01 s" in top.evidence[0]
+
+
+SOURCES = {
+    "TrainingArguments": ("transformers", "training_args.py"),
+    "Trainer": ("lightning", "pytorch/trainer/trainer.py"),
+    "ModelCheckpoint": ("lightning", "pytorch/callbacks/model_checkpoint.py"),
+    "Accelerator": ("accelerate", "accelerator.py"),
+}
+
+
+def test_a_frameworks_own_names_are_those_of_the_installed_one():
+    for arguments in ARGUMENTS.values():
+        for text in arguments.values():
+            name, argument = re.match(r"(\w+)\((\w+)=", text).groups()
+            package, file = SOURCES[name]
+            source = Path(find_spec(package).origin).parent / file
+            assert re.search(rf"^ +{argument}:", source.read_text(), re.MULTILINE), text

@@ -140,7 +140,8 @@ def _compile(fix: Fix, evidence: Evidence, script: Script) -> Fix:
 
 def _checkpoints(fix: Fix, evidence: Evidence, script: Script) -> Fix:
     made = script.part("checkpoint")
-    argument = ARGUMENTS.get(made.via if made else None, {}).get("checkpoint_every")
+    by_framework = made is not None and made.via is not None  # perhaps by a library below it
+    argument = ARGUMENTS.get(script.framework if by_framework else None, {}).get("checkpoint_every")
     if argument is not None:
         change = f"{argument.format(fix.value)}{_used(made)}"
     else:
