@@ -1,0 +1,123 @@
+"""Bottlenecks planted in training scripts that know nothing of the kit: plain PyTorch, Lightning, transformers.Trainer. Each is run by
+`launcher watch` and judged by `launcher diagnose`: is the top finding right, and the line that it names? `make bench-planted-foreign`.
+
+A run takes some 15 to 60 s; name kinds, and frameworks, to run only those:
+
+    .venv/bin/python tests/benchmarks/planted_foreign.py too_many_workers healthy --framework plain trainer
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from planted_bottlenecks import photographs
+from planted_foreign_cases import CASES, FRAMEWORKS, LINES, Case
+
+from launcher.show.table import Table
+
+SCRIPTS = Path(__file__).with_name("foreign")
+LAUNCHER = (sys.executable, "-m", "launcher")
+
+
+def command(framework: str, case: Case, data: Path) -> list[str]:
+    """How a user would start the script."""
+    start = [sys.executable]
+    if case.ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(case.ranks)]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
+    given = [str(SCRIPTS / FRAMEWORKS[framework]), str(data)]
+    for name, value in case.arguments.items():
+        if share := re.fullmatch(r"\{([\d.]+)\}", str(value)):
+            value = float(share[1]) * memory / int(case.arguments["steps"])
+        given += [f"--{name}", str(value)]
+    return start + given
+
+
+def findings(framework: str, case: Case, data: Path, name: str) -> list[dict[str, Any]]:
+    """What the diagnosis of a watched run finds, the worst first."""
+    place = data.parent / name
+    place.mkdir()
+    threads = {"OMP_NUM_THREADS": str(case.threads)} if case.threads else {}
+    environment = {**os.environ, **threads, "LAUNCHER_RUNS": str(place / "runs")}
+    environment = {key: value for key, value in environment.items() if not key.startswith("SM_")}
+    _done([*LAUNCHER, "watch", "--", *command(framework, case, data)], place, environment)
+    [run] = [file.parent for file in (place / "runs").glob("*/plan.json")]
+    return json.loads(_done([*LAUNCHER, "diagnose", str(run), "--json"], place, environment))["findings"]
+
+
+def _done(command: list[str], place: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def addresses(part: Any) -> Iterator[tuple[str, int]]:
+    """Every file and line that a finding names."""
+    if isinstance(part, dict):
+        if isinstance(part.get("file"), str) and isinstance(part.get("line"), int):
+            yield part["file"], part["line"]
+        for value in part.values():
+            yield from addresses(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from addresses(value)
+
+
+def code_at(file: str, line: int) -> str:
+    return (SCRIPTS / file).read_text(encoding="utf-8").splitlines()[line - 1].strip()
+
+
+def row(framework: str, case: Case, data: Path, name: str, tell: bool) -> list[str]:
+    """What was planted, what was found, and the line that it names."""
+    found = findings(framework, case, data, name)
+    if tell:
+        print(json.dumps(found, indent=1), flush=True)
+    kind = found[0]["kind"] if found else None
+    named = [(Path(file).name, line, code_at(file, line)) for file, line in addresses(found[:1])]
+    right_line = "-"
+    if case.kind in LINES:
+        right_line = "yes" if any(code.startswith(LINES[case.kind][framework]) for *_, code in named) else "NO"
+    shown = f"{named[0][0]}:{named[0][1]}" if named else "none"
+    right = "yes" if kind == case.kind else "NO"
+    return [framework, case.kind or "healthy", case.form, kind or "none", right, shown, right_line]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help="only these; `healthy` for those without a bottleneck")
+    parser.add_argument("--framework", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS), help="only these")
+    parser.add_argument("--tell", action="store_true", help="print every run's findings too")
+    options = parser.parse_args()
+    chosen = [case for case in CASES if not options.kinds or (case.kind or "healthy") in options.kinds]
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        data = Path(place) / "data"
+        photographs(data)
+        for framework in options.framework:
+            for number, case in enumerate(chosen):
+                try:
+                    rows.append(row(framework, case, data, f"{framework}-{number}", options.tell))
+                except RuntimeError as error:  # what the others show is not lost
+                    print(error, file=sys.stderr)
+                    failed = [framework, case.kind or "healthy", case.form, "failed", "NO", "none"]
+                    rows.append([*failed, "NO" if case.kind in LINES else "-"])
+                print("  ".join(rows[-1]), flush=True)
+    print()
+    print(Table(["framework", "planted", "form", "finding", "right", "line", "right"], rows))
+    for column, what in ((4, "finding"), (6, "line")):
+        judged = [cells[column] for cells in rows if cells[column] != "-"]
+        print(f"{what} right in {judged.count('yes')} of {len(judged)}")
+
+
+if __name__ == "__main__":
+    main()
