@@ -231,7 +231,7 @@ class Observer:
         self.setups.add("optimizer", here(), setups.optimizer_values(optimizer))
 
     def data_parallel(self, model: Any, *args: Any, **kwargs: Any) -> None:
-        """A model was wrapped by DistributedDataParallel."""
+        """A model was wrapped by DistributedDataParallel or FullyShardedDataParallel."""
         self._models.add(model)
         values = {"class": type(model).__name__, "world_size": process.rank_and_size(self.torch)[1]}
         self.setups.add("data_parallel", here(), values)
@@ -257,12 +257,9 @@ class Observer:
         parameters = setups.parameters_of(optimizer)
         if not self.setups.knows("precision"):
             self._precision(model_at)
-        sharded = next(
-            (setups.SHARDED[type(one).__name__] for one in parameters if type(one).__name__ in setups.SHARDED), None
-        )
-        if sharded is not None:
-            _, size, _ = process.rank_and_size(self.torch)
-            self.setups.add("data_parallel", model_at, {"class": sharded, "world_size": size})
+        if any(type(parameter).__name__ == setups.SHARDED for parameter in parameters):
+            values = {"class": "fully_shard", "world_size": process.rank_and_size(self.torch)[1]}
+            self.setups.add("data_parallel", model_at, values)
         if self._device is None and parameters:
             self._device = parameters[0].device
             self.setups.add("device", model_at, {"type": self._device.type})
@@ -326,7 +323,7 @@ class Observer:
             )
         if size == 1:
             not_measured["grad_sync"] = "a single process exchanges nothing"
-        elif not self._models:
+        elif not any(hasattr(model, "_get_ddp_logging_data") for model in self._models):
             not_measured["grad_sync"] = "only DistributedDataParallel keeps a record of it, and none was seen"
         device = self._device
         is_gpu = device is not None and device.type not in NOT_GPUS

@@ -17,11 +17,8 @@ from launcher_observer.step_clock import Loading
 MOST_ENTRIES = 500
 """Of a record: a script may make a loader for each of many epochs."""
 
-SHARDED = {
-    "FlatParameter": "FullyShardedDataParallel",
-    "DTensor": "fully_shard",
-}
-"""The type of a parameter -> what shares it among the ranks."""
+SHARDED = "DTensor"
+"""The type of parameters that `fully_shard` has shared among the ranks."""
 
 OPTIMIZED = 0x1
 """Flag of a function's code (inspect.CO_OPTIMIZED); a module's has it not."""

@@ -143,7 +143,9 @@ def _steps(observer: Observer, torch: Any) -> None:
 
 def _setups(observer: Observer, torch: Any) -> None:
     _wrap(torch.optim.Optimizer, "__init__", _then(observer, observer.optimizer_made))
-    _wrap(torch.nn.parallel.DistributedDataParallel, "__init__", _then(observer, observer.data_parallel))
+    parallel = _then(observer, observer.data_parallel)
+    _wrap(torch.nn.parallel.DistributedDataParallel, "__init__", parallel)
+    after_import("torch.distributed.fsdp", lambda module: _wrap(module.FullyShardedDataParallel, "__init__", parallel))
     _wrap(torch, "compile", _then(observer, observer.compiled))
     _wrap(torch.amp.autocast_mode.autocast, "__enter__", _then(observer, observer.autocast_entered))
 

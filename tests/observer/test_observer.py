@@ -11,7 +11,7 @@ import pytest
 import torch
 from launcher_observer.process import rank_and_size
 
-from tests.observer.scripted import ENTRYPOINTS, Done
+from tests.observer.scripted import ENTRYPOINTS, TORCHRUN, Done
 
 BEGINNING = """
 from launcher_observer.start import start; start()
@@ -43,13 +43,18 @@ def epoch():
 """
 
 
-def ran(folder: Path, text: str, **environment: str) -> Done:
-    """A script under the observer."""
+def ran(folder: Path, text: str, *start: str, **environment: str) -> Done:
+    """A script under the observer.
+
+    Args:
+        start: options of Python before the script, such as TORCHRUN.
+        environment: further variables.
+    """
     (folder / "observed").mkdir(exist_ok=True)
     script = folder / "script.py"
     script.write_text(BEGINNING + text)
     environ = {**os.environ, "PYTHONPATH": str(ENTRYPOINTS), "LAUNCHER_OBSERVER_FOLDER": str(folder / "observed")}
-    command = [sys.executable, str(script)]
+    command = [sys.executable, *start, str(script)]
     done = subprocess.run(
         command, env={**environ, **environment}, cwd=folder, capture_output=True, text=True, check=False
     )
@@ -167,3 +172,37 @@ for function in (torch.save, torch.serialization.save, torch.compile, DataLoader
 """,
     )
     assert done.code == 0, done.stderr
+
+
+SHARED = {
+    "DistributedDataParallel": "nn.parallel.DistributedDataParallel(model)",
+    "FullyShardedDataParallel": "fsdp.FullyShardedDataParallel(model, device_id=torch.device('cpu'))",
+    "fully_shard": "fsdp.fully_shard(model, mesh=init_device_mesh('cpu', (2,)))",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SHARED)
+def test_what_shares_a_model_among_ranks_is_named(tmp_path, kind):
+    done = ran(
+        tmp_path,
+        f"""
+import torch.distributed
+from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
+torch.distributed.init_process_group("gloo")
+model = {SHARED[kind]}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+epoch(); epoch()
+torch.distributed.destroy_process_group()
+""",
+        *TORCHRUN,
+    )
+    assert done.code == 0, done.stderr
+    for rank in range(2):
+        timeline = done.timeline(rank)
+        [start], [line] = timeline.of("start"), timeline.setup("data_parallel")
+        assert line["values"] == {"class": kind, "world_size": 2} and timeline.steps == 8
+        measured = kind == "DistributedDataParallel"
+        assert ("grad_sync" in start["not_measured"]) != measured
+        assert all(("grad_sync" in window["seconds"]) == measured for window in timeline.of("steps"))
