@@ -86,7 +86,7 @@ def prepare(
                 written, broken = folders.write(samples, target, encoding, jobs, bar.update)
         left_out = _leave_out(target, broken)
         if all(sample.source in broken for sample in samples):
-            found = f"{source}: none of its {counted(len(broken), 'image')} can be read"
+            found = f"{source}: 0 of {counted(len(broken), 'image')} can be read"
             raise mistake("SOURCE", found, f"name another folder; {target / BROKEN} says why, image by image")
         return "\n".join([_summary(samples, target, written, broken), *left_out])
 

@@ -350,7 +350,7 @@ def test_a_source_of_which_nothing_can_be_read_is_refused(tmp_path):
     for name in "ab":
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "1.png").write_text("no image")
-    with pytest.raises(launcher.UserError, match="none of its 2 images can be read"):
+    with pytest.raises(launcher.UserError, match="0 of 2 images can be read"):
         prepare(str(tmp_path / "in"), tmp_path / "out")
     assert len((tmp_path / "out/broken.txt").read_text().splitlines()) == 2
 
