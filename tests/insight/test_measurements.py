@@ -149,7 +149,8 @@ def test_s3_is_read_as_a_folder_is(in_s3):
 def test_a_run_on_sagemaker_is_read_where_its_agent_wrote(in_s3, store):
     folder = store / "job-1"
     folder.mkdir(parents=True)
-    job = {"name": "job", "compute": {"instance_type": "ml.p4d.24xlarge"}, "hyperparameters": {"epochs": 3}}
+    job = {"name": "job", "script": "train_kd.py", "compute": {"instance_type": "ml.p4d.24xlarge"}}
+    job["hyperparameters"] = {"epochs": 3}
     plan = {
         "name": "job-1",
         "planned": "2026-11-22T10:00:00+00:00",
