@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from launcher.insight.script import Address
@@ -37,6 +38,11 @@ class Fix:
     """The setting's change in words, where it is made in the script."""
     scope: Scope = "any"
     """Of a fix that is no setting."""
+
+    def set_to(self, value: Any, why: str) -> Fix:
+        """The same change, to another value."""
+        change = re.sub(rf"={re.escape(written(self.value))}\b", f"={written(value)}", self.change)
+        return replace(self, value=value, why=why, change=change)
 
     def __str__(self) -> str:
         if self.change:

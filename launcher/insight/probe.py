@@ -319,7 +319,7 @@ def _tested(finding: Finding, probe: Probe) -> Finding:
     if said.startswith("refuted") or finding.kind not in ("too_few_workers", "too_many_workers"):
         return replace(finding, probe=said)
     count, speed = probe.with_workers
-    first = replace(finding.fixes[0], value=count, why="measured by the probe")
+    first = finding.fixes[0].set_to(count, "measured by the probe")
     formula = f"measured by the probe: {speed:.4g} images/s with {_counted(count)}, {probe.speed:.4g} as it is"
     gain = bounded(max(finding.share or 0.0, 1 - 1 / probe.gained), probe.gained, formula)
     return replace(finding, probe=said, fixes=(first, *finding.fixes[1:]), gain=gain)

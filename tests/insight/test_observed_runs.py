@@ -195,6 +195,13 @@ def test_a_finding_names_the_line_to_change(case, tmp_path):
     assert f"at {at} (" in found.headline and f", at {at} " in found._repr_html_()
 
 
+def test_a_number_that_a_probe_measured_replaces_the_advised_one(tmp_path):
+    _, planted, setups, lines, *_ = ADDRESSES["too many workers"]
+    fix = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes[0]
+    told = str(fix.set_to(1, "measured by the probe"))
+    assert told == "DataLoader(num_workers=16) at train.py:42: set num_workers=1 (measured by the probe)"
+
+
 def test_a_wait_of_no_workers_also_names_the_slow_line_of_the_dataset(tmp_path):
     _, planted, setups, lines, *_ = ADDRESSES["no workers at all"]
     fixes = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes
