@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import shutil
 from collections.abc import Sequence
@@ -45,8 +46,9 @@ def carry_out(options: argparse.Namespace) -> int:
         raise mistake("--html", f"{options.html}: there is no folder {page.parent}", "create it, or choose another")
     name = re.sub(r"[^A-Za-z0-9]+", "-", options.name or _script(command)).strip("-")[:42].strip("-") or "watch"
     ended = watch(command, name, lambda run: arguments.note(f"launcher: run {run.name}"))
-    if not ended.hung_up:
-        _report(ended, page)
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the exit code stays the command's
+        if not ended.hung_up:
+            _report(ended, page)
     return ended.exit_code
 
 

@@ -73,8 +73,11 @@ def watch(command: Sequence[str], job: str, started: Callable[[Run], None] = lam
         started: called with the run before the command starts.
 
     Raises:
-        UserError: the command cannot be executed, or there is no room for a record.
+        UserError: the command cannot be executed, or there is no place for a record.
     """
+    if os.pathsep in str(records.store()):
+        fix = f"set LAUNCHER_RUNS to a folder without {os.pathsep} in its path: the command's Python finds the observer on PYTHONPATH"
+        raise mistake("LAUNCHER_RUNS", str(records.store()), fix)
     planned = datetime.now(timezone.utc)
     name = run_name(job, planned)
     plan = {

@@ -229,6 +229,20 @@ def test_a_wrong_command_line_says_what_to_write_and_leaves_no_run(words, said, 
     assert found.returncode == 2 and said in found.stderr and not store.exists()
 
 
+def test_a_store_that_no_search_path_can_name_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAUNCHER_RUNS", str(tmp_path / "a:b"))
+    found = watched("true")
+    assert found.returncode == 2 and b"LAUNCHER_RUNS" in found.stderr and not (tmp_path / "a:b").exists()
+
+
+def test_a_terminal_that_is_closed_hangs_the_command_up(tmp_path):
+    terminal = Terminal([*LAUNCHER, "watch", "--", "sleep", "100"], tmp_path)
+    wait_until(lambda: psutil.Process(terminal.process.pid).children(recursive=True)[1:], 60, "its start")
+    os.close(terminal.master)
+    assert terminal.process.wait(60) == 128 + signal.SIGHUP
+    assert the_run().state == "Stopped" and the_run().outcome()["stop_reason"] == "SIGHUP"
+
+
 def test_a_program_that_cannot_be_executed_leaves_a_record_that_says_so(tmp_path):
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF no program")
