@@ -17,6 +17,7 @@ from launcher_observer import process, setups
 from launcher_observer.addresses import Address, here
 from launcher_observer.contract import node_name
 from launcher_observer.lines import LineSampler
+from launcher_observer.models import models_of
 from launcher_observer.report import report
 from launcher_observer.setups import Loader, Setups
 from launcher_observer.step_clock import Loading, Pause, Step, StepClock
@@ -170,7 +171,9 @@ class Observer:
         trains = self.torch.is_grad_enabled()
         if not trains:
             self._evaluates(loading)
-        self.clock.batch_asked(loading, trains)
+        evaluated = self.clock.batch_asked(loading, trains)
+        if evaluated is not None:
+            self._evaluates(evaluated)
 
     def batch_came(self, loading: Loading, batch: Any) -> None:
         if self._asking is loading:
@@ -252,7 +255,7 @@ class Observer:
         """At an optimizer's first step the models are there, and the loop's functions are under way."""
         self.setups.add("step", here(), {})
         model_at = here()
-        for model_at, values in setups.models_around(self.torch, optimizer):
+        for model_at, values in models_of(self.torch, optimizer):
             self.setups.add("model", model_at, values, which=(model_at[:2], values["class"]))
         parameters = setups.parameters_of(optimizer)
         if not self.setups.knows("precision"):

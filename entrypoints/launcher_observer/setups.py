@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import linecache
-import sys
 import weakref
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
-from launcher_observer.addresses import Address, address, here, is_users, shown
+from launcher_observer.addresses import Address, here, is_users, shown
 from launcher_observer.step_clock import Loading
 
 MOST_ENTRIES = 500
@@ -19,9 +15,6 @@ MOST_ENTRIES = 500
 
 SHARDED = "DTensor"
 """The type of parameters that `fully_shard` has shared among the ranks."""
-
-OPTIMIZED = 0x1
-"""Flag of a function's code (inspect.CO_OPTIMIZED); a module's has it not."""
 
 
 class Loader:
@@ -58,7 +51,7 @@ class Setups:
             write: takes a line's kind and values.
         """
         self._write = write
-        for entry in self._entries.values():
+        for entry in [*self._entries.values()]:
             self._write_entry(*entry)
 
     def add(self, of: str, made_at: Address, values: dict[str, Any], which: object = None) -> None:
@@ -76,7 +69,7 @@ class Setups:
             self._write_entry(*entry)
 
     def knows(self, of: str) -> bool:
-        return any(key[0] == of for key in self._entries)
+        return any(key[0] == of for key in [*self._entries])
 
     def find(self, of: str) -> dict[str, Any] | None:
         """The values of the latest of its kind."""
@@ -191,47 +184,6 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def models_around(torch: Any, optimizer: Any) -> Iterator[tuple[Address, dict[str, Any]]]:
-    """The models of the functions under way: the one that an optimizer trains, and frozen ones. First, where it is called.
-
-    Args:
-        torch: the module.
-    """
-    trained = {id(parameter) for parameter in parameters_of(optimizer)}
-    seen: set[int] = set()
-    best: tuple[Address, dict[str, Any]] | None = None
-    covered = 0
-    for frame in _frames():
-        for name, module in _modules(torch, frame):
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            parameters = list(module.parameters())
-            inside = sum(id(parameter) in trained for parameter in parameters)
-            if inside > covered:
-                best, covered = (_called(frame, name), model_values(module, parameters)), inside
-            elif parameters and not any(parameter.requires_grad for parameter in parameters):
-                yield _called(frame, name), model_values(module, parameters)
-    yield best or (here(), model_values(None, parameters_of(optimizer)))
-
-
-def model_values(module: Any, parameters: list[Any]) -> dict[str, Any]:
-    """
-    Args:
-        module: None where only the parameters are known.
-    """
-    counts = [(parameter.numel(), parameter.requires_grad) for parameter in parameters]
-    if module is not None:
-        while type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"):
-            module = getattr(module, "module", None) or getattr(module, "_orig_mod", module)
-    return {
-        "class": type(module).__name__ if module is not None else "",
-        "parameters": sum(count for count, _ in counts),
-        "trainable": sum(count for count, trains in counts if trains),
-        "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
-    }
-
-
 def precision_values(torch: Any, autocast: str | None) -> dict[str, Any]:
     """
     Args:
@@ -244,41 +196,3 @@ def precision_values(torch: Any, autocast: str | None) -> dict[str, Any]:
         values["matmul_precision"] = torch.get_float32_matmul_precision()
         values["allow_tf32"] = bool(torch.backends.cuda.matmul.allow_tf32)
     return values
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith("<frozen"):
-            yield frame
-        frame = frame.f_back
-
-
-def _modules(torch: Any, frame: FrameType) -> list[tuple[str, Any]]:
-    """The models among the variables that a frame's code can see, by name."""
-    variables = frame.f_locals
-    found = [(name, value) for name, value in variables.items() if issubclass(type(value), torch.nn.Module)]
-    if frame.f_code.co_flags & OPTIMIZED:
-        if isinstance(variables, dict):  # before Python 3.13 a copy, which would keep the step's tensors
-            variables.clear()
-        if is_users(frame.f_code.co_filename):
-            everywhere = [*frame.f_globals.items()]
-            found += [(name, value) for name, value in everywhere if issubclass(type(value), torch.nn.Module)]
-    return found
-
-
-def _called(frame: FrameType, name: str) -> Address:
-    """Where a frame's own code calls a variable; the user's line under way where it does not."""
-    code = frame.f_code
-    if is_users(code.co_filename):
-        own = {line for _, _, line in code.co_lines()}
-        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
-            for node in ast.walk(ast.parse("".join(linecache.getlines(code.co_filename)))):
-                if (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Name)
-                    and node.func.id == name
-                    and node.lineno in own
-                ):
-                    return address(code.co_filename, node.lineno)
-    return here()

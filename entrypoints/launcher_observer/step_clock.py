@@ -102,18 +102,22 @@ class StepClock:
 
     # Batches
 
-    def batch_asked(self, loading: Loading, training: bool) -> None:
+    def batch_asked(self, loading: Loading, training: bool) -> Loading | None:
         """A loader's next batch is waited for.
 
         Args:
             training: gradients are on.
+
+        Returns:
+            a pass over another loader that turns out to have been an evaluation.
         """
         now = time.perf_counter()
         if loading.backwards < 0:
             loading.began, loading.backwards = now, self._backwards
         if not training:
             self._begin_evaluation(now)
-            return
+            return None
+        evaluated = self._evaluated_since(loading)
         if self._saved is not None or self._evaluating is not None:
             self._end_pauses(now)
         if self._step is not None and self._step.optimizers:
@@ -123,6 +127,7 @@ class StepClock:
         self._exhausted = False
         self.phase = "data_wait"
         self._asked = time.perf_counter()  # a step that ended may have been written down meanwhile
+        return evaluated
 
     def batch_came(self, loading: Loading, samples: int) -> None:
         """The batch is there.
@@ -159,6 +164,16 @@ class StepClock:
         if loading.backwards == self._backwards and self.steps and loading.loader.role != "training":
             self._step, self._evaluating, self._evaluated = None, loading.began, now
         return self._evaluating is not None
+
+    def _evaluated_since(self, loading: Loading) -> Loading | None:
+        """The pass whose batches nothing was trained on, with gradients on, before the training loader is asked again."""
+        step = self._step
+        if step is None or step.optimizers or step.loader is None:
+            return None
+        if step.loader.loader.role == "training" or loading.loader.role != "training" or _trains(step):
+            return None
+        self._step, self._evaluating = None, step.began
+        return step.loader
 
     def loader_restarts(self) -> None:
         """A training loader begins a new pass, whose workers may have to start first."""
@@ -321,3 +336,8 @@ class StepClock:
         now = self._now()
         step.phases.append((phase, self._mark, now))
         self._mark = now
+
+
+def _trains(step: Step) -> bool:
+    """Whether a step had a backward pass by now."""
+    return any(name == "backward" for name, *_ in step.phases)

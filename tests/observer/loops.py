@@ -125,6 +125,23 @@ def evaluating_with_gradients() -> nn.Module:
 
 
 @loop
+def evaluating_a_part() -> nn.Module:
+    """The same, which leave their loader before its end."""
+    model, optimizer = parts()
+    training, held_out = loader(), loader(3)
+    for _ in range(3):
+        for batch in training:
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+        for number, (inputs, _) in enumerate(held_out):
+            model(inputs)
+            if number == 1:
+                break
+    return model
+
+
+@loop
 def one_batch() -> nn.Module:
     """A batch that is kept and trained on again and again."""
     model, optimizer = parts()

@@ -19,13 +19,14 @@ STEPS = {
     "recomputing": 6,
     "accumulating": 2,
     "evaluating_with_gradients": 18,
+    "evaluating_a_part": 18,
     "one_batch": 37,  # of 100 in all, the first 64 were taken for one batch's
     "two_loaders": 6,
     "retrying": 4,
     "mixed_precision": 6,
     "compiled": 6,
 }
-EVALUATIONS = {"accumulating": [1], "evaluating_with_gradients": [6, 12, 18]}
+EVALUATIONS = {"accumulating": [1], "evaluating_with_gradients": [6, 12, 18], "evaluating_a_part": [6, 12]}
 """After which steps."""
 
 

@@ -159,6 +159,40 @@ def test_the_line_that_takes_the_hosts_time_is_named(tmp_path):
     }  # fmt: skip
 
 
+def test_models_are_found_wherever_they_are_kept_and_functions_keep_their_variables(tmp_path):
+    done = ran(
+        tmp_path,
+        """
+class Distillation:
+    def __init__(self):
+        self.student, self.teacher = nn.Linear(8, 2), nn.Sequential(nn.Linear(8, 2)).requires_grad_(False)
+        self.optimizer = torch.optim.SGD(self.student.parameters(), lr=0.01)
+    def step(self, inputs):
+        target = self.teacher(inputs)
+        loss = (self.student(inputs) - target).square().mean()
+        loss.backward()
+        self.optimizer.step()
+
+def main(steps=4):
+    options = locals()
+    task = Distillation()
+    for inputs in loader:
+        task.step(inputs)
+    assert options == {"steps": 4}, options
+
+main()
+""",
+    )
+    assert done.code == 0, done.stderr
+    found = {
+        line["values"]["class"]: (line["line"], line["values"]["trainable"]) for line in done.timeline().setup("model")
+    }
+    assert found == {
+        "Sequential": (line_number(tmp_path, "target = self.teacher(inputs)"), 0),
+        "Linear": (line_number(tmp_path, "loss = (self.student(inputs)"), 18),
+    }
+
+
 @pytest.mark.slow
 def test_what_was_taken_hold_of_keeps_its_name_and_signature(tmp_path):
     done = ran(

@@ -1,0 +1,120 @@
+"""The models of a process: which one an optimizer trains, which are frozen, and on which line the loop calls them."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import gc
+import linecache
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from launcher_observer.addresses import Address, address, here, is_users
+
+WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+"""Class -> the attribute that holds the model itself."""
+
+MOST_FROZEN = 5
+"""Frozen models that are described."""
+
+READS_VARIABLES = {"locals", "vars", "exec", "eval"}
+"""Before Python 3.13 a function's variables, read from outside, change what these gave it."""
+
+OPTIMIZED = 0x1
+"""Flag of a function's code (inspect.CO_OPTIMIZED); a module's has it not."""
+
+
+def models_of(torch: Any, optimizer: Any) -> Iterator[tuple[Address, dict[str, Any]]]:
+    """What is known of frozen models, then of the one that an optimizer trains, and where the functions under way call each.
+
+    Args:
+        torch: the module.
+    """
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    best, covered, frozen = None, 0, 0
+    for model in _models(torch):
+        parameters = list(torch.nn.Module.parameters(model))
+        inside = sum(id(parameter) in trained for parameter in parameters)
+        if inside > covered:
+            best, covered = model, inside
+        elif parameters and frozen < MOST_FROZEN and not any(parameter.requires_grad for parameter in parameters):
+            frozen += 1
+            yield _called(model), _values(model, parameters)
+    if best is not None:
+        yield _called(best), _values(best, list(torch.nn.Module.parameters(best)))
+    else:
+        yield here(), _values(None, [parameter for group in optimizer.param_groups for parameter in group["params"]])
+
+
+def _models(torch: Any) -> list[Any]:
+    """The modules that are no part of others."""
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+    parts = {id(part) for module in modules for part in module.__dict__.get("_modules", {}).values()}
+    return [module for module in modules if id(module) not in parts]
+
+
+def _values(model: Any, parameters: list[Any]) -> dict[str, Any]:
+    """
+    Args:
+        model: None where only the parameters are known.
+    """
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in parameters]
+    return {
+        "class": type(_itself(model)).__name__ if model is not None else "",
+        "parameters": sum(count for count, _ in counts),
+        "trainable": sum(count for count, trains in counts if trains),
+        "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
+    }
+
+
+def _itself(model: Any) -> Any:
+    """A model without what is around it."""
+    while type(model).__name__ in WRAPPERS:
+        model = getattr(model, WRAPPERS[type(model).__name__])
+    return model
+
+
+def _called(model: Any) -> Address:
+    """Where the innermost of the user's functions that can see a model calls it; the line under way where none does."""
+    frame: FrameType | None = sys._getframe(1)
+    same = {id(model), id(_itself(model))}
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file):
+            names = [name for name, value in _variables(frame) if id(value) in same]
+            own = {line for _, _, line in frame.f_code.co_lines()}
+            for name, line in _calls(file):
+                if name in names and line in own:
+                    return address(file, line)
+        frame = frame.f_back
+    return here()
+
+
+def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """What a frame's code can call, by the name it has there: `model`, or `self.model`."""
+    yield from list(frame.f_globals.items())
+    code = frame.f_code
+    if not code.co_flags & OPTIMIZED or READS_VARIABLES.intersection(code.co_names):
+        return
+    variables = frame.f_locals
+    found = list(variables.items())
+    if isinstance(variables, dict):  # before Python 3.13 a copy, which would keep the step's tensors
+        variables.clear()
+    yield from found
+    own = getattr(dict(found).get("self"), "__dict__", {})
+    for values in (own, own.get("_modules", {})):
+        yield from ((f"self.{name}", value) for name, value in list(values.items()))
+
+
+@functools.lru_cache(maxsize=16)
+def _calls(file: str) -> list[tuple[str, int]]:
+    """The names that a file calls, and the lines."""
+    found = []
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
+            if isinstance(node, ast.Call):
+                found.append((ast.unparse(node.func), node.lineno))
+    return found
