@@ -279,6 +279,12 @@ def test_only_where_there_are_several_ranks_can_another_one_come_late():
     assert "another rank is late" in both.cause
 
 
+def test_outliers_on_cores_that_others_want_too_say_so():
+    slow = {60: ("backward", 4.0), 150: ("backward", 4.0)}
+    told = [str(judged(phases=CPU, slow_steps=slow, pressure=pressure).findings[0].evidence) for pressure in (60, 2)]
+    assert "waits for a core in 60 % of the time" in told[0] and "waits for a core" not in told[1]
+
+
 def test_all_steps_become_fewer_with_a_larger_batch_the_slow_ones_too():
     planted = PLANTED["small_batch", "on the CPU"]
     (found,) = [

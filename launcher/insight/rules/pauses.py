@@ -196,7 +196,7 @@ def outliers(evidence: Evidence) -> Answer:
         cause = "the loader runs dry now and then: other users of the storage or a shared file system"
     elif phase == "backward" and (evidence.world_size or 1) > 1:
         cause = "another rank is late now and then, or the network is"
-    numbers = ", ".join(str(number) for number in steps.step[mask][far][:5])
+    numbers, pressure = ", ".join(str(number) for number in steps.step[mask][far][:5]), evidence.pressure or 0.0
     return Finding(
         kind="step_outliers",
         title="A few steps take far longer than the others",
@@ -207,6 +207,11 @@ def outliers(evidence: Evidence) -> Answer:
             + (f", the longest single step {evidence.slowest_step:.3g} s" if evidence.slowest_step else ""),
             f"at steps {numbers}{' …' if far.sum() > 5 else ''}",
             *((f"most of it in {phase}: {where[phase]:.3g} s more than usual",) if where else ()),
+            *(
+                (f"some process waits for a core in {percent(pressure)} of the time (CPU pressure)",)
+                if pressure >= NOTICEABLE
+                else ()
+            ),
         ),
         cause=cause,
         fixes=(
