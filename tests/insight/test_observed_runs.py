@@ -202,6 +202,13 @@ def test_a_number_that_a_probe_measured_replaces_the_advised_one(tmp_path):
     assert told == "DataLoader(num_workers=16) at train.py:42: set num_workers=1 (measured by the probe)"
 
 
+def test_what_the_script_does_already_is_not_advised(tmp_path):
+    starved, compiled = dict(phases=GPU, gap=0.1, gpu=40), setup("compile", 21, "model = torch.compile(model)")
+    plain, already = (diagnosed(tmp_path / str(len(more)), starved, *more).findings[0] for more in ([], [compiled]))
+    assert plain.kind == already.kind == "gpu_starved"
+    assert "torch.compile" in str(plain.fixes[0]) and "torch.compile" not in str(already.fixes)
+
+
 def test_a_wait_of_no_workers_also_names_the_slow_line_of_the_dataset(tmp_path):
     _, planted, setups, lines, *_ = ADDRESSES["no workers at all"]
     fixes = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes

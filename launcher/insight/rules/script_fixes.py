@@ -61,16 +61,19 @@ def for_script(finding: Finding, evidence: Evidence) -> Finding:
         *(fix for fix in told if fix is not None),
         *more(finding, evidence, script),
     )
-    return replace(finding, fixes=fixes)
+    return replace(
+        finding, fixes=fixes or (_note("see in which lines of the script the training thread spends its time"),)
+    )
 
 
 def _told(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
-    """A rule's fix as the script takes it; None: it cannot."""
+    """A rule's fix as the script takes it; None: it cannot, or has it already."""
     if fix.setting is None:
         return fix if fix.scope == "any" or (fix.scope == "job" and script.by_launcher) else None
     kind, _, name = fix.setting.partition(".")
     if kind == "hyperparameters":
-        return SETTINGS[name](fix, evidence, script) if name in SETTINGS else None
+        is_new = fix.value != fix.now or fix.now is None
+        return SETTINGS[name](fix, evidence, script) if name in SETTINGS and is_new else None
     if fix.value == "smddp":
         return None  # the script itself would have to choose it
     return fix if script.by_launcher else replace(fix, setting=None, value=WITHOUT_A_CONFIG[kind])
