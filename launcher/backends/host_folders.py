@@ -55,7 +55,7 @@ def names_opt_ml(job: Job, files: Iterable[tuple[str, Path]]) -> str:
     known = dict(files)
     kits = ("launcher_observer/", "training/") if COMMIT_FILE in known else ("launcher_observer/",)
     for path, file in sorted(known.items()):
-        if not path.startswith(kits) and file.stat().st_size <= LARGEST_SEARCHED:
+        if not path.startswith(kits) and file.is_file() and file.stat().st_size <= LARGEST_SEARCHED:
             content = file.read_bytes()
             found = NAMED.search(content)
             if found is not None:

@@ -86,15 +86,14 @@ class Supervisor:
     def start_hosts(self) -> None:
         self.watcher = leftovers.watcher(self.folder.path)
         port, self.reservation = local_hosts.reserve_port()
+        code = ((file.relative_to(self.folder.code).as_posix(), file) for file in self.folder.code.rglob("*"))
+        named = host_folders.names_opt_ml(self.plan.job, code)
         for host in self.plan.hosts:
             with open(self.folder.log(host.name), "wb") as log:
                 environment = supervision.shim_environment(self.plan, host, self.folder, os.environ)
-                place = self.folder.host(host.name)
-                files = [file for file in (place / "code").rglob("*") if file.is_file()]
-                named = host_folders.names_opt_ml(
-                    self.plan.job, ((file.relative_to(place / "code").as_posix(), file) for file in files)
+                shim, lifeline = local_hosts.start_shim(
+                    port, log, self.folder.host(host.name), environment, own_opt_ml=bool(named)
                 )
-                shim, lifeline = local_hosts.start_shim(port, log, place, environment, own_opt_ml=bool(named))
             self.shims[host.name] = shim
             self.lifelines.append(lifeline)  # closes with this process, however it dies
 

@@ -128,9 +128,12 @@ def source_files(source: Path) -> tuple[list[SourceFile], list[Issue]]:
 
 
 def kit_files(package: str) -> list[SourceFile]:
-    """The files of one of this kit's packages. Raises CannotListError."""
+    """The files of one of this kit's packages. Raises UserError where git cannot list them."""
     kit = entrypoints_folder()
-    listed = _listed(kit)
+    try:
+        listed = _listed(kit)
+    except CannotListError as error:
+        raise mistake("this kit", str(error), error.fix) from None
     return [
         SourceFile(path, kit / path, (kit / path).stat().st_size)
         for path in listed

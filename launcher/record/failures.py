@@ -90,7 +90,8 @@ def _last_words(logs: dict[str, list[str]], found: dict[str, Any]) -> str:
         last = failure_causes.ending(lines)
         if last:
             return "\n".join(("the last lines of its output:", *last))
-    return f"the script printed nothing ({how_it_ended(found['exit_code'] or 0)})"
+    code = found["exit_code"]
+    return f"the script printed nothing{'' if code is None else f' ({how_it_ended(code)})'}"
 
 
 def _of_the_users_own(folder: RunFolder, evidence: str) -> dict[str, str]:

@@ -197,6 +197,14 @@ def test_a_repository_that_git_refuses_is_an_error_not_a_folder_without_git(tmp_
     assert "git cannot list" in issues(job)
 
 
+def test_a_kit_that_git_refuses_is_the_users_error_too(tmp_path, script_job, monkeypatch):
+    subprocess.run(["git", "init", "-q", str(tmp_path / "kit")], check=True)
+    (tmp_path / "kit/.git/config").write_text("not a config [")
+    monkeypatch.setattr(source_package, "entrypoints_folder", lambda: tmp_path / "kit")
+    with pytest.raises(launcher.UserError, match="git cannot list"):
+        launcher.plan(script_job("x = 1"))
+
+
 def test_a_script_that_is_excluded_from_the_source_package_is_refused(script_job):
     job = script_job("x = 1")
     (Path(job.source) / source_package.IGNORE_FILE).write_text("*.py\n")
