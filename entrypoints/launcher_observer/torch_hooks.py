@@ -62,7 +62,7 @@ def _take_hold(torch: Any, folder: Path) -> None:
 
 def _leave_uncompiled(rules: Any) -> None:
     """A compiled step calls the hooks as they are: what is compiled of it is the same as without them."""
-    rules.add(__package__)
+    rules.add(sys.modules[__package__])
 
 
 def _loaders(observer: Observer, torch: Any) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from launcher_observer.process import rank_and_size
+from launcher_observer.setups import MOST_ENTRIES, Setups
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.observer.scripted import ENTRYPOINTS, TORCHRUN, Done
 
@@ -90,11 +92,6 @@ print("trained")
     assert [line["step"] for line in done.timeline().of("first_step")] == [1]
 
 
-def test_a_script_that_leaves_without_a_word_has_the_lines_so_far(tmp_path):
-    done = ran(tmp_path, "epoch(); epoch(); os._exit(7)")
-    assert done.code == 7 and done.timeline().steps == 5
-
-
 @pytest.mark.slow
 def test_a_traceback_has_one_frame_of_ours(tmp_path):
     done = ran(tmp_path, "epoch(); model(torch.zeros(2, 8)).backward()")
@@ -103,11 +100,23 @@ def test_a_traceback_has_one_frame_of_ours(tmp_path):
     assert done.timeline().steps == 4
 
 
-def test_a_second_process_of_a_rank_leaves_the_first_ones_file_alone(tmp_path):
-    first = ran(tmp_path, "epoch()")
+def test_a_script_that_leaves_without_a_word_has_the_lines_so_far_and_a_second_one_takes_nothing_from_it(tmp_path):
+    first = ran(tmp_path, "epoch(); epoch(); os._exit(7)")
+    assert first.code == 7 and first.timeline().steps == 5
+    lines = first.timeline()
     second = ran(tmp_path, "epoch(); epoch()")
-    assert second.code == 0 and second.timeline() == first.timeline()
+    assert second.code == 0 and second.timeline() == lines
     assert "this process is not measured: another one of this run has written timeline-0.jsonl" in second.stderr
+
+
+def test_a_script_that_makes_loader_after_loader_fills_no_record():
+    setups, lines = Setups(), []
+    datasets = [TensorDataset(torch.zeros(4, 1)) for _ in range(2 * MOST_ENTRIES)]
+    for dataset in datasets:
+        found = setups.loader(DataLoader(dataset, batch_size=2))
+        assert found.number <= MOST_ENTRIES and found.values["num_workers"] == 0
+    setups.begin(lambda kind, **values: lines.append(values))
+    assert len(lines) == MOST_ENTRIES and {line["of"] for line in lines} == {"loader"}
 
 
 def test_ranks_without_torch_distributed_are_told_apart_by_their_launchers_variables():
