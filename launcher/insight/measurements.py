@@ -179,9 +179,20 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
     settings = {**(job.get("hyperparameters") or {}), **(result.get("settings") or {})}
     described = bool(job.get("script"))  # a watched command has no config
     is_ours = described and not job.get("source")
-    script = None if is_ours else Script(hyperparameters=settings, by_launcher=described)
+    arguments = settings if described else _arguments(plan["hosts"][0].get("command") or [])
+    script = None if is_ours else Script(arguments=arguments, by_launcher=described)
     found = _measurements(run.name, system, lines, max_bytes, script, known, settings)
     return replace(found, not_measured={**found.not_measured, **trouble})
+
+
+def _arguments(command: list[str]) -> dict[str, str]:
+    """The options of a command, `--name value` and `--name=value`, by their names."""
+    found = {}
+    for word, following in zip(command, [*command[1:], ""]):
+        name, given, value = word.partition("=")
+        if name.startswith("--"):
+            found[name.removeprefix("--")] = value if given else following
+    return found
 
 
 def _sagemakers_own(run: RunFolder) -> str | None:

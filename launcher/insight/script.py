@@ -76,8 +76,8 @@ class Script:
     """Where the training thread was, most often first."""
     other_ranks: Mapping[int, tuple[SampledLine, ...]] = field(default_factory=dict)
     """Rank -> the same of the others' training threads."""
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    """Of the run's config."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The hyperparameters of the run's config, or the options of a watched command."""
     by_launcher: bool = False
     """Whether a job of the launcher started it, so that keys of its config apply."""
 
@@ -126,7 +126,7 @@ class Script:
         return "tf32" if fast else "fp32"
 
     def settings(self) -> dict[str, Any]:
-        """The settings that rules look at, under the names of the kit's own; and those of the run's config under their own keys."""
+        """The settings that rules look at, under the names of the kit's own; and the arguments under their own keys."""
         found: dict[str, Any] = {}
         loader = self.loader("training")
         if loader is not None:
@@ -136,7 +136,11 @@ class Script:
         if self.parts:
             found |= {"precision": self.precision, "compile": self.part("compile") is not None}
         known = {name: value for name, value in found.items() if value is not None}
-        return known | {f"hyperparameters.{name}": value for name, value in self.hyperparameters.items()}
+        return known | {self.key(name): value for name, value in self.arguments.items()}
+
+    def key(self, argument: str) -> str:
+        """What sets an argument: a key of the config, or an option of the command."""
+        return f"hyperparameters.{argument}" if self.by_launcher else f"--{argument}"
 
     def busiest(self, phase: str) -> SampledLine | None:
         """The line of the user's code in which the training thread was most often during a phase."""

@@ -35,14 +35,14 @@ def diagnosed(tmp_path, planted, *setups, lines=None) -> Diagnosis:
     return Diagnosis(observed(tmp_path / "run", planted, *setups, lines=lines))
 
 
-def run_folder(store, job: dict, planted: dict, *setups) -> RunFolder:
+def run_folder(store, job: dict, planted: dict, *setups, command=("python", "train.py")) -> RunFolder:
     """A run in the store, with what the observer wrote of it."""
     folder = RunFolder(store / job["name"])
     folder.path.mkdir(parents=True)
     plan = {
         "name": job["name"],
         "planned": "2026-11-22T10:00:00+00:00",
-        "hosts": [{"name": "algo-1", "command": ["python"]}],
+        "hosts": [{"name": "algo-1", "command": [*command]}],
     }
     records.write_json(folder.outcome, {"state": "Completed", "seconds": 60.0})
     observed(folder.host("algo-1") / "output/data/launcher-observer", planted, *setups)
@@ -279,6 +279,14 @@ def test_a_hyperparameter_that_the_line_takes_is_named_with_it(store):
     found = Diagnosis(read(str(run_folder(store, job, CROWD).path)))
     assert "set num_workers=2, in the config hyperparameters.workers=2 (" in str(found.findings[0].fixes[0])
     assert found.measurements.settings["hyperparameters.depth"] == 16, "by its own name: no rule takes it for another"
+
+
+@pytest.mark.parametrize("option", [["--workers", "16"], ["--workers=16"]], ids=" ".join)
+def test_an_option_of_a_watched_command_that_the_line_takes_is_named_with_it(option, store):
+    command = ["python", "train.py", *option, "--batch", "256", "--amp"]
+    found = Diagnosis(read(str(run_folder(store, {"name": "watched"}, CROWD, command=command).path)))
+    assert "set num_workers=2, in the command --workers=2 (" in str(found.findings[0].fixes[0])
+    assert found.measurements.settings["--workers"] == "16"
 
 
 @pytest.mark.parametrize(

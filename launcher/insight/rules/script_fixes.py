@@ -45,7 +45,7 @@ HYPERPARAMETERS = {
     "num_workers": re.compile(r"(num_|n_|dataloader_num_|data_)?workers"),
     "batch_size": re.compile(r"(per_device_)?(train_)?batch(_size)?"),
 }
-"""Names under which a config most likely holds an argument of a DataLoader."""
+"""Names under which a script most likely takes an argument of a DataLoader."""
 
 TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -189,20 +189,20 @@ def _argument(script: Script, name: str, value: Any, *, now: Any, why: str, role
         change = f"the DataLoader that {loader.via} makes at {loader.at}: set {name}={value} (now {now})"
     else:
         change = f"DataLoader({name}={now}) at {loader.at}: set {name}={value}"
-    fed_by = _hyperparameter(script, name, now, loader)
-    change += f", in the config {fed_by}={value}" if fed_by else ""
+    fed_by = _argument_of_script(script, name, now, loader)
+    change += f", in the {'config' if script.by_launcher else 'command'} {fed_by}={value}" if fed_by else ""
     return Fix(setting=name, value=value, now=now, why=why, change=change, at=_at(loader))
 
 
-def _hyperparameter(script: Script, name: str, now: Any, loader: Part | None) -> str | None:
-    """The config's key that an argument comes from: its line names the one hyperparameter of such a name, which has the value."""
+def _argument_of_script(script: Script, name: str, now: Any, loader: Part | None) -> str | None:
+    """What sets a DataLoader's argument: its line names the one argument of the script of such a name, which has the value."""
     if loader is None or name not in HYPERPARAMETERS:
         return None
-    likely = [one for one in script.hyperparameters if HYPERPARAMETERS[name].fullmatch(one.replace("-", "_"))]
-    if len(likely) != 1 or str(script.hyperparameters[likely[0]]) != str(now):
+    likely = [one for one in script.arguments if HYPERPARAMETERS[name].fullmatch(one.replace("-", "_"))]
+    if len(likely) != 1 or str(script.arguments[likely[0]]) != str(now):
         return None
     named = re.search(rf"=\s*[\w.]*\b{likely[0].replace('-', '_')}\b(?!\s*=)", loader.at.text)
-    return f"hyperparameters.{likely[0]}" if named else None
+    return script.key(likely[0]) if named else None
 
 
 # What is no setting
