@@ -72,8 +72,9 @@ def test_detaching_later_works_too(script_job):
 
 
 def by_role(run: launcher.Run | Path) -> dict[str, list[psutil.Process]]:
-    """The processes of a run, or of one host's folder: supervisor, shims, agents (torchrun) and workers."""
-    roles: dict[str, list[psutil.Process]] = {"supervisor": [], "shim": [], "agent": [], "worker": [], "watcher": []}
+    """The processes of a run, or of one host's folder: supervisor, shims, agents (torchrun), workers and monitors."""
+    names = ("supervisor", "shim", "agent", "worker", "watcher", "monitor")
+    roles: dict[str, list[psutil.Process]] = {name: [] for name in names}
     for process in processes_of(run):
         command = " ".join(process.cmdline())
         role = (
