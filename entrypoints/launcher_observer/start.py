@@ -20,7 +20,6 @@ SWITCH, PLACE = "LAUNCHER_OBSERVE", "LAUNCHER_OBSERVER_FOLDER"
 BELOW_OUTPUT = "launcher-observer"
 """Of a job's output: a folder of its own, since a script may want to make one with its host's name."""
 
-
 _started = False
 
 

@@ -232,9 +232,8 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true")
     options = parser.parse_args()
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the first process had open
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # which a stopped run's processes get, and train on until they have saved
+    # a stopped run's processes get it, and train on until they have saved
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.ftruncate(0, 0)
     os.write(0, f"{os.getpid()}\n".encode())
     folder = options.output / FOLDER
