@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import itertools
 import sys
 import time
 from collections import Counter
@@ -12,8 +13,8 @@ from typing import Any, NamedTuple
 
 from launcher_observer.addresses import address, is_users, package
 
-INTERVAL = 0.02
-"""Seconds between two looks."""
+INTERVAL, LATER, MANY = 0.02, 0.1, 1000
+"""Seconds between two looks at first, and after so many: the lines are known by then."""
 
 MOST_LINES = 50
 """That are written down."""
@@ -62,8 +63,8 @@ class LineSampler:
         return {"samples": sum(seen.values()), "lines": lines}
 
     def _look(self, thread: int) -> None:
-        while True:
-            time.sleep(INTERVAL)
+        for number in itertools.count():
+            time.sleep(INTERVAL if number < MANY else LATER)
             if self._is_over():
                 return
             frame = sys._current_frames().get(thread)
