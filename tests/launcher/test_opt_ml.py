@@ -133,8 +133,12 @@ def test_a_plan_of_a_machine_that_allows_it_says_nothing(script_job, tmp_path, a
     ]
 
 
-def test_a_folder_in_opt_ml_itself_is_not_hidden():
+def test_what_lies_in_opt_ml_itself_is_not_hidden(tmp_path):
     assert opt_ml.tried("/opt/ml/runs") == "/opt/ml/runs would be hidden"
+    channel = tmp_path / "input/data/train"
+    channel.parent.mkdir(parents=True)
+    channel.symlink_to("/opt/ml/data")
+    assert opt_ml.tried(str(tmp_path)) == f"{channel} would be hidden"
 
 
 @pytest.mark.parametrize(
