@@ -62,6 +62,10 @@ class Windows:
             self._flush()
 
     def _count(self, timer: Timer, step: Step) -> None:
+        whole = max(0.0, timer.seconds(step.begin, step.end) - step.paused)
+        long = max(SHORTEST, (step.ended - self.since) * GROWTH)
+        if whole >= long:  # a step that is rare and slow stands alone: a mean with others would hide how few are slow
+            self._flush()
         epoch = step.loader.number if step.loader is not None else self._epoch
         if epoch != self._epoch and self._last is not None:
             if step.ended - self._epoch_began > SHORTEST:  # the first step of an epoch may have waited for workers
@@ -74,7 +78,6 @@ class Windows:
             self._began = step.began
         for name, begin, end in step.phases:
             self._seconds[name] += timer.seconds(begin, end)
-        whole = max(0.0, timer.seconds(step.begin, step.end) - step.paused)
         timer.release(step.end)
         if step.batches:
             self._seconds["data_wait"] += step.data_wait
@@ -87,7 +90,6 @@ class Windows:
         self._batches += step.batches
         self._loader = step.loader.loader if step.loader is not None else self._loader
         self._last = step
-        long = max(SHORTEST, (step.ended - self.since) * GROWTH)
         if step.number == WARM_UP_STEPS or step.ended - self._began >= long or self._new_epoch:
             self._new_epoch = False
             self._flush()
