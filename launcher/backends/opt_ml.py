@@ -48,7 +48,7 @@ def tried(folder: str) -> str:
     """Why `enter` fails, as a child of this process finds out; "" where it does not."""
     if sys.platform != "linux":
         return "only Linux has mount namespaces"
-    for place in (folder, sys.prefix, sys.base_prefix, *Path(folder).glob("input/data/*")):
+    for place in (folder, sys.prefix, sys.base_prefix, *map(str, Path(folder).glob("input/data/*"))):
         if Path(place).resolve().is_relative_to(OPT_ML):
             return f"{place} would be hidden"
     reading, writing = os.pipe()
