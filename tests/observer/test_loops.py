@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.conftest import ROOT
 from tests.observer.scripted import ENTRYPOINTS, Done, Timeline
 
@@ -30,11 +28,10 @@ EVALUATIONS = {"accumulating": [1], "evaluating_with_gradients": [6, 12, 18], "e
 """After which steps."""
 
 
-@pytest.fixture(scope="module")
-def loops(tmp_path_factory) -> Done:
-    folder = tmp_path_factory.mktemp("loops")
+def test_loops_end_with_the_same_weights_and_are_followed_step_by_step(tmp_path):
+    """One test for all of them: the process that runs them is what takes the time."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.observer.loops", str(folder)],
+        [sys.executable, "-m", "tests.observer.loops", str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ENTRYPOINTS)},
         capture_output=True,
@@ -42,48 +39,25 @@ def loops(tmp_path_factory) -> Done:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return Done(done.returncode, done.stdout, done.stderr, folder)
-
-
-@pytest.fixture
-def timeline(loops, request) -> Timeline:
-    return Done(0, "", "", loops.folder / request.param).timeline()
-
-
-def test_every_loop_ends_with_the_same_weights(loops):
-    digests = json.loads(loops.stdout.splitlines()[-1])
+    assert "launcher observer" not in done.stderr and "Dynamo does not know" not in done.stderr
+    digests = json.loads(done.stdout.splitlines()[-1])
     assert {*digests} == {*STEPS}
     assert all(without == observed for without, observed in digests.values()), digests
-    assert "launcher observer" not in loops.stderr
+    timelines = {name: Done(0, "", "", tmp_path / name).timeline() for name in STEPS}
+    for name, timeline in timelines.items():
+        check_steps(name, timeline)
+    [autocast] = timelines["mixed_precision"].setup("precision")
+    assert autocast["values"]["autocast"] == "bfloat16" and autocast["text"].startswith("with torch.autocast(")
+    assert [line["text"][:4] for line in timelines["compiled"].setup("compile")] == ["fast", "step"]
+    side_by_side = timelines["two_loaders"]  # the first gives the epochs
+    assert [line["values"]["role"] for line in side_by_side.setup("loader")] == ["training", "unknown"]
+    assert side_by_side.of("steps")[-1]["extra"]["epoch_steps"] == 6
 
 
-@pytest.mark.parametrize(("timeline", "steps"), STEPS.items(), ids=STEPS, indirect=["timeline"])
-def test_steps_pauses_and_phases_of_a_loop(timeline, steps, request):
-    name = request.node.callspec.id
-    assert sum(line["extra"]["steps"] for line in timeline.of("steps")) == timeline.steps == steps
-    assert [line["step"] for line in timeline.of("evaluate")] == EVALUATIONS.get(name, [])
+def check_steps(name: str, timeline: Timeline) -> None:
+    assert sum(line["extra"]["steps"] for line in timeline.of("steps")) == timeline.steps == STEPS[name], name
+    assert [line["step"] for line in timeline.of("evaluate")] == EVALUATIONS.get(name, []), name
     for line in timeline.of("steps"):
         phases = {phase: seconds for phase, seconds in line["seconds"].items() if phase != "step"}
-        assert {"forward", "backward", "optimizer"} <= {*phases}
-        assert min(phases.values()) >= 0 and sum(phases.values()) <= line["seconds"]["step"] + 1e-6
-
-
-@pytest.mark.parametrize("timeline", ["mixed_precision"], indirect=True)
-def test_autocast_is_named_with_its_line(timeline):
-    [line] = timeline.setup("precision")
-    assert line["values"]["autocast"] == "bfloat16" and line["text"].startswith("with torch.autocast(")
-
-
-@pytest.mark.parametrize("timeline", ["compiled"], indirect=True)
-def test_what_is_compiled_is_named_once_a_line(timeline):
-    assert [line["text"][:4] for line in timeline.setup("compile")] == ["fast", "step"]
-
-
-def test_dynamo_says_nothing_of_the_hooks(loops):
-    assert "Dynamo does not know" not in loops.stderr
-
-
-@pytest.mark.parametrize("timeline", ["two_loaders"], indirect=True)
-def test_of_two_loaders_side_by_side_the_first_gives_the_epochs(timeline):
-    assert [line["values"]["role"] for line in timeline.setup("loader")] == ["training", "unknown"]
-    assert timeline.of("steps")[-1]["extra"]["epoch_steps"] == 6
+        assert {"forward", "backward", "optimizer"} <= {*phases}, name
+        assert min(phases.values()) >= 0 and sum(phases.values()) <= line["seconds"]["step"] + 1e-6, name
