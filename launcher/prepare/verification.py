@@ -29,8 +29,8 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
 
     target, rules = Path(target), entry_rules().shard_index
     if not (target / "prepared.json").is_file():
-        found = "was not made by launcher prepare" if target.is_dir() else "is no folder"
-        raise mistake("TARGET", f"{target} {found}", "name the folder that holds train/")
+        why = "was not made by launcher prepare" if target.is_dir() else "is no folder"
+        raise mistake("TARGET", f"{target} {why}", "name the folder that holds train/")
     shards, files, problems = [], [], []
     for split in (target / name for name in ("train", "validation") if (target / name).is_dir()):
         if not rules.find_shards(split):
