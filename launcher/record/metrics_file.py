@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,9 @@ FIRST_RANK = ("output/data/*/timeline-0.jsonl", "output/data/*/*/timeline-0.json
 
 POLL_SECONDS = 0.5
 """Between two looks at what the observer and the script wrote."""
+
+NOT_THE_OBSERVERS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a line raises that the observer did not write: any process of a script may write to its output."""
 
 READ_BYTES = 2**20
 """Of a log that is read at once, its last."""
@@ -55,7 +59,9 @@ class ObservedMetrics:
         self._timeline: Path | None = None
         self._read_to = self._log_read_to = 0
         written = [values for _, values in json_lines(folder.metrics)] if folder.metrics.is_file() else []
-        self._step = max((values["step"] for values in written if values.get(OBSERVED)), default=0)
+        self._step = max(
+            (values["step"] for values in written if values.get(OBSERVED) and _is_number(values.get("step"))), default=0
+        )
         self._loss: float | None = None
         self._reports_itself = False
         self._again_at = 0.0
@@ -117,7 +123,7 @@ class ObservedMetrics:
                 if event["kind"] == "steps" and event["step"] > self._step and not self._reports_itself:
                     yield _values(event)
                     self._step = event["step"]
-            except (ValueError, KeyError, TypeError, ZeroDivisionError):  # another line than the observer writes
+            except NOT_THE_OBSERVERS:
                 continue
 
 
@@ -130,13 +136,17 @@ def observed_metrics(folder: RunFolder, position: int = 0) -> Iterator[tuple[Met
                 place = {name: values.pop(name, None) for name in ("epoch_step", "epoch_steps")}
                 del values["rank"]
                 yield Metric(values["epoch"], values["step"], values, **place), after
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except NOT_THE_OBSERVERS:
             continue
 
 
 def _values(event: dict[str, Any]) -> dict[str, Any]:
-    """A window of the observer's record as a line of the file, with the names of the table of metrics."""
+    """A window of the observer's record as a line of the file, with the names of the table of metrics. Raises ValueError where its
+    place or its time is no number.
+    """
     seconds, extra = event["seconds"], event["extra"]
+    if not all(map(_is_number, (event["epoch"], event["step"], 1 / seconds["step"]))):
+        raise ValueError(event)
     named = {
         "images/s": extra.get("images_per_second"),
         "steps/s": 1 / seconds["step"],
@@ -144,5 +154,10 @@ def _values(event: dict[str, Any]) -> dict[str, Any]:
     }
     named |= {f"{phase}_s": seconds[phase] for phase in seconds if f"{phase}_s" in metric_table().STEP_LINE}
     named |= {name: extra.get(name) for name in ("epoch_step", "epoch_steps")}
-    known = {name: value for name, value in named.items() if value is not None}
+    known = {name: value for name, value in named.items() if _is_number(value)}
     return {"rank": 0, "epoch": event["epoch"], "step": event["step"], OBSERVED: True, **known}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value can be computed with and shown: any process of a script may have written it."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

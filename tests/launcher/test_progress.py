@@ -118,9 +118,18 @@ def test_the_kits_own_timeline_is_not_counted_twice(run):
 
 def test_damaged_lines_cost_nothing_but_themselves(run):
     record(run, {"kind": "steps"}, [1], {"kind": "steps", "step": 5, "seconds": {"step": 0}, "extra": {}}, window(8, 8))
+    record(
+        run, {**window(9, 9), "extra": []}, {**window(10, 10), "seconds": {"step": 1e-320}}, window(float("inf"), 11)
+    )
+    record(run, {**window(12, 12), "epoch": "two"}, window(13, 13, epoch_steps="many", images_per_second=[64]))
+    with open(timeline(run), "a") as file:
+        file.write("[" * 100_000 + "\n")
     log(run, "\xff\x00 loss: no number\n")
     ObservedMetrics(run, "algo-1").update()
-    assert [line["step"] for line in lines(run)] == [8]
+    assert [line["step"] for line in lines(run)] == [8, 13]
+    progress = RunProgress(run)
+    assert progress.read_observed(1.0) and progress.seconds_left(1.0) is None
+    assert progress.line() == "epoch 2  step 13  64 images/s  8 steps/s", "the last good value of each"
     run.metrics.write_text('{"observed": true}\nnull\n{"observed": true, "rank": 0, "epoch": 1, "step": 4}\n')
     [(metric, _)] = metrics_file.observed_metrics(run)
     assert (metric.step, metric.steps) == (4, None)
