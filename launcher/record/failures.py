@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
+import io
 import re
 import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.record import failure_causes
+from launcher.record import failure_causes, trust
 from launcher.record.records import RunFolder
 
-MAX_LINES = 10_000
-"""Lines of each host's log that explain a failure: half from its start, half from its end."""
+PART_BYTES = 2**20
+"""Of each host's log that explain a failure: as many from its start as from its end, however long its lines are."""
 
 # What the toolkit writes of a script that failed, in SageMaker's FailureReason too, which cuts it:
 # sagemaker_training/errors.py. It quotes standard error from the first known error on, and is empty where none is known.
@@ -107,10 +106,15 @@ def _of_the_users_own(folder: RunFolder, evidence: str) -> dict[str, str]:
 
 
 def _lines(file: Path) -> list[str]:
-    """A log's lines; of a long log, the first and the last."""
+    """A log's lines, and what a progress bar wrote over itself; of a long log, the first and the last."""
     if not file.is_file():
         return []
-    half = MAX_LINES // 2
-    with open(file, encoding="utf-8", errors="replace") as log:
-        first = list(itertools.islice(log, half))
-        return [line.rstrip("\n") for line in (*first, *collections.deque(log, half))]
+    with trust.opened(file) as log:
+        start = log.read(PART_BYTES)
+        left = log.seek(0, 2) - len(start)
+        log.seek(-min(left, PART_BYTES), 2)
+        end = log.read(PART_BYTES)
+    if left > PART_BYTES:  # what lies between cuts a line at both ends
+        start = start[: max(start.rfind(b"\n"), start.rfind(b"\r")) + 1]
+        end = re.split(rb"[\r\n]", end, maxsplit=1)[-1]
+    return [line.rstrip("\n") for line in io.StringIO((start + end).decode("utf-8", "replace"), newline=None)]

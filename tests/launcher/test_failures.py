@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 
 import pytest
 
@@ -96,6 +97,21 @@ def test_however_a_script_ends_its_record_says_what_is_known(script_job, end):
     outcome = ended(script_job, text)
     assert (outcome["failure"], outcome["exit_code"]) == (failure, code)
     assert (cause in outcome["cause"] and outcome["fix"]) if cause else "cause" not in outcome
+
+
+def test_a_log_without_an_end_of_line_is_read_in_part(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.log("algo-1").parent.mkdir()
+    with open(folder.log("algo-1"), "wb") as log:
+        log.write(b"starts\n")
+        log.truncate(2**28)
+        log.seek(0, 2)
+        log.write(b'\rTraceback (most recent call last):\n  File "a.py", line 1\nValueError: odd\n')
+    tracemalloc.start()
+    outcome = failures.describe(folder, ["algo-1"], "")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert outcome["failure"] == "ValueError: odd" and most < 2**25
 
 
 def test_the_end_of_a_run_prints_it(script_job, capsys):
