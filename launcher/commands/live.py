@@ -138,12 +138,18 @@ class _PlainLines:
 
     def idle(self) -> None:
         now = time.monotonic()
-        if now >= self.again_at and self.progress.read_observed(now):
-            print(self.progress.line(self.progress.seconds_left(now)), flush=True)
+        if now >= self.again_at and self.tell(now):
             self.again_at = now + PLAIN_SECONDS
 
+    def tell(self, now: float) -> bool:
+        """Print the steps that the observer has counted since; whether there were any."""
+        new = self.progress.read_observed(now)
+        if new:
+            print(self.progress.line(self.progress.seconds_left(now)), flush=True)
+        return new
+
     def close(self) -> None:
-        pass
+        self.tell(time.monotonic())
 
 
 class _LogLines:

@@ -6,11 +6,13 @@ import json
 
 import pytest
 
+from launcher.commands.live import follow
 from launcher.record import metrics_file
 from launcher.record.metrics_file import ObservedMetrics
 from launcher.record.progress import RunProgress
 from launcher.record.records import RunFolder
 from launcher.record.script_output import training_loss
+from launcher.runner.run import Run
 
 
 @pytest.mark.parametrize(
@@ -153,3 +155,17 @@ def test_progress_without_a_length_has_no_time_left(run):
     progress = RunProgress(run)
     progress.read_observed(1.0)
     assert progress.seconds_left(1.0) is None and progress.share == 0 and "step 100  64 images/s" in progress.line()
+
+
+def test_without_a_terminal_the_last_steps_are_told_at_the_end(run, capsys):
+    class Ends(Run):
+        def logs(self, *, idle, **_):
+            idle()
+            for step in (100, 108, 116):
+                record(run, window(step, step))
+                ObservedMetrics(run, "algo-1").update()
+                idle()
+            return iter(())
+
+    assert not follow(Ends(run))
+    assert [line.split()[3] for line in capsys.readouterr().out.splitlines()] == ["100", "116"]
