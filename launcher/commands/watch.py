@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.commands import options as arguments
 from launcher.config.issues import UserError, mistake
+from launcher.record import records
 from launcher.record.log_lines import last_lines
 from launcher.runner.watch import HOST, Ended, watch
 
@@ -64,8 +65,8 @@ def _script(command: Sequence[str]) -> str:
 
 def _report(ended: Ended, page: Path | None) -> None:
     """Say how the command ended and what was found, beside its own output."""
-    run, outcome = ended.run, ended.run.outcome()
-    say = arguments.note
+    run, outcome, say = ended.run, ended.run.outcome(), arguments.note
+    failed = outcome["state"] == records.FAILED  # which says why nothing was measured
     say(f"launcher: {run.name}: {outcome['state']} after {outcome['seconds']:.0f} s, {_how(ended, outcome)}")
     for name in ("cause", "fix"):
         if outcome.get(name):
@@ -75,13 +76,13 @@ def _report(ended: Ended, page: Path | None) -> None:
     try:
         diagnosis = run.diagnose()
     except UserError as error:
-        say(f"  not diagnosed: {error.issues[0].found}; {_why_no_steps(ended)}")
+        say(f"  not diagnosed: {error.issues[0].found}" + ("" if failed else f"; {_why_no_steps(ended)}"))
         return
     from launcher.insight.report_text import taken, titled  # here: with numpy, which only a diagnosis needs
 
-    if not diagnosis.measurements.ranks:
+    if not diagnosis.measurements.ranks and not failed:
         say(f"  steps not measured: {_why_no_steps(ended)}")
-    elif not diagnosis.findings:
+    elif diagnosis.measurements.ranks and not diagnosis.findings:
         say(f"  {diagnosis.headline}")
     for number, finding in enumerate(diagnosis.findings[:SHOWN], 1):
         say(f"  {number}. {titled(finding)} ({taken(finding)})")

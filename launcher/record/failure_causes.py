@@ -66,6 +66,7 @@ class _Known:
     pattern: re.Pattern[str]
     cause: str
     fix: str
+    without_config: str
 
 
 @dataclass
@@ -122,13 +123,16 @@ def ending(lines: Iterable[str]) -> list[str]:
     return last_lines(lines, LAST_LINES)
 
 
-def explain(reason: str, lines: Iterable[str] = (), *, packages: str = IN_AN_IMAGE) -> Explanation | None:
+def explain(
+    reason: str, lines: Iterable[str] = (), *, packages: str = IN_AN_IMAGE, config: bool = True
+) -> Explanation | None:
     """Why a job failed, where the cause is known.
 
     Args:
         reason: SageMaker's FailureReason or secondary status, the text of a refused request, or "".
         lines: the log of all hosts, in order of time.
         packages: how the host's Python gets a {module}.
+        config: whether the run has a config, whose keys a fix may name. A watched command has none, and nothing of SageMaker's.
 
     Returns:
         The first of these: what SageMaker itself says; the earliest known error in the log, since later ones tend to follow
@@ -140,15 +144,16 @@ def explain(reason: str, lines: Iterable[str] = (), *, packages: str = IN_AN_IMA
     raised = first_traceback(log)
     places = [
         (("service",), reported),
-        (("service", "script"), log),
+        (("service", "script") if config else ("script",), log),
         (("script",), reported),
         (("end",), exception_of(raised).splitlines() if raised else [*ending(log), *reported]),
     ]
     for kinds, where in places:
-        found = _first(where, kinds, packages)
+        found = _first(where, kinds, packages, config)
         if found is not None:
             return found
-    follow_on = _first(log, ("killed",)) or _first(reported, ("killed",)) or _first([*log, *reported], ("network",))
+    after = [(log, "killed"), (reported, "killed"), ([*log, *reported], "network")]
+    follow_on = next(filter(None, (_first(where, (kind,), config=config) for where, kind in after)), None)
     if follow_on is None:
         return None
     unknown = raised or (reason if _OWN_REASON.search(reason) else "")
@@ -197,17 +202,15 @@ def _take(one: _Traceback, line: str, key: str) -> bool:
     return True
 
 
-def _first(lines: Iterable[str], kinds: tuple[str, ...], packages: str = "") -> Explanation | None:
+def _first(lines: Iterable[str], kinds: tuple[str, ...], packages: str = "", config: bool = True) -> Explanation | None:
     """The first line that a known cause of these kinds explains, by the first such cause in the table."""
     for line in lines:
         for known in _known():
             if known.kind in kinds and (match := known.pattern.search(line[:_LONGEST_LINE])) is not None:
                 groups = match.groupdict()
                 packages = packages.replace("{module}", groups.get("module", ""))
-                evidence = split_prefix(line)[1].strip()[:500]
-                return Explanation(
-                    known.cause.format(**groups), known.fix.format(**groups, packages=packages), evidence
-                )
+                fix = (known.fix if config else known.without_config).format(**groups, packages=packages)
+                return Explanation(known.cause.format(**groups), fix, split_prefix(line)[1].strip()[:500])
     return None
 
 
@@ -217,5 +220,12 @@ def _known() -> list[_Known]:
 
     entries = yaml.safe_load((Path(__file__).parent / "failure_causes.yaml").read_text(encoding="utf-8"))
     return [
-        _Known(entry["kind"], re.compile("|".join(entry["texts"])), entry["cause"], entry["fix"]) for entry in entries
+        _Known(
+            entry["kind"],
+            re.compile("|".join(entry["texts"])),
+            entry["cause"],
+            entry["fix"],
+            entry.get("without_config", entry["fix"]),
+        )
+        for entry in entries
     ]

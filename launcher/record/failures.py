@@ -34,6 +34,7 @@ def describe(
     *,
     exit_code: int | None = None,
     packages: str = failure_causes.IN_AN_IMAGE,
+    config: bool = True,
 ) -> dict[str, Any]:
     """A failed run's part of outcome.json: the failure, and its host, exit code, traceback, cause, fix and evidence where known.
 
@@ -42,7 +43,8 @@ def describe(
         reason: SageMaker's FailureReason, or a host's failure file. The toolkit's own text in it, which often lacks the error,
             gives way to what the log says, as does "".
         exit_code: the toolkit's.
-        packages: how the host's Python gets a module, as `failure_causes.explain` takes it.
+        packages: how the host's Python gets a module, and
+        config: whether the run has a config, both as `failure_causes.explain` takes them.
     """
     logs = {host: _lines(folder.log(host)) for host in hosts}
     everything = [line for lines in logs.values() for line in lines]
@@ -57,7 +59,7 @@ def describe(
         text = failure_causes.exception_of(found["traceback"]) if "traceback" in found else _last_words(logs, found)
         rest = _EXIT_CODE.sub("", reason[toolkits.end() :]).strip() if toolkits is not None else ""
         found["failure"] = "\n".join(filter(None, (text, rest)))
-    explained = failure_causes.explain(reason, everything, packages=packages)
+    explained = failure_causes.explain(reason, everything, packages=packages, config=config)
     if explained is not None:
         found |= {"cause": explained.cause, "fix": explained.fix, "evidence": explained.evidence}
         found |= _of_the_users_own(folder, explained.evidence)

@@ -291,5 +291,5 @@ def _state(folder: RunFolder, code: int, received: Sequence[int]) -> dict[str, A
         return {"state": records.STOPPED, "stop_reason": reason, "exit_code": code}
     if code == 0:
         return {"state": records.COMPLETED}
-    found = failures.describe(folder, [HOST], "", exit_code=code, packages=PACKAGES)
+    found = failures.describe(folder, [HOST], "", exit_code=code, packages=PACKAGES, config=False)
     return {"state": records.FAILED, "failed_host": HOST, **found}

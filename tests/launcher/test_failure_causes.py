@@ -269,12 +269,22 @@ def test_every_config_key_in_a_fix_exists():
             assert key in keys or key == "inputs.<channel>", f"{key} in {entry['fix']!r}"
 
 
+def test_a_command_without_a_config_is_told_no_key_of_one():
+    keys = re.compile(
+        r"\b(?:compute|hyperparameters|inputs|network|image|checkpoints)\b[.:]|\b(?:under|set) (?:inputs|environment)"
+    )
+    for _, _, line in FROM_THE_LOG:
+        found = explain("", [line], config=False)
+        assert found.fix and not keys.search(found.fix), found.fix
+    assert explain("", ["Interrupted by the user"], config=False) is None, "no spot host"
+
+
 def test_every_known_cause_has_a_source_and_an_example_here():
     examples = [line for _, _, line in FROM_THE_LOG] + [
         line for _, _, text in FROM_SAGEMAKER for line in text.split("\n")
     ]
     for entry in KNOWN:
-        assert set(entry) == {"kind", "texts", "cause", "fix", "source"}
+        assert set(entry) - {"without_config"} == {"kind", "texts", "cause", "fix", "source"}
         assert entry["kind"] in ("service", "script", "killed", "network", "end")
         assert entry["source"].startswith("https://")
         assert any(re.search("|".join(entry["texts"]), line) for line in examples), entry["cause"]

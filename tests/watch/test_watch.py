@@ -66,7 +66,9 @@ def test_both_streams_in_one_file_keep_their_order(tmp_path):
     ],
 )
 def test_a_command_ends_as_a_shell_says_it(command, code, state, says):
-    assert watched("sh", "-c", command).returncode == code
+    found = watched("sh", "-c", command)
+    assert found.returncode == code
+    assert (b"no optimizer of PyTorch stepped" in found.stderr) == (code == 0), "a failure is why nothing was measured"
     run = the_run()
     assert run.state == state and says in run.outcome().get("failure", "")
 
