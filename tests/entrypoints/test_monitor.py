@@ -98,7 +98,7 @@ def test_a_sample_has_every_core_memory_disk_and_network_in_debuggers_format(fas
         assert process not in psutil.Process().children(recursive=True), (
             "a script that waits for its children would wait for it"
         )
-    assert has_ended(process)
+    wait_until(lambda: has_ended(process), 10, "the end of the monitor")
     file = next((tmp_path / "out").rglob("*.json")).relative_to(tmp_path / "out")
     minute = int(found[0]["Timestamp"]) // 60 * 60
     assert re.fullmatch(rf"profiler-output/system/incremental/\d{{10}}/{minute}\.algo-1\.json", str(file))
