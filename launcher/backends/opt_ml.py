@@ -58,7 +58,8 @@ def tried(folder: str) -> str:
             enter(folder)
         except OSError as error:
             os.write(writing, REASONS.get(error.errno or 0, str(error)).encode())
-        os._exit(0)
+        finally:
+            os._exit(0)
     os.close(writing)
     with open(reading, "rb") as answer:
         why = answer.read().decode()

@@ -87,7 +87,8 @@ def relay(copies: list[Copy], log: Log, ended: int, copied: int) -> None:
                     left -= count
             waits = False
             if any(copy.source >= 0 for copy in copies):
-                os.write(copied, b"m")
+                with contextlib.suppress(BrokenPipeError):  # the launcher was killed; those that hold the output go on
+                    os.write(copied, b"m")
 
 
 def report_signals(pipe: int) -> None:
