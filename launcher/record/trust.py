@@ -51,14 +51,14 @@ def refuse_strangers(folders: Iterable[Path], key: str, fix: str, *, shared: boo
 
 
 @contextlib.contextmanager
-def closed_umask() -> Iterator[None]:
+def closed_umask() -> Iterator[int]:
     """Create files and folders meanwhile that other users cannot change, whatever the umask is; child processes started meanwhile do
-    so too.
+    so too. Yields the umask that was set.
     """
     before = os.umask(0o077)  # the only way to read it
     os.umask(before | 0o002)
     try:
-        yield
+        yield before
     finally:
         os.umask(before)
 

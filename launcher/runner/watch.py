@@ -88,19 +88,19 @@ def watch(command: Sequence[str], job: str, started: Callable[[Run], None] = lam
         "source": os.getcwd(),
         "hosts": [{"name": HOST, "command": redact_command(command)}],
     }
-    with contextlib.ExitStack() as stack:
-        with trust.closed_umask():
-            folder, _ = stack.enter_context(start_record.new_folder(name, lambda made: _write(plan, made)))
-            records.write_json(folder.supervisor, {"pid": os.getpid()})
-            disk.hold_reserve(folder.reserve)
+    with trust.closed_umask() as umask, start_record.new_folder(name, lambda made: _write(plan, made)) as (folder, _):
+        records.write_json(folder.supervisor, {"pid": os.getpid()})
+        disk.hold_reserve(folder.reserve)
         started(Run(folder))
         began, clock = time.time(), time.monotonic()
         try:
-            code, left, received = _carry_out(command, folder)
+            code, left, received = _carry_out(command, folder, umask)
         except UserError as error:
             failure = {"state": records.FAILED, "failure": f"not started: {error.issues[0].found}"}
             records.write_json(folder.outcome, failure)
             raise
+        finally:
+            folder.reserve.unlink(missing_ok=True)
         seconds = time.monotonic() - clock
         outcome = {
             **_state(folder, code, received),
@@ -109,7 +109,6 @@ def watch(command: Sequence[str], job: str, started: Callable[[Run], None] = lam
             "seconds": round(seconds, 3),
             "host_seconds": round(seconds, 3),
         }
-        folder.reserve.unlink(missing_ok=True)
         records.write_json(folder.outcome, outcome)
     return Ended(Run(folder), code if code >= 0 else 128 - code, left, signal.SIGHUP in received)
 
@@ -147,8 +146,11 @@ def _environment(folder: RunFolder) -> dict[str, str]:
     }
 
 
-def _carry_out(command: Sequence[str], folder: RunFolder) -> tuple[int, bool, list[int]]:
+def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[int, bool, list[int]]:
     """Run a command to its end.
+
+    Args:
+        umask: the command's.
 
     Returns:
         Its status as subprocess has it, whether processes that it started still hold its output, and the signals that came.
@@ -162,6 +164,7 @@ def _carry_out(command: Sequence[str], folder: RunFolder) -> tuple[int, bool, li
                 stderr=output.stderr,
                 close_fds=False,  # what it would inherit from the shell
                 env=_environment(folder),
+                umask=umask,
                 preexec_fn=toolkit.die_with_the_parent,  # a killed launcher takes it along
             )
         except OSError as error:
@@ -178,12 +181,15 @@ def _carry_out(command: Sequence[str], folder: RunFolder) -> tuple[int, bool, li
                 came |= _read(heard) & {*PASSED_ON}
                 if signal.SIGWINCH in came:
                     output.resize()
-                for number in sorted(came - output.heard_by_group()):
+                # of a new size the command heard before its own terminal had it
+                heard_already = output.heard_by_group() - {signal.SIGWINCH}
+                for number in sorted(came - heard_already):
                     process.send_signal(number)
                 received += sorted(came)
             observed.poll()
         left = output.drain()
-    observed.update()
+    with contextlib.suppress(OSError):  # a full disk, or a record that is no file: the command's end counts
+        observed.update()
     return process.returncode, left, received
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 
 import psutil
 import pytest
@@ -260,3 +263,32 @@ def test_secrets_of_a_command_line_are_redacted():
         *("train.py", "--lr", "0.1", "--num_tokens", "5", "--api-key", "***", "--password=***", "HF_TOKEN=***", "-x"),
         *("***", "sh -c 'WANDB_API_KEY=***"),
     ]
+
+
+def test_a_terminal_of_another_size_tells_the_command_once_it_is_its_own_too(tmp_path):
+    code = "import os, signal\nsignal.signal(signal.SIGWINCH, lambda *_: print('has', *os.get_terminal_size(1), flush=True))\n"
+    terminal = Terminal(
+        [*LAUNCHER, "watch", "--", sys.executable, "-c", f"{code}print('rea' + 'dy')\ninput()"], tmp_path
+    )
+    terminal.shows("ready")
+    fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 77, 0, 0))
+    os.killpg(terminal.process.pid, signal.SIGWINCH)  # not every kernel does so by itself
+    terminal.shows("has 77 20", 20)
+    terminal.type("\n")
+    assert terminal.end() == 0
+
+
+def test_without_a_umask_the_record_is_closed_and_the_command_has_none():
+    code = "import os; print(oct(os.umask(0)))"
+    found = watched(sys.executable, "-c", code, umask=0)
+    assert found.stdout == b"0o0\n"
+    written = [file for file in the_run().folder.path.rglob("*") if "output" not in file.parts]
+    assert any(file.name == "outcome.json" for file in written)
+    assert not [file for file in written if file.stat().st_mode & 0o002]
+
+
+def test_an_output_that_cannot_be_read_costs_neither_exit_code_nor_record():
+    code = "import os; os.mkfifo(os.environ['LAUNCHER_OBSERVER_FOLDER'] + '/timeline-0.jsonl'); os._exit(5)"
+    found = watched(sys.executable, "-c", code)
+    assert found.returncode == 5 and the_run().state == "Failed" and b"Traceback" not in found.stderr
+    assert not the_run().folder.reserve.exists()
