@@ -269,12 +269,14 @@ def _channel(ours: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[int]:
-    """A pipe's end that gets the number of each signal in PASSED_ON, and SIGCHLD. Those that we ignore, the command ignores too."""
+    """A pipe's end that gets the number of each signal in PASSED_ON, and SIGCHLD. Those that we ignore, the command ignores too, but for
+    SIGCHLD: where it is ignored, the kernel keeps no exit code.
+    """
     reading, writing = os.pipe()
     for end in (reading, writing):
         os.set_blocking(end, False)
     before = {number: signal.getsignal(number) for number in (*PASSED_ON, signal.SIGCHLD)}
-    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN or number == signal.SIGCHLD]
     for number in heard:
         signal.signal(number, lambda *_: None)
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

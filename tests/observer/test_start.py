@@ -135,6 +135,15 @@ def test_a_script_that_waits_for_its_children_does_not_wait_for_the_monitor(job)
     assert python(job, text).stdout == "no children\n"
 
 
+def test_where_ended_children_are_ignored_the_monitor_starts_without_a_word(job):
+    ignored = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, [sys.executable, '-c', ''])"
+    started = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", ignored], env=job, capture_output=True, text=True, timeout=60
+    )
+    assert (started.returncode, started.stderr) == (0, "")
+    wait_until(lambda: sampled(recorded(job)), 20, "a sample")
+
+
 def test_a_pipe_that_reads_a_process_ends_with_it_although_the_monitor_goes_on(job):
     first = subprocess.Popen(
         [sys.executable, "-c", "print('ready', flush=True); input()"],

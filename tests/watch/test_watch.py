@@ -112,6 +112,11 @@ def test_a_signal_that_is_ignored_stays_ignored():
     assert found.stdout == b"True\n"
 
 
+def test_a_launcher_whose_parent_ignores_ended_children_still_knows_how_the_command_ended():
+    found = watched("sh", "-c", "exit 3", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    assert found.returncode == 3 and the_run().state == "Failed"
+
+
 def test_a_killed_launcher_takes_the_command_along():
     words = [*LAUNCHER, "watch", "--", sys.executable, "-c", COUNTS]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment())

@@ -106,4 +106,7 @@ def _start(output: str, lock: int, quiet: bool) -> None:
                 os.execv(command[0], command)
         finally:
             os._exit(0)
-    os.waitpid(child, 0)
+    try:
+        os.waitpid(child, 0)
+    except ChildProcessError:  # this process ignores SIGCHLD, so the kernel has removed the child: waitpid(2)
+        return
