@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from launcher_observer.addresses import address, is_users, package
 
-INTERVAL, LATER, MANY = 0.02, 0.1, 1000
+INTERVAL, LATER, MANY = 0.05, 0.2, 500
 """Seconds between two looks at first, and after so many: the lines are known by then."""
 
 MOST_LINES = 50
@@ -87,6 +87,8 @@ def _seen(frame: FrameType | None, phase: str | None) -> Seen | None:
             while not in_model and outer is not None:
                 in_model = outer.f_code.co_name in MODULE_CALLS
                 outer = outer.f_back
+            if phase is None and in_model:  # no batch was seen to come, such as the next one without a DataLoader
+                phase = "forward"
             return Seen(code.co_filename, frame.f_lineno, phase, inner, in_model)
         inner = inner or package(code.co_filename)  # what Python's own library does is its caller's
         in_model = in_model or code.co_name in MODULE_CALLS

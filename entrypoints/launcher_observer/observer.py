@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import threading
 import time
 import weakref
@@ -16,6 +15,7 @@ from typing import Any
 from launcher_observer import process, setups
 from launcher_observer.addresses import Address, here
 from launcher_observer.contract import node_name
+from launcher_observer.events import WITHIN, Events
 from launcher_observer.lines import LineSampler
 from launcher_observer.models import models_of
 from launcher_observer.report import report
@@ -23,15 +23,13 @@ from launcher_observer.setups import Loader, Setups
 from launcher_observer.step_clock import Loading, Pause, Step, StepClock
 from launcher_observer.timeline_file import TimelineFile
 from launcher_observer.timers import GpuTimer, HostTimer, Timer
-from launcher_observer.windows import Windows
+from launcher_observer.windows import WARM_UP_STEPS, Windows
 
 FIRST_LINES, LINES_GROWTH = 5.0, 1.5
 """Seconds until the sampled lines are first written, and how many times as long it takes until the next time."""
 
 LOADING = "_launcher_loading"
 """Attribute of a DataLoader's iterator that holds its Loading."""
-
-NOT_GPUS = ("cpu", "meta")
 
 
 class Observer:
@@ -59,16 +57,20 @@ class Observer:
 
     def _reset(self) -> None:
         self._timer: Timer = HostTimer()
-        self.clock = StepClock(self._step_ended, self._paused, self._timer)
+        self.clock = StepClock(self._step_ended, self._paused)
+        self.events = Events(self.clock, self._fail)
         self._windows = Windows(self._write_window)
-        self._sampler = LineSampler(lambda: self.clock.phase, lambda: self.is_over, self.guarded)
+        self._sampler = LineSampler(lambda: self.events.phase, lambda: self.is_over, self.guarded)
         self._file: TimelineFile | None = None
         self._asking: Loading | None = None
         """Whose next batch is waited for."""
         self._optimizers: set[int] = set()
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._device: Any = None
-        self._seen: set[str] = set()
+        self._between: str | None = None
+        """The phase after an optimizer step: the next forward pass's, where nothing tells of its batch."""
+        self._called: set[str] = set()
+        """What the loop was seen to call, each on its first line."""
         self._not_measured: dict[str, str] = {}
         self._lines_due = 0.0
         self._pid = os.getpid()
@@ -86,12 +88,18 @@ class Observer:
 
     def end(self, reason: str) -> None:
         """Observe nothing from now on."""
+        self.events.settle()
         self._tell_not_measured("steps", reason)
-        self.is_over = True
+        self._stop()
+
+    def _stop(self) -> None:
+        self.is_over, self.thread = True, None
 
     def _fail(self, error: Exception) -> None:
         """Something here went wrong: the script goes on, unobserved."""
-        self.is_over = True
+        if self.is_over:
+            return
+        self._stop()
         said = f"{type(error).__name__}: {error}"
         report(said)
         with contextlib.suppress(Exception):
@@ -100,7 +108,7 @@ class Observer:
     def _forked(self) -> None:
         """This process is a copy of one that may be observed. It may train itself, but not in the other's name."""
         if self._file is not None:
-            self.is_over = True
+            self._stop()
         elif not self.is_over:
             self.thread = None
             self._reset()
@@ -109,11 +117,12 @@ class Observer:
         if self.is_over or os.getpid() != self._pid:
             return
         self.guarded(self.close)
-        self.is_over = True
+        self._stop()
 
     def close(self) -> None:
         """Write what is known by now; no step comes any more."""
-        self.clock.close()
+        self.events.add(None, self.clock.close)
+        self.events.settle()
         self._windows.close()
         if self._file is not None:
             self._write_lines()
@@ -122,16 +131,19 @@ class Observer:
 
     def may_train_here(self) -> bool:
         """Whether this thread is the one that trains; as long as that is not known, the program's main one."""
-        return not self.is_over and threading.get_ident() == (self.thread or threading.main_thread().ident)
+        ident = threading.get_ident()
+        if self.thread is not None:
+            return ident == self.thread
+        return not self.is_over and ident == threading.main_thread().ident
 
     def trains_here(self) -> bool:
         """Whether this thread is the one that trains."""
-        return not self.is_over and threading.get_ident() == self.thread
+        return threading.get_ident() == self.thread
 
     def takes_this_thread(self) -> bool:
         """Whether this thread trains: the first one that asks, from then on it alone."""
         ident = threading.get_ident()
-        if self.thread is None:
+        if self.thread is None and not self.is_over:
             self.thread = ident
             self._lines_due = time.perf_counter() + FIRST_LINES
             self.guarded(self._sampler.start, ident)
@@ -146,9 +158,10 @@ class Observer:
         if not self.may_train_here():
             self._reads_elsewhere = True
             return
+        self.events.settle()
         known = self._loaders.get(loader)
         if known is not None and known.role == "training" and self.torch.is_grad_enabled():
-            self.clock.loader_restarts()
+            self.events.add(self.events.phase, self.clock.loader_restarts)
 
     def iterates(self, iterator: Any, loader: Any) -> None:
         """The iterator is there."""
@@ -163,22 +176,65 @@ class Observer:
         """A pass begins over something that the script gave to `launcher_steps`."""
         setattr(iterator, LOADING, self.setups.other_loader(batches).next_pass())
 
-    def batch_asked(self, loading: Loading) -> None:
+    def calls(self, what: str, values: Callable[[], dict[str, Any]] = dict) -> None:
+        """The loop calls something: backward, scaler, copy. Its first line is noted."""
+        if what not in self._called:
+            self._called.add(what)
+            self.setups.add(what, here(), values())
+
+    def backward_begins(self) -> str | None:
+        """Returns the phase under way once it is over."""
+        within = self.events.phase
+        self.guarded(self.calls, "backward")
+        self.events.add("backward", self._trains_on)
+        return within if within in WITHIN else None
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        if id(optimizer) not in self._optimizers:
+            self._optimizers.add(id(optimizer))
+            self.guarded(self._describe, optimizer)
+        self.events.add("optimizer", self.clock.optimizer_begins, id(optimizer))
+        if self.events.at_once:
+            self.events.settle()
+
+    def optimizer_ends(self, optimizer: Any) -> None:
+        self.events.add(self._between, self.clock.optimizer_ends, id(optimizer), time.process_time())
+        self.events.settle_if_due()
+
+    def checkpoint_begins(self) -> bool:
+        """Whether it is the outermost, which alone counts."""
+        if self.events.phase == "checkpoint":
+            return False
+        self.setups.add("checkpoint", here(), {})
+        self.events.add("checkpoint", self.clock.checkpoint_begins)
+        return True
+
+    def checkpoint_ends(self) -> None:
+        self.events.add(None, self.clock.checkpoint_ends)
+        self.events.settle()
+
+    # What becomes of it, when the clock is told
+
+    def batch_asked(self, loading: Loading, trains: bool, cpu: float) -> None:
+        """
+        Args:
+            trains: gradients are on.
+            cpu: seconds that the process has used.
+        """
         if self._asking is not None:  # by what is around this loader, which hands its batches on
             self._asking.loader = loading.loader
             return
         self._asking = loading
-        trains = self.torch.is_grad_enabled()
         if not trains:
             self._evaluates(loading)
-        evaluated = self.clock.batch_asked(loading, trains)
+        evaluated = self.clock.batch_asked(loading, trains, cpu)
         if evaluated is not None:
             self._evaluates(evaluated)
 
-    def batch_came(self, loading: Loading, batch: Any) -> None:
+    def batch_came(self, loading: Loading, samples: int, waited: float) -> None:
         if self._asking is loading:
             self._asking = None
-            self.clock.batch_came(loading, setups.samples_of(batch))
+            self.clock.batch_came(loading, samples, waited)
 
     def loader_ended(self, loading: Loading) -> None:
         if self._asking is loading:
@@ -196,36 +252,12 @@ class Observer:
             loading.loader.role = "evaluation"
             self.setups.note(loading.loader)
 
-    def backward_begins(self) -> None:
+    def _trains_on(self) -> None:
+        """A backward pass begins."""
         loading = self.clock.backward_begins()
         if loading is not None and loading.loader.role != "training":
             loading.loader.role = "training"
             self.setups.note(loading.loader)
-        if self._is_first("backward"):
-            self.setups.add("backward", here(), {})
-
-    def optimizer_begins(self, optimizer: Any) -> None:
-        if id(optimizer) not in self._optimizers:
-            self._optimizers.add(id(optimizer))
-            self._describe(optimizer)
-        self.clock.optimizer_begins(optimizer)
-
-    def scaler_begins(self, scaler: Any, optimizer: Any) -> None:
-        self.optimizer_begins(optimizer)
-        if self._is_first("scaler"):
-            self.setups.add("scaler", here(), {"enabled": bool(scaler.is_enabled())})
-
-    def checkpoint_begins(self) -> bool:
-        """Whether it is the outermost, which alone counts."""
-        outermost = self.clock.checkpoint_begins()
-        if outermost:
-            self.setups.add("checkpoint", here(), {})
-        return outermost
-
-    def copied(self, tensor: Any, begin: Any) -> None:
-        self.clock.copy_ends(begin)
-        if self._is_first("copy"):
-            self.setups.add("copy", here(), {"pinned": bool(tensor.is_pinned())})
 
     # What it sees on any thread
 
@@ -267,24 +299,18 @@ class Observer:
             self._device = parameters[0].device
             self.setups.add("device", model_at, {"type": self._device.type})
 
-    def _is_first(self, call: str) -> bool:
-        """Whether this call of the loop was not seen before."""
-        first = call not in self._seen
-        self._seen.add(call)
-        return first
-
     def _precision(self, at: Address) -> None:
         self.setups.add("precision", at, setups.precision_values(self.torch, self.autocast), which="precision")
 
-    # What becomes of it
-
     def _step_ended(self, step: Step) -> None:
-        if self._file is None:
+        if self._file is None and not self.is_over:
             self._begin(step)
         if self.is_over:
             return
+        self.events.at_once = step.number < WARM_UP_STEPS
+        self._between = None if step.batches else "forward"
         self._windows.add(self._timer, step)
-        if step.number == 1 and self._device is not None and self._device.type not in NOT_GPUS:
+        if step.number == 1 and self._device is not None and self._device.type not in process.NOT_GPUS:
             self._measure_gpu()
         if step.ended >= self._lines_due:
             self._write_lines()
@@ -294,6 +320,7 @@ class Observer:
         if hasattr(module, "Event"):
             self._timer = GpuTimer(module)
             self.clock.use(self._timer)
+            self.events.moment = self._timer.now
             self._hook_copies(self)
         else:
             self._tell_not_measured(
@@ -308,7 +335,7 @@ class Observer:
             os.close(os.open(file.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except FileExistsError:
             report(f"this process is not measured: another one of this run has written {file.path.name}")
-            self.is_over = True
+            self._stop()
             return
         self._file, self._windows.world_size = file, size
         file.write("start", **self._start(rank, size, backend, step))
@@ -328,25 +355,15 @@ class Observer:
             not_measured["grad_sync"] = "a single process exchanges nothing"
         elif not any(hasattr(model, "_get_ddp_logging_data") for model in self._models):
             not_measured["grad_sync"] = "only DistributedDataParallel keeps a record of it, and none was seen"
-        device = self._device
-        is_gpu = device is not None and device.type not in NOT_GPUS
-        named = getattr(getattr(self.torch, device.type, None), "get_device_name", None) if is_gpu else None
-        command = sys.orig_argv
         return {
             "rank": rank,
             "node": node_name(),
             "world_size": size,
             "backend": backend,
-            "device": device.type if device is not None else None,
-            "device_name": named(device) if named else None,
-            "instance_type": os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
-            "torch": str(self.torch.__version__),
-            "threads": self.torch.get_num_threads(),
-            "process_started": process.process_started(),
+            **process.described(self.torch, self._device),
             "not_measured": not_measured,
             "settings": {},
             "observed": True,
-            "command": command[: len(command) - len(sys.argv) + 1],  # arguments may hold a secret
         }
 
     def _extra(self) -> dict[str, float]:

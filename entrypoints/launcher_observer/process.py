@@ -5,10 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+NOT_GPUS = ("cpu", "meta")
+"""Types of a torch.device."""
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -52,6 +56,27 @@ def rank_and_size(torch: Any, environ: Mapping[str, str] = os.environ) -> tuple[
         for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))
     )
     return int(rank), int(size), None
+
+
+def described(torch: Any, device: Any) -> dict[str, Any]:
+    """What a record's `start` says of a training process and its device.
+
+    Args:
+        torch: the module.
+        device: that it trains on, a torch.device; None: not known.
+    """
+    is_gpu = device is not None and device.type not in NOT_GPUS
+    named = getattr(getattr(torch, device.type, None), "get_device_name", None) if is_gpu else None
+    command = sys.orig_argv
+    return {
+        "device": device.type if device is not None else None,
+        "device_name": named(device) if named else None,
+        "instance_type": os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "process_started": process_started(),
+        "command": command[: len(command) - len(sys.argv) + 1],  # arguments may hold a secret
+    }
 
 
 def grad_sync_seconds(model: Any) -> float | None:

@@ -1,14 +1,14 @@
 """Cuts the training thread's time into optimizer steps and their phases, from what the hooks see happen.
 
 A step is one iteration of the training loop with at least one optimizer step. It ends when the next training batch is asked for after
-an optimizer step; where no loader is seen, when the same optimizer begins again. What is in no phase is the script's own work between.
+an optimizer step; where no loader is seen, where the last optimizer step ended before the same optimizer begins again. What is in no phase
+is the script's own work between.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from launcher_observer.timers import Timer
 
@@ -18,22 +18,33 @@ MOST_OPTIMIZER_STEPS = 64
 Pause = Literal["checkpoint", "evaluate"]
 
 
+class Cut(NamedTuple):
+    """A moment within a step, and what the step had by then."""
+
+    time: float
+    moment: Any
+    cpu: float
+    phases: int
+    paused: float
+
+
 class Step:
     """One step, under way or over."""
 
     __slots__ = (
         *("number", "began", "ended", "begin", "end", "cpu", "data_wait", "phases", "paused", "optimizers"),
-        *("batches", "samples", "loader"),
+        *("batches", "samples", "loader", "cut"),
     )
 
-    def __init__(self, number: int, began: float, begin: Any):
+    def __init__(self, number: int, began: float, begin: Any, cpu: float = 0.0):
         """
         Args:
             number: from 1.
             began: seconds of the host's clock.
             begin: the same moment of the timer.
+            cpu: seconds that the process had used by then.
         """
-        self.number, self.began, self.begin, self.cpu = number, began, begin, time.process_time()
+        self.number, self.began, self.begin, self.cpu = number, began, begin, cpu
         self.ended, self.end = began, begin
         self.data_wait, self.paused = 0.0, 0.0
         self.phases: list[tuple[str, Any, Any]] = []
@@ -42,6 +53,8 @@ class Step:
         self.batches, self.samples = 0, 0
         self.loader: Loading | None = None
         """The pass over a loader that its first batch came from."""
+        self.cut = Cut(began, begin, cpu, 0, 0.0)
+        """Where its last optimizer step ended."""
 
 
 class Loading:
@@ -60,30 +73,31 @@ class Loading:
 
 
 class StepClock:
-    """Called by the hooks, always on the training thread. No call takes more than a few microseconds."""
+    """Called once for each event of the training thread, in their order, with `now` and `moment` set to when it happened."""
 
-    def __init__(
-        self, step_ended: Callable[[Step], None], paused: Callable[[Pause, int, float, float], None], timer: Timer
-    ):
+    def __init__(self, step_ended: Callable[[Step], None], paused: Callable[[Pause, int, float, float], None]):
         """
         Args:
             step_ended: takes a step that is over.
             paused: takes a pause's kind, the steps before it, when it began by the host's clock, and its seconds.
         """
-        self._step_ended, self._paused, self._now = step_ended, paused, timer.now
-        self.phase: str | None = None
-        """What is under way, as far as it can be told by now."""
+        self._step_ended, self._paused = step_ended, paused
+        self.now = 0.0
+        """When the event happened, in seconds of the host's clock."""
+        self.moment: Any = 0.0
+        """The same of the timer."""
+        self._cpu = 0.0
+        """Seconds that the process had used, at the last event that told."""
         self.steps = 0
         """That are over."""
-        self.sees_batches = False
-        """Whether a step so far had a batch of a loader."""
         self._backwards = 0
         self._step: Step | None = None
         self._mark: Any = None
         """When the last thing that was seen was over."""
-        self._asked = 0.0
         self._exhausted = False
         """Whether a loader had no more to give, and nothing was trained since."""
+        self._copying: Any = None
+        """When the copy under way began."""
         self._copied = False
         """Whether a tensor of the batch was copied to the device."""
         self._evaluating: float | None = None
@@ -98,20 +112,23 @@ class StepClock:
 
     def use(self, timer: Timer) -> None:
         """Measure by this timer from the next step on."""
-        self._now, self._step = timer.now, None
+        self.moment = timer.now()
+        if self._step is not None:
+            self._begin_step(self.now)
 
     # Batches
 
-    def batch_asked(self, loading: Loading, training: bool) -> Loading | None:
+    def batch_asked(self, loading: Loading, training: bool, cpu: float) -> Loading | None:
         """A loader's next batch is waited for.
 
         Args:
             training: gradients are on.
+            cpu: seconds that the process has used.
 
         Returns:
             a pass over another loader that turns out to have been an evaluation.
         """
-        now = time.perf_counter()
+        now, self._cpu = self.now, cpu
         if loading.backwards < 0:
             loading.began, loading.backwards = now, self._backwards
         if not training:
@@ -121,34 +138,31 @@ class StepClock:
         if self._saved is not None or self._evaluating is not None:
             self._end_pauses(now)
         if self._step is not None and self._step.optimizers:
-            self._end_step(now)
+            self._end_step(now, self.moment)
         if self._step is None or self._exhausted:
             self._begin_step(now)
         self._exhausted = False
-        self.phase = "data_wait"
-        self._asked = time.perf_counter()  # a step that ended may have been written down meanwhile
         return evaluated
 
-    def batch_came(self, loading: Loading, samples: int) -> None:
+    def batch_came(self, loading: Loading, samples: int, waited: float) -> None:
         """The batch is there.
 
         Args:
             samples: that it holds.
+            waited: seconds for it.
         """
-        now = time.perf_counter()
         loading.batches += 1
         if self._evaluating is not None:
-            self._evaluated = now
+            self._evaluated = self.now
             return
         step = self._step
         assert step is not None
-        step.data_wait += now - self._asked
+        step.data_wait += waited
         step.samples += samples
         if step.loader is None:
             step.loader = loading
         step.batches += step.loader.loader is loading.loader
-        self._mark, self._copied = self._now(), False
-        self.phase = "forward"
+        self._mark, self._copied = self.moment, False
 
     def loader_ended(self, loading: Loading) -> bool:
         """There was no batch more. A pass in which nothing was trained was an evaluation, if gradients were on or not.
@@ -156,13 +170,12 @@ class StepClock:
         Returns:
             whether it was.
         """
-        now = time.perf_counter()
         if self._evaluating is not None:
-            self._evaluated = now
+            self._evaluated = self.now
             return True
-        self._exhausted, self.phase = True, None
+        self._exhausted = True
         if loading.backwards == self._backwards and self.steps and loading.loader.role != "training":
-            self._step, self._evaluating, self._evaluated = None, loading.began, now
+            self._step, self._evaluating, self._evaluated = None, loading.began, self.now
         return self._evaluating is not None
 
     def _evaluated_since(self, loading: Loading) -> Loading | None:
@@ -177,7 +190,7 @@ class StepClock:
 
     def loader_restarts(self) -> None:
         """A training loader begins a new pass, whose workers may have to start first."""
-        self._end_pauses(time.perf_counter())
+        self._end_pauses(self.now)
 
     # The step's own work
 
@@ -189,7 +202,6 @@ class StepClock:
         self._backwards += 1
         step = self._under_way()
         self._add("forward", step)
-        self.phase = "backward"
         self._exhausted = False
         return step.loader
 
@@ -198,70 +210,68 @@ class StepClock:
         if self._backward_depth > 0 or self._step is None:
             return
         self._add("backward", self._step)
-        self.phase = None if self._optimizer is None else "optimizer"
 
-    def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step, or a scaler's around it, begins; also where one is under way, which then is a part of that."""
+    def optimizer_begins(self, optimizer: int) -> None:
+        """An optimizer's step, or a scaler's around it, begins; also where one is under way, which then is a part of that.
+
+        Args:
+            optimizer: its identity.
+        """
         if self._optimizer is not None:
             return
-        self._optimizer = id(optimizer)
         step = self._under_way()
-        done = step.optimizers.count(self._optimizer)
+        done = step.optimizers.count(optimizer)
         if done and (not step.batches or done >= MOST_OPTIMIZER_STEPS):
-            self._end_step(time.perf_counter())
-            step = self._begin_step(time.perf_counter())
-            self._optimizer = id(optimizer)
-        self._mark = self._now()
-        self.phase = "optimizer"
+            self._end_step_at_its_cut(step)
+        self._optimizer, self._mark = optimizer, self.moment
 
-    def optimizer_ends(self, optimizer: Any) -> None:
-        step = self._step
-        if self._optimizer != id(optimizer) or step is None:
+    def optimizer_ends(self, optimizer: int, cpu: float) -> None:
+        """
+        Args:
+            cpu: seconds that the process has used.
+        """
+        step, self._cpu = self._step, cpu
+        if self._optimizer != optimizer or step is None:
             return
         self._add("optimizer", step)
-        step.optimizers.append(self._optimizer)
-        step.ended = time.perf_counter()
-        self._optimizer = None
-        self._copied, self.phase = False, None if step.batches else "forward"
+        step.optimizers.append(optimizer)
+        step.ended = self.now
+        step.cut = Cut(self.now, self.moment, cpu, len(step.phases), step.paused)
+        self._optimizer, self._copied = None, False
 
-    def copy_begins(self) -> Any:
-        """A tensor is copied to the device. Returns what `copy_ends` wants; None outside of a step."""
+    def copy_begins(self) -> None:
+        """A tensor is copied to the device."""
+        self._copying = self.moment
+
+    def copy_ends(self, before: str | None) -> None:
+        """
+        Args:
+            before: the phase in which it was copied.
+        """
         step = self._step
         if step is None or self._evaluating is not None or self._backward_depth or self._optimizer is not None:
-            return None
-        phase, self.phase = self.phase, "host_to_device"
-        return phase, self._now()
-
-    def copy_ends(self, begin: Any) -> None:
-        step = self._step
-        if begin is None or step is None:
             return
-        phase, moment = begin
-        now = self._now()
-        if phase == "forward" and self._copied:  # before the batch's first copy, the model has not begun
-            step.phases.append(("forward", self._mark, moment))
-        step.phases.append(("host_to_device", moment, now))
-        self._mark, self._copied, self.phase = now, True, phase
+        if before == "forward" and self._copied:  # before the batch's first copy, the model has not begun
+            step.phases.append(("forward", self._mark, self._copying))
+        step.phases.append(("host_to_device", self._copying, self.moment))
+        self._mark, self._copied = self.moment, True
 
     # Pauses
 
-    def checkpoint_begins(self) -> bool:
-        """Whether it is the outermost, which alone counts. Files that are saved one after the other are one checkpoint."""
-        if self._saving is not None:
-            return False
-        now = time.perf_counter()
+    def checkpoint_begins(self) -> None:
+        """Files that are saved one after the other are one checkpoint."""
+        now = self.now
         self._end_evaluation(now)
-        self._saving, self.phase = self._saved[1] if self._saved else now, "checkpoint"
+        self._saving = self._saved[1] if self._saved else now
         self._saved = (self._saved[0] if self._saved else now, now)
-        return True
 
     def checkpoint_ends(self) -> None:
-        now, step = time.perf_counter(), self._step
+        now, step = self.now, self._step
         assert self._saving is not None and self._saved is not None
         if step is not None:
             step.paused += now - self._saving
-            step.ended, self._mark = now, self._now()
-        self._saving, self.phase, self._saved = None, None, (self._saved[0], now)
+            step.ended, self._mark = now, self.moment
+        self._saving, self._saved = None, (self._saved[0], now)
 
     def close(self) -> None:
         """The process ends: what has an end by now is counted."""
@@ -273,11 +283,11 @@ class StepClock:
 
     def _begin_evaluation(self, now: float) -> None:
         self._end_checkpoint()
-        self._evaluated, self.phase = now, "evaluate"
+        self._evaluated = now
         if self._evaluating is not None:
             return
         if self._step is not None and self._step.optimizers:
-            self._end_step(now)
+            self._end_step(now, self.moment)
         self._evaluating = now
 
     def _end_pauses(self, now: float) -> None:
@@ -299,7 +309,7 @@ class StepClock:
         began, self._evaluating = self._evaluating, None
         if self._step is not None:  # in the middle of one, between two of its batches
             self._step.paused += now - began
-            self._mark = self._now()
+            self._mark = self.moment
         if self.steps:
             self._paused("evaluate", self.steps, began, now - began)
 
@@ -308,34 +318,42 @@ class StepClock:
     def _under_way(self) -> Step:
         """The step under way; a new one where none is, such as after an evaluation or without a loader."""
         if self._saved is not None or self._evaluating is not None:
-            self._end_pauses(time.perf_counter())
-        return self._step or self._begin_step(time.perf_counter())
+            self._end_pauses(self.now)
+        return self._step or self._begin_step(self.now)
 
     def _begin_step(self, now: float) -> Step:
-        self._step = step = Step(self.steps + 1, now, None)
-        step.begin = self._mark = self._now()
+        self._step = step = Step(self.steps + 1, now, self.moment, self._cpu)
+        self._mark = self.moment
         self._optimizer, self._backward_depth = None, 0  # of a step that an exception ended
         return step
 
-    def _end_step(self, now: float, end: Any = None) -> None:
+    def _end_step(self, ended: float, end: Any, following: Step | None = None) -> None:
         """The step under way ends.
 
         Args:
-            end: the timer's moment; now if not given.
+            ended, end: when, by the host's clock and the timer's.
+            following: the step that is under way from then on.
         """
-        step, self._step = self._step, None
+        step, self._step = self._step, following
         assert step is not None
-        step.end, step.ended = self._now() if end is None else end, now
-        step.cpu = time.process_time() - step.cpu
-        self.sees_batches |= step.batches > 0
+        step.end, step.ended = end, ended
+        step.cpu = (following.cpu if following is not None else self._cpu) - step.cpu
         self.steps = step.number
         self._step_ended(step)
 
+    def _end_step_at_its_cut(self, step: Step) -> None:
+        """What came after the last optimizer step is of the next step, which is under way."""
+        cut = step.cut
+        following = Step(step.number + 1, cut.time, cut.moment, cut.cpu)
+        following.phases, following.paused = step.phases[cut.phases :], step.paused - cut.paused
+        del step.phases[cut.phases :]
+        step.paused = cut.paused
+        self._end_step(cut.time, cut.moment, following)
+
     def _add(self, phase: str, step: Step) -> None:
         """What was done since the last mark was of this phase."""
-        now = self._now()
-        step.phases.append((phase, self._mark, now))
-        self._mark = now
+        step.phases.append((phase, self._mark, self.moment))
+        self._mark = self.moment
 
 
 def _trains(step: Step) -> bool:

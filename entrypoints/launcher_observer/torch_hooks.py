@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from typing import Any
 from launcher_observer.after_import import after_import
 from launcher_observer.batches import Batches
 from launcher_observer.observer import LOADING, Observer
+from launcher_observer.setups import samples_of
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes a function and gives the one to put in its place."""
@@ -80,16 +82,21 @@ def _loaders(observer: Observer, torch: Any) -> None:
             loading = iterator.__dict__.get(LOADING)
             if loading is None or not observer.may_train_here():
                 return original(iterator)
-            observer.guarded(observer.batch_asked, loading)
+            events, trains = observer.events, torch.is_grad_enabled()
+            waiting, using = ("data_wait", "forward") if trains else ("evaluate", "evaluate")
+            events.add(waiting, observer.batch_asked, loading, trains, time.process_time())
+            events.settle_if_due()
+            asked = time.perf_counter()
             try:
                 batch = original(iterator)
             except StopIteration:
-                observer.guarded(observer.loader_ended, loading)
+                events.add(None, observer.loader_ended, loading)
                 raise
             except BaseException:
-                observer.guarded(observer.batch_failed, loading)
+                events.add(None, observer.batch_failed, loading)
                 raise
-            observer.guarded(observer.batch_came, loading, batch)
+            waited = time.perf_counter() - asked
+            events.add(using, observer.batch_came, loading, observer.guarded(samples_of, batch) or 0, waited)
             return batch
 
         return __next__
@@ -104,34 +111,36 @@ def _loaders(observer: Observer, torch: Any) -> None:
 def _steps(observer: Observer, torch: Any) -> None:
     def backward(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if observer.is_over or not observer.takes_this_thread():
+            if not observer.takes_this_thread():
                 return original(*args, **kwargs)
-            observer.guarded(observer.backward_begins)
+            following = observer.backward_begins()
             try:
                 return original(*args, **kwargs)
             finally:
-                observer.guarded(observer.clock.backward_ends)
+                observer.events.add(following, observer.clock.backward_ends)
+                observer.events.settle_if_due()
 
         return backward
 
     def scaled(original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if observer.is_over or not observer.takes_this_thread():
+            if not observer.takes_this_thread():
                 return original(scaler, optimizer, *args, **kwargs)
-            observer.guarded(observer.scaler_begins, scaler, optimizer)
+            observer.guarded(observer.calls, "scaler", lambda: {"enabled": bool(scaler.is_enabled())})
+            observer.optimizer_begins(optimizer)
             done = original(scaler, optimizer, *args, **kwargs)
-            observer.guarded(observer.clock.optimizer_ends, optimizer)  # also where it skipped the optimizer's own
+            observer.optimizer_ends(optimizer)  # also where it skipped the optimizer's own
             return done
 
         return step
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not observer.is_over and observer.takes_this_thread():
-            observer.guarded(observer.optimizer_begins, optimizer)
+        if observer.takes_this_thread():
+            observer.optimizer_begins(optimizer)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not observer.is_over and observer.takes_this_thread():
-            observer.guarded(observer.clock.optimizer_ends, optimizer)
+        if observer.takes_this_thread():
+            observer.optimizer_ends(optimizer)
 
     _wrap(torch.autograd, "backward", backward)
     optimizers: Any = sys.modules["torch.optim.optimizer"]  # which torch.optim does not have as an attribute
@@ -158,7 +167,7 @@ def _checkpoints(observer: Observer, torch: Any) -> None:
                 return original(*args, **kwargs)
             finally:
                 if counts:
-                    observer.guarded(observer.clock.checkpoint_ends)
+                    observer.guarded(observer.checkpoint_ends)
 
         return save
 
@@ -175,10 +184,16 @@ def _copies(observer: Observer, torch: Any) -> None:
         def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if not tensor.is_cpu or not observer.trains_here():
                 return original(tensor, *args, **kwargs)
-            begin = observer.guarded(observer.clock.copy_begins)
+            events = observer.events
+            before = events.phase
+            events.add("host_to_device", observer.clock.copy_begins)
             copied = original(tensor, *args, **kwargs)
-            if begin is not None and not copied.is_cpu:
-                observer.guarded(observer.copied, tensor, begin)
+            if copied.is_cpu:
+                events.phase = before
+                return copied
+            events.add(before, observer.clock.copy_ends, before)
+            events.settle_if_due()
+            observer.guarded(observer.calls, "copy", lambda: {"pinned": bool(tensor.is_pinned())})
             return copied
 
         return to

@@ -1,8 +1,9 @@
 """What the observer costs a training step: one script with it and one without, in turn. `make bench-insight`.
 
-Two processes run the same loop, N steps at a time and never at once: a batch of a DataLoader, forward, backward, optimizer. The
-short step is one number's, so that the difference is the hooks' and no other; the long one computes for about 5 ms on one thread, and
-there the share of the whole is shown, with the thread that samples lines. CPU time of the whole process, medians of all rounds.
+Two processes run the same loop, a few steps at a time and never at once: a batch of a DataLoader, forward, backward, optimizer. The
+short step is one number's, so that the difference is the hooks' and no other; the long ones compute for about 5 and 50 ms on one
+thread. CPU time of the whole process, with the thread that samples lines: medians of the differences of all rounds of several such
+pairs, since two processes of one script differ by more than the observer costs.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ torch.set_num_threads(1)
 width, batch = json.loads(sys.argv[1])
 model = nn.Linear(width, width)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-samples = torch.randn(batch * 64, width)
+samples = torch.randn(batch * 4, width)
 
 class Ready(torch.utils.data.Dataset):
     def __len__(self):
         return 64
     def __getitem__(self, index):
-        return samples[index * batch : (index + 1) * batch]
+        first = index % 4 * batch
+        return samples[first : first + batch]
 
 loader = DataLoader(Ready(), batch_size=None)
 
@@ -88,39 +90,46 @@ class Loop:
         self.process.wait()
 
 
-def compared(step: tuple[int, int], rounds: int, seconds: float) -> tuple[float, float, float]:
-    """Microseconds of CPU of a step without the observer, what it adds, and what it adds to the wall clock."""
+def measured(step: tuple[int, int], rounds: int, seconds: float) -> list[tuple[float, float, float]]:
+    """Of each round of one pair: seconds of CPU of a step without the observer, what it adds, and what it adds to the wall clock."""
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name, kind) for kind in ("plain", "observed")]
         for folder in folders:
             folder.mkdir()
         loops = [Loop(folder, step, observed=folder.name == "observed") for folder in folders]
         warm = [loop(20) for loop in loops]
-        count = max(5, int(seconds / warm[0][1]))
+        count = max(2, int(seconds / warm[0][1]))
         time.sleep(1)  # the system monitor's start
-        measured: list[list[tuple[float, float]]] = [[], []]
+        found: list[list[tuple[float, float]]] = [[], []]
         for number in range(rounds):
             for which in (0, 1) if number % 2 else (1, 0):
-                measured[which].append(loops[which](count))
+                found[which].append(loops[which](count))
         for loop in loops:
             loop.close()
         assert list(folders[1].rglob("timeline-0.jsonl")) and not list(folders[0].rglob("timeline-0.jsonl"))
-    plain = statistics.median(cpu for cpu, _ in measured[0])
-    more = statistics.median(ours[0] - theirs[0] for theirs, ours in zip(*measured, strict=True))
-    wall = statistics.median(ours[1] - theirs[1] for theirs, ours in zip(*measured, strict=True))
-    return 1e6 * plain, 1e6 * more, 1e6 * wall
+    return [(theirs[0], ours[0] - theirs[0], ours[1] - theirs[1]) for theirs, ours in zip(*found, strict=True)]
+
+
+def compared(step: tuple[int, int], pairs: int, rounds: int, seconds: float) -> tuple[float, float, float]:
+    """The same of all rounds of several pairs: medians, in microseconds."""
+    found = [one for _ in range(pairs) for one in measured(step, rounds, seconds)]
+    plain, more, wall = (1e6 * statistics.median(values) for values in zip(*found, strict=True))
+    return plain, more, wall
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each loop in a round")
+    parser.add_argument("--pairs", type=int, default=5, help="of processes")
+    parser.add_argument("--rounds", type=int, default=30, help="of each pair")
+    parser.add_argument("--seconds", type=float, default=0.1, help="of each loop in a round")
     asked = parser.parse_args()
-    print(f"this machine, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}; {asked.rounds} rounds\n")
+    print(
+        f"this machine, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}; {asked.pairs} pairs, {asked.rounds} rounds\n"
+    )
     print("| step | µs without | µs more | of them a phase | % | µs more by the wall clock |")
     print("| ---: | ---------: | ------: | --------------: | -: | -----------------------: |")
-    for name, step in (("one number", (1, 1)), ("about 5 ms", (512, 448))):
-        plain, more, wall = compared(step, asked.rounds, asked.seconds)
+    for name, step in (("one number", (1, 1)), ("about 5 ms", (512, 448)), ("about 50 ms", (2048, 448))):
+        plain, more, wall = compared(step, asked.pairs, asked.rounds, asked.seconds)
         print(
             f"| {name} | {plain:.0f} | {more:.1f} | {more / PHASES:.2f} | {100 * more / plain:.2f} | {wall:.1f} |",
             flush=True,

@@ -74,7 +74,7 @@ def test_events_are_used_again(gpu, observed):
     observer = torch_hooks.current()
     observer.close()
     timer = observer._timer
-    assert len(timer._free) + len(timer._in_use) < 30  # 15 steps had some 10 each
+    assert len(timer._free) + len(timer._in_use) < 90  # 15 steps had some 10 each, those of 6 wait together
 
 
 def test_the_same_weights_with_and_without(gpu, tmp_path, request):
