@@ -45,11 +45,16 @@ def carry_out(options: argparse.Namespace) -> int:
     page = Path(options.html).absolute() if options.html is not None else None
     if page is not None and not page.parent.is_dir():
         raise mistake("--html", f"{options.html}: there is no folder {page.parent}", "create it, or choose another")
+    if page is not None and page.is_dir():
+        raise mistake("--html", f"{options.html}: is a folder", f"name a file: --html {Path(options.html, 'why.html')}")
     name = re.sub(r"[^A-Za-z0-9]+", "-", options.name or _script(command)).strip("-")[:42].strip("-") or "watch"
     ended = watch(command, name, lambda run: arguments.note(f"launcher: run {run.name}"))
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # the exit code stays the command's
         if not ended.hung_up:
-            _report(ended, page)
+            try:
+                _report(ended, page)
+            except OSError as error:
+                arguments.note(f"  not reported: {error}; launcher diagnose {ended.run.name} tries again")
     return ended.exit_code
 
 

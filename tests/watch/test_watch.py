@@ -13,6 +13,7 @@ import termios
 import psutil
 import pytest
 
+import launcher
 from launcher.config.redaction import redact_command
 from tests.conftest import as_in_a_terminal, wait_until
 from tests.watch.commands import LAUNCHER, OURS, Terminal, environment, the_run, typed, watched
@@ -260,6 +261,21 @@ def test_a_program_that_cannot_be_executed_leaves_a_record_that_says_so(tmp_path
     found = watched(program)
     assert found.returncode == 2 and b"Exec format error" in found.stderr
     assert "Exec format error" in the_run().outcome()["failure"]
+
+
+def test_a_page_that_cannot_be_written_costs_no_exit_code(tmp_path):
+    (tmp_path / "page").mkdir()
+    refused = typed("watch", "--html", str(tmp_path / "page"), "--", "true")
+    assert refused.returncode == 2 and "is a folder" in refused.stderr and not launcher.runs()
+    code = f"""
+import os, pathlib, sys, time
+os.mkdir('{tmp_path}/later')
+while not any(file.stat().st_size for file in pathlib.Path(os.environ['LAUNCHER_OBSERVER_FOLDER']).rglob('*.algo-1.json')):
+    time.sleep(0.05)
+sys.exit(3)"""
+    found = watched(sys.executable, "-c", code, options=["--html", str(tmp_path / "later")])
+    assert found.returncode == 3 and f"Is a directory: '{tmp_path}/later'".encode() in found.stderr
+    assert f"launcher diagnose {the_run().name}".encode() in found.stderr
 
 
 def test_secrets_of_a_command_line_are_redacted():
