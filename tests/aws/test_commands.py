@@ -198,6 +198,7 @@ def test_a_job_goes_on_when_the_terminal_closes_and_ends_with_an_interrupt_in_ci
     assert f"{name}: Stopped" in rest and "Ctrl-C" in rest
 
 
+@pytest.mark.slow
 def test_another_machine_follows_by_name_and_region(emulator, config, monkeypatch, tmp_path):
     done = typed("run", str(config), "--on", "aws", "--detach")
     [name] = re.findall(r"^run (sleeper-\S+) on aws", done.stdout, re.MULTILINE)

@@ -23,7 +23,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 CASES = 3000
 
-QUICK = 10
+QUICK = 20
 """One case in this number is always tried; the others where the slow tests run."""
 
 BACKENDS = ("process", "aws", "docker")

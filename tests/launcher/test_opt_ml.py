@@ -68,6 +68,7 @@ def test_each_host_finds_its_own_folder_there_and_nothing_changes_outside(script
     assert outside() == before
 
 
+@pytest.mark.slow
 def test_a_run_there_is_stopped_in_order_and_leaves_no_process(script_job, allowed):
     run = launcher.run(
         launcher.plan(

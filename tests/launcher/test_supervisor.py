@@ -91,7 +91,7 @@ def by_role(run: launcher.Run | Path) -> dict[str, list[psutil.Process]]:
 
 @pytest.mark.parametrize(
     "victim",
-    ["supervisor", "worker", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shim", "agent"))],
+    ["supervisor", *(pytest.param(name, marks=pytest.mark.slow) for name in ("worker", "shim", "agent"))],
 )
 def test_whoever_is_killed_no_process_stays_and_the_record_tells_the_truth(script_job, victim):
     run = launcher.run(launcher.plan(script_job(SLEEPER, **TWO_HOSTS)))

@@ -82,7 +82,6 @@ CASES = [
         20,
         {"loader": "loader = ", "optimizer": "of_generator = "},
         loader={"batch_size": 8, "num_workers": 0, "batches": 10},
-        slow=False,
         epoch_steps=10,
     ),
     Case(

@@ -59,6 +59,7 @@ def script(tmp_path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_script_is_followed_while_it_runs_and_its_slow_line_is_named(script, tmp_path):
     words = [*LAUNCHER, "watch", "--html", "why.html", "--", sys.executable, "train.py", str(tmp_path / "go")]
     with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
