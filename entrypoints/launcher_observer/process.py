@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,7 +66,6 @@ def described(torch: Any, device: Any) -> dict[str, Any]:
     """
     is_gpu = device is not None and device.type not in NOT_GPUS
     named = getattr(getattr(torch, device.type, None), "get_device_name", None) if is_gpu else None
-    command = sys.orig_argv
     return {
         "device": device.type if device is not None else None,
         "device_name": named(device) if named else None,
@@ -75,7 +73,6 @@ def described(torch: Any, device: Any) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
         "process_started": process_started(),
-        "command": command[: len(command) - len(sys.argv) + 1],  # arguments may hold a secret
     }
 
 

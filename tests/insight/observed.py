@@ -85,7 +85,7 @@ def observed(
     setups = [*more, *(one for one in usual if one["of"] not in {other["of"] for other in more})]
     for file in folder.rglob("timeline-*.jsonl"):
         events = [json.loads(line) for line in file.read_text().splitlines()]
-        events[0] |= {"observed": True, "settings": {}, "command": ["python", "train.py"]}
+        events[0] |= {"observed": True, "settings": {}}
         for event in events:
             if event["kind"] == "steps":
                 seconds = event["seconds"]

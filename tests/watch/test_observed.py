@@ -30,6 +30,8 @@ class Slow(Dataset):
 
 
 def main():
+    go = sys.argv[1:]
+    del sys.argv[1:]
     if "RANK" in os.environ:
         torch.distributed.init_process_group("gloo")
     model = torch.nn.Linear(8, 2)
@@ -42,9 +44,9 @@ def main():
             loss.backward()
             optimizer.step()
             print(f"{epoch} loss: {loss.item():.4f}", flush=True)
-        if len(sys.argv) > 1 and epoch == 3:
+        if go and epoch == 3:
             print("waits", flush=True)
-            while not os.path.exists(sys.argv[1]):
+            while not os.path.exists(go[0]):
                 time.sleep(0.05)
 
 
@@ -72,6 +74,8 @@ def test_a_script_is_followed_while_it_runs_and_its_slow_line_is_named(script, t
         assert "images/s" in shown[1] and "steps/s" in shown[1] and shown[1].endswith("left of the epoch")
         (tmp_path / "go").touch()
         assert process.wait(60) == 0
+    [record] = run.folder.path.rglob("timeline-0.jsonl")
+    assert str(tmp_path / "go") not in record.read_text(), "arguments may hold a secret"
     [*_, last] = run.metrics()
     assert (last["step"], last["epoch"], last["epoch_step"], last["epoch_steps"]) == (96, 6, 16, 16)
     steps = [line["step"] for line in run.metrics()]
