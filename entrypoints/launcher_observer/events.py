@@ -6,8 +6,8 @@ in a row with others.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from launcher_observer.step_clock import StepClock
@@ -45,7 +45,7 @@ class Events:
             act: to be called with the arguments, when the clock shows this moment.
         """
         try:
-            now = time.perf_counter()
+            now = perf_counter()
             self._waiting.append((act, now, now if self.moment is None else self.moment(), arguments))
             self.phase = phase
         except Exception as error:
@@ -64,6 +64,6 @@ class Events:
         try:
             for act, clock.now, clock.moment, arguments in waiting:
                 act(*arguments)
-            self._settled = time.perf_counter()
+            self._settled = perf_counter()
         except Exception as error:
             self._fail(error)

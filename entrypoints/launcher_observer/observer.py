@@ -185,7 +185,8 @@ class Observer:
     def backward_begins(self) -> str | None:
         """Returns the phase under way once it is over."""
         within = self.events.phase
-        self.guarded(self.calls, "backward")
+        if "backward" not in self._called:
+            self.guarded(self.calls, "backward")
         self.events.add("backward", self._trains_on)
         return within if within in WITHIN else None
 

@@ -168,7 +168,7 @@ def samples_of(batch: Any) -> int:
             return int(shape[0]) if len(shape) else 0
         try:
             batch = next(iter(batch.values() if hasattr(batch, "values") else batch))
-        except (TypeError, StopIteration):
+        except Exception:  # StopIteration, or what a batch of the user's own class raises
             return 0
         if isinstance(batch, (str, bytes)):
             return 0

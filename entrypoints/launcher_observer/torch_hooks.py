@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_ident
+from time import perf_counter, process_time
 from types import ModuleType
 from typing import Any
 
@@ -79,14 +80,14 @@ def _loaders(observer: Observer, torch: Any) -> None:
 
     def asked(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
-            loading = iterator.__dict__.get(LOADING)
-            if loading is None or not observer.may_train_here():
+            loading = getattr(iterator, LOADING, None)
+            if loading is None or (get_ident() != observer.thread and not observer.may_train_here()):
                 return original(iterator)
             events, trains = observer.events, torch.is_grad_enabled()
             waiting, using = ("data_wait", "forward") if trains else ("evaluate", "evaluate")
-            events.add(waiting, observer.batch_asked, loading, trains, time.process_time())
+            events.add(waiting, observer.batch_asked, loading, trains, process_time())
             events.settle_if_due()
-            asked = time.perf_counter()
+            asked = perf_counter()
             try:
                 batch = original(iterator)
             except StopIteration:
@@ -95,8 +96,8 @@ def _loaders(observer: Observer, torch: Any) -> None:
             except BaseException:
                 events.add(None, observer.batch_failed, loading)
                 raise
-            waited = time.perf_counter() - asked
-            events.add(using, observer.batch_came, loading, observer.guarded(samples_of, batch) or 0, waited)
+            waited = perf_counter() - asked
+            events.add(using, observer.batch_came, loading, samples_of(batch), waited)
             return batch
 
         return __next__
@@ -111,7 +112,7 @@ def _loaders(observer: Observer, torch: Any) -> None:
 def _steps(observer: Observer, torch: Any) -> None:
     def backward(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if not observer.takes_this_thread():
+            if get_ident() != observer.thread and not observer.takes_this_thread():
                 return original(*args, **kwargs)
             following = observer.backward_begins()
             try:
@@ -135,11 +136,11 @@ def _steps(observer: Observer, torch: Any) -> None:
         return step
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if observer.takes_this_thread():
+        if get_ident() == observer.thread or observer.takes_this_thread():
             observer.optimizer_begins(optimizer)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if observer.takes_this_thread():
+        if get_ident() == observer.thread or observer.takes_this_thread():
             observer.optimizer_ends(optimizer)
 
     _wrap(torch.autograd, "backward", backward)

@@ -154,6 +154,18 @@ def one_batch() -> nn.Module:
 
 
 @loop
+def without_a_loader() -> nn.Module:
+    """Batches of its own, two of them a step."""
+    model, optimizer = parts()
+    for number in range(12):
+        lower(model, (torch.randn(4, 8), torch.randn(4, 1)))
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@loop
 def two_loaders() -> nn.Module:
     """Labelled and unlabelled batches side by side; one loader is a copy."""
     model, optimizer = parts()

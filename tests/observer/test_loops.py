@@ -19,6 +19,7 @@ STEPS = {
     "evaluating_with_gradients": 18,
     "evaluating_a_part": 18,
     "one_batch": 37,  # of 100 in all, the first 64 were taken for one batch's
+    "without_a_loader": 6,  # the last alone in a window, with all its phases
     "two_loaders": 6,
     "retrying": 4,
     "mixed_precision": 6,
