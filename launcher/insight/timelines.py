@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher.config.secret_shapes import secrets_in_text
 from launcher.insight import shapes
 from launcher.insight.script import Address, Part, SampledLine, Script
 from launcher.record import trust
@@ -175,7 +176,9 @@ def _sampled_lines(sampled: dict[str, Any]) -> tuple[SampledLine, ...]:
 
 
 def _address(values: dict[str, Any]) -> Address:
-    return Address(values["file"], values["line"], " ".join(values["text"].split()))
+    """A line of code, without its text where that looks like a secret."""
+    text = " ".join(values["text"].split())
+    return Address(values["file"], values["line"], "" if secrets_in_text(text.encode("utf-8", "replace")) else text)
 
 
 def _arrays(rank: int, node: str, windows: list[dict[str, Any]]) -> dict[str, Any]:

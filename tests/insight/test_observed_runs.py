@@ -221,6 +221,13 @@ def test_where_no_line_calls_the_model_autocast_ends_before_the_backward_pass(tm
     assert "around the forward pass and the loss, before `loss.backward()` at train.py:72" in str(fix)
 
 
+def test_a_line_that_holds_a_secret_is_named_without_its_text(tmp_path):
+    key = "AKIA" + "QF7X2PL5MZ3KW6TD"
+    line = sampled(14, f"image = fetch(url, key='{key}')", 60)
+    report = diagnosed(tmp_path, ADDRESSES["no workers at all"][1], lines=[line])
+    assert "train.py:14" in str(report) and key not in json.dumps(report.to_dict(), default=str)
+
+
 def test_a_tf32_fix_stands_before_the_loop(tmp_path):
     _, planted, setups, lines, *_ = ADDRESSES["fp32 on an A100"]
     fixes = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes
