@@ -71,10 +71,6 @@ class Setups:
     def knows(self, of: str) -> bool:
         return any(key[0] == of for key in [*self._entries])
 
-    def find(self, of: str) -> dict[str, Any] | None:
-        """The values of the latest of its kind."""
-        return next((entry[2] for key, entry in reversed(self._entries.items()) if key[0] == of), None)
-
     def loader(self, loader: Any) -> Loader:
         """A DataLoader was made: it is the same as an earlier one of the same dataset, made on the same line with the same values."""
         made_at = self._first_maker(loader.dataset)
