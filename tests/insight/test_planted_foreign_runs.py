@@ -34,7 +34,7 @@ SMALL = {"model": "squeezenet1_1", "size": 48, "batch-size": 8, "steps": 24}
     [
         ("lightning", "storage_bound", {"workers": 2, "read-seconds": 0.2}),
         ("plain", "step_outliers", {"workers": 1, "size": 112, "steps": 80, "pause-every": 25, "pause-seconds": 6}),
-        ("trainer", "slow_epoch_starts", {"workers": 1, "images": 32, "open-seconds": 4}),
+        ("trainer", "slow_epoch_starts", {"workers": 1, "images": 32, "steps": 20, "open-seconds": 10}),
     ],
 )
 @pytest.mark.slow
