@@ -82,6 +82,7 @@ def test_the_record_can_be_read_while_aws_does_not_answer(sagemaker_job, monkeyp
     assert offline.wait(60) == "Stopped"
 
 
+@pytest.mark.slow
 def test_two_followers_of_one_run_write_each_line_once(sagemaker_job):
     text = "import time\nfor number in range(60):\n    print(f'line {number}', flush=True)\n    time.sleep(0.1)\n"
     run = started(sagemaker_job(text))

@@ -58,6 +58,7 @@ def test_a_run_is_submitted_followed_and_accounted_for(sagemaker_job, data):
     assert as_sent(described(run.name), plan.request) == plan.request
 
 
+@pytest.mark.slow
 def test_boto3_alone_sends_the_same_request_as_the_sdk(sagemaker_job, data, tmp_path, monkeypatch):
     """With SDK v3 installed there is no estimator; its own metadata says so."""
     job = sagemaker_job(
@@ -124,6 +125,7 @@ def test_a_run_is_found_again_from_another_machine(sagemaker_job, data, monkeypa
     assert (again.folder.code / "script.py").is_file()
 
 
+@pytest.mark.slow
 def test_a_job_that_something_else_started_can_be_followed(sagemaker_job, data):
     plan = launcher.plan(sagemaker_job(TRAINS, inputs={"train": {"folder": str(data)}}), on="aws")
     launcher.upload(plan)

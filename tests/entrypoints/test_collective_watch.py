@@ -101,6 +101,7 @@ def test_a_process_that_is_aborted_has_left_a_failure_file(tmp_path):
     assert len(text) <= 1024 and not (tmp_path / "1/failure").exists()
 
 
+@pytest.mark.slow
 def test_an_exception_that_comes_after_all_takes_its_place_and_keeps_the_cause(tmp_path):
     first, _ = ranks(tmp_path, "raise")
     assert first.returncode == 1
@@ -108,6 +109,7 @@ def test_an_exception_that_comes_after_all_takes_its_place_and_keeps_the_cause(t
     assert text.startswith("rank 0: RuntimeError") and "is in data_wait after step 41 and has not arrived" in text
 
 
+@pytest.mark.slow
 def test_what_was_foretold_is_taken_back_where_training_goes_on(tmp_path):
     first, second = ranks(tmp_path, "late")
     assert first.returncode == second.returncode == 0 and (tmp_path / "late").exists(), first.stderr

@@ -100,6 +100,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(digits):
     assert not all(torch.equal(value, weights(other)[name]) for name, value in weights(first).items())
 
 
+@pytest.mark.slow
 def test_stopping_real_training_on_two_hosts_leaves_a_model_and_a_stopped_run(digits):
     run = launcher.run(launcher.plan(classifier(
         digits, distribution="torchrun", compute={"instance_count": 2}, hyperparameters={"max_steps": None, "epochs": 10_000, "log_every": 5},

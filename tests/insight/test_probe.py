@@ -220,6 +220,7 @@ def test_a_run_of_two_processes_is_probed_by_its_own_record(quick):
     assert_nothing_left(probe)
 
 
+@pytest.mark.slow
 def test_where_the_probe_fails_the_diagnosis_is_told_with_the_reason(quick):
     run = recorded(quick, measured=plant(**PLANTED["data_bound", "harsh"]))
     (run.folder.code / "training/engine/probe.py").write_text("raise RuntimeError('no probe today')\n")

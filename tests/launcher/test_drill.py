@@ -64,6 +64,7 @@ def test_a_script_that_resumes_exactly_passes_kills_of_every_kind(script_job, sa
         assert_nothing_left(run)
 
 
+@pytest.mark.slow
 def test_a_script_that_resumes_almost_exactly_is_found_out_at_its_first_wrong_step(script_job, tmp_path):
     """By the command: a difference is exit code 1."""
     file = tmp_path / "config.yaml"

@@ -163,6 +163,7 @@ def test_on_sagemaker_a_host_has_its_gpus_and_all_trials_a_price(place, capsys):
     assert "at most $120.00 in all" in told.err and "at most $100.00" in told.err and launcher.runs() == []
 
 
+@pytest.mark.slow
 def test_a_size_that_fails_is_told_and_not_tried_again(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(place)
     words = [*TINY[1:], "hyperparameters.model_options={no_such_option: 1}", "study.hosts=[1]", "study.repeats=2"]
