@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from launcher_observer.addresses import address, is_users, package
 
 INTERVAL, LATER, MANY = 0.05, 0.2, 500
-"""Seconds between two looks at first, and after so many: the lines are known by then."""
+"""Seconds between two looks at first; later, which is after MANY looks: the lines are known by then."""
 
 MOST_LINES = 50
 """That are written down."""

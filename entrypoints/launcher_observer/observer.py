@@ -214,7 +214,7 @@ class Observer:
         self.events.add(None, self.clock.checkpoint_ends)
         self.events.settle()
 
-    # What becomes of it, when the clock is told
+    # What the clock makes of it later
 
     def batch_asked(self, loading: Loading, trains: bool, cpu: float) -> None:
         """

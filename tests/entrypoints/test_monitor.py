@@ -49,12 +49,8 @@ def events(folder: Path) -> list[dict]:
 
 
 def sampled(folder: Path, samples: int) -> list[dict]:
-    """Until so many samples lie in a folder."""
-
-    def times() -> int:
-        return len({event["Timestamp"] for event in events(folder)})
-
-    wait_until(lambda: times() >= samples, 30, f"{samples} samples in {folder}")
+    """All events once N samples lie in a folder."""
+    wait_until(lambda: len({one["Timestamp"] for one in events(folder)}) >= samples, 30, f"{samples} samples")
     return events(folder)
 
 

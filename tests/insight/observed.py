@@ -71,7 +71,7 @@ def observed(
     Args:
         planted: arguments of `plant`.
         more: `setup` lines instead of the usual ones of their kind.
-        lines: entries of the `lines` line; each rank is so many lines further down as its number says.
+        lines: entries of the `lines` line; those of rank N are N lines further down.
     """
     measured = plant(**planted)
     write(measured, folder)

@@ -223,8 +223,7 @@ def test_where_no_line_calls_the_model_autocast_ends_before_the_backward_pass(tm
 
 def test_a_line_that_holds_a_secret_is_named_without_its_text(tmp_path):
     key = "AKIA" + "QF7X2PL5MZ3KW6TD"
-    line = sampled(14, f"image = fetch(url, key='{key}')", 60)
-    report = diagnosed(tmp_path, ADDRESSES["no workers at all"][1], lines=[line])
+    report = diagnosed(tmp_path, ADDRESSES["no workers at all"][1], lines=[sampled(14, f"fetch('{key}')", 60)])
     assert "train.py:14" in str(report) and key not in json.dumps(report.to_dict(), default=str)
 
 

@@ -17,7 +17,7 @@ def parsed():
     parser.add_argument("data", type=Path)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--images", type=int, help="only so many for training")
+    parser.add_argument("--images", type=int, help="N, for training; all unless given")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--workers", type=int, default=1)
