@@ -55,7 +55,7 @@ class Setups:
             self._write_entry(*entry)
 
     def add(self, of: str, made_at: Address, values: dict[str, Any], which: object = None) -> None:
-        """Something was set up, or is otherwise than before.
+        """A part of the set-up is there, or has changed.
 
         Args:
             which: tells it from others of its kind; its address if not given.
