@@ -230,6 +230,7 @@ def test_what_shares_a_model_among_ranks_is_named(tmp_path, kind):
     done = ran(
         tmp_path,
         f"""
+import gc
 import torch.distributed
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
@@ -237,6 +238,9 @@ torch.distributed.init_process_group("gloo")
 model = {SHARED[kind]}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 epoch(); epoch()
+# Else gloo's threads, which a living model keeps, may let go of the last tensor when Python has ended: torch then aborts.
+model = optimizer = None
+gc.collect()
 torch.distributed.destroy_process_group()
 """,
         *TORCHRUN,
