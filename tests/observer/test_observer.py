@@ -238,9 +238,10 @@ torch.distributed.init_process_group("gloo")
 model = {SHARED[kind]}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 epoch(); epoch()
-# Else gloo's threads, which a living model keeps, may let go of the last tensor when Python has ended: torch then aborts.
-model = optimizer = None
-gc.collect()
+if "{kind}" != "DistributedDataParallel":
+    # Else gloo's threads, which a living model keeps, may let go of the last tensor when Python has ended: torch then aborts.
+    model = optimizer = None
+    gc.collect()
 torch.distributed.destroy_process_group()
 """,
         *TORCHRUN,
