@@ -17,10 +17,12 @@ from launcher_observer.addresses import Address, here
 from launcher_observer.contract import node_name
 from launcher_observer.events import WITHIN, Events
 from launcher_observer.lines import LineSampler
-from launcher_observer.models import models_of
+from launcher_observer.made_things import MadeThings
 from launcher_observer.report import report
 from launcher_observer.setups import Loader, Setups
-from launcher_observer.step_clock import Loading, Pause, Step, StepClock
+from launcher_observer.short_steps import ShortSteps
+from launcher_observer.step import Loading, Step
+from launcher_observer.step_clock import Pause, StepClock
 from launcher_observer.timeline_file import TimelineFile
 from launcher_observer.timers import GpuTimer, HostTimer, Timer
 from launcher_observer.windows import WARM_UP_STEPS, Windows
@@ -45,9 +47,8 @@ class Observer:
         self.torch, self.folder, self._hook_copies = torch, folder, hook_copies
         self.thread: int | None = None
         self.is_over = False
-        self.autocast: str | None = None
-        """The dtype of the latest autocast with gradients on."""
         self.setups = Setups()
+        self.made = MadeThings(torch, self.setups)
         self._loaders: weakref.WeakKeyDictionary[Any, Loader] = weakref.WeakKeyDictionary()
         self._reads_elsewhere = False
         """Whether another thread asks for batches."""
@@ -60,13 +61,14 @@ class Observer:
         self.clock = StepClock(self._step_ended, self._paused)
         self.events = Events(self.clock, self._fail)
         self._windows = Windows(self._write_window)
+        self.short = ShortSteps(self.events, self.clock, self._windows, self.torch.is_grad_enabled, self.guarded)
         self._sampler = LineSampler(lambda: self.events.phase, lambda: self.is_over, self.guarded)
         self._file: TimelineFile | None = None
         self._asking: Loading | None = None
         """Whose next batch is waited for."""
-        self._optimizers: set[int] = set()
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._device: Any = None
+        self.evaluates: int | None = None
+        """Identity of the model that was set to evaluate, and not yet to train."""
+        self._evaluates_at: Address
         self._between: str | None = None
         """The phase after an optimizer step: the next forward pass's, where nothing tells of its batch."""
         self._called: set[str] = set()
@@ -88,6 +90,7 @@ class Observer:
 
     def end(self, reason: str) -> None:
         """Observe nothing from now on."""
+        self.short.end()
         self.events.settle()
         self._tell_not_measured("steps", reason)
         self._stop()
@@ -121,6 +124,7 @@ class Observer:
 
     def close(self) -> None:
         """Write what is known by now; no step comes any more."""
+        self.short.end()
         self.events.add(None, self.clock.close)
         self.events.settle()
         self._windows.close()
@@ -158,6 +162,7 @@ class Observer:
         if not self.may_train_here():
             self._reads_elsewhere = True
             return
+        self.short.end()
         self.events.settle()
         known = self._loaders.get(loader)
         if known is not None and known.role == "training" and self.torch.is_grad_enabled():
@@ -191,9 +196,8 @@ class Observer:
         return within if within in WITHIN else None
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        if id(optimizer) not in self._optimizers:
-            self._optimizers.add(id(optimizer))
-            self.guarded(self._describe, optimizer)
+        if not self.made.knows(optimizer):
+            self.guarded(self.made.describe, optimizer)
         self.events.add("optimizer", self.clock.optimizer_begins, id(optimizer))
         if self.events.at_once:
             self.events.settle()
@@ -202,10 +206,22 @@ class Observer:
         self.events.add(self._between, self.clock.optimizer_ends, id(optimizer), time.process_time())
         self.events.settle_if_due()
 
+    def set_to_evaluate(self, model: Any) -> None:
+        self.short.end()
+        self.evaluates, self._evaluates_at = id(model), here()
+        self.events.add("evaluate", self.clock.evaluation_may_begin)
+
+    def set_to_train(self) -> None:
+        """The model that was set to evaluate."""
+        self.evaluates = None
+        self.events.add(self._between, self._evaluation_ends, self._evaluates_at)
+        self.events.settle()
+
     def checkpoint_begins(self) -> bool:
         """Whether it is the outermost, which alone counts."""
         if self.events.phase == "checkpoint":
             return False
+        self.short.end()
         self.setups.add("checkpoint", here(), {})
         self.events.add("checkpoint", self.clock.checkpoint_begins)
         return True
@@ -248,6 +264,10 @@ class Observer:
         if self._asking is loading:
             self._asking = None
 
+    def _evaluation_ends(self, began_at: Address) -> None:
+        if self.clock.evaluation_ends():
+            self.setups.add("evaluation", began_at, {})
+
     def _evaluates(self, loading: Loading) -> None:
         if loading.loader.role == "unknown":
             loading.loader.role = "evaluation"
@@ -260,48 +280,7 @@ class Observer:
             loading.loader.role = "training"
             self.setups.note(loading.loader)
 
-    # What it sees on any thread
-
-    def optimizer_made(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        self._optimizers.discard(id(optimizer))  # no other with its identity lives
-        self.setups.add("optimizer", here(), setups.optimizer_values(optimizer))
-
-    def data_parallel(self, model: Any, *args: Any, **kwargs: Any) -> None:
-        """A model was wrapped by DistributedDataParallel or FullyShardedDataParallel."""
-        self._models.add(model)
-        values = {"class": type(model).__name__, "world_size": process.rank_and_size(self.torch)[1]}
-        self.setups.add("data_parallel", here(), values)
-
-    def compiled(self, *args: Any, **kwargs: Any) -> None:
-        """torch.compile was called."""
-        self.setups.add(
-            "compile", here(), {"mode": kwargs.get("mode"), "backend": str(kwargs.get("backend", "inductor"))}
-        )
-
-    def autocast_entered(self, context: Any) -> None:
-        """An autocast began. Those without gradients are an evaluation's, those that are off an exception within another."""
-        if self.autocast is None and context._enabled and self.torch.is_grad_enabled():
-            self.autocast = str(context.fast_dtype).removeprefix("torch.")
-            self._precision(here())
-
-    def _describe(self, optimizer: Any) -> None:
-        """At an optimizer's first step the models are there, and the loop's functions are under way."""
-        self.setups.add("step", here(), {})
-        model_at = here()
-        for model_at, values in models_of(self.torch, optimizer):
-            self.setups.add("model", model_at, values, which=(model_at[:2], values["class"]))
-        parameters = setups.parameters_of(optimizer)
-        if not self.setups.knows("precision"):
-            self._precision(model_at)
-        if any(type(parameter).__name__ == setups.SHARDED for parameter in parameters):
-            values = {"class": "fully_shard", "world_size": process.rank_and_size(self.torch)[1]}
-            self.setups.add("data_parallel", model_at, values)
-        if self._device is None and parameters:
-            self._device = parameters[0].device
-            self.setups.add("device", model_at, {"type": self._device.type})
-
-    def _precision(self, at: Address) -> None:
-        self.setups.add("precision", at, setups.precision_values(self.torch, self.autocast), which="precision")
+    # What becomes of it
 
     def _step_ended(self, step: Step) -> None:
         if self._file is None and not self.is_over:
@@ -311,13 +290,14 @@ class Observer:
         self.events.at_once = step.number < WARM_UP_STEPS
         self._between = None if step.batches else "forward"
         self._windows.add(self._timer, step)
-        if step.number == 1 and self._device is not None and self._device.type not in process.NOT_GPUS:
+        self.short.measured(step)
+        if step.number == 1 and self.made.device is not None and self.made.device.type not in process.NOT_GPUS:
             self._measure_gpu()
         if step.ended >= self._lines_due:
             self._write_lines()
 
     def _measure_gpu(self) -> None:
-        module = getattr(self.torch, self._device.type, None)
+        module = getattr(self.torch, self.made.device.type, None)
         if hasattr(module, "Event"):
             self._timer = GpuTimer(module)
             self.clock.use(self._timer)
@@ -325,7 +305,7 @@ class Observer:
             self._hook_copies(self)
         else:
             self._tell_not_measured(
-                "forward", f"PyTorch has no timed events for a device of the type {self._device.type}"
+                "forward", f"PyTorch has no timed events for a device of the type {self.made.device.type}"
             )
 
     def _begin(self, step: Step) -> None:
@@ -354,14 +334,14 @@ class Observer:
             )
         if size == 1:
             not_measured["grad_sync"] = "a single process exchanges nothing"
-        elif not any(hasattr(model, "_get_ddp_logging_data") for model in self._models):
+        elif not any(hasattr(model, "_get_ddp_logging_data") for model in self.made.parallel_models):
             not_measured["grad_sync"] = "only DistributedDataParallel keeps a record of it, and none was seen"
         return {
             "rank": rank,
             "node": node_name(),
             "world_size": size,
             "backend": backend,
-            **process.described(self.torch, self._device),
+            **process.described(self.torch, self.made.device),
             "not_measured": not_measured,
             "settings": {},
             "observed": True,
@@ -369,9 +349,9 @@ class Observer:
 
     def _extra(self) -> dict[str, float]:
         """Further numbers of a window."""
-        module = getattr(self.torch, self._device.type, None) if isinstance(self._timer, GpuTimer) else None
-        memory = module.max_memory_allocated(self._device) if module is not None else process.peak_host_memory()
-        waited = [process.grad_sync_seconds(model) for model in self._models]
+        module = getattr(self.torch, self.made.device.type, None) if isinstance(self._timer, GpuTimer) else None
+        memory = module.max_memory_allocated(self.made.device) if module is not None else process.peak_host_memory()
+        waited = [process.grad_sync_seconds(model) for model in self.made.parallel_models]
         known = [seconds for seconds in waited if seconds is not None]
         return {"memory_gib": memory / 2**30, **({"grad_sync": sum(known)} if known else {})}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher_observer.addresses import Address, here, is_users, shown
-from launcher_observer.step_clock import Loading
+from launcher_observer.step import Loading
 
 MOST_ENTRIES = 500
 """Of a record: a script may make a loader for each of many epochs."""

@@ -8,68 +8,15 @@ is the script's own work between.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from launcher_observer.step import Cut, Loading, Step, trains
 from launcher_observer.timers import Timer
 
 MOST_OPTIMIZER_STEPS = 64
 """Of one optimizer on one batch; more are steps of a script that trains on a batch which it keeps."""
 
 Pause = Literal["checkpoint", "evaluate"]
-
-
-class Cut(NamedTuple):
-    """A moment within a step, and what the step had by then."""
-
-    time: float
-    moment: Any
-    cpu: float
-    phases: int
-    paused: float
-
-
-class Step:
-    """One step, under way or over."""
-
-    __slots__ = (
-        *("number", "began", "ended", "begin", "end", "cpu", "data_wait", "phases", "paused", "optimizers"),
-        *("batches", "samples", "loader", "cut"),
-    )
-
-    def __init__(self, number: int, began: float, begin: Any, cpu: float = 0.0):
-        """
-        Args:
-            number: from 1.
-            began: seconds of the host's clock.
-            begin: the same moment of the timer.
-            cpu: seconds that the process had used by then.
-        """
-        self.number, self.began, self.begin, self.cpu = number, began, begin, cpu
-        self.ended, self.end = began, begin
-        self.data_wait, self.paused = 0.0, 0.0
-        self.phases: list[tuple[str, Any, Any]] = []
-        """Name, and the timer's moments of its begin and end."""
-        self.optimizers: list[int] = []
-        self.batches, self.samples = 0, 0
-        self.loader: Loading | None = None
-        """The pass over a loader that its first batch came from."""
-        self.cut = Cut(began, begin, cpu, 0, 0.0)
-        """Where its last optimizer step ended."""
-
-
-class Loading:
-    """One pass over a loader."""
-
-    __slots__ = ("loader", "number", "began", "backwards", "batches")
-
-    def __init__(self, loader: Any, number: int):
-        """
-        Args:
-            loader: what the hooks know of it.
-            number: of the pass, from 1.
-        """
-        self.loader, self.number, self.batches = loader, number, 0
-        self.began, self.backwards = 0.0, -1
 
 
 class StepClock:
@@ -96,13 +43,17 @@ class StepClock:
         """When the last thing that was seen was over."""
         self._exhausted = False
         """Whether a loader had no more to give, and nothing was trained since."""
-        self._copying: Any = None
-        """When the copy under way began."""
+        self._part_began: Any = None
+        """When the copy, or the exchange of buffers, under way began."""
         self._copied = False
         """Whether a tensor of the batch was copied to the device."""
         self._evaluating: float | None = None
         self._evaluated = 0.0
         """When the evaluation under way began, and the last moment at which it was seen."""
+        self._set_to_evaluate: float | None = None
+        """When a model was, with nothing trained from then on."""
+        self._evaluated_at = -2
+        """The steps before the last evaluation of which no loader told."""
         self._backward_depth = 0
         self._optimizer: int | None = None
         """The one whose step is under way; those inside of it are its own."""
@@ -115,6 +66,33 @@ class StepClock:
         self.moment = timer.now()
         if self._step is not None:
             self._begin_step(self.now)
+
+    # Steps that are only counted
+
+    def leave(self, cpu: float) -> None:
+        """What follows is measured elsewhere, until the next event here.
+
+        Args:
+            cpu: seconds that the process has used.
+        """
+        self._cpu = cpu
+        self._end_pauses(self.now)
+        if self._step is not None and self._step.optimizers:
+            self._end_step(self.now, self.moment)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step is under way."""
+        return self._step is None
+
+    def pass_over(self, steps: int, cpu: float) -> None:
+        """So many steps are over since `leave`.
+
+        Args:
+            cpu: seconds that the process has used by now.
+        """
+        self.steps += steps
+        self._cpu = cpu
 
     # Batches
 
@@ -134,6 +112,7 @@ class StepClock:
         if not training:
             self._begin_evaluation(now)
             return None
+        self._set_to_evaluate = None
         evaluated = self._evaluated_since(loading)
         if self._saved is not None or self._evaluating is not None:
             self._end_pauses(now)
@@ -161,7 +140,10 @@ class StepClock:
         step.samples += samples
         if step.loader is None:
             step.loader = loading
-        step.batches += step.loader.loader is loading.loader
+        if step.loader.loader is loading.loader:
+            step.batches += 1
+        else:
+            step.other_batches += 1
         self._mark, self._copied = self.moment, False
 
     def loader_ended(self, loading: Loading) -> bool:
@@ -183,7 +165,7 @@ class StepClock:
         step = self._step
         if step is None or step.optimizers or step.loader is None:
             return None
-        if step.loader.loader.role == "training" or loading.loader.role != "training" or _trains(step):
+        if step.loader.loader.role == "training" or loading.loader.role != "training" or trains(step):
             return None
         self._step, self._evaluating = None, step.began
         return step.loader
@@ -200,6 +182,7 @@ class StepClock:
         if self._backward_depth > 1:
             return None
         self._backwards += 1
+        self._set_to_evaluate = None
         step = self._under_way()
         self._add("forward", step)
         self._exhausted = False
@@ -239,28 +222,44 @@ class StepClock:
         step.cut = Cut(self.now, self.moment, cpu, len(step.phases), step.paused)
         self._optimizer, self._copied = None, False
 
-    def copy_begins(self) -> None:
-        """A tensor is copied to the device."""
-        self._copying = self.moment
+    def part_begins(self) -> None:
+        """A tensor is copied to the device, or ranks exchange buffers."""
+        self._part_began = self.moment
 
     def copy_ends(self, before: str | None) -> None:
         """
         Args:
             before: the phase in which it was copied.
         """
+        # before the batch's first copy, the model has not begun
+        self._part_ends("host_to_device", before == "forward" and self._copied)
+        self._copied = True
+
+    def buffers_exchanged(self, before: str | None) -> None:
+        """
+        Args:
+            before: the phase in which they were.
+        """
+        self._part_ends("buffer_sync", before == "forward")
+
+    def _part_ends(self, name: str, is_within: bool) -> None:
+        """
+        Args:
+            is_within: whether the model's forward pass goes on before and after it.
+        """
         step = self._step
         if step is None or self._evaluating is not None or self._backward_depth or self._optimizer is not None:
             return
-        if before == "forward" and self._copied:  # before the batch's first copy, the model has not begun
-            step.phases.append(("forward", self._mark, self._copying))
-        step.phases.append(("host_to_device", self._copying, self.moment))
-        self._mark, self._copied = self.moment, True
+        if is_within:
+            step.phases.append(("forward", self._mark, self._part_began))
+        step.phases.append((name, self._part_began, self.moment))
+        self._mark = self.moment
 
     # Pauses
 
     def checkpoint_begins(self) -> None:
         """Files that are saved one after the other are one checkpoint."""
-        now = self.now
+        now, self._set_to_evaluate = self.now, None
         self._end_evaluation(now)
         self._saving = self._saved[1] if self._saved else now
         self._saved = (self._saved[0] if self._saved else now, now)
@@ -281,9 +280,32 @@ class StepClock:
         elif self._step is not None and self._step.optimizers:
             self._end_step(self._step.ended, self._mark)
 
+    def evaluation_may_begin(self) -> None:
+        """A model was set to evaluate. What follows is an evaluation if it is set to train again with nothing trained in between."""
+        self._set_to_evaluate = self.now if self._set_to_evaluate is None else self._set_to_evaluate
+
+    def evaluation_ends(self) -> bool:
+        """The model was set to train again.
+
+        Returns:
+            whether there was an evaluation, of which no loader told.
+        """
+        began, self._set_to_evaluate = self._set_to_evaluate, None
+        step = self._step
+        if began is None or self._evaluating is not None or (step and step.batches and not step.optimizers):
+            return False  # in the middle of a step, the model is asked for something that is trained on
+        now_trained = self.steps + bool(step and step.optimizers)
+        before, self._evaluated_at = self._evaluated_at, now_trained
+        if now_trained - before < 2:
+            return False  # so is what happens in every step
+        self._end_checkpoint()
+        self._evaluating = began
+        self._end_evaluation(self.now)
+        return True
+
     def _begin_evaluation(self, now: float) -> None:
         self._end_checkpoint()
-        self._evaluated = now
+        self._evaluated, self._set_to_evaluate = now, None
         if self._evaluating is not None:
             return
         if self._step is not None and self._step.optimizers:
@@ -310,8 +332,9 @@ class StepClock:
         if self._step is not None:  # in the middle of one, between two of its batches
             self._step.paused += now - began
             self._mark = self.moment
-        if self.steps:
-            self._paused("evaluate", self.steps, began, now - began)
+        steps = self.steps + bool(self._step and self._step.optimizers)
+        if steps:
+            self._paused("evaluate", steps, began, now - began)
 
     # Steps
 
@@ -354,8 +377,3 @@ class StepClock:
         """What was done since the last mark was of this phase."""
         step.phases.append((phase, self._mark, self.moment))
         self._mark = self.moment
-
-
-def _trains(step: Step) -> bool:
-    """Whether a step had a backward pass by now."""
-    return any(name == "backward" for name, *_ in step.phases)

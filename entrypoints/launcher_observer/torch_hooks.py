@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter, process_time
-from types import ModuleType
 from typing import Any
 
 from launcher_observer.after_import import after_import
@@ -57,7 +56,7 @@ def end(reason: str) -> None:
 def _take_hold(torch: Any, folder: Path) -> None:
     observer = Observer(torch, folder, functools.partial(_copies, torch=torch))
     _observers.append(observer)
-    for hooks in (_loaders, _steps, _setups, _checkpoints):
+    for hooks in (_loaders, _steps, _setups, _exchanges, _modes, _checkpoints):
         observer.guarded(hooks, observer, torch)
     for module in ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles"):  # from torch 2.2 on, and before
         after_import(module, functools.partial(observer.guarded, _leave_uncompiled))
@@ -83,6 +82,9 @@ def _loaders(observer: Observer, torch: Any) -> None:
             loading = getattr(iterator, LOADING, None)
             if loading is None or (get_ident() != observer.thread and not observer.may_train_here()):
                 return original(iterator)
+            short = observer.short
+            if short.is_due and observer.guarded(short.counts, loading):
+                return short.batch(original, iterator)
             events, trains = observer.events, torch.is_grad_enabled()
             waiting, using = ("data_wait", "forward") if trains else ("evaluate", "evaluate")
             events.add(waiting, observer.batch_asked, loading, trains, process_time())
@@ -112,7 +114,7 @@ def _loaders(observer: Observer, torch: Any) -> None:
 def _steps(observer: Observer, torch: Any) -> None:
     def backward(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != observer.thread and not observer.takes_this_thread():
+            if observer.short.is_counting or (get_ident() != observer.thread and not observer.takes_this_thread()):
                 return original(*args, **kwargs)
             following = observer.backward_begins()
             try:
@@ -125,7 +127,7 @@ def _steps(observer: Observer, torch: Any) -> None:
 
     def scaled(original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not observer.takes_this_thread():
+            if observer.short.is_counting or not observer.takes_this_thread():
                 return original(scaler, optimizer, *args, **kwargs)
             observer.guarded(observer.calls, "scaler", lambda: {"enabled": bool(scaler.is_enabled())})
             observer.optimizer_begins(optimizer)
@@ -136,11 +138,15 @@ def _steps(observer: Observer, torch: Any) -> None:
         return step
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if get_ident() == observer.thread or observer.takes_this_thread():
+        if not observer.short.is_counting and (get_ident() == observer.thread or observer.takes_this_thread()):
             observer.optimizer_begins(optimizer)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if get_ident() == observer.thread or observer.takes_this_thread():
+        if get_ident() != observer.thread and not observer.takes_this_thread():
+            return
+        if observer.short.is_counting:
+            observer.short.has_trained = True
+        else:
             observer.optimizer_ends(optimizer)
 
     _wrap(torch.autograd, "backward", backward)
@@ -152,12 +158,54 @@ def _steps(observer: Observer, torch: Any) -> None:
 
 
 def _setups(observer: Observer, torch: Any) -> None:
-    _wrap(torch.optim.Optimizer, "__init__", _then(observer, observer.optimizer_made))
-    parallel = _then(observer, observer.data_parallel)
+    _wrap(torch.optim.Optimizer, "__init__", _then(observer, observer.made.optimizer_made))
+    parallel = _then(observer, observer.made.data_parallel)
     _wrap(torch.nn.parallel.DistributedDataParallel, "__init__", parallel)
     after_import("torch.distributed.fsdp", lambda module: _wrap(module.FullyShardedDataParallel, "__init__", parallel))
-    _wrap(torch, "compile", _then(observer, observer.compiled))
-    _wrap(torch.amp.autocast_mode.autocast, "__enter__", _then(observer, observer.autocast_entered))
+    _wrap(torch, "compile", _then(observer, observer.made.compiled))
+    _wrap(torch.amp.autocast_mode.autocast, "__enter__", _then(observer, observer.made.autocast_entered))
+
+
+def _exchanges(observer: Observer, torch: Any) -> None:
+    """The buffers that DistributedDataParallel makes equal before a forward pass: there a rank waits for a slower one."""
+
+    def exchanging(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _sync_buffers(model: Any) -> Any:
+            if observer.short.is_counting or not observer.trains_here():
+                return original(model)
+            events = observer.events
+            before = events.phase
+            events.add("buffer_sync", observer.clock.part_begins)
+            done = original(model)
+            events.add(before, observer.clock.buffers_exchanged, before)
+            return done
+
+        return _sync_buffers
+
+    _wrap_in("_sync_buffers", exchanging, torch.nn.parallel.DistributedDataParallel)
+
+
+def _modes(observer: Observer, torch: Any) -> None:
+    """Evaluations without a loader: what lies between `eval()` and `train()` of one model."""
+
+    def evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
+        def eval(module: Any) -> Any:
+            if observer.trains_here():
+                observer.guarded(observer.set_to_evaluate, module)
+            return original(module)
+
+        return eval
+
+    def training(original: Callable[..., Any]) -> Callable[..., Any]:
+        def train(module: Any, mode: bool = True) -> Any:
+            if mode and observer.evaluates == id(module) and observer.trains_here():
+                observer.guarded(observer.set_to_train)
+            return original(module, mode)
+
+        return train
+
+    _wrap(torch.nn.Module, "eval", evaluating)
+    _wrap(torch.nn.Module, "train", training)
 
 
 def _checkpoints(observer: Observer, torch: Any) -> None:
@@ -183,11 +231,11 @@ def _copies(observer: Observer, torch: Any) -> None:
 
     def copying(original: Callable[..., Any]) -> Callable[..., Any]:
         def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if not tensor.is_cpu or not observer.trains_here():
+            if not tensor.is_cpu or observer.short.is_counting or not observer.trains_here():
                 return original(tensor, *args, **kwargs)
             events = observer.events
             before = events.phase
-            events.add("host_to_device", observer.clock.copy_begins)
+            events.add("host_to_device", observer.clock.part_begins)
             copied = original(tensor, *args, **kwargs)
             if copied.is_cpu:
                 events.phase = before
@@ -209,9 +257,9 @@ def _wrap(owner: Any, name: str, around: Around) -> None:
     setattr(owner, name, functools.wraps(original)(around(original)))
 
 
-def _wrap_in(name: str, around: Around, module: ModuleType) -> None:
-    if hasattr(module, name):
-        _wrap(module, name, around)
+def _wrap_in(name: str, around: Around, owner: Any) -> None:
+    if hasattr(owner, name):  # in all versions of it?
+        _wrap(owner, name, around)
 
 
 def _then(observer: Observer, note: Callable[..., None]) -> Around:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher_observer.step_clock import Step
+from launcher_observer.step import Step
 from launcher_observer.timers import HostTimer
 from launcher_observer.windows import Windows
 

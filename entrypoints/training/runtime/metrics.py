@@ -127,6 +127,9 @@ PHASES = (
     Phase("data_wait", "The process waits for its next batch", on_host=True),
     Phase("host_to_device", "The batch is copied to the device"),
     Phase("augment", "Images are varied on the device", computes=True),
+    Phase(
+        "buffer_sync", "Buffers, such as a batch norm's statistics, are made equal on all ranks before a forward pass"
+    ),
     Phase("teacher_forward", "The teacher's forward pass", computes=True),
     Phase("student_forward", "The trained model's forward pass, where there may be a teacher", computes=True),
     Phase("forward", "The forward pass", computes=True),
@@ -135,7 +138,7 @@ PHASES = (
     Phase("grad_sync", "Gradients are exchanged after the backward pass is over on this rank", inside="backward"),
     Phase("optimizer", "Gradients are clipped and the optimizer steps", computes=True),
 )
-"""Parts of a step, in their order. The kit's scripts have no `augment` and no `forward`; a script of one's own may."""
+"""Parts of a step, in their order. The kit's scripts have no `augment`, no `buffer_sync` and no `forward`; a script of one's own may."""
 
 PAUSES = ("evaluate", "checkpoint")
 """What happens between two steps, in its order; a rank's timeline has a line for each."""

@@ -26,7 +26,10 @@ def starved(evidence: Evidence) -> Answer:
         return _main_thread(evidence, gap) if gap >= 1.5 * NOTICEABLE else None
     if idle is None and gap is None:
         return NotMeasured(what="a GPU that waits for the training process", reason=evidence.why_no_hosts)
-    lost = max(gap or 0.0, (idle or 0.0) - (wait or 0.0) - (evidence.share("grad_sync", "host_to_device") or 0.0))
+    lost = max(
+        gap or 0.0,
+        (idle or 0.0) - (wait or 0.0) - (evidence.share("grad_sync", "buffer_sync", "host_to_device") or 0.0),
+    )
     if lost < (IDLE_GPU if (gap or 0) < 1.5 * NOTICEABLE else NOTICEABLE):
         return None
     if wait is None and evidence.busy is not None and (evidence.busy >= 0.85 or (evidence.waiting_cores or 0) >= 0.5):

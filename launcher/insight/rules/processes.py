@@ -10,8 +10,9 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 from launcher.insight.measurements import Steps
 
-SHARED_PHASES = ("grad_sync", "backward")
-"""Phases in which a rank may wait for the others: DistributedDataParallel reduces gradients inside backward."""
+SHARED_PHASES = ("grad_sync", "backward", "buffer_sync")
+"""Phases in which a rank may wait for the others: DistributedDataParallel reduces gradients inside backward, and makes buffers equal
+before forward."""
 
 
 def communication(evidence: Evidence) -> Answer:
@@ -19,7 +20,7 @@ def communication(evidence: Evidence) -> Answer:
     if evidence.world_size == 1:
         return DoesNotApply("one process")
     shares = [
-        seconds / whole
+        (seconds + (windows.mean_seconds(steps, "buffer_sync") or 0.0)) / whole
         for steps in evidence.ranks
         if (seconds := windows.mean_seconds(steps, "grad_sync")) is not None
         and (whole := windows.mean_seconds(steps, "step"))
@@ -172,7 +173,7 @@ def _where(evidence: Evidence, slowest: int) -> tuple[str, float]:
     """The phase in which a rank is slowest beside the others, and by how many seconds a step."""
     more = {}
     for phase in evidence.ranks[slowest].seconds:
-        if phase in ("step", "grad_sync"):
+        if phase in ("step", "grad_sync", "buffer_sync"):
             continue
         each = [
             _own_backward(evidence, steps) if phase == "backward" else windows.mean_seconds(steps, phase) or 0.0

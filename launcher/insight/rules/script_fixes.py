@@ -153,16 +153,17 @@ def _checkpoints(fix: Fix, evidence: Evidence, script: Script) -> Fix:
 
 
 def _evaluations(fix: Fix, evidence: Evidence, script: Script) -> Fix:
-    loader, times = script.loader("evaluation"), fix.value
+    made, times = script.loader("evaluation") or script.part("evaluation"), fix.value
     argument = ARGUMENTS.get(script.framework, {}).get("evaluate_every")
     if argument is not None:
         seen = {stall.step for stall in evidence.measurements.stalls if stall.kind == "evaluate"}
         every = round(windows.steps_done(evidence.ranks[0]) / max(len(seen), 1) * times)
-        change, value = f"{argument.format(every)}{_used(loader)}", every
+        change, value = f"{argument.format(every)}{_used(made)}", every
     else:
-        with_it = f", with the batches of {_code(loader.at)}" if loader else ""
+        of = "with the batches of" if made and made.of == "loader" else "begun by"
+        with_it = f", {of} {_code(made.at)}" if made else ""
         change, value = f"evaluate {times} times less often{with_it}", times
-    return replace(fix, setting="evaluate_every", value=value, change=change, at=_at(loader))
+    return replace(fix, setting="evaluate_every", value=value, change=change, at=_at(made))
 
 
 SETTINGS: dict[str, Callable[[Fix, Evidence, Script], Fix]] = {
