@@ -21,7 +21,7 @@ from launcher_observer.made_things import MadeThings
 from launcher_observer.report import report
 from launcher_observer.setups import Loader, Setups
 from launcher_observer.short_steps import ShortSteps
-from launcher_observer.step import Loading, Step
+from launcher_observer.step import LOADING, Loading, Step
 from launcher_observer.step_clock import Pause, StepClock
 from launcher_observer.timeline_file import TimelineFile
 from launcher_observer.timers import GpuTimer, HostTimer, Timer
@@ -29,9 +29,6 @@ from launcher_observer.windows import WARM_UP_STEPS, Windows
 
 FIRST_LINES, LINES_GROWTH = 5.0, 1.5
 """Seconds until the sampled lines are first written, and how many times as long it takes until the next time."""
-
-LOADING = "_launcher_loading"
-"""Attribute of a DataLoader's iterator that holds its Loading."""
 
 
 class Observer:
@@ -61,7 +58,7 @@ class Observer:
         self.clock = StepClock(self._step_ended, self._paused)
         self.events = Events(self.clock, self._fail)
         self._windows = Windows(self._write_window)
-        self.short = ShortSteps(self.events, self.clock, self._windows, self.torch.is_grad_enabled, self.guarded)
+        self.short = ShortSteps(self.events, self.clock, self._windows, self._trains_now, self.guarded)
         self._sampler = LineSampler(lambda: self.events.phase, lambda: self.is_over, self.guarded)
         self._file: TimelineFile | None = None
         self._asking: Loading | None = None
@@ -143,6 +140,9 @@ class Observer:
     def trains_here(self) -> bool:
         """Whether this thread is the one that trains."""
         return threading.get_ident() == self.thread
+
+    def _trains_now(self) -> bool:
+        return self.trains_here() and self.torch.is_grad_enabled()
 
     def takes_this_thread(self) -> bool:
         """Whether this thread trains: the first one that asks, from then on it alone."""

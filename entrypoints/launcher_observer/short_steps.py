@@ -1,4 +1,4 @@
-"""Steps so short that measuring each would slow them down: some in a row are measured, then three times as many are only counted.
+"""Steps so short that measuring each would slow them down: some in a row are measured, then several times as many are only counted.
 
 A counted step costs two looks at the clock. Its length and its wait for data are known, its other phases are not: windows.py lets the
 work of counted steps divide as that of the measured ones beside them.
@@ -11,7 +11,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from launcher_observer.events import Events
-from launcher_observer.step import Loading, Step
+from launcher_observer.step import LOADING, Loading, Step
 from launcher_observer.step_clock import StepClock
 from launcher_observer.timers import HostTimer
 from launcher_observer.windows import SHORTEST, CountedSteps, Windows
@@ -19,7 +19,7 @@ from launcher_observer.windows import SHORTEST, CountedSteps, Windows
 SHORT = 0.005
 """Seconds of a step. To measure one takes some 15 µs of CPU time (tests/benchmarks/observer_cost.py), 0.3 % of this."""
 
-MEASURED, COUNTED = 16, 48
+MEASURED, COUNTED = 8, 120
 """Steps in a row."""
 
 COUNTING = "counting"
@@ -39,7 +39,7 @@ class ShortSteps:
     ):
         """
         Args:
-            trains: whether gradients are on.
+            trains: whether this is the training thread, and gradients are on.
             guarded: calls a function and reports its error.
         """
         self._events, self._clock, self._windows, self._trains = events, clock, windows, trains
@@ -54,8 +54,12 @@ class ShortSteps:
         """Steps in a row that were measured, short, and of one batch."""
         self._samples, self._cpu_each = 0, 0.0
         """Of the last of them."""
+        self.batches: Any = None
+        """The iterator whose batches are counted."""
+        self.is_asking = False
+        """Whether its next batch is waited for, which may come from another one."""
+        self._waits_since = 0.0
         self._loading: Loading | None = None
-        self._is_asking = False
         self._began = self._asked = self._cpu = 0.0
         """When the first of the counted steps began, when this one did, and what CPU time the process had used at first."""
         self._steps, self._waited, self._slowest, self._waits_now = 0, 0.0, 0.0, 0.0
@@ -67,35 +71,46 @@ class ShortSteps:
         self.is_due = self._alike >= MEASURED
         self._samples, self._cpu_each = step.samples, step.cpu
 
-    def counts(self, loading: Loading) -> bool:
-        """Whether the step that begins with this loader's next batch is only counted. To be called while `is_due`."""
-        if self._is_asking:  # a loader within the one that is asked
-            return True
-        if not self.is_counting:
-            return self._begins(loading)
-        now = perf_counter()
-        is_slow = now - self._asked >= SHORTEST
-        if loading is self._loading and self._trains() and not is_slow and self._steps + self.has_trained < COUNTED:
-            if self.has_trained:
-                self._count(now)
-            return True
-        self._end(now)
-        return False
+    def begins(self, batches: Any) -> bool:
+        """Whether steps are counted from the next batch of this iterator on. To be called while `is_due`."""
+        loading = getattr(batches, LOADING, None)
+        if loading is None or loading.loader.role != "training" or not self._trains():
+            return False
+        self._cpu = process_time()
+        self._events.add(None, self._clock.leave, self._cpu)
+        self._events.settle()  # which tells of the last steps, and perhaps that they are not alike
+        if not self.is_due or not self._clock.is_idle:
+            return False
+        self._events.phase, self.is_counting, self.has_trained = COUNTING, True, False
+        self.batches, self._loading = batches, loading
+        self._began = self._asked = self._clock.now
+        self._steps, self._waited, self._slowest, self._waits_now = 0, 0.0, 0.0, 0.0
+        return True
 
-    def batch(self, following: Callable[[Any], Any], batches: Any) -> Any:
-        """The next batch of a loader, in a step that is only counted."""
-        if self._is_asking:
-            return following(batches)
-        asked, self._is_asking = perf_counter(), True
-        try:
-            batch = following(batches)
-        except BaseException:  # mostly StopIteration: the step before was the epoch's last
-            self._guarded(self._end, asked)
-            raise
-        finally:
-            self._is_asking = False
-        self._waits_now += perf_counter() - asked
-        return batch
+    def goes_on(self) -> bool:
+        """The next batch of `batches` is asked for: whether the step with it is counted too."""
+        asked = perf_counter()
+        if self.has_trained:
+            seconds = asked - self._asked
+            if self._steps + 1 == COUNTED or seconds >= SHORTEST:
+                self._guarded(self._end, asked)
+                return False
+            self._steps += 1
+            self._waited += self._waits_now
+            if seconds > self._slowest:
+                self._slowest = seconds
+            self._asked, self._waits_now, self.has_trained = asked, 0.0, False
+        self._waits_since, self.is_asking = asked, True
+        return True
+
+    def batch_came(self) -> None:
+        self._waits_now += perf_counter() - self._waits_since
+        self.is_asking = False
+
+    def batch_failed(self) -> None:
+        """Mostly since there is none: the step before was the epoch's last."""
+        self.is_asking = False
+        self._guarded(self._end, self._waits_since)
 
     def end(self) -> None:
         """Something else happens than another step: what follows is measured."""
@@ -103,38 +118,21 @@ class ShortSteps:
             self._guarded(self._end, perf_counter())
         self.is_due, self._alike = False, 0
 
-    def _begins(self, loading: Loading) -> bool:
-        if loading.loader.role != "training" or not self._trains():
-            return False
-        self._cpu = process_time()
-        self._events.add(None, self._clock.leave, self._cpu)
-        self._events.settle()  # which tells of the last steps, and perhaps that they are not alike
-        if not self.is_due or not self._clock.is_idle:
-            return False
-        self._events.phase, self.is_counting, self.has_trained, self._loading = COUNTING, True, False, loading
-        self._began = self._asked = self._clock.now
-        self._steps, self._waited, self._slowest, self._waits_now = 0, 0.0, 0.0, 0.0
-        return True
-
-    def _count(self, ended: float) -> None:
-        """A step is over."""
-        self._steps += 1
-        self._waited += self._waits_now
-        self._slowest = max(self._slowest, ended - self._asked)
-        self._asked, self._waits_now, self.has_trained = ended, 0.0, False
-
     def _end(self, now: float) -> None:
         """Write down what was counted. The step under way is over if it was trained in; else its optimizer's step will be the next."""
         assert self._loading is not None
         self.is_counting = self.is_due = False
-        self._alike, self._events.phase = 0, None
+        self._alike, self._events.phase, self.batches = 0, None, None
         slow = None
         if self.has_trained and now - self._asked >= SHORTEST:  # it shall stand alone
             slow = Step(self._clock.steps + self._steps + 1, self._asked, self._asked)
             slow.ended = slow.end = now
             slow.data_wait, slow.batches, slow.samples, slow.loader = self._waits_now, 1, self._samples, self._loading
         elif self.has_trained:
-            self._count(now)
+            self._steps += 1
+            self._waited += self._waits_now
+            self._slowest = max(self._slowest, now - self._asked)
+            self._asked = now
         cpu = process_time() - self._cpu
         self._clock.pass_over(self._steps + (slow is not None), self._cpu + cpu)
         if slow is not None:

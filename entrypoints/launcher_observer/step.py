@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+LOADING = "_launcher_loading"
+"""Attribute of a loader's iterator that holds its Loading."""
+
 
 class Cut(NamedTuple):
     """A moment within a step, and what the step had by then."""

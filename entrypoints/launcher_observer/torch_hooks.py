@@ -18,8 +18,9 @@ from typing import Any
 
 from launcher_observer.after_import import after_import
 from launcher_observer.batches import Batches
-from launcher_observer.observer import LOADING, Observer
+from launcher_observer.observer import Observer
 from launcher_observer.setups import samples_of
+from launcher_observer.step import LOADING
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes a function and gives the one to put in its place."""
@@ -79,12 +80,24 @@ def _loaders(observer: Observer, torch: Any) -> None:
 
     def asked(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
+            short = observer.short
+            if short.is_due and (short.is_counting or observer.guarded(short.begins, iterator)):
+                if iterator is not short.batches:
+                    if short.is_asking:  # which hands on the batches of this one
+                        return original(iterator)
+                elif short.goes_on():
+                    try:
+                        batch = original(iterator)
+                    except BaseException:
+                        short.batch_failed()
+                        raise
+                    short.batch_came()
+                    return batch
             loading = getattr(iterator, LOADING, None)
             if loading is None or (get_ident() != observer.thread and not observer.may_train_here()):
                 return original(iterator)
-            short = observer.short
-            if short.is_due and observer.guarded(short.counts, loading):
-                return short.batch(original, iterator)
+            if short.is_counting:
+                short.end()
             events, trains = observer.events, torch.is_grad_enabled()
             waiting, using = ("data_wait", "forward") if trains else ("evaluate", "evaluate")
             events.add(waiting, observer.batch_asked, loading, trains, process_time())

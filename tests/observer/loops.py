@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from launcher_observer import torch_hooks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
+
+PAUSES_AT = 333
+"""The step after which `short_steps` pauses."""
 
 LOOPS: dict[str, Callable[[], nn.Module]] = {}
 
@@ -138,6 +142,59 @@ def evaluating_a_part() -> nn.Module:
             model(inputs)
             if number == 1:
                 break
+    return model
+
+
+@loop
+def evaluating_on_its_own() -> nn.Module:
+    """Without a loader: evaluations between `eval()` and `train()`, after two steps of three."""
+    model, optimizer = parts()
+    for number in range(1, 13):
+        optimizer.zero_grad()
+        lower(model, (torch.randn(4, 8), torch.randn(4, 1)))
+        optimizer.step()
+        if number % 4 == 0:
+            model.eval()
+            with torch.no_grad():
+                model(torch.randn(4, 8))
+            time.sleep(0.05)
+            model.train()
+    return model
+
+
+@loop
+def asking_itself() -> nn.Module:
+    """A forward pass in the mode of evaluation is a part of every step, whose result is trained on."""
+    model, optimizer = parts()
+    for inputs, _ in loader():
+        optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            targets = model(inputs)
+        model.train()
+        lower(model, (inputs, targets.round()))
+        optimizer.step()
+    return model
+
+
+@loop
+def short_steps() -> nn.Module:
+    """So short that most are only counted. Two evaluations, and a pause of the loop's own."""
+    model, optimizer = parts()
+    training, held_out = loader(500), loader(2)
+    step = 0
+    for _ in range(2):
+        for batch in training:
+            optimizer.zero_grad()
+            lower(model, batch)
+            optimizer.step()
+            step += 1
+            if step in (150, 777):
+                with torch.no_grad():
+                    for inputs, _ in held_out:
+                        model(inputs)
+            if step == PAUSES_AT:
+                time.sleep(0.6)
     return model
 
 

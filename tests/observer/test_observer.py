@@ -235,6 +235,7 @@ import torch.distributed
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 torch.distributed.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(8, 1), nn.BatchNorm1d(1))
 model = {SHARED[kind]}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 epoch(); epoch()
@@ -255,3 +256,4 @@ torch.distributed.destroy_process_group()
         measured = kind == "DistributedDataParallel"
         assert ("grad_sync" in start["not_measured"]) != measured
         assert all(("grad_sync" in window["seconds"]) == measured for window in timeline.of("steps"))
+        assert all(("buffer_sync" in window["seconds"]) == measured for window in timeline.of("steps")[1:])

@@ -3,9 +3,8 @@
 import os
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from pictures import Extras, Photographs, built, loss_of, parsed
+from pictures import Extras, Photographs, built, loss_of, optimizer_of, parsed
 from torch.utils.data import DataLoader
 
 
@@ -27,7 +26,7 @@ class Classifier(pl.LightningModule):
         self.log("val_loss", loss_of(self.model, *batch))
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+        return optimizer_of(self, self.extras.options)
 
 
 def main():

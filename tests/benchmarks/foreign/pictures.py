@@ -21,6 +21,7 @@ def parsed():
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--optimizer", default="adamw", choices=("adamw", "sgd"))
     parser.add_argument("--rounds", type=int, default=1, help="of augmentation")
     parser.add_argument("--read-seconds", type=float, default=0, help="that an image takes to arrive")
     parser.add_argument("--open-seconds", type=float, default=0, help="that a worker takes to open the data")
@@ -59,6 +60,11 @@ class Photographs(torch.utils.data.Dataset):
 
 def built(options):
     return getattr(torchvision.models, options.model)(num_classes=10)
+
+
+def optimizer_of(model, options):
+    kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.SGD
+    return kind(model.parameters(), lr=1e-4)
 
 
 class Extras:

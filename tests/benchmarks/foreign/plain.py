@@ -5,7 +5,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from pictures import Extras, Photographs, built, loss_of, parsed
+from pictures import Extras, Photographs, built, loss_of, optimizer_of, parsed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
@@ -32,7 +32,7 @@ def main():
         training, batch_size=options.batch_size, shuffle=sampler is None, sampler=sampler, num_workers=options.workers
     )
     held_out = DataLoader(Photographs(options.data / "validation", options), batch_size=options.batch_size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = optimizer_of(model, options)
     extras, step = Extras(options), 0
     for epoch in itertools.count():
         for images, labels in loader:

@@ -47,6 +47,7 @@ def main():
         eval_strategy="steps" if options.evaluate_every else "no",
         eval_steps=options.evaluate_every or None,
         learning_rate=1e-4,
+        optim="adamw_torch" if options.optimizer == "adamw" else "sgd",
         logging_steps=10,
         report_to=[],
         use_cpu=True,
