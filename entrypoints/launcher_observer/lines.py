@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import itertools
 import sys
 import time
 from collections import Counter
@@ -11,7 +12,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from launcher_observer.addresses import address, is_users, package
-from launcher_observer.short_steps import COUNTING
 
 INTERVAL, LATER, MANY = 0.05, 0.2, 500
 """Seconds between two looks at first; later, which is after MANY looks: the lines are known by then."""
@@ -42,7 +42,7 @@ class LineSampler:
     def __init__(self, phase: Callable[[], str | None], is_over: Callable[[], bool], guarded: Callable[..., Any]):
         """
         Args:
-            phase: that is under way; COUNTING: not known.
+            phase: that is under way.
             is_over: whether to stop.
             guarded: calls a function and reports its error.
         """
@@ -63,14 +63,10 @@ class LineSampler:
         return {"samples": sum(seen.values()), "lines": lines}
 
     def _look(self, thread: int) -> None:
-        looks = 0
-        while True:
-            time.sleep(INTERVAL if looks < MANY else LATER)
+        for number in itertools.count():
+            time.sleep(INTERVAL if number < MANY else LATER)
             if self._is_over():
                 return
-            if self._phase() == COUNTING:
-                continue
-            looks += 1
             frame = sys._current_frames().get(thread)
             if frame is not None:
                 seen = _seen(frame, self._phase())

@@ -20,8 +20,7 @@ from launcher_observer.lines import LineSampler
 from launcher_observer.made_things import MadeThings
 from launcher_observer.report import report
 from launcher_observer.setups import Loader, Setups
-from launcher_observer.short_steps import ShortSteps
-from launcher_observer.step import LOADING, Loading, Step
+from launcher_observer.step import Loading, Step
 from launcher_observer.step_clock import Pause, StepClock
 from launcher_observer.timeline_file import TimelineFile
 from launcher_observer.timers import GpuTimer, HostTimer, Timer
@@ -29,6 +28,9 @@ from launcher_observer.windows import WARM_UP_STEPS, Windows
 
 FIRST_LINES, LINES_GROWTH = 5.0, 1.5
 """Seconds until the sampled lines are first written, and how many times as long it takes until the next time."""
+
+LOADING = "_launcher_loading"
+"""Attribute of a DataLoader's iterator that holds its Loading."""
 
 
 class Observer:
@@ -58,14 +60,14 @@ class Observer:
         self.clock = StepClock(self._step_ended, self._paused)
         self.events = Events(self.clock, self._fail)
         self._windows = Windows(self._write_window)
-        self.short = ShortSteps(self.events, self.clock, self._windows, self._trains_now, self.guarded)
         self._sampler = LineSampler(lambda: self.events.phase, lambda: self.is_over, self.guarded)
         self._file: TimelineFile | None = None
         self._asking: Loading | None = None
         """Whose next batch is waited for."""
-        self.evaluates: int | None = None
-        """Identity of the model that was set to evaluate, and not yet to train."""
-        self._evaluates_at: Address
+        self.set_to_evaluate: set[int] = set()
+        """Identities of models that were, with nothing trained since."""
+        self._evaluates_at: Address | None = None
+        """Where the first of them was."""
         self._between: str | None = None
         """The phase after an optimizer step: the next forward pass's, where nothing tells of its batch."""
         self._called: set[str] = set()
@@ -87,7 +89,6 @@ class Observer:
 
     def end(self, reason: str) -> None:
         """Observe nothing from now on."""
-        self.short.end()
         self.events.settle()
         self._tell_not_measured("steps", reason)
         self._stop()
@@ -121,7 +122,6 @@ class Observer:
 
     def close(self) -> None:
         """Write what is known by now; no step comes any more."""
-        self.short.end()
         self.events.add(None, self.clock.close)
         self.events.settle()
         self._windows.close()
@@ -141,9 +141,6 @@ class Observer:
         """Whether this thread is the one that trains."""
         return threading.get_ident() == self.thread
 
-    def _trains_now(self) -> bool:
-        return self.trains_here() and self.torch.is_grad_enabled()
-
     def takes_this_thread(self) -> bool:
         """Whether this thread trains: the first one that asks, from then on it alone."""
         ident = threading.get_ident()
@@ -162,7 +159,6 @@ class Observer:
         if not self.may_train_here():
             self._reads_elsewhere = True
             return
-        self.short.end()
         self.events.settle()
         known = self._loaders.get(loader)
         if known is not None and known.role == "training" and self.torch.is_grad_enabled():
@@ -190,6 +186,8 @@ class Observer:
     def backward_begins(self) -> str | None:
         """Returns the phase under way once it is over."""
         within = self.events.phase
+        if self.set_to_evaluate:
+            self.set_to_evaluate.clear()
         if "backward" not in self._called:
             self.guarded(self.calls, "backward")
         self.events.add("backward", self._trains_on)
@@ -198,6 +196,8 @@ class Observer:
     def optimizer_begins(self, optimizer: Any) -> None:
         if not self.made.knows(optimizer):
             self.guarded(self.made.describe, optimizer)
+        if self.set_to_evaluate:
+            self.set_to_evaluate.clear()
         self.events.add("optimizer", self.clock.optimizer_begins, id(optimizer))
         if self.events.at_once:
             self.events.settle()
@@ -206,24 +206,27 @@ class Observer:
         self.events.add(self._between, self.clock.optimizer_ends, id(optimizer), time.process_time())
         self.events.settle_if_due()
 
-    def set_to_evaluate(self, model: Any) -> None:
-        self.short.end()
-        self.evaluates, self._evaluates_at = id(model), here()
-        self.events.add("evaluate", self.clock.evaluation_may_begin)
+    def sets_to_evaluate(self, model: Any) -> None:
+        if self.events.phase == "forward" and self._between is None:
+            return  # in the middle of a step: a teacher, or a part of the model that is frozen
+        if not self.set_to_evaluate:
+            self._evaluates_at = here()
+            self.events.add("evaluate", self.clock.evaluation_may_begin)
+        self.set_to_evaluate.add(id(model))
 
-    def set_to_train(self) -> None:
-        """The model that was set to evaluate."""
-        self.evaluates = None
-        self.events.add(self._between, self._evaluation_ends, self._evaluates_at)
+    def sets_to_train(self) -> None:
+        """One of the models that were set to evaluate."""
+        self.set_to_evaluate.clear()
+        self.events.add(self._between, self._evaluation_ends, self._evaluates_at, time.process_time())
         self.events.settle()
 
     def checkpoint_begins(self) -> bool:
         """Whether it is the outermost, which alone counts."""
         if self.events.phase == "checkpoint":
             return False
-        self.short.end()
         self.setups.add("checkpoint", here(), {})
-        self.events.add("checkpoint", self.clock.checkpoint_begins)
+        self.set_to_evaluate.clear()
+        self.events.add("checkpoint", self._checkpoint_begins, self._evaluates_at, time.process_time())
         return True
 
     def checkpoint_ends(self) -> None:
@@ -264,9 +267,13 @@ class Observer:
         if self._asking is loading:
             self._asking = None
 
-    def _evaluation_ends(self, began_at: Address) -> None:
-        if self.clock.evaluation_ends():
+    def _evaluation_ends(self, began_at: Address, cpu: float) -> None:
+        if self.clock.evaluation_ends(cpu):
             self.setups.add("evaluation", began_at, {})
+
+    def _checkpoint_begins(self, evaluated_at: Address, cpu: float) -> None:
+        self._evaluation_ends(evaluated_at, cpu)
+        self.clock.checkpoint_begins()
 
     def _evaluates(self, loading: Loading) -> None:
         if loading.loader.role == "unknown":
@@ -290,7 +297,6 @@ class Observer:
         self.events.at_once = step.number < WARM_UP_STEPS
         self._between = None if step.batches else "forward"
         self._windows.add(self._timer, step)
-        self.short.measured(step)
         if step.number == 1 and self.made.device is not None and self.made.device.type not in process.NOT_GPUS:
             self._measure_gpu()
         if step.ended >= self._lines_due:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-LOADING = "_launcher_loading"
-"""Attribute of a loader's iterator that holds its Loading."""
-
 
 class Cut(NamedTuple):
     """A moment within a step, and what the step had by then."""
@@ -23,7 +20,7 @@ class Step:
 
     __slots__ = (
         *("number", "began", "ended", "begin", "end", "cpu", "data_wait", "phases", "paused", "optimizers"),
-        *("batches", "other_batches", "samples", "loader", "cut"),
+        *("batches", "samples", "loader", "cut"),
     )
 
     def __init__(self, number: int, began: float, begin: Any, cpu: float = 0.0):
@@ -40,8 +37,7 @@ class Step:
         self.phases: list[tuple[str, Any, Any]] = []
         """Name, and the timer's moments of its begin and end."""
         self.optimizers: list[int] = []
-        self.batches, self.other_batches, self.samples = 0, 0, 0
-        """Batches of the loader that the first came from, of others, and samples of all."""
+        self.batches, self.samples = 0, 0
         self.loader: Loading | None = None
         """The pass over a loader that its first batch came from."""
         self.cut = Cut(began, begin, cpu, 0, 0.0)

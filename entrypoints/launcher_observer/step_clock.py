@@ -16,6 +16,9 @@ from launcher_observer.timers import Timer
 MOST_OPTIMIZER_STEPS = 64
 """Of one optimizer on one batch; more are steps of a script that trains on a batch which it keeps."""
 
+SHORTEST_EVALUATION = 0.001
+"""Seconds between `eval()` and `train()`."""
+
 Pause = Literal["checkpoint", "evaluate"]
 
 
@@ -50,9 +53,9 @@ class StepClock:
         self._evaluating: float | None = None
         self._evaluated = 0.0
         """When the evaluation under way began, and the last moment at which it was seen."""
-        self._set_to_evaluate: float | None = None
+        self._set_to_evaluate: Cut | None = None
         """When a model was, with nothing trained from then on."""
-        self._evaluated_at = -2
+        self._evaluated_at = 0
         """The steps before the last evaluation of which no loader told."""
         self._backward_depth = 0
         self._optimizer: int | None = None
@@ -66,33 +69,6 @@ class StepClock:
         self.moment = timer.now()
         if self._step is not None:
             self._begin_step(self.now)
-
-    # Steps that are only counted
-
-    def leave(self, cpu: float) -> None:
-        """What follows is measured elsewhere, until the next event here.
-
-        Args:
-            cpu: seconds that the process has used.
-        """
-        self._cpu = cpu
-        self._end_pauses(self.now)
-        if self._step is not None and self._step.optimizers:
-            self._end_step(self.now, self.moment)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no step is under way."""
-        return self._step is None
-
-    def pass_over(self, steps: int, cpu: float) -> None:
-        """So many steps are over since `leave`.
-
-        Args:
-            cpu: seconds that the process has used by now.
-        """
-        self.steps += steps
-        self._cpu = cpu
 
     # Batches
 
@@ -140,10 +116,7 @@ class StepClock:
         step.samples += samples
         if step.loader is None:
             step.loader = loading
-        if step.loader.loader is loading.loader:
-            step.batches += 1
-        else:
-            step.other_batches += 1
+        step.batches += step.loader.loader is loading.loader
         self._mark, self._copied = self.moment, False
 
     def loader_ended(self, loading: Loading) -> bool:
@@ -202,6 +175,7 @@ class StepClock:
         """
         if self._optimizer is not None:
             return
+        self._set_to_evaluate = None
         step = self._under_way()
         done = step.optimizers.count(optimizer)
         if done and (not step.batches or done >= MOST_OPTIMIZER_STEPS):
@@ -259,7 +233,7 @@ class StepClock:
 
     def checkpoint_begins(self) -> None:
         """Files that are saved one after the other are one checkpoint."""
-        now, self._set_to_evaluate = self.now, None
+        now = self.now
         self._end_evaluation(now)
         self._saving = self._saved[1] if self._saved else now
         self._saved = (self._saved[0] if self._saved else now, now)
@@ -282,25 +256,41 @@ class StepClock:
 
     def evaluation_may_begin(self) -> None:
         """A model was set to evaluate. What follows is an evaluation if it is set to train again with nothing trained in between."""
-        self._set_to_evaluate = self.now if self._set_to_evaluate is None else self._set_to_evaluate
+        if self._set_to_evaluate is None:
+            phases = len(self._step.phases) if self._step is not None else 0
+            self._set_to_evaluate = Cut(self.now, self.moment, self._cpu, phases, 0.0)
 
-    def evaluation_ends(self) -> bool:
-        """The model was set to train again.
+    def evaluation_ends(self, cpu: float) -> bool:
+        """The model was set to train again, or is saved.
+
+        Args:
+            cpu: seconds that the process has used.
 
         Returns:
             whether there was an evaluation, of which no loader told.
         """
         began, self._set_to_evaluate = self._set_to_evaluate, None
         step = self._step
-        if began is None or self._evaluating is not None or (step and step.batches and not step.optimizers):
+        if began is None or self._evaluating is not None or self.now - began.time < SHORTEST_EVALUATION:
+            return False
+        if step is not None and step.batches and not step.optimizers:
             return False  # in the middle of a step, the model is asked for something that is trained on
-        now_trained = self.steps + bool(step and step.optimizers)
-        before, self._evaluated_at = self._evaluated_at, now_trained
-        if now_trained - before < 2:
+        trained = self.steps + bool(step and step.optimizers)
+        before, self._evaluated_at = self._evaluated_at, trained
+        if trained - before < 2:
             return False  # so is what happens in every step
         self._end_checkpoint()
-        self._evaluating = began
-        self._end_evaluation(self.now)
+        if step is not None:
+            del step.phases[began.phases :]
+        if step is not None and step.optimizers:
+            self._end_step(began.time, began.moment)
+        elif step is not None:
+            step.paused += self.now - began.time
+            self._mark = self.moment
+        self._cpu = cpu
+        if step is not None and step.optimizers and not step.batches:
+            self._begin_step(self.now)
+        self._paused("evaluate", trained, began.time, self.now - began.time)
         return True
 
     def _begin_evaluation(self, now: float) -> None:
@@ -332,9 +322,8 @@ class StepClock:
         if self._step is not None:  # in the middle of one, between two of its batches
             self._step.paused += now - began
             self._mark = self.moment
-        steps = self.steps + bool(self._step and self._step.optimizers)
-        if steps:
-            self._paused("evaluate", steps, began, now - began)
+        if self.steps:
+            self._paused("evaluate", self.steps, began, now - began)
 
     # Steps
 

@@ -18,9 +18,8 @@ from typing import Any
 
 from launcher_observer.after_import import after_import
 from launcher_observer.batches import Batches
-from launcher_observer.observer import Observer
+from launcher_observer.observer import LOADING, Observer
 from launcher_observer.setups import samples_of
-from launcher_observer.step import LOADING
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Takes a function and gives the one to put in its place."""
@@ -80,24 +79,9 @@ def _loaders(observer: Observer, torch: Any) -> None:
 
     def asked(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
-            short = observer.short
-            if short.is_due and (short.is_counting or observer.guarded(short.begins, iterator)):
-                if iterator is not short.batches:
-                    if short.is_asking:  # which hands on the batches of this one
-                        return original(iterator)
-                elif short.goes_on():
-                    try:
-                        batch = original(iterator)
-                    except BaseException:
-                        short.batch_failed()
-                        raise
-                    short.batch_came()
-                    return batch
             loading = getattr(iterator, LOADING, None)
             if loading is None or (get_ident() != observer.thread and not observer.may_train_here()):
                 return original(iterator)
-            if short.is_counting:
-                short.end()
             events, trains = observer.events, torch.is_grad_enabled()
             waiting, using = ("data_wait", "forward") if trains else ("evaluate", "evaluate")
             events.add(waiting, observer.batch_asked, loading, trains, process_time())
@@ -127,7 +111,7 @@ def _loaders(observer: Observer, torch: Any) -> None:
 def _steps(observer: Observer, torch: Any) -> None:
     def backward(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if observer.short.is_counting or (get_ident() != observer.thread and not observer.takes_this_thread()):
+            if get_ident() != observer.thread and not observer.takes_this_thread():
                 return original(*args, **kwargs)
             following = observer.backward_begins()
             try:
@@ -140,7 +124,7 @@ def _steps(observer: Observer, torch: Any) -> None:
 
     def scaled(original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if observer.short.is_counting or not observer.takes_this_thread():
+            if not observer.takes_this_thread():
                 return original(scaler, optimizer, *args, **kwargs)
             observer.guarded(observer.calls, "scaler", lambda: {"enabled": bool(scaler.is_enabled())})
             observer.optimizer_begins(optimizer)
@@ -151,15 +135,11 @@ def _steps(observer: Observer, torch: Any) -> None:
         return step
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not observer.short.is_counting and (get_ident() == observer.thread or observer.takes_this_thread()):
+        if get_ident() == observer.thread or observer.takes_this_thread():
             observer.optimizer_begins(optimizer)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if get_ident() != observer.thread and not observer.takes_this_thread():
-            return
-        if observer.short.is_counting:
-            observer.short.has_trained = True
-        else:
+        if get_ident() == observer.thread or observer.takes_this_thread():
             observer.optimizer_ends(optimizer)
 
     _wrap(torch.autograd, "backward", backward)
@@ -184,7 +164,7 @@ def _exchanges(observer: Observer, torch: Any) -> None:
 
     def exchanging(original: Callable[..., Any]) -> Callable[..., Any]:
         def _sync_buffers(model: Any) -> Any:
-            if observer.short.is_counting or not observer.trains_here():
+            if not observer.trains_here():
                 return original(model)
             events = observer.events
             before = events.phase
@@ -200,25 +180,33 @@ def _exchanges(observer: Observer, torch: Any) -> None:
 
 def _modes(observer: Observer, torch: Any) -> None:
     """Evaluations without a loader: what lies between `eval()` and `train()` of one model."""
+    compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)  # from torch 2.1 on
 
     def evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
         def eval(module: Any) -> Any:
-            if observer.trains_here():
-                observer.guarded(observer.set_to_evaluate, module)
+            if not compiling() and observer.trains_here():
+                observer.guarded(observer.sets_to_evaluate, module)
             return original(module)
 
-        return eval
+        return _as_of_torch(eval, original)
 
     def training(original: Callable[..., Any]) -> Callable[..., Any]:
         def train(module: Any, mode: bool = True) -> Any:
-            if mode and observer.evaluates == id(module) and observer.trains_here():
-                observer.guarded(observer.set_to_train)
+            if not compiling() and mode and id(module) in observer.set_to_evaluate and observer.trains_here():
+                observer.guarded(observer.sets_to_train)
             return original(module, mode)
 
-        return train
+        return _as_of_torch(train, original)
 
     _wrap(torch.nn.Module, "eval", evaluating)
     _wrap(torch.nn.Module, "train", training)
+
+
+def _as_of_torch(function: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    """A function that torch.compile may look into, as it looks into torch's own. It goes by the file of the code."""
+    seen: Any = function
+    seen.__code__ = seen.__code__.replace(co_filename=original.__code__.co_filename)
+    return function
 
 
 def _checkpoints(observer: Observer, torch: Any) -> None:
@@ -244,7 +232,7 @@ def _copies(observer: Observer, torch: Any) -> None:
 
     def copying(original: Callable[..., Any]) -> Callable[..., Any]:
         def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if not tensor.is_cpu or observer.short.is_counting or not observer.trains_here():
+            if not tensor.is_cpu or not observer.trains_here():
                 return original(tensor, *args, **kwargs)
             events = observer.events
             before = events.phase
@@ -271,7 +259,7 @@ def _wrap(owner: Any, name: str, around: Around) -> None:
 
 
 def _wrap_in(name: str, around: Around, owner: Any) -> None:
-    if hasattr(owner, name):  # in all versions of it?
+    if hasattr(owner, name):  # not every version has it
         _wrap(owner, name, around)
 
 

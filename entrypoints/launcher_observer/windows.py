@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher_observer.process import worker_cpu_seconds
-from launcher_observer.step import Loading, Step
+from launcher_observer.step import Step
 from launcher_observer.timers import Timer
 
 WARM_UP_STEPS = 5
@@ -16,28 +16,6 @@ WARM_UP_STEPS = 5
 
 SHORTEST, GROWTH = 0.5, 1 / 600
 """Seconds of a window at first, and what they grow by with every second of training: a month of it has some 6,000 windows."""
-
-
-class CountedSteps(NamedTuple):
-    """Steps in a row of which only this is known."""
-
-    number: int
-    """Of the last one."""
-    steps: int
-    began: float
-    ended: float
-    """Seconds of the host's clock."""
-    data_wait: float
-    """Seconds of all."""
-    slowest: float
-    cpu: float
-    samples: int
-    """Of each."""
-    loader: Loading
-
-    @property
-    def end(self) -> float:
-        return self.ended
 
 
 class Windows:
@@ -49,17 +27,13 @@ class Windows:
             write: takes a window's epoch, its last step, when that ended in Unix seconds, mean seconds a step, other numbers.
         """
         self._write = write
-        self._waiting: deque[tuple[Timer, Step | CountedSteps]] = deque()
+        self._waiting: deque[tuple[Timer, Step]] = deque()
         self._began: float | None = None
         self.since = time.perf_counter()
         """When it began to count, by the host's clock."""
         self._seconds: dict[str, float] = defaultdict(float)
         self._steps, self._samples, self._cpu, self._slowest = 0, 0, 0.0, 0.0
-        self._counted_work = 0.0
-        """Seconds of steps that were only counted, without their wait for data."""
-        self._shares: dict[str, float] = {}
-        """Of the phases in the work of the last window that has any that was measured."""
-        self._last: Step | CountedSteps | None = None
+        self._last: Step | None = None
         self._epoch, self._epoch_steps, self._epoch_began = 1, 0, 0.0
         self._batches = 0
         """Of all steps so far."""
@@ -71,19 +45,15 @@ class Windows:
         """Gives further numbers of a window, once for each: such as `memory_gib`."""
         self.world_size = 1
 
-    def add(self, timer: Timer, step: Step | CountedSteps) -> None:
-        """A step is over, or some that were counted."""
+    def add(self, timer: Timer, step: Step) -> None:
+        """A step is over."""
         self._waiting.append((timer, step))
         self.fold()
 
     def fold(self) -> None:
         """Count the steps whose seconds are known by now."""
         while self._waiting and self._waiting[0][0].has_passed(self._waiting[0][1].end):
-            timer, step = self._waiting.popleft()
-            if isinstance(step, Step):
-                self._count(timer, step)
-            else:
-                self._count_unmeasured(step)
+            self._count(*self._waiting.popleft())
 
     def close(self) -> None:
         """No step comes any more. Those whose seconds are not known yet are left out: nobody waits for them."""
@@ -124,39 +94,10 @@ class Windows:
             self._new_epoch = False
             self._flush()
 
-    def _count_unmeasured(self, counted: CountedSteps) -> None:
-        """They are of the epoch of the measured ones before them."""
-        seconds = counted.ended - counted.began
-        if self._began is None:
-            self._began = counted.began
-        self._seconds["step"] += seconds
-        self._seconds["data_wait"] += counted.data_wait
-        self._counted_work += max(0.0, seconds - counted.data_wait)
-        self._slowest = max(self._slowest, counted.slowest)
-        self._steps += counted.steps
-        self._samples += counted.steps * counted.samples
-        self._cpu += counted.cpu
-        self._epoch_steps += counted.steps
-        self._batches += counted.steps
-        self._last = counted
-        if counted.ended - self._began >= max(SHORTEST, (counted.ended - self.since) * GROWTH):
-            self._flush()
-
-    def _divide_counted(self) -> None:
-        """The phases of the steps that were only counted, by those that were measured."""
-        phases = [name for name in self._seconds if name not in ("step", "data_wait")]
-        counted, self._counted_work = self._counted_work, 0.0
-        work = self._seconds["step"] - self._seconds.get("data_wait", 0.0) - counted
-        if phases and work > 0:
-            self._shares = {name: self._seconds[name] / work for name in phases}
-        for name, share in self._shares.items() if counted else ():
-            self._seconds[name] += share * counted
-
     def _flush(self) -> None:
         step, steps = self._last, self._steps
         if step is None or not steps:
             return
-        self._divide_counted()
         before, self._worker_cpu = self._worker_cpu, worker_cpu_seconds()
         means = {name: value / steps for name, value in self._seconds.items()}
         extra: dict[str, Any] = {

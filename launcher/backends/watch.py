@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 from launcher.backends.base import Starter
 from launcher.config.issues import Issue
 from launcher.record.records import RunFolder
@@ -16,9 +13,8 @@ class Watch(Starter):
     name = "watch"
 
     def stop(self, folder: RunFolder, reason: str) -> None:
-        """Send SIGTERM to the command, by way of the launcher that watches it."""
+        """Ask the launcher that watches the command, perhaps on another machine, to send it SIGTERM."""
         folder.request_stop(reason)
-        os.kill(folder.read(folder.supervisor)["pid"], signal.SIGTERM)
 
     def why_not_planned_again(self, folder: RunFolder) -> Issue:
         fix = f"run the command again: launcher watch --name {folder.job_name} -- …; launcher show {folder.name} prints it"

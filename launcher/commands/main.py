@@ -66,6 +66,7 @@ COMMANDS = (
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _open_streams()
     sys.stdout, sys.stderr = _safe(sys.stdout), _safe(sys.stderr)
     options = read(sys.argv[1:] if words is None else words)
     try:
@@ -110,6 +111,17 @@ def read(words: Sequence[str]) -> argparse.Namespace:
             fix = "write the command behind --: launcher watch -- COMMAND ..."
         parser.error(f"unrecognized arguments: {' '.join(names or more)}; {fix}")
     return options
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed, so that no other file takes their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 – Python's own are never closed either
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _safe(stream: TextIO) -> TextIO:

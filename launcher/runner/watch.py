@@ -173,8 +173,12 @@ def _carry_out(command: Sequence[str], folder: RunFolder, umask: int) -> tuple[i
         finally:
             output.given()
         received: list[int] = []
+        is_stopping = False
         while process.poll() is None:
             select.select([heard], [], [], POLL_SECONDS)
+            if not is_stopping and os.path.exists(folder.stop_request):  # also where a file server hiccups
+                process.terminate()
+                is_stopping = True
             came = _read(heard) & {*PASSED_ON}
             if came:
                 time.sleep(GROUP_SECONDS)

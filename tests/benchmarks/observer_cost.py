@@ -40,7 +40,7 @@ samples = torch.randn(batch * 4, width)
 
 class Ready(torch.utils.data.Dataset):
     def __len__(self):
-        return 512
+        return 64
     def __getitem__(self, index):
         first = index % 4 * batch
         return samples[first : first + batch]

@@ -158,6 +158,11 @@ ADDRESSES = {
         "evaluation_stalls", PLANTED["evaluation_stalls", "mild"], [loader(batch_size=256), EVALUATION], [],
         "train.py:50", "evaluate 4 times less often, with the batches of `held_out = DataLoader(test)` at train.py:50",
     ),
+    "evaluations without a loader": (
+        "evaluation_stalls", PLANTED["evaluation_stalls", "mild"],
+        [loader(batch_size=256), setup("evaluation", 55, "model.eval()")], [],
+        "train.py:55", "evaluate 4 times less often, begun by `model.eval()` at train.py:55",
+    ),
     "workers that start with every epoch": (
         "slow_epoch_starts", PLANTED["slow_epoch_starts", "harsh"], [], [],
         "train.py:42", "DataLoader(persistent_workers=False) at train.py:42: set persistent_workers=True",

@@ -118,6 +118,12 @@ PLANTED = {
     ("slow_rank", "exchange not measured, two ranks"): dict(
         phases={**CPU, "backward": 0.3}, ranks={0: {}, 1: {"student_forward": 0.2, "backward": 0.16}}, cores=4, busy=3
     ),
+    ("slow_rank", "waited for where buffers are made equal"): dict(
+        phases={**CPU, "buffer_sync": 0.2},
+        ranks={0: {}, 1: {"student_forward": 0.3, "buffer_sync": 0.002}},
+        cores=4,
+        busy=3,
+    ),
     ("uneven_gpus", "mild"): dict(phases=None, gpus=[95, 60, 60, 60], busy=4),
     ("uneven_gpus", "harsh: one at 100 %, others idle"): dict(phases=None, gpus=[100, 0, 0, 0], busy=4),
     ("step_outliers", "mild"): dict(phases=GPU, gpu=90, slow_steps={60: ("backward", 4.0), 150: ("backward", 4.0)}),

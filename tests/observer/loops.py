@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
 import sys
 import time
@@ -18,9 +19,6 @@ from launcher_observer import torch_hooks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
-
-PAUSES_AT = 333
-"""The step after which `short_steps` pauses."""
 
 LOOPS: dict[str, Callable[[], nn.Module]] = {}
 
@@ -158,6 +156,8 @@ def evaluating_on_its_own() -> nn.Module:
             with torch.no_grad():
                 model(torch.randn(4, 8))
             time.sleep(0.05)
+            if number == 8:  # the best so far
+                torch.save({}, io.BytesIO())
             model.train()
     return model
 
@@ -174,27 +174,6 @@ def asking_itself() -> nn.Module:
         model.train()
         lower(model, (inputs, targets.round()))
         optimizer.step()
-    return model
-
-
-@loop
-def short_steps() -> nn.Module:
-    """So short that most are only counted. Two evaluations, and a pause of the loop's own."""
-    model, optimizer = parts()
-    training, held_out = loader(500), loader(2)
-    step = 0
-    for _ in range(2):
-        for batch in training:
-            optimizer.zero_grad()
-            lower(model, batch)
-            optimizer.step()
-            step += 1
-            if step in (150, 777):
-                with torch.no_grad():
-                    for inputs, _ in held_out:
-                        model(inputs)
-            if step == PAUSES_AT:
-                time.sleep(0.6)
     return model
 
 
@@ -259,6 +238,31 @@ def mixed_precision() -> nn.Module:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = nn.functional.mse_loss(model(batch[0]).float(), batch[1])
         loss.backward()
+        optimizer.step()
+    return model
+
+
+class Frozen(nn.Module):
+    """A part of it is set to evaluate in each forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(8), nn.Linear(8, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.norm.eval()
+        return self.last(self.norm(inputs))
+
+
+@loop
+def compiled_whole() -> nn.Module:
+    """What torch.compile may not leave uncompiled."""
+    model = Frozen()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    fast = torch.compile(model, backend="eager", fullgraph=True)
+    for batch in loader():
+        optimizer.zero_grad()
+        lower(fast, batch)
         optimizer.step()
     return model
 

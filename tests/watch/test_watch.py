@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import signal
 import struct
 import subprocess
@@ -220,6 +221,13 @@ def test_launcher_stop_sends_sigterm():
     os.kill(process.pid, signal.SIGUSR2)
     assert process.stdout.read() == b"" and process.wait(60) == 9
     assert run.state == "Stopped" and run.outcome()["stop_reason"] == "tested"
+
+
+def test_a_closed_output_is_one_that_nobody_reads(tmp_path):
+    command = shlex.join([*LAUNCHER, "watch", "--", sys.executable, "-c", "print('heard')"])
+    done = subprocess.run(["bash", "-c", f"{command} >&-"], env=environment(), capture_output=True, cwd=tmp_path)
+    assert done.returncode == 0 and b"Completed" in done.stderr and b"Traceback" not in done.stderr
+    assert the_run().folder.log("algo-1").read_text() == "heard\n"
 
 
 @pytest.mark.parametrize(

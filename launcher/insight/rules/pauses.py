@@ -79,10 +79,11 @@ def epoch_starts(evidence: Evidence) -> Answer:
         title="Each epoch starts with a wait for the first batches",
         share=share,
         evidence=(
-            f"{percent(share)} of the training time passes before the first steps of epochs, or in their wait for data",
+            f"{percent(share)} of the training time passes before the first steps of epochs, or in these beyond what others take",
             f"in all other steps waiting for data takes {percent(evidence.share('data_wait') or 0)}",
         ),
-        cause="the loader restarts with every epoch: workers start, or images are listed again, while no batch is ready",
+        cause="the loader restarts with every epoch: workers start, or images are listed again, while no batch is ready; "
+        "after a fork the process also copies the memory that it writes to",
         fixes=(
             Fix(
                 setting=None,
@@ -97,8 +98,11 @@ def epoch_starts(evidence: Evidence) -> Answer:
 
 
 def epoch_start_share(evidence: Evidence) -> float:
-    """Share of the training time between epochs and in the wait for data of their first steps, beyond that of other steps; the median
-    rank's."""
+    """Share of the training time between epochs and in their first steps, beyond what other steps take; the median rank's.
+
+    Besides waiting for data, a process that has just forked its workers copies each page of memory as it first writes to it again:
+    https://man7.org/linux/man-pages/man2/fork.2.html
+    """
     shares = []
     for steps in evidence.ranks:
         first, later = epoch_firsts(evidence, steps)
@@ -106,8 +110,10 @@ def epoch_start_share(evidence: Evidence) -> float:
         waited = 0.0
         if first is not None and later < NOTICEABLE * windows.timed_mean(steps, "step"):
             everything = np.ones(len(first), bool)
-            excess = windows.timed_mean(steps, "data_wait", everything) - later
-            waited = excess / windows.timed_mean(steps, "step", everything)
+            waits = windows.timed_mean(steps, "data_wait", everything) - later
+            whole = windows.timed_mean(steps, "step", everything)
+            slower = whole - windows.timed_mean(steps, "step", ~first) if evidence.workers else 0.0
+            waited = max(waits, slower) / whole
         shares.append(between + waited * evidence.steps_seconds / (evidence.training_seconds or 1))
     return float(np.median(shares)) if shares else 0.0
 

@@ -2,9 +2,11 @@
 
 import argparse
 import os
+import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torchvision
 from PIL import Image
@@ -83,7 +85,10 @@ class Extras:
         if self.options.pause_every and self.steps % self.options.pause_every == 0:
             time.sleep(self.options.pause_seconds)
         if self.options.keep_megabytes:
-            self.kept.append(b"x" * int(self.options.keep_megabytes * 1e6))
+            threading.Thread(target=self.keep).start()
+
+    def keep(self):
+        self.kept.append(np.ones(int(self.options.keep_megabytes * 1e6), np.uint8))
 
 
 def python_for(seconds):
