@@ -4,7 +4,7 @@
 # make lint         ruff, and mypy over launcher/ and entrypoints/
 # make test-debian  quickstart's smoke, runs on the emulator, attach and archives on Debian's own /usr/bin/python3 (.venv-debian)
 # make audit        known vulnerabilities of the pinned packages; says so where PyPI's data are not at hand (.venv-audit)
-# make compat       the entry scripts' tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
+# make compat       the entry scripts' and the observer's tests on the oldest packages that they run on (.venv-oldest, Python 3.10 or 3.11), then on .venv's
 # make compat-smdebug   smdebug's own readers (.venv-smdebug, Python 3.10 or 3.11) open what our monitor wrote
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
@@ -71,7 +71,7 @@ audit: $(AUDIT)/.installed
 	.ci/audit $(AUDIT)
 
 compat: $(OLDEST)/.installed $(INSTALLED)
-	$(OLDEST)/bin/python $(TESTS) tests/entrypoints
+	$(OLDEST)/bin/python $(TESTS) tests/entrypoints tests/observer/test_loops.py
 	$(PYTEST) tests/entrypoints
 
 compat-smdebug: $(SMDEBUG)/.installed $(INSTALLED)

@@ -58,13 +58,14 @@ def _take_hold(torch: Any, folder: Path) -> None:
     _observers.append(observer)
     for hooks in (_loaders, _steps, _setups, _exchanges, _modes, _checkpoints):
         observer.guarded(hooks, observer, torch)
-    for module in ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles"):  # from torch 2.2 on, and before
+    for module in ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles"):  # from torch 2.3 on, and before; 2.2 has both
         after_import(module, functools.partial(observer.guarded, _leave_uncompiled))
 
 
 def _leave_uncompiled(rules: Any) -> None:
     """A compiled step calls the hooks as they are: what is compiled of it is the same as without them."""
-    rules.add(sys.modules[__package__])
+    if hasattr(rules, "add"):
+        rules.add(sys.modules[__package__])
 
 
 def _loaders(observer: Observer, torch: Any) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch._dynamo
 from launcher_observer import torch_hooks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -23,9 +24,18 @@ from torch.utils.data import DataLoader, TensorDataset
 LOOPS: dict[str, Callable[[], nn.Module]] = {}
 
 
+TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
+
+
 def loop(function: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    LOOPS[function.__name__] = function
+    if NEEDS.get(function.__name__, (2, 0)) <= TORCH:
+        LOOPS[function.__name__] = function
     return function
+
+
+NEEDS = {"skipping_scaler": (2, 3), "compiled": (2, 3), "compiled_whole": (2, 5)}
+"""Loops by what only this version of torch and later ones have: a scaler for CPUs; hooks of optimizers after the first torch.compile; a
+mode that is set in what is compiled."""
 
 
 def loader(batches: int = 6) -> DataLoader:
