@@ -109,6 +109,8 @@ class Finding:
     gain: Gain | None = None
     """Of the first fix; None: it is not about speed."""
     level: Level = "bottleneck"
+    urgent: bool = False
+    """Whether a risk would end the run soon, and so comes before what only makes it slow."""
     rank: int | None = None
     """The process that it is about; None: all of them."""
     probe: str | None = None

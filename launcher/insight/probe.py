@@ -195,7 +195,7 @@ def tested(report: Report, evidence: Evidence, probe: Probe | str) -> Report:
         return replace(report, probe=ProbeAnswer(f"not done: {probe}"))
     unlike = _unlike(evidence, probe)
     findings = report.findings if unlike else tuple(_tested(finding, probe) for finding in report.findings)
-    ranked = sorted(findings, key=lambda one: (one.level == "risk", one.refuted))
+    ranked = sorted(findings, key=lambda one: (not one.urgent, one.level == "risk", one.refuted))
     return replace(report, findings=tuple(ranked), probe=_answer(probe, unlike))
 
 

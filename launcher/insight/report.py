@@ -26,7 +26,7 @@ class Report:
     """What all rules say of one run."""
 
     findings: tuple[Finding, ...]
-    """The one that takes most of the time first, then risks."""
+    """Urgent ones first, then the one that takes most of the time, then risks."""
     not_found: tuple[str, ...]
     """What was looked for and is not there."""
     not_measured: tuple[NotMeasured, ...]

@@ -129,7 +129,8 @@ def test_a_refuted_finding_comes_after_the_others_and_before_risks():
         phases={**GPU, "data_wait": 1.0, "teacher_forward": 0.8},
         busy=7.6,
         gpu=30,
-        memory_growth=30,
+        memory=5,
+        memory_growth=10,
         settings={"num_workers": 7},
     )
     before = [finding.kind for finding in Diagnosis(measured).findings]

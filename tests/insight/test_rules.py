@@ -277,6 +277,13 @@ def test_what_another_finding_explains_has_that_finding(case):
     assert report.findings or EXPLAINED.why not in [why for _, why in report.not_applicable]
 
 
+def test_memory_that_is_full_soon_comes_before_what_only_makes_a_run_slow():
+    slow = PLANTED["data_bound", "harsh"]
+    for memory, growth, first in ((40, 30, "memory_growth"), (5, 10, "data_bound")):
+        kinds = [one.kind for one in judge(Evidence(plant(**slow, memory=memory, memory_growth=growth))).findings]
+        assert {*kinds} >= {"memory_growth", "data_bound"} and kinds[0] == first, kinds
+
+
 def test_only_where_there_are_several_ranks_can_another_one_come_late():
     slow = {60: ("backward", 4.0), 150: ("backward", 4.0)}
     alone, both = (judged(phases=GPU, gpu=90, slow_steps=slow, ranks=ranks).findings[0] for ranks in (1, 2))

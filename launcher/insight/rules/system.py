@@ -16,6 +16,9 @@ GROWTH = 5.0
 SETTLED = 0.4
 """Share of a run after which memory should be constant: data are cached and workers are up."""
 
+SOON = 10
+"""Times as long as it was watched: a run whose memory is full by then most likely does not reach its end."""
+
 SAMPLES = 20
 """Fewer samples than this show no trend."""
 
@@ -123,6 +126,7 @@ def _growth(
         cause=cause,
         fixes=fixes,
         level="risk",
+        urgent=left < SOON * hours,
     )
 
 

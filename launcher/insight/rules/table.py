@@ -61,5 +61,5 @@ def judge(evidence: Evidence) -> Report:
             not_found.append(rule.looks_for)
     if "operators" not in evidence.facts:
         not_measured.append(NotMeasured(what="operators and kernels", reason=evidence.why_not("operators")))
-    findings.sort(key=lambda finding: (finding.level == "risk", -(finding.share or 0.0)))
+    findings.sort(key=lambda finding: (not finding.urgent, finding.level == "risk", -(finding.share or 0.0)))
     return Report(tuple(findings), tuple(not_found), tuple(not_measured), tuple(not_applicable))
