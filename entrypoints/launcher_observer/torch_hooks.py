@@ -226,6 +226,9 @@ def _checkpoints(observer: Observer, torch: Any) -> None:
     torch.save = torch.serialization.save
     for module, name in (("safetensors.torch", "save_file"), ("torch.distributed.checkpoint", "save")):
         after_import(module, functools.partial(_wrap_in, name, saving))
+    for module in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"):
+        # which saves to memory, and then writes the file
+        after_import(module, lambda found: _wrap_in("save_checkpoint", saving, found.Trainer))
 
 
 def _copies(observer: Observer, torch: Any) -> None:

@@ -33,6 +33,8 @@ class Case:
     """What the observer reports, once; None: nothing."""
     evaluations: int = 0
     checkpoints: int = 0
+    checkpoint_seconds: float = 0.0
+    """That each takes at least."""
     ranks: int = 1
     slow: bool = True
     """Whether `make test` has no time for it."""
@@ -132,6 +134,7 @@ CASES = [
         loader={"batch_size": 8, "num_workers": 1, "batches": 12},
         evaluations=2,
         checkpoints=2,
+        checkpoint_seconds=0.2,
         epoch_steps=12,
     ),
     Case(
@@ -212,6 +215,7 @@ def test_a_script_trains_as_without_the_observer_and_is_followed(case, hook, tmp
     check_progress(case, done.timeline())
     pauses = [len(done.timeline().of(kind)) for kind in ("evaluate", "checkpoint")]
     assert pauses == [case.evaluations, case.checkpoints if case.ranks == 1 else 1]
+    assert all(line["seconds"] >= case.checkpoint_seconds for line in done.timeline().of("checkpoint"))
 
 
 def check_addresses(case: Case, timeline: Timeline) -> None:

@@ -1,7 +1,10 @@
 """A LightningModule, trained and validated by lightning's Trainer."""
 
+import time
+
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from weights import tell
@@ -26,6 +29,14 @@ class Classifier(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
+class SlowDisk(TorchCheckpointIO):
+    """Lightning saves to memory first."""
+
+    def save_checkpoint(self, *args, **kwargs):
+        super().save_checkpoint(*args, **kwargs)
+        time.sleep(0.2)
+
+
 def main(callbacks=None):
     pl.seed_everything(0)
     images, labels = torch.randn(96, 16), torch.randint(0, 4, (96,))
@@ -33,7 +44,13 @@ def main(callbacks=None):
     held_out = DataLoader(TensorDataset(images[:32], labels[:32]), batch_size=16)
     model = Classifier()
     trainer = pl.Trainer(
-        max_epochs=2, accelerator="cpu", devices=1, logger=False, default_root_dir=".", callbacks=callbacks
+        max_epochs=2,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        default_root_dir=".",
+        callbacks=callbacks,
+        plugins=[SlowDisk()],
     )
     trainer.fit(model, loader, held_out)
     tell(model)
