@@ -81,6 +81,6 @@ CASES = (
     Case(None, "a worker", HEAVY),
     Case(None, "cheap images in the process itself", {**HEAVY, "workers": 0, "size": 192}),
     Case(None, "two processes", {**HEAVY, "workers": 0, "size": 160, "steps": 20}, ranks=2, threads=1),
-    Case(None, "some checkpoints", {**HEAVY, "save-every": 12}),
+    Case(None, "some checkpoints", {**HEAVY, "save-every": 20}),
 )
 """`{0.15}` is that share of the machine's memory, in the run's steps."""
