@@ -85,6 +85,7 @@ PartShape = TypedDict(
     {
         "id": Count,
         "role": str,
+        "batches": Count | None,
         "batch_size": Positive | None,
         "num_workers": Count,
         "pin_memory": bool,
@@ -98,6 +99,8 @@ PartShape = TypedDict(
         "autocast": str | None,
         "matmul_precision": str,
         "allow_tf32": bool,
+        "world_size": Count,
+        "groups": Count,
     },
     total=False,
 )
