@@ -58,7 +58,10 @@ def _take_hold(torch: Any, folder: Path) -> None:
     _observers.append(observer)
     for hooks in (_loaders, _steps, _setups, _exchanges, _modes, _checkpoints):
         observer.guarded(hooks, observer, torch)
-    for module in ("torch._dynamo.trace_rules", "torch._dynamo.skipfiles"):  # from torch 2.3 on, and before; 2.2 has both
+    for module in (
+        "torch._dynamo.trace_rules",
+        "torch._dynamo.skipfiles",
+    ):  # from torch 2.3 on, and before; 2.2 has both
         after_import(module, functools.partial(observer.guarded, _leave_uncompiled))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import random
 import re
 import time
@@ -247,7 +248,17 @@ def weights(run: Run) -> dict[str, str]:
     """File of weights on the first host -> SHA-256."""
     root = run.folder.host(run.hosts[0]) / "model"
     files = sorted(file for file in root.rglob("*") if file.suffix in WEIGHTS)
-    return {file.relative_to(root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {file.relative_to(root).as_posix(): _checksum(file) for file in files}
+
+
+def _checksum(file: Path) -> str:
+    """SHA-256; of a safetensors file with its header's keys in order, which the library writes in a hash map's."""
+    contents = file.read_bytes()
+    end = 8 + int.from_bytes(contents[:8], "little")
+    with contextlib.suppress(ValueError, RecursionError):  # it is no such file, or a damaged one
+        if file.suffix == ".safetensors":
+            contents = json.dumps(json.loads(contents[8:end]), sort_keys=True).encode() + contents[end:]
+    return hashlib.sha256(contents).hexdigest()
 
 
 def compare(reference: Curve, found: Curve, tolerance: float) -> tuple[float, str]:

@@ -13,6 +13,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from training.data.decode.reference import fit
@@ -213,6 +214,15 @@ def test_weights_that_share_memory_or_lie_in_another_order_are_saved_as_they_are
     export.save(model, tmp_path, name="mobilenetv3_small_050", options={}, classes=CLASSES, image_size=32)
     found = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(found[name], value) for name, value in model.model.state_dict().items())
+
+
+def test_equal_models_make_equal_files(tmp_path):
+    for number in range(8):  # in half of them safetensors would have put the metadata the other way round
+        saved("resnet10t", tmp_path / str(number))
+    files = [folder / "model.safetensors" for folder in tmp_path.iterdir()]
+    assert len({file.read_bytes() for file in files}) == 1
+    with safe_open(files[0], "pt") as file:
+        assert file.metadata()["format"] == "pt" and len(file.metadata()["sha256"]) == 64
 
 
 # -- ONNX ---------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,19 @@ import pytest
 
 import launcher
 from launcher.prepare import prepare
-from launcher.runner.drill import HOST, MACHINE, STOP, WORKERS, _Series, compare, curve, drill, missing, other_file
+from launcher.runner.drill import (
+    HOST,
+    MACHINE,
+    STOP,
+    WORKERS,
+    _checksum,
+    _Series,
+    compare,
+    curve,
+    drill,
+    missing,
+    other_file,
+)
 from tests.conftest import assert_nothing_left
 
 COUNTS = """
@@ -115,6 +127,22 @@ def test_other_weights_are_found_out():
     assert other_file({"a.bin": "1", "b.bin": "2"}, {"a.bin": "1", "b.bin": "2"}) == ""
     assert other_file({"a.bin": "1", "b.bin": "2"}, {"a.bin": "1", "b.bin": "3"}) == "b.bin"
     assert other_file({"a.bin": "1"}, {}) == other_file({}, {"a.bin": "1"}) == "a.bin"
+
+
+@pytest.mark.parametrize(("one", "other", "equal"), [
+    (b'{"__metadata__":{"a":"1","b":"2"}}', b'{"__metadata__":{"b":"2","a":"1"}}', True),
+    (b'{"__metadata__":{"a":"1","b":"2"}}', b'{"__metadata__":{"b":"2","a":"3"}}', False),
+    (b'{"a":', b'{"b":', False),
+    (b'{"a":', b'{"a":', True),
+])  # fmt: skip
+def test_the_order_of_a_safetensors_header_is_no_difference(tmp_path, one, other, equal):
+    for name, header in (("one", one), ("other", other)):
+        for suffix in (".safetensors", ".bin"):
+            (tmp_path / f"{name}{suffix}").write_bytes(len(header).to_bytes(8, "little") + header + b"weights")
+    assert (_checksum(tmp_path / "one.safetensors") == _checksum(tmp_path / "other.safetensors")) == equal
+    assert (_checksum(tmp_path / "one.bin") == _checksum(tmp_path / "other.bin")) == (one == other)
+    (tmp_path / "more.safetensors").write_bytes(len(one).to_bytes(8, "little") + one + b"weightx")
+    assert _checksum(tmp_path / "more.safetensors") != _checksum(tmp_path / "one.safetensors")
 
 
 def test_a_job_with_nothing_to_compare_is_refused(script_job, said):

@@ -197,7 +197,7 @@ def test_a_script_trains_as_without_the_observer_and_is_followed(case, hook, tmp
     without, done = both(
         tmp_path, *case.command, start=TORCHRUN if case.ranks > 1 else (), observed_path=[hook, ENTRYPOINTS]
     )
-    assert (without.code, done.code) == (0, 0), done.stderr
+    assert (without.code, done.code) == (0, 0), without.stderr + done.stderr
     assert re.findall("launcher observer: (.*); the script goes on without it", done.stderr) == (
         [case.says] if case.says else []
     )

@@ -103,8 +103,22 @@ def save(
     hash_weights(digest, weights)
     with whole_file(folder / WEIGHTS) as place:
         save_file(weights, place, metadata={"format": "pt", DIGEST: digest.hexdigest()})
+        _sort_metadata(place)
     with whole_file(folder / DESCRIPTION) as place:
         place.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def _sort_metadata(file: Path) -> None:
+    """Give a safetensors file's metadata an order: the library's is that of a hash map, so that equal models made unequal files.
+
+    The format's header is JSON after its length in 8 bytes, little-endian, and may end in spaces.
+    """
+    with file.open("r+b") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        stream.seek(8)
+        stream.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length))
 
 
 def hash_weights(total: hashlib._Hash, state: Mapping[str, torch.Tensor]) -> None:
