@@ -231,6 +231,12 @@ def copy_files(files: list[SourceFile], target: Path) -> None:
         place.chmod(file.mode)
 
 
+def recorded_files(folder: Path) -> list[SourceFile]:
+    """The files of a source package that was copied to a folder, as `copy_files` does."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return [SourceFile(file.relative_to(folder).as_posix(), file, file.stat().st_size) for file in files]
+
+
 def code_checksum(files: Sequence[SourceFile]) -> str:
     """A checksum of the paths and contents of the source files. COMMIT_FILE is left out, so a commit that changes none of them
     keeps it.

@@ -10,9 +10,8 @@ from typing import Any
 from launcher import backends
 from launcher.config.issues import mistake
 from launcher.planner.plan import Plan
-from launcher.planner.source_package import SourceFile, code_checksum
+from launcher.planner.source_package import code_checksum, recorded_files
 from launcher.record import records
-from launcher.record.records import RunFolder
 from launcher.runner.run import Run
 
 NOT_COMPARED = ("source", "study")
@@ -58,7 +57,7 @@ def _latest(plan: Plan) -> Run | None:
             recorded = folder.read(folder.plan)
             if (recorded["backend"], _compared(recorded["job"])) != (plan.backend, job):
                 continue
-            if code_checksum(_code(folder)) != code_checksum(plan.files):
+            if code_checksum(recorded_files(folder.code)) != code_checksum(plan.files):
                 continue
             run = Run(folder)
             if run.state not in (records.FAILED, records.STOPPED) or backend.why_not_resumed(plan.job, folder) is None:
@@ -69,9 +68,3 @@ def _latest(plan: Plan) -> Run | None:
 def _compared(job: dict[str, Any]) -> str:
     """What makes a recorded job, as JSON."""
     return json.dumps({key: value for key, value in job.items() if key not in NOT_COMPARED}, sort_keys=True)
-
-
-def _code(folder: RunFolder) -> list[SourceFile]:
-    """The source files that a run used."""
-    files = [file for file in folder.code.rglob("*") if file.is_file()]
-    return [SourceFile(file.relative_to(folder.code).as_posix(), file, file.stat().st_size) for file in files]
