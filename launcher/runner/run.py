@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -327,7 +326,7 @@ def to_its_end(
     say: Callable[[str], None],
     interrupted: Callable[[], None],
     started: Callable[[Run], None] = lambda run: None,
-    seconds: float = math.inf,
+    until: Callable[[Run], str] = lambda run: "",
 ) -> Run:
     """Start a planned run and wait until it is over. An interrupt stops the run first.
 
@@ -335,9 +334,9 @@ def to_its_end(
         say: takes a line when SageMaker stops answering, and when it answers again.
         interrupted: called before an interrupt stops the run.
         started: called with the run once it has started.
-        seconds: stop the run after this time.
+        until: asked about every second: why to stop the run now; "" while it is to go on.
     """
-    trouble, ends = "", time.monotonic() + seconds
+    trouble, why = "", ""
     run: Run | None = None
     try:
         with deferred() as came:  # inside: an interrupt may come as soon as it is over
@@ -345,12 +344,12 @@ def to_its_end(
             started(run)
         if came:
             raise KeyboardInterrupt
-        while run.wait(1, progress=False) not in records.OVER and time.monotonic() < ends:
+        while run.wait(1, progress=False) not in records.OVER and not (why := until(run)):
             if run.trouble != trouble:
                 trouble = run.trouble
                 say(trouble or "AWS answers again")
         if run.state not in records.OVER:
-            run.stop(f"not over after {seconds:g} s")
+            run.stop(why)
             run.wait(150, progress=False)
     except KeyboardInterrupt:
         if run is None:
@@ -388,12 +387,13 @@ def probed(
     def started(run: Run) -> None:
         say(f"probing for at most two minutes: run {run.name}")
 
-    def interrupted() -> None:
-        say("stopping the probe")
+    def until(run: Run) -> str:
+        return f"not over after {probe.LONGEST:g} s" if time.monotonic() - began > probe.LONGEST else ""
 
     began = time.monotonic()
     try:
-        run = to_its_end(planned, say=say, interrupted=interrupted, started=started, seconds=probe.LONGEST)
+        interrupted = functools.partial(say, "stopping the probe")
+        run = to_its_end(planned, say=say, interrupted=interrupted, started=started, until=until)
     except KeyboardInterrupt:
         return diagnose.with_probe(observed, probe.INTERRUPTED)
     say(f"probed in {time.monotonic() - began:.0f} s")
