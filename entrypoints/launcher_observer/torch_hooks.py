@@ -16,6 +16,7 @@ from threading import get_ident
 from time import perf_counter, process_time
 from typing import Any
 
+from launcher_observer import outside
 from launcher_observer.after_import import after_import
 from launcher_observer.batches import Batches
 from launcher_observer.observer import LOADING, Observer
@@ -56,6 +57,7 @@ def end(reason: str) -> None:
 def _take_hold(torch: Any, folder: Path) -> None:
     observer = Observer(torch, folder, functools.partial(_copies, torch=torch))
     _observers.append(observer)
+    observer.guarded(outside.apply, torch)  # first, so that the observer sees what they make
     for hooks in (_loaders, _steps, _setups, _exchanges, _modes, _checkpoints):
         observer.guarded(hooks, observer, torch)
     for module in (

@@ -1,0 +1,102 @@
+"""Settings of a script that come from outside, with no change of it: LAUNCHER_SETTINGS, JSON by name.
+
+    LAUNCHER_SETTINGS='{"num_workers": 2, "pin_memory": true}' launcher watch -- python train.py
+
+num_workers, pin_memory, persistent_workers and prefetch_factor go to each DataLoader as it is made, in the place of its own;
+matmul_precision and cudnn_benchmark to torch as it is imported, so that a script's own call wins. `launcher tune` sets them.
+
+A loader whose samples depend on the number of its workers keeps its own: that of an iterable dataset, and one with a worker_init_fn.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from launcher_observer.report import report
+
+VARIABLE = "LAUNCHER_SETTINGS"
+
+OF_A_LOADER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+OF_TORCH = ("matmul_precision", "cudnn_benchmark")
+
+
+def apply(torch: Any, environ: Mapping[str, str] = os.environ) -> None:
+    """Set what the variable names, if there is one; what cannot be set is reported.
+
+    Args:
+        torch: the module, just imported.
+    """
+    if not environ.get(VARIABLE):
+        return
+    try:
+        settings = dict(json.loads(environ[VARIABLE]))
+    except (ValueError, TypeError):
+        report(f"{VARIABLE} is no JSON object, and sets nothing")
+        return
+    unknown = sorted({*settings} - {*OF_A_LOADER, *OF_TORCH})
+    if unknown:
+        report(f"{VARIABLE} cannot set {', '.join(unknown)}, only {', '.join((*OF_A_LOADER, *OF_TORCH))}")
+    if "matmul_precision" in settings:
+        torch.set_float32_matmul_precision(settings["matmul_precision"])
+    if "cudnn_benchmark" in settings:
+        torch.backends.cudnn.benchmark = bool(settings["cudnn_benchmark"])
+    of_loaders = {name: settings[name] for name in OF_A_LOADER if name in settings}
+    if of_loaders:
+        _set_on_loaders(torch, of_loaders)
+
+
+def _set_on_loaders(torch: Any, wanted: Mapping[str, Any]) -> None:
+    loading = torch.utils.data.dataloader
+    made, reset = loading.DataLoader.__init__, loading._MultiProcessingDataLoaderIter._reset
+    signature, kept_workers = inspect.signature(made), weakref.WeakSet[Any]()
+
+    @functools.wraps(made)
+    def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            given = signature.bind(loader, *args, **kwargs)
+        except TypeError:
+            made(loader, *args, **kwargs)  # which says what is wrong
+            return
+        given.apply_defaults()
+        own = dict(given.arguments)
+        extra = own.pop("kwargs", {})
+        changed = {**own, **arguments(torch, own, wanted)}
+        if changed["persistent_workers"] and wanted.get("persistent_workers"):
+            kept_workers.add(loader)
+        made(**changed, **extra)
+
+    @functools.wraps(reset)
+    def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter and loader in kept_workers:
+            # an iterator of its own for each epoch draws the seed of its workers; without the draw the next epoch's order would be another
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        reset(iterator, loader, first_iter)
+
+    loading.DataLoader.__init__ = __init__
+    loading._MultiProcessingDataLoaderIter._reset = _reset
+
+
+def arguments(torch: Any, own: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a DataLoader that change.
+
+    Args:
+        own: all that it is made with, by name.
+    """
+    workers, why_not = wanted.get("num_workers", own["num_workers"]), ""
+    if isinstance(own["dataset"], torch.utils.data.IterableDataset):
+        why_not = "its dataset is iterable, and each worker's share depends on their number"
+    elif own["worker_init_fn"] is not None:
+        why_not = "it has a worker_init_fn, by which samples may depend on the worker"
+    if why_not and workers != own["num_workers"]:
+        report(f"num_workers={workers} is not set on a DataLoader: {why_not}")
+        workers = own["num_workers"]
+    changes = {name: wanted[name] for name in OF_A_LOADER if name in wanted} | {"num_workers": workers}
+    if not workers:  # what only workers have
+        changes |= {"persistent_workers": False, "prefetch_factor": None, "timeout": 0, "multiprocessing_context": None}
+    return changes

@@ -1,0 +1,99 @@
+"""Settings from outside: what a DataLoader is made with changes, and the batches that it gives do not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from launcher_observer import outside
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return index
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(12))
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was(monkeypatch):
+    for owner, name in ((DataLoader, "__init__"), (_MultiProcessingDataLoaderIter, "_reset")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+
+
+def set_from_outside(**settings: object) -> None:
+    outside.apply(torch, {outside.VARIABLE: json.dumps(settings)})
+
+
+def epochs(loader: DataLoader, count: int = 3) -> list[list[int]]:
+    """The samples of some epochs, with numbers that training draws between them."""
+    torch.manual_seed(7)
+    found = []
+    for _ in range(count):
+        found.append([int(index) for batch in loader for index in batch])
+        torch.rand(3)
+    return found
+
+
+def test_a_loader_gets_what_is_set_and_keeps_the_rest():
+    set_from_outside(num_workers=2, prefetch_factor=3, persistent_workers=True)
+    loader = DataLoader(Numbers(), 4, True, num_workers=1, drop_last=True)
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 3, True)
+    assert (loader.batch_size, loader.drop_last, loader.pin_memory) == (4, True, False)
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_the_order_of_every_epoch_stays_the_same(settings):
+    before = epochs(DataLoader(Numbers(), batch_size=4, shuffle=True))
+    set_from_outside(**settings)
+    assert epochs(DataLoader(Numbers(), batch_size=4, shuffle=True)) == before
+
+
+def test_without_workers_nothing_is_left_of_what_only_workers_have():
+    set_from_outside(num_workers=0, persistent_workers=True)
+    loader = DataLoader(
+        Numbers(), num_workers=2, prefetch_factor=4, timeout=9, multiprocessing_context="fork", persistent_workers=True
+    )
+    assert (loader.num_workers, loader.persistent_workers, loader.timeout) == (0, False, 0)
+    assert len(list(loader)) == 12
+
+
+def test_a_loader_whose_samples_depend_on_the_workers_keeps_their_number(capsys):
+    set_from_outside(num_workers=2, pin_memory=False)
+    assert DataLoader(Stream(), num_workers=1).num_workers == 1
+    assert "its dataset is iterable" in capsys.readouterr().err
+    assert DataLoader(Numbers(), num_workers=1, worker_init_fn=print).num_workers == 1
+    assert "it has a worker_init_fn" in capsys.readouterr().err
+
+
+def test_torchs_own_switches_are_set_and_the_unknown_is_named(capsys):
+    precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    try:
+        set_from_outside(matmul_precision="high", cudnn_benchmark=True, batch_size=3)
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark) == ("high", True)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.benchmark = benchmark
+    assert "LAUNCHER_SETTINGS cannot set batch_size, only num_workers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", "[1]"])
+def test_without_an_object_nothing_is_set(text, capsys):
+    outside.apply(torch, {outside.VARIABLE: text})
+    assert DataLoader(Numbers()).num_workers == 0
+    assert bool(text) == ("is no JSON object" in capsys.readouterr().err)
+
+
+def test_a_wrong_call_of_a_loader_fails_as_it_did():
+    set_from_outside(num_workers=2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bath_size'"):
+        DataLoader(Numbers(), bath_size=4)
