@@ -19,6 +19,7 @@ from launcher.backends.plans import check, plan, upload
 from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job
 from launcher.config.loading import from_values, load
+from launcher.insight.diagnose import numpy_needed
 from launcher.planner.plan import Plan
 from launcher.runner.diagnose import diagnose
 from launcher.runner.replay import diff, replay, resume
@@ -29,6 +30,7 @@ from launcher.runner.unfinished import resume_unfinished
 if TYPE_CHECKING:
     from launcher.insight.comparison import Comparison
     from launcher.insight.diagnosis import Diagnosis
+    from launcher.study.tune_study import tune
 
 __all__ = [
     "Comparison",
@@ -51,6 +53,7 @@ __all__ = [
     "run",
     "runs",
     "study",
+    "tune",
     "upload",
 ]
 
@@ -65,4 +68,8 @@ def __getattr__(name: str) -> object:
         from launcher.insight import diagnosis
 
         return diagnosis.Diagnosis
+    if name == "tune":
+        with numpy_needed("tune"):
+            from launcher.study import tune_study
+        return tune_study.tune
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

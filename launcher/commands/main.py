@@ -31,6 +31,7 @@ from launcher.commands import (
     show,
     stop,
     study,
+    tune,
     watch,
 )
 from launcher.commands.exit_codes import DONE, INTERRUPTED, USER_ERROR
@@ -57,6 +58,7 @@ COMMANDS = (
     profile,
     emulate,
     study,
+    tune,
     drill,
     doctor,
     prepare,
@@ -100,8 +102,8 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     ours, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     options, more = parser.parse_known_args(ours)
     options.behind = behind
-    if behind and options.command not in ("emulate", "watch"):
-        parser.error("only `launcher watch` and `launcher emulate` take a command after --")
+    if behind and options.command not in ("emulate", "tune", "watch"):
+        parser.error("only `launcher watch`, `launcher tune` and `launcher emulate` take a command after --")
     if more and hasattr(options, "overrides") and not any(word.startswith("-") for word in more):
         options.overrides += more  # argparse accepts key=value words only before the first option
     elif more:

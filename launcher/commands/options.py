@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 
@@ -57,6 +58,10 @@ def hosts(made: argparse.ArgumentParser) -> None:
 def config(made: argparse.ArgumentParser) -> None:
     made.add_argument("config", metavar="CONFIG", help="a YAML file")
     overrides(made)
+    smoke(made)
+
+
+def smoke(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--smoke", action="store_true", help="apply the config's `smoke` section: a small version of the job"
     )
@@ -65,6 +70,10 @@ def config(made: argparse.ArgumentParser) -> None:
 def job(made: argparse.ArgumentParser) -> None:
     """A config and its backend."""
     config(made)
+    on(made)
+
+
+def on(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--on",
         default=backends.DEFAULT,
@@ -85,6 +94,26 @@ def start(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--max-cost", type=float, metavar="USD", help="refuse a job that could cost more than this on SageMaker"
     )
+
+
+def trials(made: argparse.ArgumentParser) -> None:
+    """Where trials are kept, and what they may cost."""
+    made.add_argument(
+        "--table", metavar="FILE.csv", help="keep the trials in this file; trials that it holds are not run again"
+    )
+    made.add_argument(
+        "--max-cost",
+        type=float,
+        metavar="USD",
+        help="refuse trials that together could cost more than this on SageMaker",
+    )
+
+
+def end_like_ctrl_c() -> None:
+    """From now on, ending this process or closing its terminal stops the current trial, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:

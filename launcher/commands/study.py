@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -50,15 +49,7 @@ def add(to: arguments.Add) -> None:
 
 def _trials(made: argparse.ArgumentParser) -> None:
     made.add_argument("--repeats", metavar="N", help="short for study.repeats=N: how often each trial is run")
-    made.add_argument(
-        "--table", metavar="FILE.csv", help="keep the trials in this file; trials that it holds are not run again"
-    )
-    made.add_argument(
-        "--max-cost",
-        type=float,
-        metavar="USD",
-        help="refuse trials that together could cost more than this on SageMaker",
-    )
+    arguments.trials(made)
 
 
 def preprocessing(options: argparse.Namespace) -> int:
@@ -78,15 +69,13 @@ def scaling(options: argparse.Namespace) -> int:
 def _study(
     run: Callable[..., Any], lists: tuple[str, ...], values: tuple[str, ...], options: argparse.Namespace
 ) -> int:
-    """Run a study and print its answer. Ending this process or closing its terminal stops the current trial, as Ctrl-C does.
+    """Run a study and print its answer.
 
     Args:
         lists: options for a list in the config's `study` section.
         values: options for a single value.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
+    arguments.end_like_ctrl_c()
     given = options.overrides if "hosts" in lists else arguments.overrides_of(options)
     named = {name: getattr(options, name) for name in (*lists, *values)}
     short = [

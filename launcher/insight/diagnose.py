@@ -38,7 +38,7 @@ def diagnose(source: str) -> Diagnosis:
     Raises:
         UserError: nothing was measured there, or numpy is not installed.
     """
-    with _numpy():
+    with numpy_needed("diagnose"):
         from launcher.insight.diagnosis import Diagnosis
         from launcher.insight.measurements import read
     return Diagnosis(read(source))
@@ -88,10 +88,15 @@ def speed(run: RunFolder) -> Speed | None:
 
 
 @contextmanager
-def _numpy() -> Iterator[None]:
+def numpy_needed(by: str) -> Iterator[None]:
+    """Imports that need numpy, with a UserError where it is missing.
+
+    Args:
+        by: what needs it, for people.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
-        raise mistake("diagnose", "not installed: numpy", "pip install numpy; the extra `local` brings it") from None
+        raise mistake(by, "not installed: numpy", "pip install numpy; the extra `local` brings it") from None

@@ -1,0 +1,64 @@
+"""`launcher tune`: the fastest settings of a job or a command, each change proven and the training unchanged."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import launcher
+from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE, RUN_FAILED
+from launcher.config.issues import mistake
+
+
+def add(to: arguments.Add) -> None:
+    made = to("tune", "find the fastest settings of a job or a command, each proven by a measurement", carry_out)
+    made.usage = "launcher tune CONFIG [KEY=VALUE …] [options]\n       launcher tune [options] -- COMMAND ..."
+    made.add_argument(
+        "overrides", metavar="CONFIG", nargs="*", help="a YAML file; KEY=VALUE words behind it override its keys"
+    )
+    arguments.smoke(made)
+    arguments.on(made)
+    arguments.hosts(made)
+    made.add_argument(
+        "--allow",
+        metavar="NAME,…",
+        default="",
+        help="settings that may change the training's numbers, for example precision,compile",
+    )
+    made.add_argument("--minutes", type=float, metavar="N", help="how long all trials may take (default: 30)")
+    made.add_argument("--trials", type=int, metavar="N", help="how many runs there may be (default: 20)")
+    arguments.trials(made)
+    made.add_argument("--write", metavar="FILE", help="write the config with the changes that were kept")
+    made.add_argument(
+        "--html", metavar="FILE", help="also write a page with each change, its evidence and both diagnoses"
+    )
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """Exit code 1 where the job as it is failed."""
+    given, command = options.overrides, options.behind
+    if bool(given) == bool(command):
+        both = f"{given[0]} and a command" if given else "neither a config nor a command"
+        raise mistake("tune", both, "launcher tune CONFIG, or launcher tune -- COMMAND ...")
+    if command and (options.smoke or options.write or options.hosts is not None):
+        raise mistake("tune", "a config's option beside a command", "leave out --smoke, --hosts and --write")
+    arguments.end_like_ctrl_c()
+    budget = {name: value for name in ("minutes", "trials") if (value := getattr(options, name)) is not None}
+    found = launcher.tune(
+        command or given[0],
+        [] if command else arguments.overrides_of(options)[1:],
+        on=options.on,
+        smoke=options.smoke,
+        allow=[name for name in options.allow.split(",") if name],
+        max_cost=options.max_cost,
+        table=options.table,
+        say=arguments.say,
+        **budget,
+    )
+    print(f"\n{found}\n\ntable   {found.file}")
+    if options.write is not None:
+        print(f"config  {found.write(options.write)}")
+    if options.html is not None:
+        print(f"page    {found.save_html(options.html)}", file=sys.stderr)
+    return RUN_FAILED if found.failed else DONE

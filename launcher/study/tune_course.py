@@ -1,0 +1,142 @@
+"""What one trial of a tuning shows: the course of its steps over time, and its losses. Trials are compared over the images that all of
+them trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from launcher.config.issues import mistake
+from launcher.insight import windows
+from launcher.record.log_lines import complete_lines
+from launcher.record.script_output import training_loss
+from launcher.runner.run import Run
+from launcher.show.spread import Spread
+
+if TYPE_CHECKING:
+    from launcher.insight.evidence import Evidence
+
+Losses = Mapping[int, float]
+"""Training losses by step; of a script that is not the kit's, by the number of the line that printed one."""
+
+
+OWN_NOISE = 2.0
+"""Times the largest difference between two repeats of the same settings, within which a loss counts as the same: two repeats do not show
+the whole of a device's noise. On a CPU there is none."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """When each part of a run was done. What lies between steps counts: pauses, checkpoints, evaluations."""
+
+    images: np.ndarray
+    """(n,) images trained on by the end of each logged window after the first steps, which allocate memory, choose kernels and compile;
+    the first value is at the end of these. Steps, where the batch is not known."""
+    seconds: np.ndarray
+    """(n,) seconds since the process started."""
+
+    @property
+    def last(self) -> float:
+        return float(self.images[-1])
+
+    @property
+    def start(self) -> float:
+        """Seconds until the first steps were done."""
+        return float(self.seconds[0])
+
+    def each(self, until: float) -> float:
+        """Seconds an image, from the end of the first steps until that many images were done."""
+        done = max(until, float(self.images[1]))
+        passed = float(np.interp(done, self.images, self.seconds)) - self.start
+        return passed / (done - float(self.images[0]))
+
+
+def course(evidence: Evidence, name: str) -> Course:
+    """A run's course, by its first rank.
+
+    Raises:
+        UserError: it has too few steps.
+    """
+    steps = evidence.ranks[0] if evidence.ranks else None
+    first = 0
+    if steps is not None:
+        begun = steps.step - windows.counts(steps) - (steps.step[0] - windows.counts(steps)[0])
+        first = int(np.searchsorted(begun, windows.WARM_UP_STEPS)) - 1  # the last of the first steps
+    if steps is None or len(steps.step) - first < 3:
+        found = (
+            f"{name} recorded too few steps: {windows.WARM_UP_STEPS} that do not count and two windows more are needed"
+        )
+        raise mistake("--minutes", found, "allow more minutes or fewer trials, or lower hyperparameters.log_every")
+    batch = evidence.settings.get("global_batch_size")
+    usual, in_first = float(evidence.step_seconds or 0.0), float(windows.counts(steps)[0])
+    began = float(steps.ended[0]) - (in_first - 1) * usual - float(evidence.facts.get("seconds_to_first_step", usual))
+    return Course(
+        (steps.step[first:] * (batch if isinstance(batch, int) else 1)).astype(float),
+        steps.ended[first:] - began,
+    )
+
+
+def costs(courses: Sequence[Course], until: float, images: float | None) -> Spread:
+    """What the job takes by each of some courses: seconds, of all its images where their number is known, else an image.
+
+    Args:
+        until: images up to which the courses are compared.
+        images: of the whole job. None: not known; the start then does not count.
+    """
+    if images is None:
+        return Spread(tuple(one.each(until) for one in courses))
+    left = (max(0.0, images - float(one.images[0])) for one in courses)
+    return Spread(tuple(one.start + rest * one.each(until) for one, rest in zip(courses, left)))
+
+
+def losses(run: Run) -> Losses:
+    """A run's training losses: at full precision where one of the kit's scripts wrote them, else as the script printed them."""
+    found = {
+        line["step"]: line["loss"]
+        for line in run.metrics()
+        if not line.get("observed") and line.get("rank", 0) == 0 and isinstance(line.get("loss"), float)
+    }
+    if found:
+        return found
+    printed = (
+        training_loss(line.decode("utf-8", "replace"))
+        for line, _ in complete_lines(run.folder.log(run.hosts[0]), 0, last=False)
+    )
+    return dict(enumerate((loss for loss in printed if loss is not None), 1))
+
+
+@dataclass(frozen=True)
+class LossesCompared:
+    """Whether a change left the losses as they were."""
+
+    same: bool
+    """Also where there was nothing to compare."""
+    text: str
+
+
+def compare(before: Sequence[Losses], after: Sequence[Losses]) -> LossesCompared:
+    """Losses after a change beside those before it, over the steps that all of them have.
+
+    Repeats of the same settings on a CPU are mostly equal bit for bit; a change's must be so too then. Elsewhere they may be as far from a
+    repeat as these are from each other.
+    """
+    steps = sorted(set.intersection(*(set(one) for one in (*before, *after))))
+    if not steps:
+        return LossesCompared(True, "losses not compared: none were logged or printed")
+    table = np.array([[one[step] for step in steps] for one in before])
+    noise = np.maximum.accumulate(np.ptp(table, axis=0))  # what differs once, differs from then on
+    exact = True
+    for one in after:
+        values = np.array([one[step] for step in steps])
+        away = np.abs(table - values).min(axis=0)
+        exact = exact and not away.any() and not noise.any()
+        if (wrong := away > OWN_NOISE * noise).any():
+            at = int(np.argmax(wrong))
+            return LossesCompared(
+                False, f"other losses, first at step {steps[at]}: {values[at]:.9g} instead of {table[0][at]:.9g}"
+            )
+    how = "bit for bit" if exact else "within what repeats of the same settings differ by"
+    return LossesCompared(True, f"the same losses in {len(steps)} logged steps, {how}")

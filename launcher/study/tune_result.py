@@ -1,0 +1,188 @@
+"""What a tuning found: the changes that were kept, the new config as a diff, and the limit that is left."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.config import yaml_edit, yaml_file
+from launcher.config.issues import mistake
+from launcher.record import records
+from launcher.show.table import Table
+from launcher.show.text import counted
+from launcher.study import tune_page
+from launcher.study.tune_search import Search, Step, Trial
+from launcher.study.tune_settings import RULES
+from launcher.study.tune_subject import CommandSubject, JobSubject, Subject
+
+
+@dataclass
+class Tuning:
+    """What a tuning found. `print` it, show it in a notebook, `save_html` its page, `write` the new config.
+
+    >>> few = ["hyperparameters.max_steps=20"]
+    >>> found = launcher.tune("configs/quickstart_teacher.yaml", few, trials=1, say=lambda line: None)
+    >>> found.changes, found.speedup
+    ({}, 1.0)
+    """
+
+    subject: Subject
+    file: Path
+    """The table of its trials, a CSV file."""
+    search: Search
+    config: Path | None
+    """The config; None: a command was tuned."""
+    small: bool = False
+    """Whether the config's `smoke` section applied."""
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Setting -> value, of all changes that were kept."""
+        return dict(self.search.best[-1].changes) if self.search.best else {}
+
+    @property
+    def steps(self) -> list[Step]:
+        """The changes that were tried, in order."""
+        return self.search.steps
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job as it is did not run."""
+        return bool(self.search.first and self.search.first[0].failed)
+
+    @property
+    def speedup(self) -> float:
+        """Of the whole job: the product of what the kept changes brought."""
+        return math.prod(step.gain or 1.0 for step in self.steps if step.kept)
+
+    @property
+    def limit(self) -> str:
+        """What limits the fastest settings."""
+        return "" if self.failed else self.search.best[-1].diagnosis.headline
+
+    @property
+    def overrides(self) -> list[str]:
+        """The changes as a config's `key=value`."""
+        return [yaml_file.as_override(key, value) for key, value in self._keys().items()]
+
+    def _keys(self) -> dict[str, Any]:
+        if not isinstance(self.subject, JobSubject):
+            return {}
+        values = self.subject.values(self.changes)
+        return {f"{section}.{name}": value for section, part in values.items() for name, value in part.items()}
+
+    def new_config(self) -> str | None:
+        """The config's text with the changes; None where a command was tuned, or where aliases in it hide the place of one."""
+        if self.config is None:
+            return None
+        text = self.config.read_text(encoding="utf-8")
+        keys = {f"smoke.{key}" if self.small else key: value for key, value in self._keys().items()}
+        edited = yaml_edit.with_values(text, keys)
+        given = [yaml_file.as_override(key, value) for key, value in keys.items()]
+        wanted, problems = yaml_file.override(yaml_file.parse(text, str(self.config)), given)
+        return None if problems or yaml_file.parse(edited, "").values != wanted.values else edited
+
+    def diff(self) -> str:
+        """What the changes are in the config, as a unified diff; "" where nothing was kept, or there is no config."""
+        new = self.new_config()
+        if self.config is None or new is None:
+            return ""
+        before, after = (text.splitlines(keepends=True) for text in (self.config.read_text(encoding="utf-8"), new))
+        return "".join(difflib.unified_diff(before, after, str(self.config), f"{self.config} (tuned)", n=1))
+
+    def write(self, file: str | Path) -> Path:
+        """Write the new config.
+
+        Raises:
+            UserError: a command was tuned, or the config's aliases hide where a change belongs.
+        """
+        new = self.new_config()
+        if new is None:
+            found = "a command has no config" if self.config is None else f"aliases in {self.config} hide a key"
+            raise mistake("--write", found, f"change it yourself: {' '.join(self.overrides) or 'see the lines above'}")
+        records.write_atomically(Path(file), new)
+        return Path(file)
+
+    def table(self) -> Table:
+        """A row for each change."""
+        rows = [
+            [
+                str(step.proposal),
+                f"{step.gain:.2f}" if step.gain is not None else "-",
+                "kept" if step.kept else "rolled back",
+                step.why,
+            ]
+            for step in self.steps
+        ]
+        return Table(["change", "speed-up", "", "why"], rows)
+
+    def sentences(self) -> list[str]:
+        """The answer."""
+        search = self.search
+        trials = counted(len(self.trials()), "trial")
+        if self.failed:
+            return [search.ended]
+        lines = [f"speed-up {self.speedup:.2f} of the whole job, measured in {trials}; ended: {search.ended}"]
+        lines += [f"{step.proposal}: {step.losses}" for step in self.steps if step.kept and step.losses]
+        lines.append(f"the limit that is left: {self.limit}")
+        for proposal, needed in search.refused():
+            reason = RULES[needed[0]].reason
+            lines.append(
+                f"not tried: {proposal} ({proposal.finding.title}): {reason}; --allow {','.join(needed)} tries it"
+            )
+        left = search.best[-1].diagnosis.findings
+        lines += [f"in the script: {fix}" for finding in left[:1] for fix in finding.fixes if fix.at is not None]
+        return lines
+
+    def how(self) -> list[str]:
+        """How the changes get into the job."""
+        if not self.changes:
+            return []
+        if isinstance(self.subject, CommandSubject):
+            variables = [f"{name}={shlex.quote(value)}" for name, value in self.subject.variables(self.changes).items()]
+            return [
+                *self._lines(),
+                f"as measured: {' '.join(variables)} launcher watch -- {shlex.join(self.subject.command)}",
+            ]
+        diff = self.diff()
+        small = " --smoke" if self.small else ""
+        return [diff.rstrip()] if diff else [f"launcher run {self.config}{small} {shlex.join(self.overrides)}"]
+
+    def _lines(self) -> list[str]:
+        """The lines of the script that the changes belong to."""
+        fixes = [(step, fix) for step in self.steps if step.kept for fix in step.proposal.finding.fixes if fix.change]
+        found = {
+            fix.setting: fix.set_to(step.proposal.value, "")
+            for step, fix in fixes
+            if fix.setting == step.proposal.setting
+        }
+        return [f"in the script: {fix}" for fix in found.values()]
+
+    def trials(self) -> list[Trial]:
+        """Every trial, each once."""
+        every = [*self.search.first, *(trial for step in self.steps for trial in (*step.before, *step.after))]
+        return list({trial.run.name: trial for trial in every}.values())
+
+    def __str__(self) -> str:
+        parts = [str(self.table())] if self.steps else []
+        return "\n\n".join([*parts, "\n".join(self.sentences()), *self.how()])
+
+    def __repr__(self) -> str:
+        return f"<tuning of {self._title}>"
+
+    def _repr_html_(self) -> str:
+        return tune_page.fragment(self._title, self.sentences(), self.how(), self.steps)
+
+    def save_html(self, file: str | Path) -> Path:
+        """Write one page: each change with its evidence, expected and obtained gain, then both diagnoses with charts."""
+        shown = [] if self.failed else [self.search.first[0], *([self.search.best[-1]] if self.changes else [])]
+        records.write_atomically(Path(file), tune_page.page(self._title, self._repr_html_(), shown))
+        return Path(file)
+
+    @property
+    def _title(self) -> str:
+        return f"{self.subject.name}: speed-up {self.speedup:.2f}"

@@ -1,0 +1,74 @@
+"""The settings that `launcher tune` may change: which keep the training's numbers as they are, which need to be allowed, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from launcher.config.issues import Issue, UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a change of one setting does to the training."""
+
+    same_numbers: bool
+    """Whether it is applied without `--allow`. The losses of its trials are compared all the same."""
+    reason: str
+
+
+RULES = {
+    "num_workers": Rule(True, "which images make a batch does not depend on who prepares them"),
+    "worker_type": Rule(True, "threads and processes prepare the same batches"),
+    "log_every": Rule(True, "only how often the loss is read changes"),
+    "pin_memory": Rule(True, "the same bytes, in memory that the GPU can read at once"),
+    "persistent_workers": Rule(True, "the same workers prepare the next epoch"),
+    "prefetch_factor": Rule(True, "the same batches, prepared earlier"),
+    "PYTORCH_CUDA_ALLOC_CONF": Rule(True, "memory is handed out otherwise, what is in it stays the same"),
+    "precision": Rule(False, "fewer bits of each number"),
+    "teacher_precision": Rule(False, "fewer bits of each of the teacher's numbers"),
+    "matmul_precision": Rule(False, "fewer bits in matrix products"),
+    "global_batch_size": Rule(False, "other gradients; the learning rate has to follow"),
+    "batch_size": Rule(False, "other gradients; the learning rate has to follow"),
+    "batch_size_per_device": Rule(
+        False, "sums in another order, and batch normalisation over another number of images"
+    ),
+    "compile": Rule(False, "fused kernels add up in another order"),
+    "compile_teacher": Rule(False, "fused kernels add up in another order"),
+    "channels_last": Rule(False, "other kernels add up in another order"),
+    "cudnn_benchmark": Rule(False, "other kernels may be chosen in each run, and add up in another order"),
+    "gradient_compression": Rule(False, "gradients are exchanged with fewer bits"),
+    "teacher_cache": Rule(False, "images repeat their views, and the teacher's answers are rounded"),
+    "compose_augmentation": Rule(False, "pixels are interpolated once instead of in each round"),
+    "preprocessing": Rule(False, "another decoder and another interpolation: pixels differ a little"),
+    "OMP_NUM_THREADS": Rule(False, "sums are split otherwise among the threads"),
+    "checkpoint_every": Rule(False, "the losses stay the same, but a run that is killed loses more steps"),
+    "evaluate_every": Rule(False, "the losses stay the same, but there are fewer evaluations"),
+}
+"""By the setting's name, of the kit's scripts and of others."""
+
+VARIABLES = ("OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
+"""Settings that are environment variables, whatever the script."""
+
+OUTSIDE = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "matmul_precision", "cudnn_benchmark")
+"""What entrypoints/launcher_observer/outside.py can set of a script that is not the kit's."""
+
+
+def check_allowed(allowed: Iterable[str]) -> frozenset[str]:
+    """The names of `--allow`. Raises a UserError for those that it does not know or that need no permission."""
+    names = frozenset(allowed)
+    asked = [name for name, rule in RULES.items() if not rule.same_numbers]
+    unknown = [
+        Issue(
+            key="--allow",
+            found=f"{name}: changes no numbers, and needs no permission"
+            if name in RULES
+            else f"{name}: no such setting",
+            valid=", ".join(asked),
+            fix="leave it out" if name in RULES else did_you_mean(name, asked),
+        )
+        for name in sorted(names - {*asked})
+    ]
+    if unknown:
+        raise UserError(unknown)
+    return names

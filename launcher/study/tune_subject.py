@@ -1,0 +1,269 @@
+"""What `launcher tune` tunes: a config's job on any backend, or a command of this machine. Each is run with changes of its settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import backends
+from launcher.backends import toolkit
+from launcher.backends.local_hosts import hardware
+from launcher.backends.plans import plan
+from launcher.config.issues import mistake
+from launcher.config.job import Job
+from launcher.config.redaction import redact_command
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Finding, Fix
+from launcher.planner.source_package import SourceFile, code_checksum, source_files
+from launcher.record import records
+from launcher.runner.run import Run, to_its_end
+from launcher.study.conditions import commit_of, machine_of, settings_of
+from launcher.study.tune_settings import OUTSIDE, RULES, VARIABLES
+
+Changes = Mapping[str, Any]
+"""Setting -> value, over those of the subject; the name as in RULES."""
+
+Until = Callable[[Run], str]
+"""Asked about every second: why to stop the run now; "" while it is to go on."""
+
+SETTINGS = "LAUNCHER_SETTINGS"
+"""The variable that entrypoints/launcher_observer/outside.py reads."""
+
+LOGGED = 5
+"""Steps between two metric lines of a trial, at most: what is compared ends with one."""
+
+WATCH = "import sys; from launcher.runner.watch import watch; sys.exit(watch(sys.argv[2:], sys.argv[1]).exit_code)"
+"""Runs a command as `launcher watch` does, in a process of its own: its output is not for this terminal."""
+
+
+class Subject(ABC):
+    """What is tuned."""
+
+    name: str
+    """Of its runs."""
+    on: str
+    """Where it runs."""
+    commit: str
+    """Of its code, for people."""
+
+    @abstractmethod
+    def conditions(self) -> dict[str, str]:
+        """The present value of each of CONDITIONS."""
+
+    @abstractmethod
+    def run(self, changes: Changes, until: Until, say: Callable[[str], None]) -> Run:
+        """Run it with some changes, to its end or until it is stopped. An interrupt stops the run first."""
+
+    @abstractmethod
+    def changes_of(self, fix: Fix) -> Changes:
+        """What a finding's fix sets here, the setting that it is about first; {} where it is no setting, or one that can only be changed
+        in the script."""
+
+    @abstractmethod
+    def also(self, finding: Finding, evidence: Evidence) -> Changes:
+        """A setting that may help against a finding too; {}: there is none."""
+
+    def possible(self, changes: Changes) -> bool:
+        """Whether it can be planned with these changes."""
+        return True
+
+
+@dataclass
+class JobSubject(Subject):
+    """A config's job.
+
+    Args:
+        seconds: that a trial may take, with its start.
+    """
+
+    job: Job
+    on: str
+    seconds: float
+
+    def __post_init__(self) -> None:
+        self.name = self.job.name
+        self.is_ours = self.job.source is None
+        if not self.is_ours and not self.job.observe:
+            raise mistake("observe", "false: nothing of this script is measured", "remove it, or write observe: true")
+        self.keys: dict[str, str] = {}
+        """Setting -> the hyperparameter of a script that is not the kit's from which the script's line takes it."""
+        self.base = self.changed({})
+        self.commit = commit_of(plan(self.base, on=self.on).source)
+
+    def conditions(self) -> dict[str, str]:
+        source = plan(self.base, on=self.on).source
+        return {
+            "code": code_checksum(source_files(source)[0]),
+            "settings": settings_of(self.job, ()),
+            "machine": machine_of(self.job, self.on),
+        }
+
+    def changed(self, changes: Changes) -> Job:
+        """The job of a trial."""
+        job, values = self.job, self.values(changes)
+        hyperparameters = {**job.hyperparameters, **values.get("hyperparameters", {})}
+        if self.is_ours:
+            every = hyperparameters.get("log_every", LOGGED)
+            hyperparameters["log_every"] = min(every, LOGGED) if isinstance(every, int) else every
+        compute = job.compute.model_copy(update={"max_hours": min(job.compute.max_hours, self.seconds / 3600)})
+        update = {
+            "name": f"{job.name[: 42 - len('-tune')].rstrip('-')}-tune",
+            "hyperparameters": hyperparameters,
+            "environment": {**job.environment, **values.get("environment", {})},
+            "compute": compute,
+            "study": None,
+        }
+        return job.model_copy(update=update)
+
+    def values(self, changes: Changes) -> dict[str, dict[str, Any]]:
+        """The changes by the config's sections."""
+        environment = {name: str(value) for name, value in changes.items() if name in VARIABLES}
+        keys = {name: name for name in changes} if self.is_ours else self.keys
+        own = {keys[name]: value for name, value in changes.items() if name in keys and name not in VARIABLES}
+        outside = {name: value for name, value in changes.items() if name not in keys and name not in VARIABLES}
+        if outside:
+            environment[SETTINGS] = json.dumps({**json.loads(self.job.environment.get(SETTINGS, "{}")), **outside})
+        return {name: part for name, part in (("hyperparameters", own), ("environment", environment)) if part}
+
+    def run(self, changes: Changes, until: Until, say: Callable[[str], None]) -> Run:
+        def interrupted() -> None:
+            say("stopping the running trial; the same command goes on from here")
+
+        job = self.changed(changes)
+        if job.checkpoints is not None:  # a trial that goes on from another's checkpoint would train something else
+            own = f"{job.checkpoints.s3.rstrip('/')}/tune-{secrets.token_hex(4)}"
+            job = job.model_copy(update={"checkpoints": job.checkpoints.model_copy(update={"s3": own})})
+        run = to_its_end(plan(job, on=self.on), say=say, interrupted=interrupted, until=until)
+        run.wait(progress=False)  # on SageMaker a stopped job still uploads its output
+        return run
+
+    def changes_of(self, fix: Fix) -> Changes:
+        if not self.is_ours:
+            section, _, key = (fix.key or "").partition(".")
+            if section != "hyperparameters" or fix.setting not in RULES:
+                return _from_outside(fix)
+            self.keys[fix.setting] = key
+            return {fix.setting: fix.value}
+        wanted = {} if fix.setting is None else {fix.setting: fix.value, **fix.also}
+        sections = ("hyperparameters", "environment")
+        if fix.first or any(
+            key.partition(".")[0] not in sections or key.partition(".")[2] not in RULES for key in wanted
+        ):
+            return {}
+        return {key.partition(".")[2]: value for key, value in wanted.items()}
+
+    def also(self, finding: Finding, evidence: Evidence) -> Changes:
+        if not self.is_ours:
+            return _also_from_outside(finding, evidence)
+        if finding.kind not in OF_THE_INPUT or not evidence.workers:
+            return {}
+        kind = evidence.settings.get("worker_type")
+        threads = kind == "threads" or (kind == "auto" and not evidence.on_gpu)
+        return {"worker_type": "processes" if threads else "threads"}
+
+    def possible(self, changes: Changes) -> bool:
+        return not plan(self.changed(changes), on=self.on).errors
+
+
+@dataclass
+class CommandSubject(Subject):
+    """A command of this machine, run as `launcher watch` does.
+
+    Args:
+        command: program and arguments; the program exists.
+    """
+
+    command: Sequence[str]
+    name: str
+    on: str = backends.DEFAULT
+
+    def __post_init__(self) -> None:
+        self.commit = commit_of(Path.cwd())
+
+    def conditions(self) -> dict[str, str]:
+        named = [Path(word) for word in self.command if word.endswith((".py", ".sh")) and Path(word).is_file()]
+        files = [SourceFile(str(file), file, file.stat().st_size) for file in named]
+        return {
+            "code": code_checksum(files),
+            "settings": json.dumps({"command": redact_command(self.command), "folder": str(Path.cwd())}),
+            "machine": f"{self.on}: {hardware()}",
+        }
+
+    def variables(self, changes: Changes) -> dict[str, str]:
+        """The environment variables that make the changes."""
+        own = {name: value for name, value in changes.items() if name not in VARIABLES}
+        found = {name: str(value) for name, value in changes.items() if name in VARIABLES}
+        return {**({SETTINGS: json.dumps(own)} if own else {}), **found}
+
+    def run(self, changes: Changes, until: Until, say: Callable[[str], None]) -> Run:
+        before = {run.name for run in records.all_runs(self.name)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", WATCH, self.name, *self.command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **self.variables(changes)},
+            start_new_session=True,  # Ctrl-C is for us, and we stop it
+            preexec_fn=toolkit.die_with_the_parent,
+        )
+        run: Run | None = None
+        try:
+            while process.poll() is None:
+                time.sleep(0.2)
+                run = run or next((Run(one) for one in records.all_runs(self.name) if one.name not in before), None)
+                if run is not None and (why := until(run)):
+                    run.stop(why)
+                    process.wait()
+        except KeyboardInterrupt:
+            say("stopping the running trial; the same command goes on from here")
+            if run is not None:
+                run.stop("Ctrl-C")
+            else:
+                process.terminate()
+            process.wait()
+            raise
+        run = run or next((Run(one) for one in records.all_runs(self.name) if one.name not in before), None)
+        if run is None:
+            fix = f"launcher watch -- {' '.join(redact_command(self.command))} shows what is wrong"
+            raise mistake("command", f"ended with {process.returncode} before it was recorded", fix)
+        return run
+
+    def changes_of(self, fix: Fix) -> Changes:
+        return _from_outside(fix)
+
+    def also(self, finding: Finding, evidence: Evidence) -> Changes:
+        return _also_from_outside(finding, evidence)
+
+
+OF_THE_INPUT = ("too_few_workers", "too_many_workers", "data_bound", "storage_bound", "slow_epoch_starts")
+"""Findings against which another kind of worker may help."""
+
+
+def _from_outside(fix: Fix) -> Changes:
+    section, _, name = (fix.setting or "").rpartition(".")
+    if name in OUTSIDE or (section == "environment" and name in VARIABLES):
+        return {name: fix.value}
+    return {"matmul_precision": "high"} if name == "precision" and fix.value == "tf32" else {}
+
+
+def _also_from_outside(finding: Finding, evidence: Evidence) -> Changes:
+    loader = evidence.script.loader("training") if evidence.script else None
+    if loader is None:
+        return {}
+    made = loader.values
+    if finding.kind == "slow_epoch_starts" and evidence.workers and not made.get("persistent_workers"):
+        return {"persistent_workers": True}
+    if finding.kind == "host_to_device_bound" and not made.get("pin_memory"):
+        return {"pin_memory": True}
+    if finding.kind in ("too_few_workers", "data_bound", "storage_bound") and evidence.workers:
+        return {"prefetch_factor": 2 * int(made.get("prefetch_factor") or 2)}
+    return {}
