@@ -362,6 +362,7 @@ class Observer:
         return {"memory_gib": memory / 2**30, **({"grad_sync": sum(known)} if known else {})}
 
     def _paused(self, kind: Pause, step: int, began: float, seconds: float) -> None:
+        self._windows.resume()
         if self._file is not None and not self.is_over:
             self._file.stall(kind, step, seconds, time.time() - (time.perf_counter() - began))
 

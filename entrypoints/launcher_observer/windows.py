@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher_observer.process import worker_cpu_seconds
+from launcher_observer.scheduling import DrivingThreads
 from launcher_observer.step import Step
 from launcher_observer.timers import Timer
 
@@ -41,6 +42,8 @@ class Windows:
         """The one that the latest batch came from."""
         self._new_epoch = False
         self._worker_cpu = 0.0
+        self._threads: DrivingThreads | None = None
+        """From the end of the first window on."""
         self.extra: Callable[[], dict[str, float]] = dict
         """Gives further numbers of a window, once for each: such as `memory_gib`."""
         self.world_size = 1
@@ -49,6 +52,11 @@ class Windows:
         """A step is over."""
         self._waiting.append((timer, step))
         self.fold()
+
+    def resume(self) -> None:
+        """Training goes on after a pause."""
+        if self._threads is not None:
+            self._threads.restart()
 
     def fold(self) -> None:
         """Count the steps whose seconds are known by now."""
@@ -65,7 +73,7 @@ class Windows:
         whole = max(0.0, timer.seconds(step.begin, step.end) - step.paused)
         long = max(SHORTEST, (step.ended - self.since) * GROWTH)
         if whole >= long:  # a step that is rare and slow stands alone: a mean with others would hide how few are slow
-            self._flush()
+            self._flush(before_slow=True)
         epoch = step.loader.number if step.loader is not None else self._epoch
         if epoch != self._epoch and self._last is not None:
             if step.ended - self._epoch_began > SHORTEST:  # the first step of an epoch may have waited for workers
@@ -94,7 +102,11 @@ class Windows:
             self._new_epoch = False
             self._flush()
 
-    def _flush(self) -> None:
+    def _flush(self, *, before_slow: bool = False) -> None:
+        """
+        Args:
+            before_slow: a slow step is over that is not of the window. The thread's share of the time until now is rather that one's.
+        """
         step, steps = self._last, self._steps
         if step is None or not steps:
             return
@@ -106,8 +118,10 @@ class Windows:
             "cpu_seconds": self._cpu / steps,
             "worker_cpu_seconds": max(0.0, self._worker_cpu - before) / steps,  # less where a worker has ended
             "epoch_step": self._epoch_steps,
+            **({} if self._threads is None or before_slow else self._threads.a_step(means["step"])),
             **self.extra(),
         }
+        self._threads = self._threads or DrivingThreads()
         if self._samples and self._seconds["step"]:
             extra["images_per_second"] = self.world_size * self._samples / self._seconds["step"]
         batches = self._loader.batches if self._loader is not None else None

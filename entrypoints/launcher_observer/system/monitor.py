@@ -21,6 +21,7 @@ from pathlib import Path
 from launcher_observer.contract import node_name
 from launcher_observer.system.background import FOLDER, PRESENT, Presence, locked
 from launcher_observer.system.host_samples import HostSamples, Key
+from launcher_observer.system.neighbours import Neighbours
 from launcher_observer.system.nvml import Gpus
 
 INTERVALS = (100, 200, 500, 1000, 5000, 60000)
@@ -178,6 +179,7 @@ def sample_while_needed(output: Path, present: int, errors: Errors) -> None:
         present: the file that they have locked.
     """
     interval, host, gpus = interval_ms()[0] / 1000, HostSamples(), open_gpus(errors)
+    neighbours: Neighbours | None = Neighbours()
     writer = Writer(output / FOLDER, node_name())
     with contextlib.suppress(Exception):
         host.look(time.monotonic())
@@ -193,6 +195,12 @@ def sample_while_needed(output: Path, present: int, errors: Errors) -> None:
             values |= host.look(time.monotonic())
         except Exception as error:  # a kernel's file that looks otherwise: what else there is goes on
             errors.report("no metrics of the cores, memory, disks and network", error)
+        if neighbours is not None:
+            try:
+                values |= neighbours.look(time.monotonic())
+            except Exception as error:
+                errors.report("programs outside the run are not named", error)
+                neighbours = None
         if gpus is not None:
             try:
                 values |= gpus.look()

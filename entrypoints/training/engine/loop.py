@@ -244,7 +244,9 @@ def _record_steps(
     window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
     speed = {"images_per_second": run.settings.global_batch_size / seconds["step"]}
     slowed = {"profiled": True} if run.operators.slowed() else {}
-    run.record.steps(place[0], place[2], shown, {**window, **speed, **used, **memory, **slowed})
+    run.record.steps(
+        place[0], place[2], shown, {**window, **speed, **used, **run.timeline.scheduling, **memory, **slowed}
+    )
 
 
 def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from launcher_observer.process import worker_cpu_seconds
+from launcher_observer.scheduling import DrivingThreads
 
 from training.measure.annotate import annotate
 from training.runtime import accelerator, failure
@@ -39,10 +40,13 @@ class Timeline:
         """The event at which the step under way began."""
         self._steps, self._since, self._cpu_since = 0, time.perf_counter(), time.process_time()
         self._worker_cpu = worker_cpu_seconds()
+        self._threads: DrivingThreads | None = None
         self._counted_steps, self._counted_seconds, self._all_steps = 0, 0.0, 0
         self._slowest = 0.0
         self.steps, self.slowest_step, self.worker_cpu = 0, 0.0, 0.0
         """Of the last window: its steps, seconds of the longest one, and CPU seconds a step of the workers."""
+        self.scheduling: dict[str, float] = {}
+        """Of a window but the first: CPU time and run-queue delay a step, as `DrivingThreads.a_step` returns them."""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -64,6 +68,8 @@ class Timeline:
     def start(self) -> None:
         """A step begins now; what came before, such as an evaluation or a checkpoint, is not part of it."""
         self._since, self._cpu_since = time.perf_counter(), time.process_time()
+        if self._threads is not None:
+            self._threads.restart()
         if self._gpu is not None:
             self._began = self._mark()
 
@@ -96,6 +102,8 @@ class Timeline:
         of_workers = max(0.0, self._worker_cpu - before)  # less where a worker has ended
         self._seconds["cpu"] += of_workers
         self.worker_cpu = of_workers / self._steps
+        self.scheduling = {} if self._threads is None else self._threads.a_step(self._seconds["step"] / self._steps)
+        self._threads = self._threads or DrivingThreads()
         means = {name: seconds / self._steps for name, seconds in self._seconds.items()}
         self._seconds.clear()
         self._events.clear()

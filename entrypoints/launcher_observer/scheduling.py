@@ -1,0 +1,81 @@
+"""How the kernel schedules the threads that drive the device: CPU time, and time ready to run without a core. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+TASKS = Path("/proc/self/task")
+"""A thread's schedstat has nanoseconds on a core, nanoseconds of waiting for one, and its number of time slices:
+https://docs.kernel.org/scheduler/sched-stats.html"""
+
+AUTOGRAD = b"pt_autograd_"
+"""How the names of the threads begin that run backward passes on a GPU, while the training thread waits for them; the training thread
+itself runs those on a CPU. torch/csrc/autograd/engine.cpp (Engine::thread_init)"""
+
+SHORTEST = 0.01
+"""Seconds below which nothing is reported yet: the kernel counts a running thread's time at its ticks."""
+
+
+class Counters(NamedTuple):
+    """Since the threads began, of all of them together."""
+
+    now: float
+    """Seconds of the host's clock."""
+    on_core: float
+    """Seconds."""
+    delayed: float
+    """Seconds in which one was ready to run, and other tasks had the core (run-queue delay)."""
+
+
+class DrivingThreads:
+    """What share of the time the calling thread, which trains, and the autograd threads that it waits for have had a core, or lacked one.
+
+    One of them runs at a time, so that their times add up. All calls come from the training thread, the first one after a backward pass.
+    """
+
+    def __init__(self) -> None:
+        own = str(threading.get_native_id())
+        self._files = []
+        for task in TASKS.iterdir():
+            with contextlib.suppress(OSError):  # it has ended in this moment, or this kernel only looks like Linux
+                if task.name == own or (task / "comm").read_bytes().startswith(AUTOGRAD):
+                    self._files.append(os.open(task / "schedstat", os.O_RDONLY | os.O_CLOEXEC))
+        self._before = self._counters()
+
+    def restart(self) -> None:
+        """What was until now does not count."""
+        self._before = self._counters()
+
+    def a_step(self, step: float) -> dict[str, float]:
+        """Numbers of a usual step, by the shares since the last call, or since `restart`.
+
+        Args:
+            step: seconds of it.
+
+        Returns:
+            `thread_cpu_seconds` and `run_delay_seconds` of a step; empty where the kernel does not say, or too little time has passed.
+        """
+        before, counters = self._before, self._counters()
+        if before is None or counters is None or counters.now - before.now < SHORTEST:
+            return {}
+        self._before, part = counters, step / (counters.now - before.now)
+        return {
+            "thread_cpu_seconds": part * max(0.0, counters.on_core - before.on_core),
+            "run_delay_seconds": part * max(0.0, counters.delayed - before.delayed),
+        }
+
+    def _counters(self) -> Counters | None:
+        on_core = delayed = slices = 0
+        for file in self._files:
+            try:
+                numbers = map(int, os.pread(file, 64, 0).split())
+                on_core, delayed, slices = (a + b for a, b in zip((on_core, delayed, slices), numbers, strict=True))
+            except (OSError, ValueError):  # the thread has ended
+                continue
+        # a kernel that counts nothing says 0
+        return Counters(time.perf_counter(), on_core / 1e9, delayed / 1e9) if slices else None

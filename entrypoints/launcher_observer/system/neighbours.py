@@ -1,0 +1,91 @@
+"""Which processes outside the run use this host's cores, by name. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from launcher_observer.system.host_samples import Key
+
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+OF_A_RUN = (b"LAUNCHER_OBSERVER_FOLDER=", b"TRAINING_JOB_NAME=")
+"""Variables that all processes of a run share, on its other hosts of this machine too; the first that the monitor has itself counts."""
+
+SECONDS = 5.0
+"""Between two looks: one at all of a large host's processes takes some 20 ms."""
+
+SHORTEST = 1.0
+"""Seconds between the first two, so that a short run has one."""
+
+NOTICED = 0.1
+"""Cores from which a program is named."""
+
+MOST = 5
+"""Programs that are named at a time, those with most cores."""
+
+TOTAL: Key = ("neighbours", "CoresOutsideTheRun", "")
+"""Of all programs, at every look."""
+
+
+class Neighbours:
+    """Cores that programs outside the run have used since the last look. A process that has ended since then is missed."""
+
+    def __init__(self, proc: Path = Path("/proc")):
+        """
+        Args:
+            proc: where it is mounted.
+        """
+        self._proc = proc
+        own = (proc / "self/environ").read_bytes().split(b"\0")
+        self._mark = next((text for name in OF_A_RUN for text in own if text.startswith(name)), None)
+        self._used: dict[tuple[str, bytes], int] = {}
+        """(process id, its start) -> ticks of CPU time at the last look."""
+        self._inside: dict[tuple[str, bytes], bool] = {}
+        """Whether a process is of the run, of those that were looked at."""
+        self._looked, self._due = 0.0, float("-inf")
+
+    def look(self, now: float) -> dict[Key, float]:
+        """Cores by program, where a look is due; else nothing.
+
+        Args:
+            now: seconds of any clock that runs evenly.
+        """
+        if now < self._due or self._mark is None:
+            return {}
+        seconds, self._looked = now - self._looked, now
+        self._due = now + (SECONDS if self._used else SHORTEST)
+        before, self._used = self._used, {}
+        cores: dict[str, float] = {}
+        for name in os.listdir(self._proc):
+            if not name.isdigit():
+                continue
+            try:
+                text = (self._proc / name / "stat").read_bytes()
+            except OSError:  # it has ended in this moment
+                continue
+            head, _, rest = text.rpartition(b")")
+            fields = rest.split()
+            process, ticks = (
+                (name, fields[19]),
+                int(fields[11]) + int(fields[12]),
+            )  # proc(5): starttime; utime and stime
+            self._used[process] = ticks
+            used = (ticks - before.get(process, ticks)) / TICKS_A_SECOND / seconds
+            if used >= NOTICED and not self._is_inside(process):
+                program = re.sub(r"[^\w.:+/ -]", "_", head.partition(b"(")[2].decode(errors="replace"))
+                cores[program] = cores.get(program, 0.0) + used
+        self._inside = {process: inside for process, inside in self._inside.items() if process in self._used}
+        most = sorted(cores.items(), key=lambda one: -one[1])[:MOST]
+        named = {("neighbour", program, "CPUCores"): used for program, used in most}
+        return {TOTAL: sum(cores.values()), **named} if before else {}
+
+    def _is_inside(self, process: tuple[str, bytes]) -> bool:
+        if process not in self._inside:
+            try:
+                environ = (self._proc / process[0] / "environ").read_bytes().split(b"\0")
+            except OSError:  # another user's
+                environ = []
+            self._inside[process] = self._mark in environ
+        return self._inside[process]
