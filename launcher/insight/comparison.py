@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import asdict, dataclass
 from html import escape
@@ -12,10 +13,12 @@ import numpy as np
 
 from launcher.aws import catalog
 from launcher.config.issues import mistake
-from launcher.insight import page, pictures, summary, windows
+from launcher.insight import page, pictures, speed, summary, windows
+from launcher.insight.control import Comparability, comparability
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import written
+from launcher.insight.kept import Kept, fixes_kept, short
+from launcher.insight.ratio import CONFIDENCE, Ratio
 from launcher.record.records import write_atomically
 from launcher.show.table import Table
 
@@ -42,24 +45,11 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A fix from the first run's diagnosis that the second run applied, as advised or at least in that direction."""
-
-    setting: str
-    before: Any
-    after: Any
-    advised: Any
-    expected: float | None
-    at_most: float
-    obtained: float
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Two diagnosed runs: before and after. `print` shows it, a notebook too; `plot` writes its picture, `save_html` a page.
 
     >>> comparison = launcher.diagnose("quickstart-teacher", "quickstart-teacher")
-    >>> comparison.speedup, comparison.changed()
+    >>> comparison.speedup.value, comparison.changed()
     (1.0, [])
     >>> comparison.plot("before_and_after.svg").name
     'before_and_after.svg'
@@ -77,11 +67,22 @@ class Comparison:
             Result(**{**asdict(row), "reduction_ratio": row.hours_per_epoch / rows[-1].hours_per_epoch}) for row in rows
         ]
 
-    @property
-    def speedup(self) -> float | None:
-        """Images a second after, over before; None where a run was not timed."""
-        before, after = (_images_per_second(run.evidence) for run in (self.before, self.after))
-        return after / before if before and after else None
+    @functools.cached_property
+    def comparability(self) -> Comparability:
+        """Whether the runs can be compared, by what no change between them can touch."""
+        return comparability(self.before.evidence, self.after.evidence)
+
+    @functools.cached_property
+    def measured(self) -> Ratio | None:
+        """Images a second after, over before, or steps a second where a batch is not known: of all training, with first steps and pauses.
+        None where a run was not timed."""
+        return speed.measured(self.before.evidence, self.after.evidence)
+
+    @functools.cached_property
+    def speedup(self) -> Ratio | None:
+        """What the change brought: `measured`, corrected where the machine was slower or busier in one of the runs. None where a run was
+        not timed, or where the two cannot be compared."""
+        return None if self.measured is None else self.comparability.speedup(self.measured)
 
     def phases(self) -> list[tuple[str, float | None, float | None]]:
         """(phase, seconds a step before, after), then the whole step; seconds an image where the batches differ. None where a run lacks the
@@ -140,19 +141,9 @@ class Comparison:
 
     def kept(self) -> list[Kept]:
         """The first run's fixes that the second applied, with the expected and the obtained speed-up."""
-        found = []
-        for finding in self.before.findings:
-            fix = finding.fixes[0]
-            if fix.setting is None or finding.gain is None or self.speedup is None:
-                continue
-            name = fix.setting.removeprefix("hyperparameters.")
-            if name not in self.after.evidence.settings:
-                continue
-            before, after = self.before.evidence.settings.get(name), self.after.evidence.settings[name]
-            if before != after and _towards(before, after, fix.value):
-                gain = finding.gain
-                found.append(Kept(fix.setting, before, after, fix.value, gain.expected, gain.at_most, self.speedup))
-        return found
+        if self.measured is None:
+            return []
+        return fixes_kept(self.before.findings, self.before.evidence, self.after.evidence, self.speedup)
 
     def changed(self) -> list[tuple[str, Any, Any]]:
         """(setting, before, after) of every setting that differs."""
@@ -169,7 +160,10 @@ class Comparison:
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
             "results": [asdict(row) for row in self.results()],
-            "speedup": self.speedup,
+            "speedup": None if self.speedup is None else asdict(self.speedup),
+            "measured_speedup": None if self.measured is None else asdict(self.measured),
+            "confidence": CONFIDENCE,
+            "comparable": self.comparability.to_dict(),
             "fix_kept": [asdict(kept) for kept in self.kept()],
             "settings_changed": [{"setting": name, "before": a, "after": b} for name, a, b in self.changed()],
         }
@@ -190,7 +184,7 @@ class Comparison:
             [name, *("-" if value is None else f"{value * factor:.2f}" for value in (a, b)), _times(a, b)]
             for name, a, b in self.phases()
         ]
-        settings = [[name, _short(a), _short(b)] for name, a, b in self.changed()]
+        settings = [[name, short(a), short(b)] for name, a, b in self.changed()]
         device_hours = (
             "GPU-hours an epoch"
             if any(run.evidence.on_gpu for run in (self.before, self.after))
@@ -210,28 +204,36 @@ class Comparison:
         return [(head, rows) for head, rows in found if rows]
 
     def sentences(self) -> list[str]:
-        """The speed-up, and whether fixes brought the expected one."""
-        sentences = [] if self.speedup is None else [f"speed-up {self.speedup:.2f}, in images a second"]
-        for kept in self.kept():
-            expected = (
-                f"at most {kept.at_most:.2f}"
-                if kept.expected is None
-                else f"{kept.expected:.2f} (at most {kept.at_most:.2f})"
-            )
-            sentences.append(
-                f"{kept.setting} from {_short(kept.before)} to {_short(kept.after)} (advised: {_short(kept.advised)}): "
-                f"expected speed-up {expected}, obtained {kept.obtained:.2f}"
-            )
-        return sentences
+        """Whether the runs can be compared, the speed-up, and whether fixes brought the expected one."""
+        if self.measured is None:
+            return []
+        runs = self.before.evidence, self.after.evidence
+        per = f"in {speed.unit(*runs)} a second"
+        if self.speedup is None:
+            first = [
+                self.comparability.sentence,
+                f"measured: {self.measured}, {per}, by the change and by what else differed",
+            ]
+        else:
+            no_range = ", too short for a range" if self.speedup.low is None else ""
+            raw = f", as measured {self.measured}" if self.comparability.is_corrected else ""
+            first = [f"speed-up {self.speedup}, {per}{no_range}{raw}; {self.comparability.sentence}"]
+        more = speed.start_cost(*runs)
+        return [
+            *first,
+            *([f"{more:.1f} s more until the first step are counted"] if more else []),
+            *map(str, self.kept()),
+        ]
 
     def __str__(self) -> str:
-        lines = [
+        lines = [*self.sentences(), *([""] if self.sentences() else [])]
+        lines += [
             f"{name:<6}  {run.measurements.source}: {run.headline}"
             for name, run in (("before", self.before), ("after", self.after))
         ]
         for head, rows in self.tables():
             lines += ["", str(Table(head, rows))]
-        return "\n".join([*lines, *([""] if self.sentences() else []), *self.sentences()])
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<comparison of {self.before.measurements.source} and {self.after.measurements.source}>"
@@ -243,14 +245,14 @@ class Comparison:
         )
         tables = "".join(f"<div class='scroll'>{Table(head, rows).html()}</div>" for head, rows in self.tables())
         sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.sentences())
-        return f"<div class='diagnosis'>{heads}{self._svg()}{tables}{sentences}</div>"
+        return f"<div class='diagnosis'>{sentences}{heads}{self._svg()}{tables}</div>"
 
     def _svg(self) -> str:
         """Both runs' phases and cores; "" where no step was measured."""
         unit, course = self.course()
         if not course:
             return ""
-        changed = "; ".join(f"{name}: {_short(a)} before, {_short(b)} after" for name, a, b in self.changed())
+        changed = "; ".join(f"{name}: {short(a)} before, {short(b)} after" for name, a, b in self.changed())
         runs = [("before", self.before.evidence), ("after", self.after.evidence)]
         return pictures.before_and_after(course, unit, changed if len(changed) <= 110 else "", runs)
 
@@ -311,32 +313,11 @@ def epochs_done(evidence: Evidence) -> float | None:
     return windows.steps_done(steps) / each
 
 
-def _images_per_second(evidence: Evidence) -> float | None:
-    batch = evidence.settings.get("global_batch_size")
-    if not evidence.training_seconds or not isinstance(batch, int):
-        return 1 / evidence.step_seconds if evidence.step_seconds else None
-    return batch * windows.steps_done(evidence.ranks[0]) / evidence.training_seconds
-
-
 def _spec(evidence: Evidence) -> str:
     host = catalog.instance(str(evidence.facts.get("instance_type", "")))
     name = evidence.facts.get("device_name") or (host.gpu if host is not None else None)
     return str(name or ("GPU" if evidence.on_gpu else "cpu"))
 
 
-def _towards(before: Any, after: Any, advised: Any) -> bool:
-    """Whether a setting was changed as advised, or a number at least in that direction."""
-    if isinstance(advised, dict) and isinstance(after, dict):
-        return all(after.get(name) == value for name, value in advised.items())
-    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (before, after, advised)):
-        return bool((after - before) * (advised - before) > 0)
-    return bool(after == advised)
-
-
 def _times(first: float | None, second: float | None) -> str:
     return f"{second / first:.2f}" if first and second is not None else "-"
-
-
-def _short(value: Any) -> str:
-    text = written(value)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -13,6 +14,12 @@ def dollars(usd: float) -> str:
 def counted(number: int, thing: str, things: str = "") -> str:
     """`1 file`, `2 files`; `things` is the plural where an s does not make it."""
     return f"{number} {thing if number == 1 else things or thing + 's'}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def indent(text: str, prefix: str = "  ") -> str:

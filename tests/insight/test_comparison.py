@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from launcher.config.issues import UserError
 from launcher.insight.comparison import PAUSES, Comparison, epochs_done
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
+from launcher.insight.measurements import Series
 from tests.insight.planted import plant
 
 STEP = {"data_wait": 0.01, "student_forward": 0.08, "backward": 0.15, "optimizer": 0.01}
@@ -35,7 +37,7 @@ def test_the_result_table_has_kts_columns_and_numbers():
 def test_pauses_count_in_the_hours_and_in_the_speed():
     paused = Comparison(run(), run(evaluate=(50, 12.5)))
     assert paused.results()[1].hours == pytest.approx(2 * paused.results()[0].hours, rel=0.01)
-    assert paused.speedup == pytest.approx(0.5, rel=0.01)
+    assert paused.speedup.value == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_cure_that_was_taken_up_is_checked_against_what_was_expected():
@@ -51,8 +53,8 @@ def test_a_cure_that_was_taken_up_is_checked_against_what_was_expected():
         advised - 1,
         advised,
     )
-    assert kept.obtained == pytest.approx(0.96 / 0.25, rel=0.02) and kept.expected == pytest.approx(
-        kept.obtained, rel=0.25
+    assert kept.obtained.value == pytest.approx(0.96 / 0.25, rel=0.02) and kept.expected == pytest.approx(
+        kept.obtained.value, rel=0.25
     )
     assert not Comparison(before, run(settings={"num_workers": 0})).kept(), "the other direction"
     assert not Comparison(before, run(settings={"num_workers": 1, "compile": True})).kept()
@@ -71,7 +73,7 @@ def test_phases_are_shown_an_image_where_the_batch_differs():
     for _, before, after in both.phases():
         assert after == pytest.approx(before, rel=0.02)
     assert "µs an image" in str(both)
-    assert both.speedup == pytest.approx(1, rel=0.02)
+    assert both.speedup.value == pytest.approx(1, rel=0.02)
 
 
 def test_settings_that_differ_are_told_and_others_are_not():
@@ -106,6 +108,17 @@ def test_the_picture_of_two_runs_shows_their_phases_and_cores_and_what_was_chang
     assert any(re.fullmatch(r"before, data_wait: 2\.8\d* seconds per 1,000 images", bar) for bar in bars), bars
     assert any(re.fullmatch(r"after, backward: 0\.58\d* seconds per 1,000 images", bar) for bar in bars), bars
     assert "prefers-color-scheme: dark" in text and text in comparison._repr_html_()
+
+
+def test_cores_that_were_sampled_only_once_are_no_map_and_the_picture_says_so():
+    def once(diagnosis: Diagnosis) -> Diagnosis:
+        [host] = diagnosis.measurements.hosts.values()
+        cores = {name: Series(core.times[5:6], core.values[5:6]) for name, core in host.cores.items()}
+        return Diagnosis(replace(diagnosis.measurements, hosts={host.name: replace(host, cores=cores)}))
+
+    one, both = (Comparison(once(run()), after)._svg() for after in (run(), once(run())))
+    assert "busier (before: sampled only once)" in one and one.count(">before<") == 1 and one.count(">after<") == 2
+    assert "no map of the cores: before and after sampled them only once" in both and "busier" not in both
 
 
 def test_a_picture_of_many_cores_and_a_long_run_stays_small(tmp_path):

@@ -343,7 +343,7 @@ def test_two_observed_runs_show_whether_the_fix_worked(tmp_path):
     )
     both = Comparison(before, after)
     [kept] = both.kept()
-    assert (kept.setting, kept.before, kept.after) == ("num_workers", 16, 2) and kept.obtained > 2
+    assert (kept.setting, kept.before, kept.after) == ("num_workers", 16, 2) and kept.obtained.value > 2
     assert ("num_workers", 16, 2) in both.changed()
 
 

@@ -1,0 +1,237 @@
+"""Whether two runs can be compared: what no change between them can touch has to take as long both times.
+
+Such a part is the control. Where it took longer, the machine was slower or busier, and so was the rest of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from launcher.insight import windows
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import NOTICEABLE
+from launcher.insight.phases import inside_others, order
+from launcher.insight.ratio import Measured, Ratio, ratio, total
+from launcher.insight.touches import BACKEND, CODE, INPUTS, THREADS, UNKNOWN, Touch, touch_of, untouched
+from launcher.show.text import listed
+
+MOST_CORRECTED = 1.5
+"""Times as long that a control may take, either way, for a speed-up to be corrected by it. The correction holds as far as all of the run
+slowed alike, and beyond it does not."""
+
+WAITS = ("data_wait", "buffer_sync")
+"""Phases that wait for something else, and tell nothing of how fast the machine is."""
+
+OF_THE_MACHINE = {
+    "instance_type": "instance type",
+    "device": "device",
+    "device_name": "device name",
+    "torch": "torch",
+    "world_size": "training processes",
+    "hosts": "hosts",
+    "training_images": "training images",
+}
+"""Facts that are the same in runs that can be compared."""
+
+OUTSIDE = ("neighbours", "CoresOutsideTheRun", "")
+"""Series of a host: cores that programs outside the run use."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """What no change between two runs can touch."""
+
+    said: str
+    """How long it took after, over before, in words."""
+    times: Ratio
+    """The same in numbers; above 1 the machine was slower after."""
+
+    @property
+    def drifted(self) -> bool:
+        """Whether it changed by more than noise: by more than two runs of one job on shared cores differ."""
+        return abs(math.log(self.times.value)) > math.log1p(NOTICEABLE) and (
+            self.times.differs or self.times.low is None
+        )
+
+
+@dataclass(frozen=True)
+class Comparability:
+    """Whether two runs' times can be compared, and how."""
+
+    unlike: tuple[str, ...] = ()
+    """What makes them runs of other jobs, or on other machines."""
+    control: Control | None = None
+    why_no_control: str = ""
+
+    @property
+    def possible(self) -> bool:
+        return not self.unlike and (self.control is None or not self._is_far(self.control))
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether a speed-up is corrected by the control."""
+        return self.possible and self.control is not None and self.control.drifted
+
+    def speedup(self, measured: Ratio) -> Ratio | None:
+        """The speed-up that the change brought: as it was measured, or corrected by the control; None: it cannot be told.
+
+        The range counts what the control changed by as an error beside that of the windows, whether it is corrected or not.
+        """
+        if not self.possible:
+            return None
+        if self.control is None:
+            return measured
+        times = self.control.times.value
+        return (measured.times(times) if self.is_corrected else measured).widened(times)
+
+    @property
+    def sentence(self) -> str:
+        """Why not, or what was corrected, or what the control is."""
+        if self.unlike:
+            return f"not comparable: {'; '.join(self.unlike)}"
+        if self.control is None:
+            return f"no control: {self.why_no_control}, so a slower or busier machine would look like the change"
+        if not self.possible:
+            return f"not comparable: {self.control.said}; run both again on a quiet machine, or in alternation"
+        return f"{'corrected' if self.is_corrected else 'control'}: {self.control.said}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "possible": self.possible, "corrected": self.is_corrected, "sentence": self.sentence}
+
+    @staticmethod
+    def _is_far(control: Control) -> bool:
+        return control.drifted and abs(math.log(control.times.value)) > math.log(MOST_CORRECTED)
+
+
+def comparability(before: Evidence, after: Evidence) -> Comparability:
+    """Whether two runs can be compared, by what differs between them."""
+    touches = changes(before, after)
+    unlike = _unlike(before, after, touches)
+    if unlike:
+        return Comparability(unlike=tuple(unlike))
+    if not (before.ranks and after.ranks):
+        return Comparability(why_no_control="the steps of a run were not measured")
+    recorded = touches or (before.facts.get(CODE) and before.facts.get(CODE) == after.facts.get(CODE))
+    control = (_of_phases(before, after, touches) if recorded else None) or _of_cores(before, after)
+    if control is not None:
+        return Comparability(control=control)
+    if not recorded:
+        return Comparability(why_no_control="what changed between the runs was not recorded")
+    everywhere = [name for name, touch in touches.items() if touch.phases is None or touch.by_workers]
+    return Comparability(why_no_control=f"{listed(everywhere or touches)} can touch every phase that was measured")
+
+
+def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
+    """What differs between two runs and was recorded of them, settings and CODE, INPUTS, THREADS and BACKEND, with what it can touch.
+
+    An argument with the very values of a setting that is known is that setting, not one more.
+    """
+    runs = before, after
+    settings = {
+        name: tuple(run.settings.get(name) for run in runs) for name in sorted({*before.settings, *after.settings})
+    }
+    facts = {name: tuple(run.facts.get(name) for run in runs) for name in (CODE, INPUTS, THREADS, BACKEND)}
+    pairs = {**settings, **{name: pair for name, pair in facts.items() if None not in pair}}
+    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    known = {name: touch for name in differing if (touch := touch_of(name)) is not UNKNOWN}
+    values = {tuple(map(str, differing[name])) for name in known}
+    return known | {
+        name: UNKNOWN for name, pair in differing.items() if name not in known and tuple(map(str, pair)) not in values
+    }
+
+
+def _unlike(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> list[str]:
+    """What makes two runs ones of other jobs or machines, each with its values before and after."""
+    pairs = {what: (before.facts.get(name), after.facts.get(name)) for name, what in OF_THE_MACHINE.items()}
+    pairs["usable cores"] = _cores(before), _cores(after)
+    models = [
+        run.script.trained_model.values if run.script and run.script.trained_model else {} for run in (before, after)
+    ]
+    for name in ("class", "parameters"):
+        pairs[f"the model's {name}"] = models[0].get(name), models[1].get(name)
+    sets = [_dataset(run) for run in (before, after)]
+    pairs["dataset"] = sets[0], sets[1]
+    differing = [f"{what} {a} before, {b} after" for what, (a, b) in pairs.items() if None not in (a, b) and a != b]
+    other = [name for name, touch in touches.items() if touch.is_another_job]
+    return [*differing, *([f"{listed(other)} differs, which makes it another job"] if other else [])]
+
+
+def _cores(evidence: Evidence) -> float | None:
+    known = [evidence.usable_cores(host) for host in evidence.hosts if host.cores]
+    return round(sum(known), 2) if known else None
+
+
+def _dataset(evidence: Evidence) -> str | None:
+    loader = evidence.script.loader("training") if evidence.script else None
+    return (loader.values.get("dataset") or {}).get("class") if loader else None
+
+
+def _of_phases(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> Control | None:
+    """The phases that no change can touch, where they are a good part of the step; the whole step where none of it can be touched."""
+    in_steps = {
+        name: touch
+        for name, touch in touches.items()
+        if touch.phases is None or touch.by_workers or {*touch.phases} & {*order()}
+    }
+    if not in_steps:
+        phases = ["step"]
+    else:
+        waits = (*WAITS, "backward") if (before.world_size or 1) > 1 else WAITS  # in it ranks wait for a late one
+        measured = [
+            name
+            for name in order()
+            if name not in (*waits, *inside_others()) and all(name in run.ranks[0].seconds for run in (before, after))
+        ]
+        phases = untouched(in_steps.values(), measured, apart=_apart(before) and _apart(after))
+    taken = [_seconds(run, phases) for run in (before, after)]
+    if any(one.value < NOTICEABLE * (run.step_seconds or math.inf) for one, run in zip(taken, (before, after))):
+        return None
+    times = ratio(taken[1], taken[0])
+    what = "steps" if phases == ["step"] else listed(phases)
+    cannot = (
+        f", which {listed(in_steps or touches)} cannot touch," if touches else " of the same settings, code and input"
+    )
+    return Control(f"{what}{cannot} took {times} times as long", times)
+
+
+def _of_cores(before: Evidence, after: Evidence) -> Control | None:
+    """The cores that programs outside the run left to it, where it had use for all of them."""
+    runs = before, after
+    used, cores = [one for run in runs if (one := _outside(run)) is not None], _cores(before)
+    if len(used) < 2 or not cores:
+        return None
+    needed = any((run.full or 0.0) >= NOTICEABLE for run in runs)
+    left = [max(cores - one, 0.01) if needed else cores for one in used]
+    said = f"programs outside the run used {used[0]:.1f} of {cores:.3g} cores before and {used[1]:.1f} after"
+    return Control(said, Ratio(left[0] / left[1], None, None))
+
+
+def _outside(evidence: Evidence) -> float | None:
+    """Cores of all hosts that programs outside the run used while it trained; None: not recorded."""
+    found = [host.other.get(OUTSIDE) for host in evidence.hosts]
+    return sum(float(evidence.during(series).mean()) for series in found if series) if any(found) else None
+
+
+def _apart(evidence: Evidence) -> bool:
+    """Whether a run's data workers share neither cores nor a lock with its training processes."""
+    if evidence.workers == 0:
+        return True
+    kind = evidence.settings.get("worker_type")
+    threads = kind == "threads" or (kind == "auto" and not evidence.on_gpu)
+    by_device = evidence.settings.get("preprocessing") == "dali"
+    return not threads and not by_device and evidence.full is not None and evidence.full < NOTICEABLE
+
+
+def _seconds(evidence: Evidence, phases: Sequence[str]) -> Measured:
+    """Seconds a step of some phases together, slow steps too, on the first rank."""
+    steps = evidence.ranks[0]
+    kept = windows.steady(steps)
+    counts = windows.counts(steps)[kept]
+    seconds = sum((np.nan_to_num(steps.seconds[name][kept]) for name in phases), np.zeros(len(counts)))
+    return total(seconds, counts).over(float(counts.sum()))

@@ -1,0 +1,77 @@
+"""Fixes that a second run applied: the speed-up that was expected of them, and the one that was obtained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.insight.control import changes
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Finding, written
+from launcher.insight.ratio import Ratio
+from launcher.show.text import listed
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A fix from the first run's diagnosis that the second run applied, as advised or at least in that direction."""
+
+    setting: str
+    before: Any
+    after: Any
+    advised: Any
+    expected: float | None
+    at_most: float
+    obtained: Ratio | None
+    """None: the runs cannot be compared."""
+    beside: tuple[str, ...]
+    """What else changed and can touch the time."""
+
+    def __str__(self) -> str:
+        bound = f"at most {self.at_most:.2f}"
+        expected = bound if self.expected is None else f"{self.expected:.2f} ({bound})"
+        if self.obtained is None:
+            obtained = "not judged, since the runs are not comparable"
+        else:
+            obtained = f"obtained {self.obtained}{'' if self.obtained.differs else ', no difference shown'}"
+        return (
+            f"{self.setting} from {short(self.before)} to {short(self.after)} (advised: {short(self.advised)}): "
+            f"expected speed-up {expected}, {obtained}{f', together with {listed(self.beside)}' if self.beside else ''}"
+        )
+
+
+def fixes_kept(findings: Sequence[Finding], before: Evidence, after: Evidence, obtained: Ratio | None) -> list[Kept]:
+    """The first fix of each finding of a run, where another run applied it.
+
+    Args:
+        findings: of the run before.
+        obtained: the speed-up; None: the runs cannot be compared.
+    """
+    found = []
+    takes_time = [name for name, touch in changes(before, after).items() if touch.takes_time]
+    for finding in findings:
+        fix, gain = finding.fixes[0], finding.gain
+        if fix.setting is None or gain is None:
+            continue
+        name = fix.setting.removeprefix("hyperparameters.")
+        first, second = before.settings.get(name), after.settings.get(name)
+        if name in after.settings and first != second and _is_towards(first, second, fix.value):
+            beside = tuple(one for one in takes_time if one != name)
+            found.append(Kept(fix.setting, first, second, fix.value, gain.expected, gain.at_most, obtained, beside))
+    return found
+
+
+def _is_towards(before: Any, after: Any, advised: Any) -> bool:
+    """Whether a setting was changed as advised, or a number at least in that direction."""
+    if isinstance(advised, dict) and isinstance(after, dict):
+        return all(after.get(name) == value for name, value in advised.items())
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (before, after, advised)):
+        return bool((after - before) * (advised - before) > 0)
+    return bool(after == advised)
+
+
+def short(value: Any) -> str:
+    """A setting's value as a config takes it, cut where it is long."""
+    text = written(value)
+    return text if len(text) <= 40 else text[:37] + "..."
