@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 
+from launcher.insight.contention import WORKERS, neighbours, run_delay, swing
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE
+from launcher.insight.length import too_short
 
 TOO_MANY = 2.0
 """Workers per usable core of their process from which there are too many: they then only take turns."""
 
 FULL = 0.9
 """Share of the usable cores from which they count as full: at most 1 / 0.9 = 1.11 times the work fits on them."""
+
+
+SWINGING = 1.5
+"""Slow steps over quick ones from which steps swing. KT's six published iterations take from 9 to 32 s: 3.5."""
 
 
 def crowded(evidence: Evidence) -> bool:
@@ -24,10 +30,15 @@ def taken_by_workers(evidence: Evidence) -> float | None:
     """Share of a step that too many workers cost, as far as it shows; None where there are not too many, or no harm.
 
     It shows as a wait for data; or, as in KT's job, as an idle device or as unsteady steps on the same cores. It is unknown where neither
-    the wait nor the device was measured, or only first steps were.
+    the wait nor the device was measured, or where the run is too short.
     """
-    if evidence.only_first_steps or (evidence.share("data_wait") is None and evidence.gpu_idle is None):
+    if too_short(evidence) or (evidence.share("data_wait") is None and evidence.gpu_idle is None):
         return None
+    kept = kept_by_workers(evidence)
+    if kept is not None:
+        return kept
+    if suspected(evidence):
+        return evidence.gpu_idle
     if not crowded(evidence) or evidence.busy is None or evidence.busy < 0.6:
         return None
     wait, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
@@ -36,16 +47,63 @@ def taken_by_workers(evidence: Evidence) -> float | None:
     if evidence.busy < 0.8:
         return None
     if evidence.on_gpu:
+        if run_delay(evidence) is not None:
+            return None  # the threads that drive the GPU had their cores
         return idle if idle is not None and idle >= IDLE_GPU else None
     unsteady = evidence.unsteady or 0.0
     pressed = evidence.pressure is not None and evidence.pressure >= 0.5
     return max(unsteady, NOTICEABLE) if evidence.busy >= FULL and (pressed or unsteady >= NOTICEABLE) else None
 
 
+def kept_from_core(evidence: Evidence) -> float | None:
+    """Share of a step that is lost while the threads that drive the device are ready and have no core; None: too little, or not recorded.
+
+    What a GPU does meanwhile is not lost: its queue lasts for a while.
+    """
+    delay = run_delay(evidence)
+    if delay is None:
+        return None
+    lost = min(delay, evidence.gpu_idle) if evidence.on_gpu and evidence.gpu_idle is not None else delay
+    return lost if lost >= NOTICEABLE else None
+
+
+def kept_by_workers(evidence: Evidence) -> float | None:
+    """The same where it is a GPU's data workers that have the cores, more of them than needed, and hardly any step waits for data."""
+    lost, others = kept_from_core(evidence), neighbours(evidence)
+    if (
+        lost is None
+        or not evidence.on_gpu
+        or not evidence.workers
+        or (evidence.share("data_wait") or 0.0) >= NOTICEABLE
+    ):
+        return None
+    if others.get(WORKERS, 0.0) < 0.5 * sum(others.values()):
+        return None
+    return lost if WORKERS in others and sensible_workers(evidence) < evidence.workers else None
+
+
+def suspected(evidence: Evidence) -> bool:
+    """Whether a run looks like KT's, and nothing recorded who has the cores: workers for every core of their process, single cores full,
+    GPUs that idle, steps that swing, and hardly any wait for data or for other ranks."""
+    each, swings = evidence.cores_each, swing(evidence)
+    return bool(
+        run_delay(evidence) is None
+        and (evidence.gpu_idle or 0.0) >= IDLE_GPU
+        and (evidence.pegged or 0.0) >= 0.5
+        and evidence.workers
+        and each
+        and evidence.workers >= max(each, 2)
+        and (not evidence.ranks or (swings is not None and swings >= SWINGING))
+        and (evidence.share("data_wait", "grad_sync", "buffer_sync") or 0.0) < NOTICEABLE
+        and not evidence.uneven
+    )
+
+
 def sensible_workers(evidence: Evidence) -> int:
     """The fewest workers per process for which no step waits.
 
     With the workers' CPU time: as many as prepare a step's images while the device computes it, or while all cores do the work of both.
+    What a step lost to a core that others had is not counted as computing.
     Else: as many as fill the cores that the training process leaves. Where its CPU time was not measured either, it counts as one core,
     or as none where it mostly waits.
     """
@@ -55,5 +113,6 @@ def sensible_workers(evidence: Evidence) -> int:
     if own is None or whole is None or not evidence.workers or not step:
         return max(1, math.floor(cores - (0.0 if waits >= 0.5 else 1.0) + 0.5))
     theirs = whole - own
-    lasts = max(whole / cores, (1 - waits) * step if evidence.on_gpu else 0.0)
+    lost = kept_from_core(evidence) or 0.0
+    lasts = max(whole / cores, (1 - waits - lost) * step if evidence.on_gpu else 0.0)
     return min(max(1, math.ceil(theirs / lasts - 0.1)), max(1, math.floor(cores + 0.5))) if lasts else 1

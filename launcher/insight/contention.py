@@ -1,0 +1,97 @@
+"""How far a run's training threads are kept from their cores, and by whom."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from launcher.insight import windows
+from launcher.insight.evidence import FEW_SAMPLES, Evidence
+
+WORKERS, THREADS, PROGRAMS = "workers", "threads", "programs"
+"""Who else uses a host's cores: data workers, the other threads of the training processes, programs outside the run."""
+
+
+def run_delay(evidence: Evidence) -> float | None:
+    """Share of the steps in which the training thread was ready to run and had no core: mean over ranks; None: not recorded."""
+    return _share_of_steps(evidence, "run_delay_seconds")
+
+
+def why_no_delay(evidence: Evidence) -> str:
+    """Why the wait for a core is not known."""
+    return evidence.measurements.not_measured.get("run_delay", "the training thread's run-queue delay was not recorded")
+
+
+def thread_cpu(evidence: Evidence) -> float | None:
+    """Cores that the training thread keeps busy, 0 to 1: mean over ranks; None: not recorded."""
+    return _share_of_steps(evidence, "thread_cpu_seconds")
+
+
+def swing(evidence: Evidence) -> float | None:
+    """How many times as long slow steps (their 90th percentile) take as quick ones (their 10th), on the first rank.
+
+    Of a run with few usual steps all but the very first count, as in the log of six that KT published. None: there are fewer.
+    """
+    if not evidence.ranks:
+        return None
+    steps = evidence.ranks[0]
+    kept = windows.steady(steps)
+    if kept.sum() < FEW_SAMPLES:
+        kept = np.arange(len(steps.step)) > 0
+    if kept.sum() < FEW_SAMPLES:
+        return None
+    quick, slow = np.percentile(windows.each_step(steps, steps.seconds["step"], kept), (10, 90))
+    return float(slow / quick) if quick else None
+
+
+def runnable_per_core(evidence: Evidence) -> float | None:
+    """Mean tasks of a host that run or are ready to, over its usable cores: above 1 some wait; None: not recorded."""
+    each = [
+        float(evidence.during(series).mean()) / evidence.usable_cores(host)
+        for host in evidence.hosts
+        for (_, name, _), series in host.other.items()
+        if name == "RunnableTasks" and len(series.values)
+    ]
+    return float(np.mean(each)) if each else None
+
+
+def programs_outside(evidence: Evidence) -> dict[str, float]:
+    """Mean cores of a host that programs outside the run use, by name, the most first; empty where none was seen."""
+    used: dict[str, float] = {}
+    looks = 0
+    for host in evidence.hosts:
+        total = host.other.get(("neighbours", "CoresOutsideTheRun", ""))
+        looks += len(total.values) if total else 0
+        for (kind, name, _), series in host.other.items():
+            if kind == "neighbour":
+                used[name] = used.get(name, 0.0) + float(series.values.sum())
+    return {name: cores / looks for name, cores in sorted(used.items(), key=lambda one: -one[1])} if looks else {}
+
+
+def neighbours(evidence: Evidence) -> dict[str, float]:
+    """Cores of a host that others than its training threads keep busy, by WORKERS, THREADS and PROGRAMS, as far as it was recorded."""
+    found = {}
+    step, own, thread = evidence.step_seconds, evidence.own_cpu, thread_cpu(evidence)
+    if step and evidence.hosts:
+        ranks = (evidence.world_size or 1) / len(evidence.hosts)
+        workers = evidence.mean_extra("worker_cpu_seconds")
+        if workers is not None and evidence.workers != 0:
+            found[WORKERS] = ranks * workers / step
+        if own is not None and thread is not None:
+            found[THREADS] = ranks * max(0.0, own / step - thread)
+    outside = programs_outside(evidence)
+    return {**found, **({PROGRAMS: sum(outside.values())} if outside else {})}
+
+
+def _share_of_steps(evidence: Evidence, name: str) -> float | None:
+    """A number of a step over the step's seconds, slow steps too: mean over the ranks that recorded it."""
+    shares = []
+    for steps in evidence.ranks:
+        if name not in steps.extra:
+            continue
+        values, seconds = steps.extra[name], steps.seconds["step"]
+        where = windows.steady(steps) & np.isfinite(values) & np.isfinite(seconds)
+        weights = windows.counts(steps)[where]
+        whole = float((seconds[where] * weights).sum())
+        if whole:
+            shares.append(float((values[where] * weights).sum()) / whole)
+    return float(np.mean(shares)) if shares else None

@@ -1,0 +1,124 @@
+"""Noisy neighbours: who keeps the thread that drives the device from its core, where it is not too many data workers."""
+
+from __future__ import annotations
+
+from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
+from launcher.insight.contention import (
+    PROGRAMS,
+    THREADS,
+    WORKERS,
+    neighbours,
+    programs_outside,
+    run_delay,
+    runnable_per_core,
+    thread_cpu,
+    why_no_delay,
+)
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
+from launcher.insight.rules.images import dali
+from launcher.insight.rules.workers import kept_from_core, taken_by_workers
+from launcher.show.text import counted
+
+NAMED = 3
+"""Programs outside the run that the evidence names."""
+
+SHOWN = 0.05
+"""Cores from which a neighbour is worth showing."""
+
+CAUSES = {
+    WORKERS: "decoding and augmentation fill the cores, and the thread that launches the device's work has to wait for its turn",
+    THREADS: "the training processes run more threads than they have cores, and these take turns with the one that drives the step",
+    PROGRAMS: "programs outside the run use its cores",
+    None: "what else uses the cores was not recorded",
+}
+
+
+def noisy(evidence: Evidence) -> Answer:
+    """Something other than too many workers has the training thread's core."""
+    if run_delay(evidence) is None:
+        return NotMeasured(what="a training thread kept from its core", reason=why_no_delay(evidence))
+    lost = kept_from_core(evidence)
+    if lost is None:
+        return None
+    if taken_by_workers(evidence) is not None or (evidence.throttled or 0.0) >= NOTICEABLE:
+        return EXPLAINED
+    others = neighbours(evidence)
+    who = max(others, key=lambda one: others[one]) if others else None
+    if who != PROGRAMS and evidence.workers != 0 and (evidence.share("data_wait") or 0.0) >= NOTICEABLE:
+        return EXPLAINED  # what waits for the workers does not need its core
+    if who == WORKERS and not evidence.on_gpu:
+        return EXPLAINED  # the model computes on the same cores: whoever waits, the work is the same
+    share = lost * evidence.steps_part
+    return Finding(
+        kind="noisy_neighbour",
+        title=f"Noisy neighbour: {_named(who, evidence)} the training thread from its core",
+        share=share,
+        evidence=tuple(numbers(evidence)),
+        cause=CAUSES[who],
+        fixes=_fixes(who, evidence),
+        gain=bounded(share, 1 / (1 - min(share, 0.999)), f"the wait for a core goes away: 1 / (1 - {share:.2f})"),
+    )
+
+
+def numbers(evidence: Evidence) -> list[str]:
+    """The evidence of every thread that is kept from its core; empty where none was recorded."""
+    delay, own, others = run_delay(evidence), thread_cpu(evidence), neighbours(evidence)
+    if delay is None or own is None:
+        return []
+    found = [
+        f"the training thread is ready but has no core in {percent(delay)} of the time (run-queue delay); it computes in {percent(own)}"
+    ]
+    ready = runnable_per_core(evidence)
+    if ready is not None:
+        found.append(f"{ready:.1f} tasks run or are ready to for each usable core")
+    if any(cores >= SHOWN for cores in others.values()):
+        said = {
+            WORKERS: "data workers",
+            THREADS: "other threads of the training processes",
+            PROGRAMS: f"programs outside the run ({_programs(evidence)})",
+        }
+        found.append(
+            "who else uses a host's cores: "
+            + ", ".join(f"{said[who]} {cores:.1f}" for who, cores in others.items() if cores >= SHOWN)
+        )
+    return found
+
+
+def _programs(evidence: Evidence) -> str:
+    named = [(name, cores) for name, cores in programs_outside(evidence).items() if cores >= SHOWN][:NAMED]
+    return ", ".join(f"{name} {cores:.1f}" for name, cores in named)
+
+
+def _named(who: str | None, evidence: Evidence) -> str:
+    if who == PROGRAMS:
+        return f"{next(iter(programs_outside(evidence)))}, a program outside the run, keeps"
+    if who == THREADS:
+        return "the training process's other threads keep"
+    if who == WORKERS:
+        return f"{counted(evidence.workers or 0, 'data worker')} a process, all of them needed, keep"
+    return "something keeps"
+
+
+def _fixes(who: str | None, evidence: Evidence) -> tuple[Fix, ...]:
+    if who == PROGRAMS:
+        return (
+            Fix(setting=None, value=f"end or move what else runs on the host: {_programs(evidence)}"),
+            Fix(setting=None, value="bind the training to cores of its own (taskset, docker --cpuset-cpus)"),
+        )
+    if who == THREADS:
+        each = max(1, int(evidence.cores_each or 1))
+        return (
+            Fix(
+                setting="environment.OMP_NUM_THREADS",
+                value=str(max(1, each // 2)),
+                now=evidence.facts.get("threads"),
+                why=f"each training process has {counted(each, 'core')}, for its data workers too",
+            ),
+        )
+    if who == WORKERS:
+        return (
+            dali(evidence, "decoding and augmentation move to the GPU"),
+            Fix(setting=None, value="an instance type with more cores for each GPU"),
+        )
+    return (Fix(setting=None, value="see with `top -H` on the host, while it trains, what else runs there"),)
