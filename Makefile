@@ -14,7 +14,9 @@
 # make bench-insight    what the system monitor and the observer cost, and how fast the files are read
 # make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the fix brought (about 55 minutes)
 # make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 75 minutes)
-# make bench-planted-foreign    the same kinds in scripts that know nothing of the kit: plain PyTorch, Lightning, transformers' Trainer
+# make bench-planted-foreign    the same kinds in scripts that know nothing of the kit: plain PyTorch, Lightning, Trainer, and on a simulated accelerator
+# make mutants      each operator of the diagnosis's rules turned, one at a time: how many do the tests notice (about 20 minutes)
+# make bench-workers    what too many data workers cost, and what fewer bring, on a simulated accelerator (about 20 minutes)
 # make notebooks    every notebook executed, its outputs and pictures stored (about ten minutes)
 # make test-notebooks   the notebooks' tests, every notebook executed
 # make gpu          every check that needs a GPU, wherever there is one, into docs/results/gpu.md (PART=2: one part of six, 8 minutes at most)
@@ -39,7 +41,7 @@ DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-workers mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -111,6 +113,12 @@ bench-planted-others: $(INSTALLED) $(OTHERS)/.installed
 
 bench-planted-foreign: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/planted_foreign.py
+
+bench-workers: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/simulated_workers.py
+
+mutants: $(INSTALLED)
+	$(VENV)/bin/python -m tests.insight.mutants
 
 notebooks: $(INSTALLED)
 	$(VENV)/bin/python -m tests.notebooks.executing --store
