@@ -33,8 +33,8 @@ PRINTED = {
 FAR_AWAY = ("check", "upload")
 """Examples that talk to AWS."""
 
-MANY_RUNS = ("PreprocessingStudy", "ScalingStudy", "preprocessing", "scaling")
-"""Examples that start several runs."""
+MANY_RUNS = ("PreprocessingStudy", "ScalingStudy", "preprocessing", "scaling", "tune")
+"""Examples that start several runs, or one that is measured."""
 
 
 @pytest.fixture(scope="module")

@@ -61,8 +61,8 @@ def tune(
 
     >>> few = ["hyperparameters.max_steps=20"]
     >>> found = launcher.tune("configs/quickstart_teacher.yaml", few, trials=1, say=lambda line: None)
-    >>> found.search.ended
-    '1 trial is spent (--trials)'
+    >>> found.changes, len(found.trials())
+    ({}, 1)
 
     Args:
         config: a YAML file; or a command's words, which run on this machine as under `launcher watch`.
