@@ -47,7 +47,10 @@ class Starter:
 
     def why_not_planned_again(self, folder: RunFolder) -> Issue | None:
         """Why a run has no job to replay, resume or probe; None: it has one."""
-        return None
+        missing = folder.job if not folder.job.is_file() else folder.code if not folder.code.is_dir() else None
+        if missing is None:
+            return None
+        return Issue(key="run", found=f"{folder.name} has no {missing.name}", fix="name a run whose record is complete")
 
     def profile(self, folder: RunFolder, interval_ms: int | None) -> None:
         """Switch the system metrics of a running job.

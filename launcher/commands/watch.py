@@ -87,12 +87,12 @@ def _report(ended: Ended, page: Path | None) -> None:
 
     if not diagnosis.measurements.ranks and not failed:
         say(f"  steps not measured: {_why_no_steps(ended)}")
-    elif diagnosis.measurements.ranks and not diagnosis.findings:
+    elif diagnosis.measurements.ranks and (diagnosis.report.too_short or not diagnosis.findings):
         say(f"  {diagnosis.headline}")
     for number, finding in enumerate(diagnosis.findings[:SHOWN], 1):
         say(f"  {number}. {titled(finding)} ({taken(finding)})")
         for fix in finding.fixes[:1]:
-            say(f"     fix: {fix}")
+            say(f"     {fix.label}: {fix}")
     say(f"  all of it: launcher diagnose {run.name}")
     if page is not None:
         say(f"  page: {diagnosis.save_html(page)}")

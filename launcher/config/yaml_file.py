@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -188,6 +189,17 @@ def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Iss
             if not f"{known}.".startswith((f"{key}.", f"smoke.{key}." if config.smoke else f"{key}."))
         }
     return replace(config, values=values, lines=lines), problems
+
+
+def as_override(key: str, value: Any) -> str:
+    """The `key=value` text that `override` reads as this value, JSON-ready; a text is quoted where YAML would read something else."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        if parse(f"value: {text}", key).values["value"] == value:
+            return f"{key}={text}"
+    except UserError:
+        pass
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class Diagnosis:
         return {
             "source": self.measurements.source,
             "headline": self.headline,
+            "too_short": self.report.too_short,
             "findings": [finding.to_dict() for finding in self.findings],
             "looked_for_and_not_found": list(self.report.not_found),
             "does_not_apply": [{"what": what, "why": why} for what, why in self.report.not_applicable],

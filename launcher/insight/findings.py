@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from launcher.config.yaml_file import as_override
 from launcher.insight.script import Address
 
 NOTICEABLE = 0.10
@@ -22,13 +24,13 @@ Scope = Literal["any", "job", "kit"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """One change of a job's config, of a line of the script, or of where it runs."""
+    """One change of a job's config or of a line of the script; or advice, which no setting says."""
 
     setting: str | None
     """The config key, such as hyperparameters.num_workers; of a script that is not the kit's what it sets, such as num_workers; None:
-    the fix is not a setting."""
+    no setting says it."""
     value: Any
-    """Its new value; where the fix is not a setting, what to do, in words."""
+    """Its new value; where no setting says it, what to do, in words."""
     now: Any = None
     """Its value in this run; None: not known."""
     why: str = ""
@@ -38,6 +40,33 @@ class Fix:
     """The setting's change in words, where it is made in the script."""
     scope: Scope = "any"
     """Of a fix that is no setting."""
+    key: str | None = None
+    """Of a change in the script: the key of the run's config that the line takes its value from; None: not known."""
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the config that change with it, with their values."""
+    first: tuple[str, ...] = ()
+    """Words of the command that has to come before, because it makes what the keys name."""
+    run: str | None = None
+    """The run that `launcher replay` runs again with other keys; None: there is none."""
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of the run's config that apply it, with their values."""
+        key = self.key if self.change else self.setting
+        return {**({} if key is None else {key: self.value}), **self.also}
+
+    @property
+    def command(self) -> str | None:
+        """What applies it: the run again, with the change, ready to paste into a shell. None: no command does."""
+        if self.run is None or not self.keys:
+            return None
+        again = ("launcher", "replay", self.run, *(as_override(key, value) for key, value in self.keys.items()))
+        return " && ".join(shlex.join(words) for words in (self.first, again) if words)
+
+    @property
+    def label(self) -> str:
+        """`fix`, or `advice` where neither a setting nor a command says it."""
+        return "advice" if self.setting is None and self.command is None else "fix"
 
     def set_to(self, value: Any, why: str) -> Fix:
         """The same change, to another value."""
@@ -53,6 +82,12 @@ class Fix:
             before = "" if self.now is None else f" (now {written(self.now)})"
             text = f"{self.setting}={written(self.value)}{before}"
         return f"{text}: {self.why}" if self.why else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        at = None if self.at is None else asdict(self.at)
+        own = {name: getattr(self, name) for name in ("setting", "value", "now", "why", "change", "command")}
+        return {**own, "at": at}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +148,8 @@ class Finding:
     """Whether a risk would end the run soon, and so comes before what only makes it slow."""
     rank: int | None = None
     """The process that it is about; None: all of them."""
+    experiment: str | None = None
+    """Where it is a suspicion: what settles it. None: the evidence does."""
     probe: str | None = None
     """What a probe says of it, starting with confirmed or refuted; None: there was no probe, or it cannot tell."""
 
@@ -129,8 +166,7 @@ class Finding:
         """JSON-ready."""
         gain = None if self.gain is None else {**asdict(self.gain), "at_most": self.gain.at_most}
         at = None if self.at is None else asdict(self.at)
-        fixes = [{name: value for name, value in asdict(fix).items() if name != "scope"} for fix in self.fixes]
-        return {**asdict(self), "at": at, "fixes": fixes, "gain": gain}
+        return {**asdict(self), "at": at, "fixes": [fix.to_dict() for fix in self.fixes], "gain": gain}
 
 
 def written(value: Any) -> str:

@@ -15,7 +15,9 @@ import numpy as np
 from launcher import backends
 from launcher.config.issues import UserError, mistake
 from launcher.insight import shapes, system_files, timelines
+from launcher.insight.replay import Replay, replay_of
 from launcher.insight.script import Script
+from launcher.planner.source_package import code_checksum, recorded_files
 from launcher.record import records
 from launcher.record.records import RunFolder
 
@@ -112,13 +114,15 @@ class Measurements:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What else is known: result.json's values; world_size, device, device_name, backend, torch, threads, instance_type,
     seconds_to_first_step (of the slowest rank, from its process's start) and num_workers (of each process, as they ran); of a run
-    also state, hosts, and started_by."""
+    also state, hosts, started_by, code (a checksum of its source package) and inputs (the config's)."""
     sampled: str | None = None
     """How a long record was thinned; None: all of it was read."""
     not_measured: Mapping[str, str] = field(default_factory=dict)
     """Name -> why."""
     unreadable: tuple[str, ...] = ()
     """What could not be read, and is left out: `timeline-0.jsonl: 3 of 120 lines`."""
+    replay: Replay | None = None
+    """The run, where `launcher replay` can run it again with other settings."""
 
 
 def read(source: str, *, max_bytes: int = MAX_BYTES) -> Measurements:
@@ -171,10 +175,13 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
         "state": outcome.get("state"),
         "started_by": plan["backend"],
         "hosts": len(plan["hosts"]),
+        "distribution": job.get("distribution"),
         "instance_type": None
         if backends.starter(plan["backend"]).on_this_machine
         else (job.get("compute") or {}).get("instance_type"),
         **{name: value for name, value in result.items() if name != "settings"},
+        "code": _code(run),
+        "inputs": job.get("inputs") or None,
     }
     settings = {**(job.get("hyperparameters") or {}), **(result.get("settings") or {})}
     described = bool(job.get("script"))  # a watched command has no config
@@ -182,7 +189,16 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
     arguments = settings if described else _arguments(plan["hosts"][0].get("command") or [])
     script = None if is_ours else Script(arguments=arguments, by_launcher=described)
     found = _measurements(run.name, system, lines, max_bytes, script, known, settings)
-    return replace(found, not_measured={**found.not_measured, **trouble})
+    return replace(found, not_measured={**found.not_measured, **trouble}, replay=replay_of(run))
+
+
+def _code(run: RunFolder) -> str | None:
+    """A checksum of a run's source package; None: it was not recorded."""
+    try:
+        files = recorded_files(run.code)
+        return code_checksum(files) if files else None
+    except OSError:
+        return None
 
 
 def _arguments(command: list[str]) -> dict[str, str]:

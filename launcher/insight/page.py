@@ -160,15 +160,11 @@ def use_table(evidence: Evidence) -> str:
 def _finding(finding: Finding) -> str:
     title, taken = escape(report_text.titled(finding)), report_text.taken(finding)
     parts = [f"<li class='{finding.level}'><h3>{title} <span class='share'>{taken}</span></h3><dl>"]
-    for name, values in (
-        ("evidence", finding.evidence),
-        ("cause", (finding.cause,)),
-        ("fix", tuple(str(fix) for fix in finding.fixes)),
-        ("gain", (str(finding.gain),) if finding.gain else ()),
-        ("probe", (finding.probe,) if finding.probe else ()),
-    ):
-        if values:
-            parts.append(f"<dt>{name}</dt>" + "".join(f"<dd>{escape(value)}</dd>" for value in values))
+    before = ""
+    for name, value, is_command in report_text.said(finding):
+        shown = f"<code>{escape(value)}</code>" if is_command else escape(value)
+        parts.append(f"{'' if name == before else f'<dt>{name}</dt>'}<dd>{shown}</dd>")
+        before = name
     return "".join(parts) + "</dl></li>"
 
 

@@ -32,5 +32,7 @@ class Report:
     not_measured: tuple[NotMeasured, ...]
     not_applicable: tuple[tuple[str, str], ...] = ()
     """(what was not looked for, why)."""
+    too_short: str | None = None
+    """How short the run was, where that is too little to say where its time goes; None: it was long enough."""
     probe: ProbeAnswer | None = None
     """What a probe says; None: there was none."""

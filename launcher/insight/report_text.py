@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 
 from launcher.insight import summary, windows
 from launcher.insight.evidence import Evidence
@@ -24,6 +25,9 @@ def headline(evidence: Evidence, report: Report) -> str:
     left = [one for one in report.findings if one.level == "bottleneck" and not one.refuted]
     if report.probe is not None and report.probe.speaks and not left:
         return report.probe.title
+    if report.too_short:
+        short = f"{report.too_short}: too short to judge"
+        return f"{short}. {titled(report.findings[0])}" if report.findings else short
     if report.findings:
         top = report.findings[0]
         return titled(top) if top.share is None else f"{titled(top)} ({taken(top)})"
@@ -134,17 +138,32 @@ def taken(finding: Finding) -> str:
     return f"{share}; refuted" if finding.refuted else share
 
 
+def said(finding: Finding) -> Iterator[tuple[str, str, bool]]:
+    """All that a finding says besides its title, as (evidence, cause, fix, advice …; the text; whether that is a command)."""
+    for number in finding.evidence:
+        yield "evidence", number, False
+    yield "cause", finding.cause, False
+    for fix in finding.fixes:
+        yield fix.label, str(fix), False
+        if fix.command is not None:
+            yield fix.label, fix.command, True
+    if finding.experiment:
+        yield "to test", finding.experiment, False
+    if finding.gain:
+        yield "gain", str(finding.gain), False
+    if finding.probe:
+        yield "probe", finding.probe, False
+
+
 def _finding(number: int, finding: Finding) -> list[str]:
     lines = _wrapped(f"{number}. ", f"{titled(finding)} ({taken(finding)})")
-    for name, values in (
-        ("evidence", finding.evidence),
-        ("cause", (finding.cause,)),
-        ("fix", tuple(str(fix) for fix in finding.fixes)),
-        ("gain", (str(finding.gain),) if finding.gain else ()),
-        ("probe", (finding.probe,) if finding.probe else ()),
-    ):
-        for place, value in enumerate(values):
-            lines += _wrapped(f"   {name if place == 0 else '':<8}  ", value)
+    before = ""
+    for name, value, is_command in said(finding):
+        head = f"   {'' if name == before else name:<8}  "
+        lines += (
+            [f"{head}{value}"] if is_command else _wrapped(head, value)
+        )  # a command is pasted: it has no line breaks
+        before = name
     return lines
 
 

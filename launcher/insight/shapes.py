@@ -210,6 +210,7 @@ class FactsShape(TypedDict, total=False):
     device: str
     device_name: str
     instance_type: str
+    distribution: str
     operators: OperatorsShape
 
 

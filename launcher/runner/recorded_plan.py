@@ -8,7 +8,7 @@ from dataclasses import replace
 from launcher import backends
 from launcher.backends.plans import plan
 from launcher.config import yaml_file
-from launcher.config.issues import UserError, mistake
+from launcher.config.issues import UserError
 from launcher.config.loading import from_values
 from launcher.planner.plan import Plan
 from launcher.record import records
@@ -25,9 +25,6 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
     recorded = folder.read(folder.plan)["backend"]
     if (why_not := backends.starter(recorded).why_not_planned_again(folder)) is not None:
         raise UserError([why_not])
-    if not folder.job.is_file() or not folder.code.is_dir():
-        missing = folder.job if not folder.job.is_file() else folder.code
-        raise mistake("run", f"{folder.name} has no {missing.name}", "name a run whose record is complete")
     values = folder.read_job()
     values["source"] = str(folder.code)
     values.pop("study", None)  # what a study varies is no part of one run's job

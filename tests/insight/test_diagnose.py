@@ -37,7 +37,8 @@ def test_the_report_for_machines_holds_the_same_verdict(kts):
     told = json.loads(typed(kts, "--json").stdout)
     assert told["findings"][0]["kind"] == "too_many_workers"
     assert told["findings"][0]["fixes"][0] | {"why": ""} == {
-        **{"setting": "hyperparameters.num_workers", "value": 2, "now": 16, "why": "", "at": None, "change": ""}
+        **{"setting": "hyperparameters.num_workers", "value": 2, "now": 16, "why": "", "at": None, "change": ""},
+        "command": None,
     }
     assert told["phases"]["data_wait"]["share"] == pytest.approx(told["findings"][0]["share"], rel=0.05)
 
@@ -94,7 +95,7 @@ def test_a_run_of_this_machine_is_diagnosed_in_every_form(tmp_path, monkeypatch)
     assert isinstance(evidence.workers, int), "also where num_workers is auto"
     assert 0.7 < sum(evidence.phases.values()) < 1.05
     assert evidence.busy is not None and evidence.why_no_steps and diagnosis.headline in str(diagnosis)
-    assert diagnosis.measurements.source == run.name
+    assert diagnosis.measurements.source == diagnosis.measurements.replay.run == run.name
     assert "<h2>" in diagnosis._repr_html_() and diagnosis.save_html(tmp_path / "page.html").stat().st_size > 10_000
     assert str(launcher.diagnose(run.name)) == str(diagnosis)
 

@@ -13,7 +13,7 @@ from training.settings import scripts, segmentation
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
-from launcher.insight.measurements import Measurements
+from launcher.insight.measurements import Host, Measurements, Series
 from launcher.insight.rules.table import RULES, judge
 from tests.insight.planted import plant
 from tests.insight.test_rules import CPU, GPU, HEALTHY, PLANTED
@@ -120,7 +120,7 @@ def test_every_cure_is_a_setting_that_exists_and_differs(case):
             kind, _, name = (fix.setting or "").partition(".")
             if kind == "hyperparameters":
                 assert name in SETTINGS and fix.value != fix.now
-            assert kind in ("", "hyperparameters", "distribution", "compute", "checkpoints")
+            assert kind in ("", "hyperparameters", "distribution", "environment")
 
 
 @pytest.mark.parametrize("case", PLANTED, ids=" ".join)
@@ -199,10 +199,77 @@ def test_windows_that_the_profiler_slowed_do_not_count():
 
 def test_a_run_of_first_steps_alone_says_so():
     phases = {"data_wait": 5.0, "student_forward": 1.0, "backward": 2.0}
-    few, more = (Diagnosis(plant(phases=phases, steps=steps, log_every=1)) for steps in (4, 6))
+    few, more = (Diagnosis(plant(phases=phases, steps=steps, log_every=1)) for steps in (4, 7))
     assert "all of them first steps" in str(few) and few.findings == ()
     assert "waiting for data: workers, cores, storage" in [missing.what for missing in few.report.not_measured]
     assert "first steps" not in str(more) and more.findings
+
+
+SMOKE = dict(
+    noise=0.0,
+    phases={**CPU, "data_wait": 0.1},
+    steps=3,
+    log_every=1,
+    checkpoint=(3, 0.5),
+    evaluate=(3, 0.5),
+    throttled=60,
+)
+
+
+def test_a_run_of_three_steps_is_too_short_to_judge_in_every_form():
+    found = Diagnosis(plant(**SMOKE))
+    assert found.headline == "3 steps in 0.87 s: too short to judge" and found.findings == ()
+    assert str(found).startswith(f"planted: {found.headline}\n") and found.headline in repr(found)
+    assert f"<h2>{found.headline}</h2>" in found._repr_html_()
+    assert (found.to_dict()["too_short"], found.to_dict()["headline"]) == ("3 steps in 0.87 s", found.headline)
+    assert f"checkpoints; evaluations; steps that take far longer than the others ({found.headline})" in re.sub(
+        r"\s+", " ", str(found)
+    )
+    assert "checkpoints" not in str(found.report.not_found)
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "short"),
+    [(5, 60.0, True), (6, 8.0, True), (6, 12.0, False), (14, 0.2, True), (15, 0.2, False), (100, 0.009, True), (150, 0.009, False)],
+)  # fmt: skip
+def test_ten_usual_steps_or_ten_seconds_of_them_are_judged_if_they_take_a_second(steps, seconds, short):
+    run = plant(
+        phases={"data_wait": seconds / 2, "forward": seconds / 4, "backward": seconds / 4},
+        steps=steps,
+        log_every=1,
+        noise=0.0,
+    )
+    found = Diagnosis(run)
+    assert (found.report.too_short is not None) == short == (not found.findings)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "title"),
+    [
+        ({"facts": {"seconds_to_first_step": 1500.0}}, "slow_start", "The first step came after 1500 s"),
+        ({"memory_growth": 55}, "memory_growth", "Memory grows: the memory of algo-1 is full in about "),
+    ],
+)
+def test_what_is_no_share_of_the_steps_is_told_of_a_short_run_too(more, kind, title):
+    found = Diagnosis(plant(**{**SMOKE, **more}))
+    assert [finding.kind for finding in found.findings] == [kind]
+    assert found.headline.startswith(f"3 steps in 0.87 s: too short to judge. {title}")
+
+
+def test_a_few_samples_of_a_host_are_too_few_to_judge():
+    hosts = plant(phases=None, busy=7.9, gpu=50).hosts
+    for samples, short in ((4, "4 samples of the hosts"), (5, None)):
+        cut = {name: Series(one.times[:samples], one.values[:samples]) for name, one in hosts["algo-1"].cores.items()}
+        found = Diagnosis(Measurements(source="cut", hosts={"algo-1": Host(name="algo-1", cores=cut)}))
+        assert found.report.too_short == short
+
+
+def test_a_checkpoint_after_the_last_step_alone_is_no_share_of_a_longer_run():
+    for due, kinds in ((200, []), (100, ["checkpoint_stalls"])):
+        found = judge(Evidence(plant(phases=GPU, gpu=93, checkpoint=(due, 30.0))))
+        assert [finding.kind for finding in found.findings] == kinds
+    alone = judge(Evidence(plant(phases=GPU, gpu=93, checkpoint=(200, 30.0))))
+    assert ("checkpoints", "only after the last step, however many steps a run has") in alone.not_applicable
 
 
 def test_where_the_model_computes_on_the_same_full_cores_cheaper_images_come_before_fewer_workers():

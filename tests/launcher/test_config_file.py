@@ -52,6 +52,24 @@ def test_a_file_that_cannot_be_read_says_why_and_what_to_do(text, expected):
     assert "fix:" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(2, 1e-05, True, None, [1, "2"], {"views": 3, "where": None}, {"a": {"b": ["c: d"]}}, "bf16", "data/food/train"),
+        *("2", "true", "null", "", " x", "a: b", "a #b", "{x}", "it's", 'quo"te', "a\nb", "~/x", "*a", "ünï-码", "😀", "expandable_segments:True"),
+    ],
+)  # fmt: skip
+def test_an_override_that_was_written_is_read_as_the_same_value(value):
+    changed, problems = yaml_file.override(yaml_file.Config("test.yaml", {}), [yaml_file.as_override("one.two", value)])
+    assert (changed.values, problems) == ({"one": {"two": value}}, [])
+    assert type(changed.values["one"]["two"]) is type(value)
+
+
+def test_a_plain_word_is_written_without_quotes():
+    assert yaml_file.as_override("precision", "bf16") == "precision=bf16"
+    assert yaml_file.as_override("environment.OMP_NUM_THREADS", "1") == 'environment.OMP_NUM_THREADS="1"'
+
+
 def test_a_missing_file_names_the_ones_beside_it(tmp_path):
     (tmp_path / "right.yaml").write_text("a: 1")
     with pytest.raises(UserError, match=r"no such file\n.*right\.yaml"):

@@ -82,7 +82,7 @@ def test_a_script_is_followed_while_it_runs_and_its_slow_line_is_named(script, t
     assert steps == sorted(set(steps)) and any("loss" in line for line in run.metrics())
     said = (tmp_path / "err").read_text()
     assert f"launcher diagnose {run.name}" in said
-    slow = re.search(r"^  1\. .+, at (train\.py:\d+) \(\d+ % of the time\)\n     fix: ", said, re.MULTILINE)
+    slow = re.search(r"^  1\. .+, at (train\.py:\d+) \(\d+ % of the time\)\n     advice: ", said, re.MULTILINE)
     assert slow is not None and slow[1] in (tmp_path / "why.html").read_text(), said
 
 

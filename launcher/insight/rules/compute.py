@@ -7,6 +7,7 @@ from launcher.insight import phases
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
+from launcher.insight.rules.images import dali
 
 TEACHER = 0.25
 """Share of a step from which caching the teacher is worth it; a KD step without a cache always spends some time on it."""
@@ -25,7 +26,6 @@ def transfer(evidence: Evidence) -> Answer:
         return NotMeasured(what="copying batches to the device", reason=evidence.why_not("host_to_device"))
     if share < NOTICEABLE:
         return None
-    settings = evidence.settings
     fixes = [
         Fix(
             setting=None,
@@ -34,16 +34,8 @@ def transfer(evidence: Evidence) -> Answer:
             scope="kit",
         )
     ]
-    if evidence.on_gpu and settings.get("preprocessing", "dali") != "dali":
-        fixes.insert(
-            0,
-            Fix(
-                setting="hyperparameters.preprocessing",
-                value="dali",
-                now=settings["preprocessing"],
-                why="JPEGs instead of pixels are copied to the GPU",
-            ),
-        )
+    if evidence.on_gpu and evidence.settings.get("preprocessing", "dali") != "dali":
+        fixes.insert(0, dali(evidence, "JPEGs instead of pixels are copied to the GPU"))
     share_of_run = share * evidence.steps_part
     return Finding(
         kind="host_to_device_bound",

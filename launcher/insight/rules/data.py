@@ -11,10 +11,20 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
+from launcher.insight.contention import swing, why_no_delay
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, bounded, percent
+from launcher.insight.rules import neighbours
+from launcher.insight.rules.images import cheaper_images, shards
 from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
-from launcher.insight.rules.workers import FULL, crowded, sensible_workers, taken_by_workers
+from launcher.insight.rules.workers import (
+    FULL,
+    crowded,
+    kept_by_workers,
+    sensible_workers,
+    suspected,
+    taken_by_workers,
+)
 from launcher.show.text import counted
 
 WORKING = 0.5
@@ -29,7 +39,8 @@ def waiting(evidence: Evidence) -> Answer:
         return NotMeasured(what=looks_for, reason=evidence.why_not("data_wait"))
     taken = taken_by_workers(evidence)
     if taken is not None:
-        return _too_many_workers(evidence, taken)
+        keeps_thread = kept_by_workers(evidence) is not None or suspected(evidence)
+        return (_noisy_workers if keeps_thread else _too_many_workers)(evidence, taken)
     if wait is None:
         return _from_system_metrics(evidence)
     if wait < NOTICEABLE:
@@ -135,7 +146,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
         now=workers,
         why="as many as prepare a step's images while it is computed; more would take turns",
     )
-    cheaper, gain = _cheaper_images(evidence), bounded(share, expected, formula)
+    cheaper, gain = cheaper_images(evidence), bounded(share, expected, formula)
     settings = tuple(fix for fix in cheaper if (fix.setting or "").startswith("hyperparameters."))
     fixes = (fewer, *cheaper)
     if settings and not evidence.on_gpu and busy >= FULL:
@@ -155,6 +166,41 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
         cause="the workers take turns on full cores, also with the training process; more workers would slow it further",
         fixes=fixes,
         gain=gain,
+    )
+
+
+def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
+    """KT's case: workers keep the thread that launches the device's work from its core, and no step waits for data."""
+    workers, each, share = evidence.workers, evidence.cores_each, lost * evidence.steps_part
+    assert workers and each, "taken_by_workers found them"
+    swings, is_suspicion = swing(evidence), suspected(evidence)
+    numbers = [*neighbours.numbers(evidence), *_numbers(evidence, evidence.share("data_wait"))]
+    if swings is not None:
+        numbers.append(f"slow steps take {swings:.1f} times as long as quick ones (90th and 10th percentile)")
+    if evidence.pegged is not None:
+        numbers.append(f"some core is at 95 % or more in {percent(evidence.pegged)} of the samples")
+    known = evidence.own_cpu is not None
+    fewer = Fix(
+        setting="hyperparameters.num_workers",
+        value=sensible_workers(evidence) if known else 1,
+        now=workers,
+        why="as many as prepare a step's images while the device computes it"
+        if known
+        else "what an image costs was not recorded; KT's job needed 0 or 1",
+    )
+    formula = f"the wait for a core goes away: 1 / (1 - {share:.2f})"
+    return Finding(
+        kind="too_many_workers",
+        title=f"{'Prime suspect: ' if is_suspicion else ''}{workers} workers a process keep the training thread from its core",
+        share=share,
+        evidence=tuple(numbers),
+        cause="data workers take the core of the thread that launches the GPU's work, and the GPU runs dry though data are ready"
+        + (f"; it is not proven ({why_no_delay(evidence)})" if is_suspicion else ""),
+        fixes=(fewer, *cheaper_images(evidence)),
+        gain=bounded(share) if is_suspicion else bounded(share, 1 / (1 - min(share, 0.999)), formula),
+        experiment=f"the same job for some hundred steps with num_workers={fewer.value}: if the GPUs idle less, it was the workers"
+        if is_suspicion
+        else None,
     )
 
 
@@ -189,7 +235,7 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
                 now=workers if workers is not None else evidence.settings.get("num_workers"),
                 why=f"there is room for {room:.2f} times the work",
             ),
-            *_cheaper_images(evidence),
+            *cheaper_images(evidence),
         ),
         gain=bounded(wait * evidence.steps_part, expected, formula),
     )
@@ -202,7 +248,7 @@ def _costly_images(evidence: Evidence, wait: float) -> Finding:
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
         cause="decoding and augmentation fill the cores; more workers would only take turns on them",
-        fixes=_cheaper_images(evidence),
+        fixes=cheaper_images(evidence),
         gain=_of_cheaper_images(evidence, wait * evidence.steps_part),
     )
 
@@ -243,15 +289,10 @@ def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Finding:
         evidence=tuple(numbers),
         cause="reads wait for a disk or the network while cores are idle: many small files, a cold disk, or a far one",
         fixes=(
+            shards(evidence, "few large reads instead of a file per image"),
             Fix(
                 setting=None,
-                value="launcher prepare SOURCE TARGET --shards 100MB",
-                why="few large reads instead of a file per image",
-                scope="kit",
-            ),
-            Fix(
-                setting=None,
-                value="mode: File or FSx for Lustre for the input",
+                value="FSx for Lustre for the input, or S3 with mode File, which copies it to the hosts first",
                 why="the images are then near the hosts",
                 scope="job",
             ),
@@ -305,50 +346,6 @@ def _from_system_metrics(evidence: Evidence) -> Answer:
         share=idle,
         evidence=tuple(_numbers(evidence, None)),
         cause=f"probably decoding and augmentation, which was not measured ({evidence.why_not('data_wait')})",
-        fixes=_cheaper_images(evidence),
+        fixes=cheaper_images(evidence),
         gain=bounded(idle),
     )
-
-
-def _cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
-    """What lowers the CPU time of an image, without what the run does already."""
-    settings, fixes = evidence.settings, []
-    if settings.get("preprocessing") == "cpu_reference":
-        fixes.append(
-            Fix(
-                setting="hyperparameters.preprocessing",
-                value="cpu",
-                now="cpu_reference",
-                why="the fast pipeline on the CPU",
-            )
-        )
-    if settings.get("augmentation_load") and not settings.get("compose_augmentation"):
-        fixes.append(
-            Fix(
-                setting="hyperparameters.compose_augmentation",
-                value=True,
-                now=False,
-                why="all rounds of augmentation as one warp",
-            )
-        )
-    fixes.append(
-        Fix(
-            setting=None,
-            value="launcher prepare SOURCE TARGET --size PIXELS",
-            why="images are scaled down once instead of in every epoch",
-            scope="kit",
-        )
-    )
-    if evidence.on_gpu and settings.get("preprocessing") != "dali":
-        fixes.append(
-            Fix(
-                setting="hyperparameters.preprocessing",
-                value="dali",
-                now=settings.get("preprocessing"),
-                why="decoding and augmentation move to the GPU",
-            )
-        )
-    fixes.append(
-        Fix(setting=None, value=f"an instance type with more cores{' for each GPU' if evidence.on_gpu else ''}")
-    )
-    return tuple(fixes)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
+from launcher.insight.rules.workers import kept_from_core, suspected
 
 SHORT_STEP = 0.06
 """Seconds of a micro-batch below which a GPU waits for kernel launches: some thousand kernels at about 10 µs each."""
 
 FIXED = 0.2
 """Share of a step in work that no batch size changes (optimizer, the loop itself) from which batches are small."""
+
+PROFILED = 5
+"""Steps that torch.profiler records: enough to see their kernels, in a trace of a few megabytes."""
 
 OFTEN = 0.02
 """Share of the samples from which a line of the loop is worth showing."""
@@ -37,7 +41,7 @@ def starved(evidence: Evidence) -> Answer:
     if not evidence.ranks and evidence.uneven:
         return EXPLAINED
     if _contended(evidence):
-        return EXPLAINED  # the process does not get its core: the workers' or the quota's finding
+        return EXPLAINED  # the process does not get its core: the workers', the neighbours' or the quota's finding
     if _synchronises(evidence):
         return _synchronising(evidence, lost)
     if _small(evidence):
@@ -55,7 +59,10 @@ def starved(evidence: Evidence) -> Answer:
             if not evidence.ranks
             else "no small steps, full core or synchronising calls were seen"
         ),
-        fixes=(Fix(setting=None, value="measure its steps: launcher run, or launcher watch -- COMMAND"),)
+        fixes=(
+            *_try_fewer_workers(evidence),
+            Fix(setting=None, value="measure its steps: launcher run, or launcher watch -- COMMAND"),
+        )
         if not evidence.ranks
         else (
             Fix(
@@ -63,6 +70,12 @@ def starved(evidence: Evidence) -> Answer:
                 value=True,
                 now=evidence.settings.get("compile"),
                 why="fewer launches",
+            ),
+            Fix(
+                setting="hyperparameters.profile_steps",
+                value=PROFILED,
+                now=evidence.settings.get("profile_steps"),
+                why="torch.profiler shows what runs in a step, and for how long",
             ),
         ),
         gain=bounded(lost * evidence.steps_part),
@@ -82,7 +95,6 @@ def fixed_cost(evidence: Evidence) -> Answer:
     share = optimizer * evidence.steps_part
     # the first steps and the slow ones too: all become fewer
     steps = evidence.steps_seconds / (evidence.training_seconds or 1)
-    batch = evidence.settings.get("global_batch_size")
     return Finding(
         kind="small_batch",
         title="The batch is small: each step runs the optimizer for few images",
@@ -92,14 +104,7 @@ def fixed_cost(evidence: Evidence) -> Answer:
             f"{small} images per process and step",
         ),
         cause="the optimizer takes the same time for any number of images",
-        fixes=(
-            Fix(
-                setting="hyperparameters.global_batch_size",
-                value=4 * batch if isinstance(batch, int) else "four times as many",
-                now=batch,
-                why="scale learning_rate and the warm-up with it",
-            ),
-        ),
+        fixes=(larger_batch(evidence, 4, "scale learning_rate and the warm-up with it"),),
         gain=bounded(
             0.75 * steps,
             formula="a step with four times the images may take no longer, if only fixed cost fills it: "
@@ -108,9 +113,18 @@ def fixed_cost(evidence: Evidence) -> Answer:
     )
 
 
+def larger_batch(evidence: Evidence, factor: int, why: str) -> Fix:
+    """A global batch of `factor` times the images."""
+    batch = evidence.settings.get("global_batch_size")
+    if not isinstance(batch, int):
+        return Fix(setting=None, value=f"a global batch of {factor} times the images", why=why)
+    return Fix(setting="hyperparameters.global_batch_size", value=factor * batch, now=batch, why=why)
+
+
 def _contended(evidence: Evidence) -> bool:
     full = evidence.busy is not None and evidence.busy >= 0.9
-    return full or (evidence.throttled or 0) >= NOTICEABLE
+    kept = kept_from_core(evidence) is not None or suspected(evidence)
+    return full or kept or (evidence.throttled or 0) >= NOTICEABLE
 
 
 def _synchronises(evidence: Evidence) -> bool:
@@ -215,15 +229,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
             )
         )
     else:
-        batch = settings.get("global_batch_size")
-        fixes.append(
-            Fix(
-                setting="hyperparameters.global_batch_size",
-                value=4 * batch if isinstance(batch, int) else "a larger one",
-                now=batch,
-                why="scale learning_rate and the warm-up with it",
-            )
-        )
+        fixes.append(larger_batch(evidence, 4, "scale learning_rate and the warm-up with it"))
     fixes.append(
         Fix(
             setting="hyperparameters.compile",
@@ -232,7 +238,7 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
             why="fewer kernel launches a step",
         )
     )
-    fixes.append(Fix(setting="compute.instance_type", value="a smaller one", why="if the batch must stay as it is"))
+    fixes.append(Fix(setting=None, value="a smaller instance type or machine", why="if the batch must stay as it is"))
     numbers = _numbers(evidence, lost)
     if evidence.images_per_micro_batch:
         numbers.append(f"{evidence.images_per_micro_batch} images at a time")
@@ -244,6 +250,19 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
         cause="launching the kernels takes longer than running them",
         fixes=tuple(fixes),
         gain=bounded(share),
+    )
+
+
+def _try_fewer_workers(evidence: Evidence) -> tuple[Fix, ...]:
+    """Where system metrics alone show full cores and an idle GPU: the experiment that tells KT's fault from the others."""
+    if evidence.ranks or (evidence.pegged or 0.0) < 0.5 or evidence.workers is not None:
+        return ()
+    return (
+        Fix(
+            setting=None,
+            value="try the DataLoader with num_workers=1",
+            why="if the GPUs then idle less, its workers have kept the training thread from its core",
+        ),
     )
 
 
@@ -263,6 +282,7 @@ def _main_thread(evidence: Evidence, lost: float) -> Finding:
                 why="fewer operations to launch",
             ),
             Fix(setting=None, value="move your own code out of the step: metrics, drawing, conversions"),
+            *_try_fewer_workers(evidence),
         ),
         gain=bounded(share),
     )

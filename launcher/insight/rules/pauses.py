@@ -11,6 +11,7 @@ from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasure
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 from launcher.insight.measurements import Steps
+from launcher.insight.rules.images import shards
 from launcher.insight.rules.workers import taken_by_workers
 
 SLOW_START = 120.0
@@ -36,7 +37,7 @@ def checkpoints(evidence: Evidence) -> Answer:
                 now=every,
                 why=f"{factor} times fewer; a run that is killed loses that many more steps",
             ),
-            Fix(setting="checkpoints", value="a faster disk, such as FSx for Lustre or the host's own"),
+            Fix(setting=None, value="checkpoints on a faster disk, such as FSx for Lustre or the host's own"),
         ),
     )
 
@@ -44,10 +45,6 @@ def checkpoints(evidence: Evidence) -> Answer:
 def evaluations(evidence: Evidence) -> Answer:
     """Training pauses while the model is evaluated."""
     every = evidence.settings.get("evaluate_every")
-    if evidence.ranks and {stall.step for stall in evidence.measurements.stalls if stall.kind == "evaluate"} == {
-        _steps(evidence)
-    }:
-        return DoesNotApply("one evaluation, after the last step")
     return _stalls(
         evidence,
         "evaluate",
@@ -85,12 +82,7 @@ def epoch_starts(evidence: Evidence) -> Answer:
         cause="the loader restarts with every epoch: workers start, or images are listed again, while no batch is ready; "
         "after a fork the process also copies the memory that it writes to",
         fixes=(
-            Fix(
-                setting=None,
-                value="launcher prepare --shards",
-                why="a list of a few shards instead of one file per image",
-                scope="kit",
-            ),
+            shards(evidence, "a list of a few shards instead of one file per image"),
             *_half_the_workers(evidence),
         ),
         gain=bounded(share, 1 / (1 - share), f"the whole wait at epoch starts: 1 / (1 - {share:.2f})"),
@@ -148,12 +140,12 @@ def start(evidence: Evidence) -> Answer:
     fixes.append(
         Fix(
             setting=None,
-            value="mode: FastFile for S3 inputs, or FSx",
+            value="FSx for the inputs, or S3 with mode FastFile",
             why="training starts before all data are copied",
             scope="job",
         )
     )
-    fixes.append(Fix(setting=None, value="launcher prepare --shards", why="few files to copy and list", scope="kit"))
+    fixes.append(shards(evidence, "few files to copy and list"))
     return Finding(
         kind="slow_start",
         title=f"The first step came after {seconds:.0f} s",
@@ -253,6 +245,8 @@ def _stalls(
     if kind in evidence.measurements.not_measured:
         return NotMeasured(what=what, reason=evidence.why_not(kind))
     stalls = [stall for stall in evidence.measurements.stalls if stall.kind == kind]
+    if {stall.step for stall in stalls} == {_steps(evidence)}:
+        return DoesNotApply("only after the last step, however many steps a run has")
     share = evidence.stall_seconds(kind) / evidence.training_seconds if evidence.training_seconds else 0.0
     if share < NOTICEABLE:
         return None

@@ -9,6 +9,7 @@ from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 from launcher.insight.measurements import Steps
+from launcher.insight.rules.feeding import larger_batch
 
 SHARED_PHASES = ("grad_sync", "backward", "buffer_sync")
 """Phases in which a rank may wait for the others: DistributedDataParallel reduces gradients inside backward, and makes buffers equal
@@ -38,20 +39,12 @@ def communication(evidence: Evidence) -> Answer:
             Fix(setting="hyperparameters.gradient_compression", value="bf16", now="none", why="half the bytes")
         )
         expected, formula = 1 / (1 - share / 2), f"half the bytes: 1 / (1 - {share:.2f} / 2)"
-    batch = settings.get("global_batch_size")
+    fixes.append(larger_batch(evidence, 2, "half as many exchanges an epoch; scale the learning rate with it"))
     fixes.append(
         Fix(
-            setting="hyperparameters.global_batch_size",
-            value=2 * batch if isinstance(batch, int) else "twice as many",
-            now=batch,
-            why="half as many exchanges an epoch; scale the learning rate with it",
-        )
-    )
-    fixes.append(
-        Fix(
-            setting="distribution",
-            value="smddp",
-            why="on instance types with EFA, such as ml.p4d.24xlarge; or use fewer, larger hosts",
+            setting=None,
+            value="distribution smddp, on an instance type that has it, such as ml.p4d.24xlarge; or fewer, larger hosts",
+            scope="kit",
         )
     )
     sent = [
@@ -146,11 +139,19 @@ def uneven_gpus(evidence: Evidence) -> Answer:
         cause="the work is shared unevenly: DataParallel in one process, a GPU without a process, or a slow rank"
         if means[least] >= 5
         else f"{least} is idle: there are fewer processes than GPUs",
-        fixes=(
-            Fix(setting="distribution", value="torchrun", why="one process per GPU, each with its share of the batch"),
-        ),
+        fixes=(_process_per_gpu(evidence, least),),
         gain=bounded(min(max(lost, 0.0), 1.0)),
     )
+
+
+def _process_per_gpu(evidence: Evidence, idle: str) -> Fix:
+    """One process for each GPU; where torchrun or smddp starts them already, what else there is to see."""
+    why, now = "one process per GPU, each with its share of the batch", evidence.facts.get("distribution")
+    if now == "none":
+        return Fix(setting="distribution", value="torchrun", now=now, why=why)
+    if now is None:
+        return Fix(setting=None, value="torchrun --nproc-per-node=GPUS", why=why)
+    return Fix(setting=None, value=f"look at {idle}: its process, clock, temperature and links")
 
 
 def _own_seconds(evidence: Evidence, steps: Steps) -> float:

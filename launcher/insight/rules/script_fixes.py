@@ -74,17 +74,10 @@ def _told(fix: Fix, evidence: Evidence, script: Script) -> Fix | None:
     if kind == "hyperparameters":
         is_new = fix.value != fix.now or fix.now is None
         return SETTINGS[name](fix, evidence, script) if name in SETTINGS and is_new else None
-    if fix.value == "smddp":
-        return None  # the script itself would have to choose it
-    return fix if script.by_launcher else replace(fix, setting=None, value=WITHOUT_A_CONFIG[kind])
-
-
-WITHOUT_A_CONFIG = {
-    "distribution": "torchrun --nproc-per-node=GPUS",
-    "compute": "a smaller machine",
-    "checkpoints": "a faster disk for the checkpoints",
-}
-"""What a config's key means for a command."""
+    if kind != "environment" or script.by_launcher:
+        return fix
+    now = f" (now {fix.now})" if fix.now is not None else ""
+    return replace(fix, setting=None, value=f"{name}={fix.value} in the environment of the command{now}")
 
 
 # The rules' settings
@@ -97,8 +90,8 @@ def _workers(fix: Fix, evidence: Evidence, script: Script) -> Fix:
 
 def _batch(fix: Fix, evidence: Evidence, script: Script) -> Fix:
     now, whole = evidence.images_per_micro_batch, evidence.settings.get("global_batch_size")
-    if not isinstance(fix.value, int) or not isinstance(whole, int) or now is None:
-        return replace(fix, setting=None, value=f"a larger batch: {fix.value}")
+    if not isinstance(whole, int) or now is None:
+        return replace(fix, setting=None, value="a larger batch")
     return _argument(script, "batch_size", max(1, now * fix.value // whole), now=now, why=fix.why)
 
 
@@ -192,7 +185,8 @@ def _argument(script: Script, name: str, value: Any, *, now: Any, why: str, role
         change = f"DataLoader({name}={now}) at {loader.at}: set {name}={value}"
     fed_by = _argument_of_script(script, name, now, loader)
     change += f", in the {'config' if script.by_launcher else 'command'} {fed_by}={value}" if fed_by else ""
-    return Fix(setting=name, value=value, now=now, why=why, change=change, at=_at(loader))
+    key = fed_by if script.by_launcher else None
+    return Fix(setting=name, value=value, now=now, why=why, change=change, at=_at(loader), key=key)
 
 
 def _argument_of_script(script: Script, name: str, now: Any, loader: Part | None) -> str | None:

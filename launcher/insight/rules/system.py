@@ -22,6 +22,11 @@ SOON = 10
 SAMPLES = 20
 """Fewer samples than this show no trend."""
 
+SEGMENTS = Fix(setting="environment.PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True", why="where shapes vary")
+
+WITHOUT_SEGMENTS = ("1.", "2.0.")
+"""Versions of PyTorch that end with an error at expandable_segments: https://github.com/pytorch/pytorch/issues/123505"""
+
 
 def throttled(evidence: Evidence) -> Answer:
     """A container's CPU quota throttles its processes."""
@@ -97,7 +102,7 @@ def gpu_memory(evidence: Evidence) -> Answer:
         "tensors are kept from step to step, or shapes vary and fragment the allocator's memory",
         (
             Fix(setting=None, value="detach what you keep: total += loss.item() instead of total += loss"),
-            Fix(setting=None, value="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where shapes vary"),
+            *(() if str(evidence.facts.get("torch", "")).startswith(WITHOUT_SEGMENTS) else (SEGMENTS,)),
         ),
     )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Finding
+from launcher.insight.findings import Finding, Fix
+from launcher.insight.length import too_short
 from launcher.insight.report import Report
-from launcher.insight.rules import compute, data, feeding, pauses, processes, script_fixes, system
+from launcher.insight.rules import compute, data, feeding, neighbours, pauses, processes, script_fixes, system
 
 
 @dataclass(frozen=True)
@@ -18,41 +20,43 @@ class Rule:
 
     looks_for: str
     ask: Callable[[Evidence], Answer]
-    of_usual_steps: bool = False
-    """Whether it needs usual steps: in the first ones, memory is allocated and kernels are chosen."""
+    of_short_runs: bool = False
+    """Whether it is also asked of a run that is too short to say where time goes: it is not about a share of the steps."""
 
 
 RULES = (
-    Rule("waiting for data: workers, cores, storage", data.waiting, of_usual_steps=True),
+    Rule("waiting for data: workers, cores, storage", data.waiting),
+    Rule("a training thread kept from its core", neighbours.noisy),
     Rule("cores throttled by a quota", system.throttled),
-    Rule("pauses at the start of epochs", pauses.epoch_starts, of_usual_steps=True),
-    Rule("copying batches to the device", compute.transfer, of_usual_steps=True),
-    Rule("a teacher that takes much of the step", compute.teacher, of_usual_steps=True),
-    Rule("arithmetic in fp32", compute.fp32, of_usual_steps=True),
-    Rule("a GPU that waits for the training process", feeding.starved, of_usual_steps=True),
-    Rule("steps too small for their fixed cost", feeding.fixed_cost, of_usual_steps=True),
-    Rule("exchange of gradients", processes.communication, of_usual_steps=True),
-    Rule("one slow rank", processes.slow_rank, of_usual_steps=True),
+    Rule("pauses at the start of epochs", pauses.epoch_starts),
+    Rule("copying batches to the device", compute.transfer),
+    Rule("a teacher that takes much of the step", compute.teacher),
+    Rule("arithmetic in fp32", compute.fp32),
+    Rule("a GPU that waits for the training process", feeding.starved),
+    Rule("steps too small for their fixed cost", feeding.fixed_cost),
+    Rule("exchange of gradients", processes.communication),
+    Rule("one slow rank", processes.slow_rank),
     Rule("GPUs used unevenly", processes.uneven_gpus),
     Rule("checkpoints", pauses.checkpoints),
     Rule("evaluations", pauses.evaluations),
-    Rule("a slow start", pauses.start),
+    Rule("a slow start", pauses.start, of_short_runs=True),
     Rule("steps that take far longer than the others", pauses.outliers),
-    Rule("growth of a host's memory", system.host_memory),
-    Rule("growth of a GPU's memory", system.gpu_memory),
+    Rule("growth of a host's memory", system.host_memory, of_short_runs=True),
+    Rule("growth of a GPU's memory", system.gpu_memory, of_short_runs=True),
 )
 
 
 def judge(evidence: Evidence) -> Report:
     """Ask every rule."""
     findings, not_found, not_measured, not_applicable = [], [], [], []
+    short = too_short(evidence)
     for rule in RULES:
-        if rule.of_usual_steps and evidence.only_first_steps:
-            not_measured.append(NotMeasured(what=rule.looks_for, reason="the run has only its first steps"))
+        if short and not rule.of_short_runs:
+            not_measured.append(NotMeasured(what=rule.looks_for, reason=f"{short}: too short to judge"))
             continue
         answer = rule.ask(evidence)
         if isinstance(answer, Finding):
-            findings.append(script_fixes.for_script(answer, evidence) if evidence.script else answer)
+            findings.append(_followable(answer, evidence))
         elif isinstance(answer, NotMeasured):
             not_measured.append(answer)
         elif isinstance(answer, DoesNotApply):
@@ -62,4 +66,25 @@ def judge(evidence: Evidence) -> Report:
     if "operators" not in evidence.facts:
         not_measured.append(NotMeasured(what="operators and kernels", reason=evidence.why_not("operators")))
     findings.sort(key=lambda finding: (not finding.urgent, finding.level == "risk", -(finding.share or 0.0)))
-    return Report(tuple(findings), tuple(not_found), tuple(not_measured), tuple(not_applicable))
+    return Report(tuple(findings), tuple(not_found), tuple(not_measured), tuple(not_applicable), too_short=short)
+
+
+def _followable(finding: Finding, evidence: Evidence) -> Finding:
+    """The finding with fixes that change something in this run, and that know which run that is."""
+    if evidence.script:
+        finding = script_fixes.for_script(finding, evidence)
+    else:
+        fixes = tuple(fix for fix in finding.fixes if not _has_it(fix, evidence.settings))
+        finding = replace(finding, fixes=fixes or (SEPARATE,))
+    replayed = evidence.measurements.replay
+    return replace(finding, fixes=tuple(replace(fix, run=replayed.run if replayed else None) for fix in finding.fixes))
+
+
+def _has_it(fix: Fix, settings: Mapping[str, Any]) -> bool:
+    """Whether the run has a fix's value already."""
+    name = (fix.setting or "").removeprefix("hyperparameters.")
+    return name in settings and settings[name] == fix.value
+
+
+SEPARATE = Fix(setting=None, value="launcher diagnose RUN --probe, which measures the halves of a step one by one")
+"""Where all that a rule advises is set already."""

@@ -1,0 +1,36 @@
+"""How long a run was, and whether that suffices to say where its time goes."""
+
+from __future__ import annotations
+
+from launcher.insight import windows
+from launcher.insight.evidence import FEW_SAMPLES, Evidence
+from launcher.show.text import counted
+
+ENOUGH_STEPS, ENOUGH_SECONDS = 10, 10.0
+"""Usual steps, or seconds of them, that suffice. Steps that share their cores with data workers spread by about a third of their mean, so
+the mean of ten is known to 0.33 / sqrt(10) = 0.10, what is NOTICEABLE. Seconds count too: a long step is itself a mean of much work."""
+
+FEWEST_SECONDS = 1.0
+"""Of usual steps, however many they are: a single hiccup of a machine, a tenth of a second, would be NOTICEABLE."""
+
+
+def too_short(evidence: Evidence) -> str | None:
+    """How short a run was, as in `3 steps in 0.2 s`; None where shares of its time can be judged.
+
+    Usual steps do not begin before memory is allocated and kernels are chosen (`windows.WARM_UP_STEPS`). Where steps were not timed,
+    the samples of the hosts count.
+    """
+    if not evidence.ranks:
+        samples = [
+            len(series.values) for host in evidence.hosts for series in (*host.cores.values(), *host.gpus.values())
+        ]
+        most = max(samples, default=0)
+        return f"{counted(most, 'sample')} of the hosts" if samples and most < FEW_SAMPLES else None
+    longest = max(evidence.ranks, key=windows.steps_done)
+    steps, seconds = windows.steps_done(longest), windows.seconds(longest)
+    usual = steps - windows.WARM_UP_STEPS
+    usual_seconds = usual * windows.timed_mean(longest, "step")
+    enough = usual >= ENOUGH_STEPS or usual_seconds >= ENOUGH_SECONDS
+    if enough and usual_seconds >= FEWEST_SECONDS:
+        return None
+    return f"{counted(round(steps), 'step')} in {f'{seconds:.0f}' if seconds >= 10 else f'{seconds:.2g}'} s"

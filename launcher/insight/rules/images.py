@@ -1,0 +1,80 @@
+"""What makes a run's images cheaper to read and to prepare."""
+
+from __future__ import annotations
+
+import math
+
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Fix
+
+SHARD_SIZE = "100MB"
+"""Of shards: a few large reads for many images, and still enough files to share among processes and workers."""
+
+
+def cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
+    """What lowers the CPU time of an image, without what the run does already."""
+    settings, fixes = evidence.settings, []
+    pipeline = settings.get("preprocessing")
+    if pipeline == "cpu_reference":
+        fixes.append(
+            Fix(setting="hyperparameters.preprocessing", value="cpu", now=pipeline, why="the fast pipeline on the CPU")
+        )
+    if settings.get("augmentation_load") and not settings.get("compose_augmentation") and pipeline != "dali":
+        fixes.append(
+            Fix(
+                setting="hyperparameters.compose_augmentation",
+                value=True,
+                now=False,
+                why="all rounds of augmentation as one warp",
+                also={"hyperparameters.preprocessing": "cpu"} if pipeline == "cpu_reference" else {},
+            )
+        )
+    fixes.append(_scaled(evidence))
+    if evidence.on_gpu and pipeline != "dali":
+        fixes.append(dali(evidence, "decoding and augmentation move to the GPU"))
+    fixes.append(
+        Fix(setting=None, value=f"an instance type with more cores{' for each GPU' if evidence.on_gpu else ''}")
+    )
+    return tuple(fixes)
+
+
+def dali(evidence: Evidence, why: str) -> Fix:
+    """NVIDIA DALI instead of the CPU's pipeline, without what belongs to that one."""
+    settings = evidence.settings
+    composed = {"hyperparameters.compose_augmentation": False} if settings.get("compose_augmentation") else {}
+    now = settings.get("preprocessing")
+    return Fix(setting="hyperparameters.preprocessing", value="dali", now=now, why=why, also=composed)
+
+
+def shards(evidence: Evidence, why: str) -> Fix:
+    """A few large files instead of one for each image."""
+    return _prepared(evidence, "--shards", SHARD_SIZE, why)
+
+
+def _scaled(evidence: Evidence) -> Fix:
+    """Images no larger than the smallest random crop needs, where the settings say what that is."""
+    settings, why = evidence.settings, "images are scaled down once instead of in every epoch"
+    size, area = settings.get("view_size") or settings.get("image_size"), settings.get("min_crop_area", 1.0)
+    if not isinstance(size, int) or not isinstance(area, (int, float)) or not 0 < area <= 1:
+        return _advised("--size PIXELS", why)
+    return _prepared(evidence, "--size", str(math.ceil(size / math.sqrt(area))), why)
+
+
+def _prepared(evidence: Evidence, option: str, value: str, why: str) -> Fix:
+    """The images prepared anew; where they lie on this machine, with the commands that do so and then train on them."""
+    replayed = evidence.measurements.replay
+    if replayed is None or replayed.images is None:
+        return _advised(f"{option} {value}", why)
+    target = f"{replayed.images}-{option.removeprefix('--')}-{value}"
+    return Fix(
+        setting=None,
+        value=f"launcher prepare {option} {value}",
+        why=why,
+        scope="kit",
+        first=("launcher", "prepare", replayed.images, target, option, value),
+        also={f"inputs.{part}.folder": f"{target}/{part}" for part in ("train", "validation")},
+    )
+
+
+def _advised(options: str, why: str) -> Fix:
+    return Fix(setting=None, value=f"launcher prepare SOURCE TARGET {options}", why=why, scope="kit")
