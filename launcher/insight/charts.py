@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from launcher.insight import summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Series, Stall, Steps
+from launcher.show.text import counted
 
 CELLS = 1_500_000
 """Of all heat maps together, one byte each: 2 MB of the page as base64."""
@@ -20,6 +22,9 @@ MOST_BINS, FEWEST_BINS = 3000, 60
 
 WINDOWS = 60_000
 """Of all ranks and phases together, one number each."""
+
+FEWEST_SAMPLES = 2
+"""Of what a chart over time shows: samples of a series, logged windows of a rank."""
 
 NONE = 255
 """In a heat map: nothing was sampled in this bin."""
@@ -33,14 +38,17 @@ def payload(evidence: Evidence) -> dict[str, Any]:
     bins = int(np.clip(CELLS // max(rows, 1), FEWEST_BINS, MOST_BINS))
     shown = CELLS // FEWEST_BINS
     hosts, left_out = [], 0
-    for host in measurements.hosts.values():
+    for host in map(_drawable, measurements.hosts.values()):
         shown -= len(host.cores) + len(host.gpus)
+        if not any(_all_series(host)):
+            continue
         if shown < 0:
             left_out += 1
         else:
             hosts.append(_host(host, began, ended, bins))
     most = max(FEWEST_BINS, WINDOWS // max(len(evidence.ranks) * (len(evidence.phases) + 1), 1))
-    ranks = evidence.ranks[: max(1, WINDOWS // (FEWEST_BINS * (len(evidence.phases) + 1)))]
+    timed = [steps for steps in evidence.ranks if len(steps.step) >= FEWEST_SAMPLES]
+    ranks = timed[: max(1, WINDOWS // (FEWEST_BINS * (len(evidence.phases) + 1)))]
     return {
         "source": measurements.source,
         "began": began,
@@ -50,12 +58,12 @@ def payload(evidence: Evidence) -> dict[str, Any]:
         "hosts": hosts,
         "ranks": [_rank(steps, began, most) for steps in ranks],
         "stalls": [_stall(stall, began) for stall in _longest(measurements.stalls)],
-        "notes": notes(evidence, hosts, left_out, len(evidence.ranks) - len(ranks)),
+        "notes": notes(evidence, hosts, left_out, len(timed) - len(ranks)),
     }
 
 
 def notes(evidence: Evidence, hosts: list[dict[str, Any]], hosts_left_out: int, ranks_left_out: int) -> list[str]:
-    """How the charts were thinned."""
+    """How the charts were thinned, and which there are not."""
     lines = [evidence.measurements.sampled] if evidence.measurements.sampled else []
     for host in hosts:
         if host["samples"] > host["bins"]:
@@ -67,7 +75,42 @@ def notes(evidence: Evidence, hosts: list[dict[str, Any]], hosts_left_out: int, 
         lines.append(f"charts of {hosts_left_out} more hosts are left out to keep the page small; the table has them")
     if ranks_left_out:
         lines.append(f"step charts of {ranks_left_out} more ranks are left out; findings and comparison include them")
+    rare = sum(
+        any(0 < len(series.values) < FEWEST_SAMPLES for series in _all_series(host))
+        for host in evidence.measurements.hosts.values()
+    )
+    if rare:
+        lines.append(
+            f"{counted(rare, 'host')}: no chart over time of what was sampled only once; the table below has it"
+        )
+    single = sum(len(steps.step) < FEWEST_SAMPLES for steps in evidence.ranks)
+    if single:
+        lines.append(
+            f"{counted(single, 'rank')}: no chart over time of a single logged window; the table below has its phases"
+        )
     return lines
+
+
+def _drawable(host: Host) -> Host:
+    """The host without what was sampled too rarely for a chart over time."""
+
+    def kept(group: Mapping[str, Series]) -> dict[str, Series]:
+        return {name: series for name, series in group.items() if len(series.values) >= FEWEST_SAMPLES}
+
+    def one(series: Series | None) -> Series | None:
+        return series if series is not None and len(series.values) >= FEWEST_SAMPLES else None
+
+    return replace(
+        host,
+        cores=kept(host.cores),
+        io_wait=kept(host.io_wait),
+        memory=one(host.memory),
+        gpus=kept(host.gpus),
+        gpu_memory=kept(host.gpu_memory),
+        disk=kept(host.disk),
+        network=kept(host.network),
+        throttled=one(host.throttled),
+    )
 
 
 def binned(series: Series, began: float, ended: float, bins: int) -> tuple[np.ndarray, np.ndarray]:
@@ -98,10 +141,9 @@ def _period(evidence: Evidence) -> tuple[float, float]:
 
 
 def _all_series(host: Host) -> Iterable[Series]:
-    for group in (host.cores, host.gpus, host.disk, host.network):
+    for group in (host.cores, host.io_wait, host.gpus, host.gpu_memory, host.disk, host.network):
         yield from group.values()
-    if host.memory is not None:
-        yield host.memory
+    yield from (series for series in (host.memory, host.throttled) if series is not None)
 
 
 def _host(host: Host, began: float, ended: float, bins: int) -> dict[str, Any]:

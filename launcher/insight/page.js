@@ -74,7 +74,8 @@
 
   runs.forEach((run, place) => {
     const holder = document.getElementById(`charts-${place}`), time = view(run.began, run.seconds);
-    if (!run.ranks.length && !run.hosts.length) return;
+    const notes = () => run.notes.forEach((note) => holder.append(element("p", "note", note)));
+    if (!run.ranks.length && !run.hosts.length) return notes();
     const tools = holder.appendChild(element("div", "tools"));
     const all = tools.appendChild(element("button", "", "whole run")), visible = tools.appendChild(element("span", "dim"));
     all.addEventListener("click", time.all);
@@ -103,7 +104,7 @@
       });
       part.addEventListener("toggle", () => time.charts.forEach((one) => part.contains(one.canvas) && one.draw()));
     });
-    run.notes.forEach((note) => holder.append(element("p", "note", note)));
+    notes();
   });
   charts.ready();
 })();

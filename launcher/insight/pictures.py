@@ -60,9 +60,12 @@ def before_and_after(course: Course, unit: str, about: str, runs: Sequence[tuple
 def _heat_maps(runs: Sequence[tuple[str, Evidence]], y: float) -> tuple[list[str], float]:
     """How busy each core of the first host was while steps ran, both runs on one scale of time; and where the maps end."""
     found = [(name, *_cores(evidence)) for name, evidence in runs]
+    rare = [name for name, cores, _ in found if any(len(core.values) < charts.FEWEST_SAMPLES for core in cores)]
+    found = [one for one in found if one[0] not in rare]
     longest = max((seconds for _, _, seconds in found), default=0.0)
     if not longest or not any(cores for _, cores, _ in found):
-        return [], y
+        why = f"no map of the cores: {' and '.join(rare)} sampled them only once"
+        return ([svg.text(12, y, why, "faint")], y + 24) if rare else ([], y)
     number = max(len(cores) for _, cores, _ in found)
     bins = max(FEWEST_BINS, min(MOST_BINS, MOST_CELLS // number))
     bands = []
@@ -72,6 +75,7 @@ def _heat_maps(runs: Sequence[tuple[str, Evidence]], y: float) -> tuple[list[str
         rows = tuple(_filled(row).tolist() for row in means)  # a sample tells of the time since the one before
         bands.append(Band(name, rows, f"{seconds:.0f} s"))
     title = "How busy each core is during the steps: the stronger the colour, the busier"
+    title += f" ({' and '.join(rare)}: sampled only once)" if rare else ""
     return heat_map(title, bands, LEFT, y, WIDTH / bins, max(4, min(16, 160 // number)))
 
 

@@ -14,6 +14,7 @@ from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Measurements, Series
+from launcher.insight.replay import Replay
 from tests.insight.browser import Browser
 from tests.insight.observed import observed, sampled
 from tests.insight.planted import BEGAN, plant
@@ -204,6 +205,44 @@ def test_odd_measurements_are_shown_all_the_same(browser, tmp_path, case):
     assert all(marks > 0 for _, marks, *_ in browser.value(CHARTS))
     assert str(diagnosis) and json.dumps(diagnosis.to_dict(), allow_nan=False)
     assert "<script" not in diagnosis._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("one sample of one core", "1 host: no chart over time of what was sampled only once; the table below has it"),
+        ("one step", "1 rank: no chart over time of a single logged window; the table below has its phases"),
+    ],
+)
+def test_a_single_sample_is_no_chart_and_a_line_says_why(browser, tmp_path, case, why):
+    browser.open(Diagnosis(ODD[case]).save_html(tmp_path / "page.html"))
+    assert browser.value(CHARTS) == []
+    assert browser.value("[...document.querySelectorAll('.note')].map(n => n.textContent)") == [why]
+    assert browser.value("document.querySelectorAll('.tools').length") == 0, "nothing to zoom in"
+
+
+def test_a_run_of_three_steps_has_its_charts_and_no_verdict(browser, tmp_path):
+    short = distillation(ranks=1, steps=3, log_every=1, checkpoint=(3, 0.5), evaluate=None)
+    browser.open(short.save_html(tmp_path / "page.html"))
+    assert browser.value("document.querySelector('h1').textContent") == short.headline
+    assert short.headline.endswith("too short to judge") and len(browser.value(CHARTS)) == 4
+    assert browser.value("document.querySelectorAll('ol.findings li').length") == 0
+
+
+def test_a_command_is_selected_whole_by_a_click(browser, tmp_path):
+    crowd = plant(phases={**STEP, "data_wait": 0.6}, cores=2, busy=1.9, settings={"num_workers": 16})
+    named = Diagnosis(dataclasses.replace(crowd, replay=Replay("slow-20261122-100000-abcd")))
+    browser.open(named.save_html(tmp_path / "page.html"))
+    command = named.findings[0].fixes[0].command
+    assert command.startswith("launcher replay slow-20261122-100000-abcd hyperparameters.")
+    assert browser.value("document.querySelector('dd code').textContent") == command
+    left, top = browser.value(
+        "(() => { const c = document.querySelector('dd code'); c.scrollIntoView({block: 'center'});"
+        "const r = c.getBoundingClientRect(); return [r.left + 30, r.top + r.height / 2] })()"
+    )
+    for kind in ("mousePressed", "mouseReleased"):
+        browser.mouse(kind, left, top, button="left", clickCount=1)
+    assert browser.value("getSelection().toString()") == command
 
 
 def test_two_runs_lie_on_one_page(browser, tmp_path):
