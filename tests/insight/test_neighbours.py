@@ -1,0 +1,246 @@
+"""Who keeps the training thread from its core: KT's published log, the same with the numbers that settle it, and what only looks like it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from launcher.insight.contention import (
+    neighbours,
+    programs_outside,
+    run_delay,
+    runnable_per_core,
+    swing,
+    thread_cpu,
+)
+from launcher.insight.diagnosis import Diagnosis
+from launcher.insight.evidence import Evidence
+from launcher.insight.measurements import Measurements, Series
+from launcher.insight.rules.table import judge
+from tests.insight.planted import BEGAN, plant
+
+KT = {
+    "data_wait": (0.00053, 0.00063, 0.00061, 0.00060, 0.00080, 0.00067),
+    "student_forward": (7.77474, 0.67429, 0.90976, 0.60958, 0.83237, 0.75715),
+    "backward": (1.58002, 24.74539, 8.31253, 30.93830, 8.41030, 29.88415),
+}
+"""Seconds of the six iterations that KT published: "1 iter time – dataloader : 0.00053 sec, forward : 7.77474 sec …"."""
+
+STEADY = {name: (seconds[0], *[float(np.median(seconds[1:]))] * 5) for name, seconds in KT.items()}
+"""The same without the swing."""
+
+
+def kt(iterations=KT, *, workers=16, gpu=35.0, busy=30.0, pegged=4, **planted) -> Measurements:
+    """Eight processes on the 96 cores of a ml.p4d.24xlarge, every iteration logged."""
+    base = {name: 1.0 for name in iterations}
+    found = plant(
+        **{
+            "phases": base, "steps": 6, "log_every": 1, "ranks": 8, "cores": 96, "busy": busy, "pegged": pegged, "gpu": gpu,
+            "throttled": None, "settings": {"num_workers": workers}, **planted,
+        }
+    )  # fmt: skip
+    own = {name: np.array(seconds) for name, seconds in iterations.items()}
+    whole = np.sum([*own.values()], axis=0)
+    ranks = tuple(
+        dataclasses.replace(steps, ended=BEGAN + np.cumsum(whole), seconds={**own, "step": whole})
+        for steps in found.ranks
+    )
+    return dataclasses.replace(found, ranks=ranks)
+
+
+def with_threads(measured: Measurements, delay: float, cpu: float = 0.5, workers: float = 0.0) -> Measurements:
+    """The same with shares of a step in which the training thread had no core, or had one; and cores that its workers use."""
+    ranks = []
+    for steps in measured.ranks:
+        step = steps.seconds["step"]
+        more = {"run_delay_seconds": delay * step, "thread_cpu_seconds": cpu * step}
+        if workers:
+            more |= {"worker_cpu_seconds": workers * step, "cpu_seconds": (cpu + workers) * step}
+        ranks.append(dataclasses.replace(steps, extra={**steps.extra, **more}))
+    return dataclasses.replace(measured, ranks=tuple(ranks))
+
+
+def with_programs(measured: Measurements, looks: int = 20, **cores: float) -> Measurements:
+    """The same beside programs outside the run that use so many cores."""
+    times = np.linspace(BEGAN, max(steps.ended[-1] for steps in measured.ranks), looks)
+    series = {("neighbour", name, "CPUCores"): Series(times, np.full(looks, used)) for name, used in cores.items()}
+    total = {("neighbours", "CoresOutsideTheRun", ""): Series(times, np.full(looks, sum(cores.values())))}
+    hosts = {
+        name: dataclasses.replace(host, other={**host.other, **series, **total})
+        for name, host in measured.hosts.items()
+    }
+    return dataclasses.replace(measured, hosts=hosts)
+
+
+def first(measured: Measurements):
+    return judge(Evidence(measured)).findings[0]
+
+
+# KT's log
+
+VARIANTS = [*itertools.product((16, 32), (25.0, 35.0, 45.0), ((12.0, 2), (30.0, 4), (60.0, 8)), (0, 1))]
+
+
+@pytest.mark.parametrize(("workers", "gpu", "cores", "seed"), VARIANTS)
+def test_kts_log_has_the_workers_as_prime_suspect_with_kts_fix(workers, gpu, cores, seed):
+    busy, pegged = cores
+    found = first(kt(workers=workers, gpu=gpu, busy=busy, pegged=pegged, seed=seed))
+    assert (found.kind, found.fixes[0].setting, found.fixes[0].value) == (
+        "too_many_workers",
+        "hyperparameters.num_workers",
+        1,
+    )
+    assert found.title.startswith("Prime suspect: ") and "num_workers=1" in found.experiment
+    assert "the training thread's run-queue delay was not recorded" in found.cause
+
+
+@pytest.mark.parametrize(("workers", "gpu", "cores", "seed"), VARIANTS)
+def test_kts_log_with_the_run_queues_wait_has_the_workers_as_the_cause(workers, gpu, cores, seed):
+    busy, pegged = cores
+    measured = kt(workers=workers, gpu=gpu, busy=busy, pegged=pegged, seed=seed)
+    found = first(with_threads(measured, delay=0.4, workers=0.9))
+    assert found.kind == "too_many_workers" and found.experiment is None and "suspect" not in found.title
+    assert 1 <= found.fixes[0].value <= 2 and found.share == pytest.approx(0.4, abs=0.15)
+    assert any("has no core in 40 % of the time" in line for line in found.evidence)
+
+
+OTHERS = {
+    "few workers": kt(workers=2),
+    "no worker": kt(workers=0),
+    "a metric that waits for the GPU in every step": kt(STEADY),
+    "steady steps, workers for every core": kt(STEADY, workers=32),
+    "GPUs that are busy": kt(gpu=90.0),
+    "no core is full": kt(pegged=0, busy=10.0),
+    "one rank is slow": kt({**KT, "grad_sync": (0.5, 12.0, 4.0, 15.0, 4.0, 15.0)}),
+    "the training thread always has its core": with_threads(kt(), delay=0.01, workers=0.9),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_only_looks_like_kts_case_is_not_called_so(name):
+    report = judge(Evidence(OTHERS[name]))
+    assert "too_many_workers" not in [finding.kind for finding in report.findings]
+
+
+def test_system_metrics_alone_make_it_a_suspicion():
+    alone = plant(
+        phases=None, cores=96, busy=30, pegged=4, gpus=[35.0] * 8, settings={"num_workers": 16}, throttled=None
+    )
+    found = first(alone)
+    assert found.kind == "too_many_workers" and found.title.startswith("Prime suspect: ") and found.experiment
+    unknown = first(dataclasses.replace(alone, settings={}))
+    assert unknown.kind != "too_many_workers" and "num_workers=1" in " ".join(map(str, unknown.fixes))
+
+
+def test_the_report_shows_the_experiment():
+    text = " ".join(str(Diagnosis(kt())).split())
+    assert "Prime suspect: 16 workers a process keep the training thread from its core" in text
+    assert " to test " in text and "KT's job needed 0 or 1" in text
+
+
+# Other neighbours
+
+USUAL = {"data_wait": 0.002, "student_forward": 0.08, "backward": 0.15, "optimizer": 0.01}
+
+
+def test_a_program_outside_the_run_is_named():
+    usual = plant(phases=USUAL, gpu=50, cores=8, busy=7.0)
+    found = first(with_programs(with_threads(usual, delay=0.3), ffmpeg=4.0, gcc=0.5))
+    assert found.kind == "noisy_neighbour" and found.title.startswith("Noisy neighbour: ffmpeg, a program outside")
+    assert "ffmpeg 4.0, gcc 0.5" in str(found.fixes[0])
+    assert found.gain.expected == pytest.approx(1 / 0.7, rel=0.1)
+
+
+def test_a_program_outside_the_run_is_named_on_the_cpu_too():
+    usual = plant(phases=USUAL, cores=2, busy=1.95)
+    assert first(with_programs(with_threads(usual, delay=0.3), stress=1.0)).kind == "noisy_neighbour"
+
+
+def test_the_process_own_threads_are_named_with_their_number():
+    usual = plant(phases=USUAL, gpu=50, cores=8, busy=7.0, ranks=4, cpu_seconds=0.4, facts={"threads": 8})
+    usual = dataclasses.replace(usual, settings={**usual.settings, "num_workers": 0})
+    found = first(with_threads(usual, delay=0.3, cpu=0.4))
+    assert found.kind == "noisy_neighbour" and str(found.fixes[0]).startswith("environment.OMP_NUM_THREADS=1 (now 8)")
+
+
+def test_workers_that_are_all_needed_are_not_too_many():
+    usual = plant(phases=USUAL, gpu=50, cores=4, busy=3.9, settings={"num_workers": 3})
+    found = first(with_threads(usual, delay=0.3, workers=3.4))
+    assert found.kind == "noisy_neighbour" and "all of them needed" in found.title
+    assert found.fixes[0].value == "dali"
+
+
+def test_a_wait_for_data_says_more_than_one_for_a_core_where_workers_prepare_them():
+    late = plant(phases={**USUAL, "data_wait": 0.2}, gpu=50, cores=8, busy=7.9, cpu_seconds=0.9)
+    threads = with_threads(late, delay=0.3)
+    assert "noisy_neighbour" not in [finding.kind for finding in judge(Evidence(threads)).findings]
+    beside = judge(Evidence(with_programs(threads, ffmpeg=6.0))).findings
+    assert "noisy_neighbour" in [finding.kind for finding in beside], "which is why data are late"
+    alone = dataclasses.replace(threads, settings={**threads.settings, "num_workers": 0})
+    assert "noisy_neighbour" in [finding.kind for finding in judge(Evidence(alone)).findings]
+
+
+def test_nobody_is_accused_where_it_was_not_recorded_who_it_is():
+    usual = plant(phases=USUAL, gpu=50, cores=4, busy=2.0, settings={"num_workers": 3})
+    found = first(with_threads(usual, delay=0.3))
+    assert found.kind == "noisy_neighbour" and "not recorded" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("planted", "delay"),
+    [
+        (dict(phases=USUAL, gpu=97, cores=8, busy=7.0), 0.3),  # the GPU's queue outlasts it
+        (dict(phases=USUAL, gpu=50, cores=8, busy=7.0), 0.05),
+        (dict(phases=USUAL, cores=8, usable=2, busy=1.9, throttled=50), 0.3),  # the quota says more
+    ],
+)
+def test_a_wait_for_a_core_that_costs_nothing_or_has_another_cause_is_no_finding_of_its_own(planted, delay):
+    report = judge(Evidence(with_programs(with_threads(plant(**planted), delay=delay), ffmpeg=4.0)))
+    assert "noisy_neighbour" not in [finding.kind for finding in report.findings]
+
+
+def test_that_it_was_not_recorded_is_said():
+    report = judge(Evidence(plant(phases=USUAL, gpu=95)))
+    assert "a training thread kept from its core" in [missing.what for missing in report.not_measured]
+
+
+# The numbers
+
+
+def test_shares_are_of_all_steps_by_their_length():
+    measured = with_threads(kt(steps=6), delay=0.5)
+    assert run_delay(Evidence(measured)) == pytest.approx(0.5) and thread_cpu(Evidence(measured)) == pytest.approx(0.5)
+    [*_, last] = [steps.extra["run_delay_seconds"] for steps in measured.ranks]
+    last[:] = np.nan  # this rank recorded nothing after all
+    assert run_delay(Evidence(measured)) == pytest.approx(0.5)
+    assert run_delay(Evidence(kt())) is None and thread_cpu(Evidence(kt())) is None
+
+
+def test_a_swing_is_the_slow_steps_over_the_quick_ones():
+    assert swing(Evidence(kt())) == pytest.approx(31.2 / 9.23, rel=0.02)
+    assert swing(Evidence(kt(STEADY))) == pytest.approx(1.0)
+    assert swing(Evidence(plant(phases=None, seconds=40))) is None
+
+
+def test_tasks_that_are_ready_are_counted_for_each_usable_core():
+    usual = plant(phases=USUAL, gpu=50, cores=8, usable=4, busy=3.9)
+    assert runnable_per_core(Evidence(usual)) is None
+    [host] = usual.hosts.values()
+    times = np.linspace(BEGAN, BEGAN + 40, 9)
+    host.other["tasks", "RunnableTasks", ""] = Series(times, np.full(9, 10.0))
+    assert runnable_per_core(Evidence(usual)) == pytest.approx(2.5)
+    found = first(with_programs(with_threads(usual, delay=0.3), make=3.0))
+    assert "2.5 tasks run or are ready to for each usable core" in found.evidence
+
+
+def test_programs_are_averaged_over_all_looks_also_those_that_did_not_see_them():
+    usual = plant(phases=USUAL, gpu=50, cores=8, busy=7.0)
+    measured = with_programs(usual, looks=10, gcc=2.0)
+    host = measured.hosts["algo-1"]
+    seen = host.other["neighbour", "gcc", "CPUCores"]
+    host.other["neighbour", "gcc", "CPUCores"] = Series(seen.times[:5], seen.values[:5])
+    assert programs_outside(Evidence(measured)) == {"gcc": 1.0}
+    assert neighbours(Evidence(measured)) == {"programs": 1.0}
