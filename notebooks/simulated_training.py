@@ -22,13 +22,13 @@ LAYERS = 12
 
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=32, help="of an epoch")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=64, help="of an epoch")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--prefetch-factor", type=int, default=2, help="batches that each worker makes ahead")
-    parser.add_argument("--threads-a-worker", type=int, default=4)
-    parser.add_argument("--cpu-ms-an-image", type=float, default=10, help="of all threads together")
+    parser.add_argument("--prefetch-factor", type=int, default=4, help="batches that each worker makes ahead")
+    parser.add_argument("--threads-a-worker", type=int, default=2)
+    parser.add_argument("--cpu-ms-an-image", type=float, default=8, help="of all threads together")
     parser.add_argument("--launches", type=int, default=600, help="kernels of a step, two thirds in its backward pass")
     parser.add_argument("--launch-us", type=float, default=60, help="of a core, for each kernel")
     parser.add_argument("--kernel-us", type=float, default=300, help="of the device, for 32 images")

@@ -1,5 +1,6 @@
-"""Bottlenecks planted in training scripts that know nothing of the kit: plain PyTorch, Lightning, transformers.Trainer. Each is run by
-`launcher watch` and judged by `launcher diagnose`: is the top finding right, and the line that it names? `make bench-planted-foreign`.
+"""Bottlenecks planted in training scripts that know nothing of the kit: plain PyTorch, Lightning, transformers.Trainer, and plain PyTorch
+on a simulated accelerator. Each is run by `launcher watch` and judged by `launcher diagnose`: is the top finding right, and the line that
+it names? `make bench-planted-foreign`.
 
 A run takes some 15 to 60 s; name kinds, and frameworks, to run only those:
 
@@ -9,6 +10,7 @@ A run takes some 15 to 60 s; name kinds, and frameworks, to run only those:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -20,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from planted_bottlenecks import photographs
-from planted_foreign_cases import CASES, FRAMEWORKS, LINES, Case
+from planted_foreign_cases import FRAMEWORKS, LINES, SIMULATED, Case, cases
 
 from launcher.show.table import Table
 
-SCRIPTS = Path(__file__).with_name("foreign")
 LAUNCHER = (sys.executable, "-m", "launcher")
 
 
@@ -34,12 +35,24 @@ def command(framework: str, case: Case, data: Path) -> list[str]:
     if case.ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(case.ranks)]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
-    given = [str(SCRIPTS / FRAMEWORKS[framework]), str(data)]
+    given = [str(FRAMEWORKS[framework]), *([] if framework == SIMULATED else [str(data)])]
     for name, value in case.arguments.items():
         if share := re.fullmatch(r"\{([\d.]+)\}", str(value)):
             value = float(share[1]) * memory / int(case.arguments["steps"])
-        given += [f"--{name}", str(value)]
+        given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return start + given
+
+
+@contextlib.contextmanager
+def neighbours(number: int) -> Iterator[None]:
+    """Processes outside the run, each of which would fill a core. The kernel shares cores among sessions first (autogroup)."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def findings(framework: str, case: Case, data: Path, name: str) -> list[dict[str, Any]]:
@@ -49,7 +62,8 @@ def findings(framework: str, case: Case, data: Path, name: str) -> list[dict[str
     threads = {"OMP_NUM_THREADS": str(case.threads)} if case.threads else {}
     environment = {**os.environ, **threads, "LAUNCHER_RUNS": str(place / "runs")}
     environment = {key: value for key, value in environment.items() if not key.startswith("SM_")}
-    _done([*LAUNCHER, "watch", "--", *command(framework, case, data)], place, environment)
+    with neighbours(case.neighbours):
+        _done([*LAUNCHER, "watch", "--", *command(framework, case, data)], place, environment)
     [run] = [file.parent for file in (place / "runs").glob("*/plan.json")]
     return json.loads(_done([*LAUNCHER, "diagnose", str(run), "--json"], place, environment))["findings"]
 
@@ -73,17 +87,19 @@ def addresses(part: Any) -> Iterator[tuple[str, int]]:
             yield from addresses(value)
 
 
-def code_at(file: str, line: int) -> str:
-    return (SCRIPTS / file).read_text(encoding="utf-8").splitlines()[line - 1].strip()
+def code_at(framework: str, file: str, line: int) -> str:
+    return (FRAMEWORKS[framework].parent / file).read_text(encoding="utf-8").splitlines()[line - 1].strip()
 
 
 def row(framework: str, case: Case, data: Path, name: str, tell: bool) -> list[str]:
     """What was planted, what was found, and the line that it names."""
     found = findings(framework, case, data, name)
+    if case.kind != "noisy_neighbour":  # what else runs on this machine was not planted
+        found = [one for one in found if one["kind"] != "noisy_neighbour"]
     if tell:
         print(json.dumps(found, indent=1), flush=True)
     kind = found[0]["kind"] if found else None
-    named = [(Path(file).name, line, code_at(file, line)) for file, line in addresses(found[:1])]
+    named = [(Path(file).name, line, code_at(framework, file, line)) for file, line in addresses(found[:1])]
     right_line = "-"
     if case.kind in LINES:
         right_line = "yes" if any(code.startswith(LINES[case.kind][framework]) for *_, code in named) else "NO"
@@ -98,12 +114,14 @@ def main() -> None:
     parser.add_argument("--framework", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS), help="only these")
     parser.add_argument("--tell", action="store_true", help="print every run's findings too")
     options = parser.parse_args()
-    chosen = [case for case in CASES if not options.kinds or (case.kind or "healthy") in options.kinds]
     rows = []
     with tempfile.TemporaryDirectory() as place:
         data = Path(place) / "data"
         photographs(data)
         for framework in options.framework:
+            chosen = [
+                case for case in cases(framework) if not options.kinds or (case.kind or "healthy") in options.kinds
+            ]
             for number, case in enumerate(chosen):
                 try:
                     rows.append(row(framework, case, data, f"{framework}-{number}", options.tell))

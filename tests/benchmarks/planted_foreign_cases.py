@@ -1,12 +1,23 @@
-"""The bottlenecks that planted_foreign.py plants in scripts that know nothing of the kit, by the arguments of tests/benchmarks/foreign/."""
+"""The bottlenecks that planted_foreign.py plants in scripts that know nothing of the kit, by the scripts' arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-FRAMEWORKS = {"plain": "plain.py", "lightning": "lightning_fit.py", "trainer": "trainer.py"}
-"""The framework -> its script in tests/benchmarks/foreign/."""
+FOREIGN, NOTEBOOKS = Path(__file__).with_name("foreign"), Path(__file__).parents[2] / "notebooks"
+
+SIMULATED = "simulated"
+"""Plain PyTorch on a simulated accelerator: what only a GPU shows."""
+
+FRAMEWORKS = {
+    "plain": FOREIGN / "plain.py",
+    "lightning": FOREIGN / "lightning_fit.py",
+    "trainer": FOREIGN / "trainer.py",
+    SIMULATED: NOTEBOOKS / "simulated_training.py",
+}
+"""The framework -> its script."""
 
 LIGHT = {"model": "mobilenet_v3_small", "size": 96, "steps": 60}
 """A model that waits for costly images."""
@@ -20,7 +31,7 @@ GROWING = {**HEAVY, "workers": 0, "size": 192, "steps": 40}
 EXCHANGING = {"size": 32, "batch-size": 4, "steps": 60, "optimizer": "sgd"}
 """Small batches of small images, and an optimizer that takes no time: what is left is the exchange."""
 
-_LOADER = {"plain": "loader = DataLoader(", "lightning": "loader = DataLoader(", "trainer": "trainer.train()"}
+_LOADER = {**dict.fromkeys(FRAMEWORKS, "loader = DataLoader("), "trainer": "trainer.train()"}
 _HELD_OUT = {**_LOADER, "plain": "held_out = DataLoader(", "lightning": "held_out = DataLoader("}
 _SAVING = {"plain": "torch.save(", "lightning": "trainer.fit(", "trainer": "trainer.train()"}
 
@@ -29,6 +40,8 @@ LINES: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
     "too_few_workers": _LOADER,
     "slow_epoch_starts": _LOADER,
     "small_batch": _LOADER,
+    "synchronising_calls": {SIMULATED: "average += 0.1 * (loss.item()"},
+    "host_to_device_bound": {SIMULATED: "inputs, labels = inputs.to(device)"},
     "evaluation_stalls": _HELD_OUT,
     "checkpoint_stalls": _SAVING,
     "data_bound": dict.fromkeys(FRAMEWORKS, "def __getitem__("),
@@ -49,6 +62,8 @@ class Case:
     ranks: int = 1
     threads: int | None = None
     """Of each process's arithmetic; None: torch's choice."""
+    neighbours: int = 0
+    """Processes outside the run that take a core each."""
 
 
 CASES = (
@@ -84,3 +99,37 @@ CASES = (
     Case(None, "some checkpoints", {**HEAVY, "save-every": 20}),
 )
 """`{0.15}` is that share of the machine's memory, in the run's steps."""
+
+CHEAP = {"threads-a-worker": 1, "cpu-ms-an-image": 1}
+"""Images that cost next to nothing."""
+
+ON_A_DEVICE = (
+    Case("too_many_workers", "16 on 2 cores", {"workers": 16}),
+    Case("too_many_workers", "16 on 2 cores, the loss read at every step", {"workers": 16, "synchronise": True}),
+    Case("noisy_neighbour", "6 processes outside", CHEAP, neighbours=6),
+    Case("noisy_neighbour", "12 processes outside", CHEAP, neighbours=12),
+    Case("too_few_workers", "none", {**CHEAP, "workers": 0, "cpu-ms-an-image": 8}),
+    Case("too_few_workers", "one", {"workers": 1, "threads-a-worker": 1, "cpu-ms-an-image": 8}),
+    Case("data_bound", "24 ms an image", {"cpu-ms-an-image": 24}),
+    Case("data_bound", "48 ms an image", {"cpu-ms-an-image": 48}),
+    Case("synchronising_calls", "80 ms of Python then", {**CHEAP, "synchronise": True, "metric-ms": 80}),
+    Case("synchronising_calls", "120 ms of Python then", {**CHEAP, "synchronise": True, "metric-ms": 120}),
+    Case("small_batch", "4 images", {**CHEAP, "batch-size": 4, "steps": 200}),
+    Case("small_batch", "2 images", {**CHEAP, "batch-size": 2, "steps": 200}),
+    Case("main_thread_bound", "250 ms a step", {**CHEAP, "metric-ms": 250}),
+    Case("main_thread_bound", "500 ms a step", {**CHEAP, "metric-ms": 500}),
+    Case("host_to_device_bound", "60 ms a batch", {**CHEAP, "copy-ms": 60}),
+    Case("host_to_device_bound", "300 ms a batch", {**CHEAP, "copy-ms": 300}),
+    Case("fp32_compute", "360 ms a step", {**CHEAP, "precision": "fp32"}),
+    Case("gpu_memory_growth", "24 MB a step", {**CHEAP, "keep-mb": 24}),
+    Case(None, "two workers", {}),
+    Case(None, "two workers, the loss read at every step", {"synchronise": True}),
+    Case(None, "cheap images", CHEAP),
+    Case(None, "a wait for data that the device does not feel", {**CHEAP, "workers": 0, "cpu-ms-an-image": 3}),
+    Case(None, "16 workers with cheap images", {**CHEAP, "workers": 16, "steps": 200, "epochs": 1}),
+)
+"""On the simulated accelerator; a step of it takes 180 ms."""
+
+
+def cases(framework: str) -> tuple[Case, ...]:
+    return ON_A_DEVICE if framework == SIMULATED else CASES

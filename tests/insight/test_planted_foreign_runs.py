@@ -1,5 +1,5 @@
 """A sample of `make bench-planted-foreign`: scripts that know nothing of the kit, watched, with something planted that waits and does
-not compute, so that tests beside them change nothing."""
+not compute, so that tests beside them change nothing; and KT's fault on the simulated accelerator, which outdoes what is beside it."""
 
 from __future__ import annotations
 
@@ -42,3 +42,15 @@ def test_a_bottleneck_planted_in_a_foreign_script_comes_first(suite, data, frame
     case = suite.Case(kind, "", {**SMALL, **arguments}, threads=1)
     found = suite.row(framework, case, data, f"{framework}-{kind}", tell=True)
     assert found[3:5] == [kind, "yes"] and found[6] in ("yes", "-"), found
+
+
+@pytest.mark.slow
+def test_kts_fault_on_the_simulated_accelerator_is_its_workers_and_the_same_job_with_two_is_not_blamed_for_them(
+    suite, data
+):
+    [many, *_] = [case for case in suite.cases(suite.SIMULATED) if case.kind == "too_many_workers"]
+    found = suite.row(suite.SIMULATED, many, data, "many", tell=True)
+    assert found[3:5] == ["too_many_workers", "yes"] and found[6] == "yes", found
+    few = suite.Case(None, "", {**many.arguments, "workers": 2})
+    kinds = {finding["kind"] for finding in suite.findings(suite.SIMULATED, few, data, "few")}
+    assert "too_many_workers" not in kinds
