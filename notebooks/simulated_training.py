@@ -28,7 +28,7 @@ def parsed():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--prefetch-factor", type=int, default=4, help="batches that each worker makes ahead")
     parser.add_argument("--threads-a-worker", type=int, default=2)
-    parser.add_argument("--cpu-ms-an-image", type=float, default=8, help="of all threads together")
+    parser.add_argument("--cpu-ms-an-image", type=float, default=6, help="of all threads together")
     parser.add_argument("--launches", type=int, default=600, help="kernels of a step, two thirds in its backward pass")
     parser.add_argument("--launch-us", type=float, default=60, help="of a core, for each kernel")
     parser.add_argument("--kernel-us", type=float, default=300, help="of the device, for 32 images")

@@ -209,6 +209,7 @@ HEALTHY = {
     "one long evaluation, after the last step": dict(phases=GPU, gpu=93, evaluate=(200, 400.0)),
     "one slow step": dict(phases=GPU, gpu=94, slow_steps={100: ("backward", 1.5)}),
     "memory that rises at first": dict(phases=GPU, gpu=95, memory_growth=2),
+    "a wait of the host that the GPU does not feel": dict(phases=gpu_step(data_wait=0.1), gpu=96, busy=7.8),
     "data that are nearly late": dict(phases=gpu_step(data_wait=0.012), gpu=92),
     "GPU, system metrics alone": dict(phases=None, busy=3, gpu=92),
     "a short run": dict(phases=CPU, steps=20, cores=4, busy=3.5),

@@ -43,8 +43,8 @@ def waiting(evidence: Evidence) -> Answer:
         return (_noisy_workers if keeps_thread else _too_many_workers)(evidence, taken)
     if wait is None:
         return _from_system_metrics(evidence)
-    if wait < NOTICEABLE:
-        return None
+    if wait < NOTICEABLE or (idle is not None and idle < NOTICEABLE):
+        return None  # nor does it matter that the host waits while the device still has work
     if epoch_start_share(evidence) >= NOTICEABLE and not _everywhere(evidence):
         return EXPLAINED
     if evidence.throttled is not None and evidence.throttled >= NOTICEABLE:
