@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Measurements, Series
 from launcher.insight.rules.table import judge
+from tests.conftest import ROOT
 from tests.insight.planted import BEGAN, plant
 
 KT = {
@@ -139,6 +141,16 @@ def test_the_report_shows_the_experiment():
     text = " ".join(str(Diagnosis(kt())).split())
     assert "Prime suspect: 16 workers a process keep the training thread from its core" in text
     assert " to test " in text and "KT's job needed 0 or 1" in text
+
+
+def test_the_page_on_diagnoses_shows_what_it_says():
+    page = (ROOT / "docs/diagnosis.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"^```\n(1\. Prime suspect: .*?)```$", page, re.MULTILINE | re.DOTALL)
+    said = str(Diagnosis(kt())).splitlines()
+    assert len(shown.splitlines()) > 10 and not [line for line in shown.splitlines() if line not in said]
+    confirmed = " ".join(str(Diagnosis(with_threads(kt(), delay=0.4, workers=0.9))).split())
+    quoted = re.findall(r'"(the training thread[^"]*|who else[^"]*)"', " ".join(page.split()))
+    assert len(quoted) == 2 and not [text for text in quoted if text not in confirmed]
 
 
 # Other neighbours
