@@ -96,9 +96,9 @@ ADDRESSES = {
         "non_blocking=True in `images = images.to(device)` at train.py:69, from pinned memory: "
         "DataLoader(pin_memory=True) at train.py:42",
     ),
-    "fp32 on an A100": (
-        "fp32_compute", {**PLANTED["fp32_compute", "harsh"], "facts": {"device_name": "NVIDIA A100-SXM4-40GB"}}, [], [],
-        "train.py:71", "torch.autocast('cuda', dtype=torch.bfloat16) around `out = model(images)` at train.py:71 and the loss",
+    "fp32 on a device that is not NVIDIA's": (
+        "fp32_compute", {**PLANTED["fp32_compute", "harsh"], "facts": {"device": "xpu"}}, [], [],
+        "train.py:71", "torch.autocast('xpu', dtype=torch.bfloat16) around `out = model(images)` at train.py:71 and the loss",
     ),
     "fp32 under Lightning": (
         "fp32_compute", PLANTED["fp32_compute", "harsh"],

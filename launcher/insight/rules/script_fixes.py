@@ -110,7 +110,9 @@ def _precision(fix: Fix, evidence: Evidence, script: Script) -> Fix:
         change += f" before {_code(at)}" if at else ""
     else:
         where, at = _forward(script)
-        change = f"torch.autocast('cuda', dtype=torch.{TYPES[fix.value]}) around {where}"
+        change = (
+            f"torch.autocast('{evidence.facts.get('device') or 'cuda'}', dtype=torch.{TYPES[fix.value]}) around {where}"
+        )
     return replace(fix, setting="precision", change=change, at=at)
 
 
