@@ -28,6 +28,9 @@ from launcher.show.table import Table
 
 LAUNCHER = (sys.executable, "-m", "launcher")
 
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+"""A program that fills a core until its parent ends, however that ends."""
+
 
 def command(framework: str, case: Case, data: Path) -> list[str]:
     """How a user would start the script."""
@@ -46,7 +49,7 @@ def command(framework: str, case: Case, data: Path) -> list[str]:
 @contextlib.contextmanager
 def neighbours(number: int) -> Iterator[None]:
     """Processes outside the run, each of which would fill a core. The kernel shares cores among sessions first (autogroup)."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(number)]
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(number)]
     try:
         yield
     finally:

@@ -20,7 +20,9 @@ JOB = ["hyperparameters.epochs=2", "hyperparameters.log_every=3", "hyperparamete
 @contextmanager
 def busy_programs() -> Iterator[None]:
     """Two programs a core, each of which takes what it can get: of its own session, since the kernel may share cores out by session."""
-    code, number = "while True: pass", 2 * (os.cpu_count() or 1)
+    # a test that is killed leaves none behind
+    code = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+    number = 2 * (os.cpu_count() or 1)
     programs = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(number)]
     try:
         yield
