@@ -15,7 +15,7 @@ from launcher.show.heat import Band, heat_map
 
 PHASE_COLOURS = (
     *("#d1495b", "#e9a23b", "#8f6bb3", "#2a9d8f", "#3a7ebf"),
-    *("#7fb2e5", "#9aa56b", "#1f5f8b", "#6c757d", "#b08968"),
+    *("#7fb2e5", "#9aa56b", "#1f5f8b", "#6c757d", "#b08968", "#c77da6"),
 )
 """Those of the diagnosis's page, by the number of a phase's colour."""
 

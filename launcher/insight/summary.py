@@ -14,8 +14,8 @@ from launcher.insight.phases import order
 QUANTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 """Columns of the table of use, and their percentiles; Debugger's report has no p90."""
 
-COLOURS = 10
-"""Of phases, --c0 to --c9 in show/page.css."""
+COLOURS = 11
+"""Of phases, --c0 to --c10 in show/page.css."""
 
 
 @dataclass(frozen=True)

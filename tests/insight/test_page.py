@@ -9,11 +9,12 @@ import re
 import numpy as np
 import pytest
 
-from launcher.insight import charts
+from launcher.insight import charts, pictures, summary
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Host, Measurements, Series
+from launcher.insight.phases import order
 from launcher.insight.replay import Replay
 from tests.insight.browser import Browser
 from tests.insight.observed import observed, sampled
@@ -83,6 +84,16 @@ def test_every_chart_is_drawn(browser, tmp_path):
     assert browser.value(f"{COLOURS}('canvas')") > 5
     assert browser.value("document.querySelectorAll('.bars .bar').length") == 4
     assert browser.value("document.querySelector('ol.findings h3').textContent")
+
+
+def test_every_phase_has_a_colour_of_its_own_on_the_page_and_in_the_picture(browser, tmp_path):
+    browser.open(distillation().save_html(tmp_path / "page.html"))
+    style = "getComputedStyle(document.documentElement).getPropertyValue"
+    for scheme in ("light", "dark"):
+        browser.emulate(scheme=scheme)
+        shown = [browser.value(f"{style}('--c{summary.colour(phase)}')") for phase in order()]
+        assert all(shown) and len({*shown}) == len(order()), shown
+    assert len({pictures.PHASE_COLOURS[summary.colour(phase)] for phase in order()}) == len(order())
 
 
 def test_hovering_tells_time_and_values_and_dragging_zooms(browser, tmp_path):

@@ -56,7 +56,8 @@ def judge(evidence: Evidence) -> Report:
             continue
         answer = rule.ask(evidence)
         if isinstance(answer, Finding):
-            findings.append(_followable(answer, evidence))
+            told = replace(answer, share=None, gain=None, level="risk") if short else answer
+            findings.append(_followable(told, evidence))
         elif isinstance(answer, NotMeasured):
             not_measured.append(answer)
         elif isinstance(answer, DoesNotApply):
