@@ -21,8 +21,8 @@ from launcher.insight.touches import BACKEND, CODE, INPUTS, THREADS, UNKNOWN, To
 from launcher.show.text import listed
 
 MOST_CORRECTED = 1.5
-"""Times as long that a control may take, either way, for a speed-up to be corrected by it. The correction holds as far as all of the run
-slowed alike, and beyond it does not."""
+"""Times as long that a control may take, either way, for a speed-up to be corrected by it. A correction takes all of the run to have slowed
+alike; of identical jobs beside other work it left up to a third (docs/results/diagnosis.md), too much where it had more to correct."""
 
 WAITS = ("data_wait", "buffer_sync")
 """Phases that wait for something else, and tell nothing of how fast the machine is."""

@@ -16,6 +16,7 @@ from launcher.insight.measurements import Measurements, Series
 from launcher.insight.phases import order
 from launcher.insight.rules.table import judge
 from launcher.insight.script import PAUSES
+from launcher.insight.speed import training
 from launcher.insight.touches import START, TOUCHES, UNKNOWN, touch_of
 from tests.insight.planted import plant
 from tests.insight.test_rules import PLANTED
@@ -292,3 +293,31 @@ def test_every_setting_that_a_fix_changes_is_in_the_table():
         if fix.setting is not None and fix.setting.startswith("hyperparameters.")
     }
     assert len(fixes) >= 10 and {name for name in fixes if touch_of(name) is UNKNOWN} == set()
+
+
+def test_a_control_that_swings_more_than_it_changed_corrects_nothing():
+    both = Comparison(
+        *(
+            run(phases, steps=60, noise=0.6, settings={"pin_memory": pinned}, seed=seed)
+            for phases, pinned, seed in ((STEP, False, 0), (slower(STEP, 1.3), True, 3))
+        )
+    )
+    control = both.comparability.control
+    assert abs(control.times.value - 1) > 0.1 and control.times.low < 1 < control.times.high
+    assert not both.comparability.is_corrected and both.speedup.value == both.measured.value
+
+
+def test_pauses_and_starts_of_epochs_have_spreads_of_their_own():
+    steady = plant(phases=STEP, noise=0.001, evaluate=(50, 10.0), system=False)
+    alike, uneven = (
+        training(Evidence(replace(steady, stalls=tuple(replace(stall, seconds=seconds) for stall, seconds in pairs))))
+        for pairs in (zip(steady.stalls, (10.0,) * 4), zip(steady.stalls, (10.0, 16.0, 10.0, 16.0)))
+    )
+    assert uneven.value == pytest.approx(alike.value + 12) and uneven.variance > 30 > 1 > alike.variance
+    starts = training(Evidence(plant(phases=STEP, noise=0.001, epoch_start=5.0, steps_per_epoch=40, system=False)))
+    assert starts.variance**0.5 < 0.5, "four starts of 5 s each: no swing of usual steps"
+
+
+def test_a_run_of_two_windows_and_four_pauses_has_no_range():
+    few = plant(phases=STEP, steps=20, evaluate=(5, 1.0), system=False)
+    assert len(few.stalls) == 4 and training(Evidence(few)).freedom == 0
