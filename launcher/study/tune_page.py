@@ -44,7 +44,7 @@ def _step(step: Step) -> str:
     numbers = "".join(f"<li>{escape(text)}</li>" for text in finding.evidence)
     near = "a neighbour of the value before, against: " if proposal.neighbour else "against: "
     parts = [
-        f"<h3>{escape(str(proposal))}: {'kept' if step.kept else 'rolled back'}</h3>",
+        f"<h3>{escape(str(proposal))}: {step.verdict}</h3>",
         f"<p><b>{near}</b>{escape(finding.title)}</p><ul>{numbers}</ul>",
         f"<p><b>expected</b> {escape(proposal.expected or 'nothing in numbers')}</p>",
         f"<p><b>obtained</b> {gain}: {escape(step.why)}</p>",

@@ -113,7 +113,7 @@ class Tuning:
             [
                 str(step.proposal),
                 f"{step.gain:.2f}" if step.gain is not None else "-",
-                "kept" if step.kept else "rolled back",
+                step.verdict,
                 step.why,
             ]
             for step in self.steps

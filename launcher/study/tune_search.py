@@ -103,10 +103,16 @@ class Step:
     kept: bool = False
     why: str = ""
     """Why it was kept or rolled back, in words."""
+    decided: bool = True
+    """Whether the budget allowed enough trials."""
     costs: tuple[Spread, Spread] | None = None
     """Before and after: seconds of the whole job, or of an image where its length is not known; None: a trial failed."""
     losses: str = ""
     """What the losses say."""
+
+    @property
+    def verdict(self) -> str:
+        return "kept" if self.kept else "rolled back" if self.decided else "not decided"
 
     @property
     def gain(self) -> float | None:
@@ -145,12 +151,16 @@ class Search:
                 return
             while (proposal := next(self._proposals(), None)) is not None:
                 self._try(proposal)
-            left = next(self._findings(), None)
-            self.ended = (
-                "no bottleneck is left" if left is None else "nothing that may be changed helps against what is left"
-            )
+            self.ended = self._why_nothing_is_left()
         except Spent as spent:
             self.ended = str(spent)
+
+    def _why_nothing_is_left(self) -> str:
+        if (short := self.best[-1].diagnosis.report.too_short) is not None:
+            return f"{short} are too short to judge: allow more minutes, or fewer trials"
+        if next(self._findings(), None) is None:
+            return "no bottleneck is left"
+        return "nothing that may be changed helps against what is left"
 
     @property
     def whole(self) -> float | None:
@@ -235,11 +245,11 @@ class Search:
         try:
             self._measure_in_turns(step, {**self.best[-1].changes, **proposal.changes})
         except Spent as spent:
-            step.why = f"not decided: {spent}"
+            step.decided, step.why = False, str(spent)
             raise
         if step.kept:
             self.best = step.after
-        self.say(f"{proposal}: {'kept' if step.kept else 'rolled back'}, {step.why}")
+        self.say(f"{proposal}: {step.verdict}, {step.why}")
 
     def _measure_in_turns(self, step: Step, changes: Changes) -> None:
         rule, best = RULES[step.proposal.setting], step.before[-1]
@@ -288,7 +298,7 @@ class Search:
 
 BATCH = "global_batch_size"
 
-GIVE_UP = 2
+GIVE_UP = 3
 """Neighbours in a row that did not help."""
 
 NUMBERS = ("num_workers", "prefetch_factor")

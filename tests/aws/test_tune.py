@@ -12,7 +12,7 @@ import yaml
 import launcher
 from launcher.commands import main
 from tests.aws.conftest import BUCKET, REGION, ROLE
-from tests.study.test_tune import SLOW_READS
+from tests.study.test_tune import slow_reads
 
 pytestmark = pytest.mark.usefixtures("connected")
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("connected")
 def config(tmp_path) -> Path:
     source = tmp_path / "source"
     source.mkdir()
-    (source / "train.py").write_text(textwrap.dedent(SLOW_READS.format(samples=160, seconds=0.03)))
+    (source / "train.py").write_text(textwrap.dedent(slow_reads(samples=160, seconds=0.03)))
     job = {
         "name": "far",
         "script": "train.py",

@@ -31,7 +31,7 @@ SLOW_READS = """
 
         def __getitem__(self, index):
             time.sleep({seconds})
-            return torch.full((8,), float(index)), index % 2
+            return torch.full((8,), float(index)) + {noise}, index % 2
 
     def main():
         torch.manual_seed(0)
@@ -52,10 +52,19 @@ SLOW_READS = """
 """Reads that take their time, whatever else the machine does."""
 
 
+def slow_reads(samples: int, seconds: float, noise: str = "0") -> str:
+    """The text of SLOW_READS.
+
+    Args:
+        noise: an expression that is added to each sample.
+    """
+    return SLOW_READS.format(samples=samples, seconds=seconds, noise=noise)
+
+
 @pytest.fixture
 def script(tmp_path) -> Path:
     file = tmp_path / "train.py"
-    file.write_text(textwrap.dedent(SLOW_READS.format(samples=320, seconds=0.02)))
+    file.write_text(textwrap.dedent(slow_reads(samples=320, seconds=0.02)))
     return file
 
 
@@ -163,6 +172,28 @@ def test_a_command_that_waits_for_its_reads_gets_more_workers_and_the_same_losse
     assert "num_workers=2: kept" in page and "expected" in page and "Storage is too slow" in page
     speed = float(told.out.split("speed-up ")[-1].split()[0]) if "speed-up" in told.out else 0
     assert speed > 1.3
+
+
+def test_a_command_at_its_limit_is_left_as_it_is(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script.write_text(textwrap.dedent(slow_reads(samples=320, seconds=0)))
+    found = launcher.tune([sys.executable, "train.py"], table=tmp_path / "trials.csv", say=lambda line: None)
+    assert (found.changes, found.speedup, found.failed) == ({}, 1.0, False)
+    assert found.search.ended and found.limit and found.how() == []
+    with pytest.raises(launcher.UserError, match="a command has no config"):
+        found.write(tmp_path / "new.yaml")
+
+
+@pytest.mark.slow
+def test_a_change_that_should_keep_the_losses_and_does_not_is_rolled_back(script, tmp_path, monkeypatch):
+    """Each worker has random numbers of its own."""
+    monkeypatch.chdir(tmp_path)
+    script.write_text(textwrap.dedent(slow_reads(samples=320, seconds=0.02, noise="torch.rand(1)")))
+    found = launcher.tune([sys.executable, "train.py"], trials=4, table=tmp_path / "trials.csv", say=lambda line: None)
+    assert found.changes == {} and found.speedup == 1.0
+    step = found.steps[0]
+    assert str(step.proposal) == "num_workers=2" and step.gain > 1.2, "it was faster"
+    assert "other losses, first at step" in step.why and "it should change no numbers" in step.why
 
 
 @pytest.mark.slow
