@@ -195,6 +195,16 @@ def test_a_wait_for_data_says_more_than_one_for_a_core_where_workers_prepare_the
     assert "noisy_neighbour" in [finding.kind for finding in judge(Evidence(alone)).findings]
 
 
+def test_full_cores_explain_an_idle_gpu_only_where_they_keep_its_thread_waiting():
+    small = {name: seconds / 25 for name, seconds in USUAL.items()}
+    full = plant(
+        phases=small, gpu=15, gpu_memory=8, cores=2, busy=1.95, settings={"global_batch_size": 2, "num_workers": 1}
+    )
+    assert not judge(Evidence(full)).findings, "who has the cores was not recorded"
+    assert first(with_threads(full, delay=0.02)).kind == "small_batch"
+    assert "small_batch" not in [one.kind for one in judge(Evidence(with_threads(full, delay=0.5))).findings]
+
+
 def test_nobody_is_accused_where_it_was_not_recorded_who_it_is():
     usual = plant(phases=USUAL, gpu=50, cores=4, busy=2.0, settings={"num_workers": 3})
     found = first(with_threads(usual, delay=0.3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
+from launcher.insight.contention import run_delay
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
 from launcher.insight.rules.workers import kept_from_core, suspected
@@ -122,9 +123,11 @@ def larger_batch(evidence: Evidence, factor: int, why: str) -> Fix:
 
 
 def _contended(evidence: Evidence) -> bool:
-    full = evidence.busy is not None and evidence.busy >= 0.9
-    kept = kept_from_core(evidence) is not None or suspected(evidence)
-    return full or kept or (evidence.throttled or 0) >= NOTICEABLE
+    if (evidence.throttled or 0) >= NOTICEABLE or suspected(evidence):
+        return True
+    if run_delay(evidence) is not None:
+        return kept_from_core(evidence) is not None
+    return evidence.busy is not None and evidence.busy >= 0.9
 
 
 def _synchronises(evidence: Evidence) -> bool:
