@@ -336,14 +336,15 @@ class Evidence:
 
     @functools.cached_property
     def all_cpu(self) -> float | None:
-        """CPU seconds a step of the training process and its workers."""
-        return self.mean_extra("cpu_seconds")
+        """CPU seconds a step of the training process and its workers, as far as theirs were recorded."""
+        own = self.mean_extra("cpu_seconds")
+        return None if own is None else own + (self.mean_extra("worker_cpu_seconds") or 0.0)
 
     @functools.cached_property
     def own_cpu(self) -> float | None:
-        """The same without the workers' part; None where that was not recorded, as with threads, which are part of the process."""
+        """The same of the training process alone; None where its workers' part was not recorded."""
         theirs = 0.0 if self.workers == 0 else self.mean_extra("worker_cpu_seconds")
-        return None if self.all_cpu is None or theirs is None else max(0.0, self.all_cpu - theirs)
+        return None if theirs is None else self.mean_extra("cpu_seconds")
 
     @property
     def workers_part(self) -> float | None:

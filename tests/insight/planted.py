@@ -100,7 +100,8 @@ def plant(
                 times[place + 1 :] += due[kind][1]
             extra = {}
             if cpu_seconds is not None:
-                extra["cpu_seconds"] = cpu_seconds * _noisy(random, len(at), noise)
+                own = cpu_seconds - (worker_cpu_seconds or 0.0)  # a record tells the two apart
+                extra["cpu_seconds"] = own * _noisy(random, len(at), noise)
             if worker_cpu_seconds is not None:
                 extra["worker_cpu_seconds"] = worker_cpu_seconds * _noisy(random, len(at), noise)
             timed.append(

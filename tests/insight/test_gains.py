@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
@@ -149,3 +150,10 @@ def test_the_gain_obtained_is_what_was_expected():
         all_of_them += 1
         near += abs(finding.gain.expected / obtained - 1) < 0.25
     assert all_of_them > 50 and near >= 0.85 * all_of_them, (near, all_of_them)
+
+
+def test_the_workers_cpu_time_adds_to_the_training_process_own():
+    step = {"data_wait": 0.01, "student_forward": 0.2}
+    found = Evidence(plant(phases=step, cpu_seconds=0.9, worker_cpu_seconds=0.6, noise=0, settings={"num_workers": 2}))
+    assert (found.own_cpu, found.all_cpu) == (pytest.approx(0.3), pytest.approx(0.9))
+    assert found.workers_part == pytest.approx(2 / 3) and found.ranks[0].extra["cpu_seconds"][0] == pytest.approx(0.3)

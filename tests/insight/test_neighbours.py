@@ -60,7 +60,7 @@ def with_threads(measured: Measurements, delay: float, cpu: float = 0.5, workers
         step = steps.seconds["step"]
         more = {"run_delay_seconds": delay * step, "thread_cpu_seconds": cpu * step}
         if workers:
-            more |= {"worker_cpu_seconds": workers * step, "cpu_seconds": (cpu + workers) * step}
+            more |= {"worker_cpu_seconds": workers * step, "cpu_seconds": cpu * step}
         ranks.append(dataclasses.replace(steps, extra={**steps.extra, **more}))
     return dataclasses.replace(measured, ranks=tuple(ranks))
 

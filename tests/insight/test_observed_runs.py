@@ -233,7 +233,8 @@ def test_a_line_that_holds_a_secret_is_named_without_its_text(tmp_path):
 
 
 def test_a_tf32_fix_stands_before_the_loop(tmp_path):
-    _, planted, setups, lines, *_ = ADDRESSES["fp32 on an A100"]
+    _, planted, setups, lines, *_ = ADDRESSES["fp32 on a device that is not NVIDIA's"]
+    planted = {**planted, "facts": {"device_name": "NVIDIA A100-SXM4-40GB"}}
     fixes = diagnosed(tmp_path, planted, *setups, lines=lines).findings[0].fixes
     assert (
         "torch.set_float32_matmul_precision('high') before `optimizer = SGD(model.parameters())` at train.py:20"
