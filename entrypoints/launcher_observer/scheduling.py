@@ -39,13 +39,20 @@ class DrivingThreads:
     """
 
     def __init__(self) -> None:
-        own = str(threading.get_native_id())
-        self._files = []
+        self._files: list[int] = []
+        with contextlib.suppress(OSError):  # too many open files, or a kernel that only looks like Linux
+            self._open(str(threading.get_native_id()))
+        self._before = self._counters()
+
+    def _open(self, own: str) -> None:
+        """
+        Args:
+            own: the calling thread's id.
+        """
         for task in TASKS.iterdir():
-            with contextlib.suppress(OSError):  # it has ended in this moment, or this kernel only looks like Linux
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended in this moment
                 if task.name == own or (task / "comm").read_bytes().startswith(AUTOGRAD):
                     self._files.append(os.open(task / "schedstat", os.O_RDONLY | os.O_CLOEXEC))
-        self._before = self._counters()
 
     def restart(self) -> None:
         """What was until now does not count."""

@@ -55,16 +55,26 @@ def runnable_per_core(evidence: Evidence) -> float | None:
 
 
 def programs_outside(evidence: Evidence) -> dict[str, float]:
-    """Mean cores of a host that programs outside the run use, by name, the most first; empty where none was seen."""
+    """Mean cores of a host that programs outside the run use while steps run, by name, the most first; empty where none was seen."""
     used: dict[str, float] = {}
     looks = 0
     for host in evidence.hosts:
         total = host.other.get(("neighbours", "CoresOutsideTheRun", ""))
-        looks += len(total.values) if total else 0
+        if total is None:
+            continue
+        begin, end = evidence.period
+        if not (
+            (begin <= total.times) & (total.times <= end)
+        ).any():  # a run that is shorter than the time between two looks
+            begin, end = -np.inf, np.inf
+        looks += int(((begin <= total.times) & (total.times <= end)).sum())
         for (kind, name, _), series in host.other.items():
             if kind == "neighbour":
-                used[name] = used.get(name, 0.0) + float(series.values.sum())
-    return {name: cores / looks for name, cores in sorted(used.items(), key=lambda one: -one[1])} if looks else {}
+                inside = (begin <= series.times) & (series.times <= end)
+                used[name] = used.get(name, 0.0) + float(series.values[inside].sum())
+    return (
+        {name: cores / looks for name, cores in sorted(used.items(), key=lambda one: -one[1]) if cores} if looks else {}
+    )
 
 
 def neighbours(evidence: Evidence) -> dict[str, float]:

@@ -17,7 +17,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE
 from launcher.insight.phases import inside_others, order
 from launcher.insight.ratio import Measured, Ratio, ratio, total
-from launcher.insight.touches import BACKEND, CODE, INPUTS, THREADS, UNKNOWN, Touch, touch_of, untouched
+from launcher.insight.touches import BACKEND, CODE, ENVIRONMENT, INPUTS, THREADS, UNKNOWN, Touch, touch_of, untouched
 from launcher.show.text import listed
 
 MOST_CORRECTED = 1.5
@@ -128,7 +128,8 @@ def comparability(before: Evidence, after: Evidence) -> Comparability:
 
 
 def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
-    """What differs between two runs and was recorded of them, settings and CODE, INPUTS, THREADS and BACKEND, with what it can touch.
+    """What differs between two runs and was recorded of them, settings and CODE, INPUTS, ENVIRONMENT, THREADS and BACKEND, with what it can
+    touch.
 
     An argument with the very values of a setting that is known is that setting, not one more.
     """
@@ -136,7 +137,7 @@ def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
     settings = {
         name: tuple(run.settings.get(name) for run in runs) for name in sorted({*before.settings, *after.settings})
     }
-    facts = {name: tuple(run.facts.get(name) for run in runs) for name in (CODE, INPUTS, THREADS, BACKEND)}
+    facts = {name: tuple(run.facts.get(name) for run in runs) for name in (CODE, INPUTS, ENVIRONMENT, THREADS, BACKEND)}
     pairs = {**settings, **{name: pair for name, pair in facts.items() if None not in pair}}
     differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     known = {name: touch for name in differing if (touch := touch_of(name)) is not UNKNOWN}

@@ -182,6 +182,7 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
         **{name: value for name, value in result.items() if name != "settings"},
         "code": _code(run),
         "inputs": job.get("inputs") or None,
+        "environment": job.get("environment") or {},
     }
     settings = {**(job.get("hyperparameters") or {}), **(result.get("settings") or {})}
     described = bool(job.get("script"))  # a watched command has no config

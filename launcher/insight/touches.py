@@ -8,9 +8,9 @@ from typing import NamedTuple
 START = "start"
 """What comes before the first step: imports, lists of files, workers, compilation ahead of time."""
 
-CODE, INPUTS, THREADS, BACKEND = "code", "inputs", "threads", "backend"
-"""Facts of a run that may change as settings do: the source package, the config's inputs, threads of a process's arithmetic, and what
-exchanges gradients."""
+CODE, INPUTS, ENVIRONMENT, THREADS, BACKEND = "code", "inputs", "environment", "threads", "backend"
+"""Facts of a run that may change as settings do: the source package, the config's inputs and environment variables, threads of a
+process's arithmetic, and what exchanges gradients."""
 
 
 class Touch(NamedTuple):
@@ -116,6 +116,7 @@ TOUCHES = (
     Touch(("log_every",), None, "to read a loss waits for the device"),
     Touch(("profile_steps", "profile_after"), None, "torch.profiler slows the steps that it records"),
     Touch((THREADS,), None, "all arithmetic on the CPU is divided in another way"),
+    Touch((ENVIRONMENT,), None, "libraries read variables for anything"),
     Touch((CODE,), None, "what the code does in a step may be anything"),
     Touch(
         (

@@ -175,6 +175,13 @@ def test_where_the_code_changed_or_may_have_there_is_no_control():
     assert unknown.speedup.value == pytest.approx(0.4 / 0.3, rel=0.02)
 
 
+def test_a_variable_of_the_environment_may_change_anything():
+    before = run(STEP, facts={"code": "0123", "environment": {}})
+    after = run(QUICK, facts={"code": "0123", "environment": {"NCCL_ALGO": "Tree"}})
+    both = Comparison(before, after)
+    assert both.speedup == both.measured and "environment can touch every phase" in " ".join(both.sentences())
+
+
 @pytest.mark.parametrize(
     ("fact", "before", "after", "told"),
     [

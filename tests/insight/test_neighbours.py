@@ -178,6 +178,17 @@ def test_the_process_own_threads_are_named_with_their_number():
     assert found.kind == "noisy_neighbour" and str(found.fixes[0]).startswith("environment.OMP_NUM_THREADS=1 (now 8)")
 
 
+def test_threads_on_the_cpu_are_accused_only_where_there_are_more_than_cores():
+    """The kit's own data workers are threads there, and compute on the cores that the model has, too."""
+    usual = plant(phases=USUAL, cores=2, busy=1.95, cpu_seconds=0.4, facts={"threads": 2}, settings={"num_workers": 2})
+    usual = with_threads(dataclasses.replace(usual), delay=0.3, cpu=0.6)
+    for steps in usual.ranks:
+        steps.extra["worker_cpu_seconds"] = 0.0 * steps.seconds["step"]
+    assert "noisy_neighbour" not in [one.kind for one in judge(Evidence(usual)).findings]
+    many = dataclasses.replace(usual, facts={**usual.facts, "threads": 16})
+    assert "noisy_neighbour" in [one.kind for one in judge(Evidence(many)).findings]
+
+
 def test_workers_that_are_all_needed_are_not_too_many():
     usual = plant(phases=USUAL, gpu=50, cores=4, busy=3.9, settings={"num_workers": 3})
     found = first(with_threads(usual, delay=0.3, workers=3.4))
@@ -245,6 +256,17 @@ def test_a_swing_is_the_slow_steps_over_the_quick_ones():
     assert swing(Evidence(kt())) == pytest.approx(31.2 / 9.23, rel=0.02)
     assert swing(Evidence(kt(STEADY))) == pytest.approx(1.0)
     assert swing(Evidence(plant(phases=None, seconds=40))) is None
+
+
+def test_programs_before_the_first_step_do_not_count():
+    usual = plant(phases=USUAL, gpu=50, cores=8, busy=7.0)
+    end = usual.ranks[0].ended[-1]
+    times = np.array([BEGAN - 60, BEGAN - 30, (BEGAN + end) / 2])
+    [host] = usual.hosts.values()
+    host.other["neighbours", "CoresOutsideTheRun", ""] = Series(times, np.array([4.0, 4.0, 1.0]))
+    host.other["neighbour", "gcc", "CPUCores"] = Series(times, np.array([4.0, 4.0, 0.0]))
+    host.other["neighbour", "ffmpeg", "CPUCores"] = Series(times[2:], np.array([1.0]))
+    assert programs_outside(Evidence(usual)) == {"ffmpeg": 1.0}
 
 
 def test_tasks_that_are_ready_are_counted_for_each_usable_core():

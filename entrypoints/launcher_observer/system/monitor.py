@@ -171,6 +171,15 @@ def open_gpus(errors: Errors) -> Gpus | None:
     return None
 
 
+def open_neighbours(errors: Errors) -> Neighbours | None:
+    """The programs outside the run; None where this process cannot tell which those are."""
+    try:
+        return Neighbours()
+    except OSError as error:
+        errors.report("programs outside the run are not named", error)
+        return None
+
+
 def sample_while_needed(output: Path, present: int, errors: Errors) -> None:
     """Sample until no process of the run lives on this host, or its folder has been removed.
 
@@ -179,7 +188,7 @@ def sample_while_needed(output: Path, present: int, errors: Errors) -> None:
         present: the file that they have locked.
     """
     interval, host, gpus = interval_ms()[0] / 1000, HostSamples(), open_gpus(errors)
-    neighbours: Neighbours | None = Neighbours()
+    neighbours = open_neighbours(errors)
     writer = Writer(output / FOLDER, node_name())
     with contextlib.suppress(Exception):
         host.look(time.monotonic())

@@ -117,8 +117,10 @@ def _sort_metadata(file: Path) -> None:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+        assert len(written) == length, "only the order changes"
         stream.seek(8)
-        stream.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length))
+        stream.write(written)
 
 
 def hash_weights(total: hashlib._Hash, state: Mapping[str, torch.Tensor]) -> None:

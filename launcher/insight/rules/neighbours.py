@@ -47,8 +47,8 @@ def noisy(evidence: Evidence) -> Answer:
     who = max(others, key=lambda one: others[one]) if others else None
     if who != PROGRAMS and evidence.workers != 0 and (evidence.share("data_wait") or 0.0) >= NOTICEABLE:
         return EXPLAINED  # what waits for the workers does not need its core
-    if who == WORKERS and not evidence.on_gpu:
-        return EXPLAINED  # the model computes on the same cores: whoever waits, the work is the same
+    if who in (WORKERS, THREADS) and not evidence.on_gpu and not _oversubscribed(evidence):
+        return EXPLAINED  # workers, and threads of the arithmetic, share the cores with the model: whoever waits, the work is the same
     share = lost * evidence.steps_part
     return Finding(
         kind="noisy_neighbour",
@@ -59,6 +59,12 @@ def noisy(evidence: Evidence) -> Answer:
         fixes=_fixes(who, evidence),
         gain=bounded(share, 1 / (1 - min(share, 0.999)), f"the wait for a core goes away: 1 / (1 - {share:.2f})"),
     )
+
+
+def _oversubscribed(evidence: Evidence) -> bool:
+    """Whether a training process runs more threads of arithmetic than it has cores."""
+    threads, each = evidence.facts.get("threads"), evidence.cores_each
+    return threads is not None and each is not None and threads > max(1.0, each)
 
 
 def numbers(evidence: Evidence) -> list[str]:
@@ -106,6 +112,8 @@ def _fixes(who: str | None, evidence: Evidence) -> tuple[Fix, ...]:
             Fix(setting=None, value=f"end or move what else runs on the host: {_programs(evidence)}"),
             Fix(setting=None, value="bind the training to cores of its own (taskset, docker --cpuset-cpus)"),
         )
+    if who == THREADS and not _oversubscribed(evidence):
+        return (Fix(setting=None, value="a process with fewer threads of its own, or more cores for it"),)
     if who == THREADS:
         each = max(1, int(evidence.cores_each or 1))
         return (

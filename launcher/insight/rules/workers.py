@@ -74,6 +74,7 @@ def kept_by_workers(evidence: Evidence) -> float | None:
         lost is None
         or not evidence.on_gpu
         or not evidence.workers
+        or not evidence.cores_each
         or (evidence.share("data_wait") or 0.0) >= NOTICEABLE
     ):
         return None
