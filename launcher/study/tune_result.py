@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.config import yaml_edit, yaml_file
 from launcher.config.issues import mistake
+from launcher.config.redaction import REDACTED, mentions_a_secret, redact_command
 from launcher.record import records
 from launcher.show.table import Table
 from launcher.show.text import counted
@@ -87,12 +88,13 @@ class Tuning:
         return None if problems or yaml_file.parse(edited, "").values != wanted.values else edited
 
     def diff(self) -> str:
-        """What the changes are in the config, as a unified diff; "" where nothing was kept, or there is no config."""
+        """What the changes are in the config, as a unified diff without a secret; "" where nothing was kept, or there is no config."""
         new = self.new_config()
         if self.config is None or new is None:
             return ""
         before, after = (text.splitlines(keepends=True) for text in (self.config.read_text(encoding="utf-8"), new))
-        return "".join(difflib.unified_diff(before, after, str(self.config), f"{self.config} (tuned)", n=1))
+        lines = list(difflib.unified_diff(before, after, str(self.config), f"{self.config} (tuned)", n=0))
+        return "".join([*lines[:2], *map(_without_secrets, lines[2:])])
 
     def write(self, file: str | Path) -> Path:
         """Write the new config.
@@ -146,7 +148,7 @@ class Tuning:
             variables = [f"{name}={shlex.quote(value)}" for name, value in self.subject.variables(self.changes).items()]
             return [
                 *self._lines(),
-                f"as measured: {' '.join(variables)} launcher watch -- {shlex.join(self.subject.command)}",
+                f"as measured: {' '.join(variables)} launcher watch -- {shlex.join(redact_command(self.subject.command))}",
             ]
         diff = self.diff()
         small = " --smoke" if self.small else ""
@@ -186,3 +188,11 @@ class Tuning:
     @property
     def _title(self) -> str:
         return f"{self.subject.name}: speed-up {self.speedup:.2f}"
+
+
+def _without_secrets(line: str) -> str:
+    """A line of YAML, with its value hidden where it mentions a secret."""
+    if not mentions_a_secret(line):
+        return line
+    key, colon, _ = line.partition(":")
+    return f"{key}: {REDACTED}\n" if colon else f"{line[:1]}{REDACTED}\n"

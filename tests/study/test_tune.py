@@ -16,8 +16,13 @@ import yaml
 import launcher
 from launcher.commands import main
 from launcher.prepare import photos
+from launcher.record.records import RunFolder
+from launcher.runner.run import Run
 from launcher.study import tune_course
 from launcher.study.tune_course import Course
+from launcher.study.tune_result import Tuning
+from launcher.study.tune_search import Search, Trial
+from launcher.study.tune_subject import CommandSubject, JobSubject, Subject
 from tests.conftest import as_in_a_terminal, wait_until
 
 SLOW_READS = """
@@ -132,6 +137,29 @@ def test_losses_are_the_same_bit_for_bit_or_within_what_repeats_differ_by():
     assert not tune_course.compare(noisy, [{1: 0.5, 2: 0.2502, 3: 0.2}]).same
     assert not tune_course.compare(noisy, [{1: 0.5001, 2: 0.25, 3: 0.125}]).same, "no repeat differs at the first step"
     assert "not compared" in tune_course.compare([{}], [exact]).text
+
+
+def tuned(subject: Subject, changes: dict[str, object], config: Path | None = None) -> Tuning:
+    """A tuning that kept some changes, without any run."""
+    search = Search(subject, frozenset(), None, lambda first: None, print)
+    search.best = [Trial(changes, Run(RunFolder(Path("none"))))]
+    return Tuning(subject, Path("trials.csv"), search, config)
+
+
+def test_nothing_that_is_shown_holds_a_secret(place, tmp_path):
+    [shown] = tuned(CommandSubject(["python", "my train.py", "--token", "hunter2"], "it"), {"pin_memory": True}).how()
+    assert shown.endswith("launcher watch -- python 'my train.py' --token '***'")
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        (place / "config.yaml")
+        .read_text()
+        .replace("hyperparameters:", "environment: {MY_TOKEN: hunter2}\nhyperparameters:")
+    )
+    job = JobSubject(launcher.load(config), "process", 60)
+    found = tuned(job, {"OMP_NUM_THREADS": 2, "num_workers": 3}, config)
+    assert "+environment: ***" in found.diff() and "+  num_workers: 3" in found.diff(), found.diff()
+    assert "hunter2" not in "".join(found.how())
+    assert "{MY_TOKEN: hunter2" in found.write(tmp_path / "new.yaml").read_text()
 
 
 def test_mistakes_are_refused_before_anything_runs(place, capsys):
