@@ -11,6 +11,7 @@ import numpy as np
 
 from launcher.config.issues import mistake
 from launcher.insight import windows
+from launcher.record import records
 from launcher.record.log_lines import complete_lines
 from launcher.record.script_output import training_loss
 from launcher.runner.run import Run
@@ -93,7 +94,8 @@ def costs(courses: Sequence[Course], until: float, images: float | None) -> Spre
 
 
 def losses(run: Run) -> Losses:
-    """A run's training losses: at full precision where one of the kit's scripts wrote them, else as the script printed them."""
+    """A run's training losses: at full precision where one of the kit's scripts wrote them, else as the script printed them. What a stopped
+    script printed last may be half a line, and is left out."""
     found = {
         line["step"]: line["loss"]
         for line in run.metrics()
@@ -105,7 +107,8 @@ def losses(run: Run) -> Losses:
         training_loss(line.decode("utf-8", "replace"))
         for line, _ in complete_lines(run.folder.log(run.hosts[0]), 0, last=False)
     )
-    return dict(enumerate((loss for loss in printed if loss is not None), 1))
+    whole = [loss for loss in printed if loss is not None]
+    return dict(enumerate(whole[:-1] if run.state == records.STOPPED else whole, 1))
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ def compare(before: Sequence[Losses], after: Sequence[Losses]) -> LossesCompared
         values = np.array([one[step] for step in steps])
         away = np.abs(table - values).min(axis=0)
         exact = exact and not away.any() and not noise.any()
-        if (wrong := away > OWN_NOISE * noise).any():
+        if (wrong := ~(away <= OWN_NOISE * noise)).any():  # so that NaN is another loss
             at = int(np.argmax(wrong))
             return LossesCompared(
                 False, f"other losses, first at step {steps[at]}: {values[at]:.9g} instead of {table[0][at]:.9g}"

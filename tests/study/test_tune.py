@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import yaml
 import launcher
 from launcher.commands import main
 from launcher.prepare import photos
-from launcher.record.records import RunFolder
+from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
 from launcher.study import tune_course
 from launcher.study.tune_course import Course
@@ -136,7 +137,20 @@ def test_losses_are_the_same_bit_for_bit_or_within_what_repeats_differ_by():
     assert tune_course.compare(noisy, [{1: 0.5, 2: 0.2502, 3: 0.1265}]).same
     assert not tune_course.compare(noisy, [{1: 0.5, 2: 0.2502, 3: 0.2}]).same
     assert not tune_course.compare(noisy, [{1: 0.5001, 2: 0.25, 3: 0.125}]).same, "no repeat differs at the first step"
+    broken = tune_course.compare(noisy, [{1: 0.5, 2: math.nan, 3: 0.125}])
+    assert not broken.same and "first at step 2: nan instead of 0.25" in broken.text
     assert "not compared" in tune_course.compare([{}], [exact]).text
+
+
+@pytest.mark.parametrize("state, count", [("Completed", 3), ("Stopped", 2)])
+def test_what_a_stopped_script_printed_last_is_no_loss(tmp_path, state, count):
+    folder = RunFolder(tmp_path / "run")
+    folder.log("algo-1").parent.mkdir(parents=True)
+    folder.log("algo-1").write_text("loss: 0.5\nloss: 0.25\nloss: 0.12\n")
+    plan = {"name": "run", "planned": "2026-01-01T00:00:00+00:00", "backend": "watch", "job": {"name": "run"}}
+    write_json(folder.plan, {**plan, "hosts": [{"name": "algo-1"}]})
+    write_json(folder.outcome, {"state": state})
+    assert len(tune_course.losses(Run(folder))) == count
 
 
 def tuned(subject: Subject, changes: dict[str, object], config: Path | None = None) -> Tuning:
