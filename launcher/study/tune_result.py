@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from launcher.config import yaml_edit, yaml_file
-from launcher.config.issues import mistake
+from launcher.config.issues import UserError, mistake
 from launcher.config.redaction import REDACTED, mentions_a_secret, redact_command
 from launcher.record import records
 from launcher.show.table import Table
@@ -77,15 +79,18 @@ class Tuning:
         return {f"{section}.{name}": value for section, part in values.items() for name, value in part.items()}
 
     def new_config(self) -> str | None:
-        """The config's text with the changes; None where a command was tuned, or where aliases in it hide the place of one."""
+        """The config's text with the changes; None where a command was tuned, or where aliases or the layout hide the place of one."""
         if self.config is None:
             return None
         text = self.config.read_text(encoding="utf-8")
         keys = {f"smoke.{key}" if self.small else key: value for key, value in self._keys().items()}
-        edited = yaml_edit.with_values(text, keys)
         given = [yaml_file.as_override(key, value) for key, value in keys.items()]
         wanted, problems = yaml_file.override(yaml_file.parse(text, str(self.config)), given)
-        return None if problems or yaml_file.parse(edited, "").values != wanted.values else edited
+        try:
+            edited = yaml_edit.with_values(text, keys)
+            return None if problems or yaml_file.parse(edited, "").values != wanted.values else edited
+        except (UserError, yaml.YAMLError):  # what was edited is no YAML any more
+            return None
 
     def diff(self) -> str:
         """What the changes are in the config, as a unified diff without a secret; "" where nothing was kept, or there is no config."""
@@ -100,11 +105,13 @@ class Tuning:
         """Write the new config.
 
         Raises:
-            UserError: a command was tuned, or the config's aliases hide where a change belongs.
+            UserError: a command was tuned, or the config's layout hides where a change belongs.
         """
         new = self.new_config()
         if new is None:
-            found = "a command has no config" if self.config is None else f"aliases in {self.config} hide a key"
+            found = (
+                "a command has no config" if self.config is None else f"the layout of {self.config} hides a key's place"
+            )
             raise mistake("--write", found, f"change it yourself: {' '.join(self.overrides) or 'see the lines above'}")
         records.write_atomically(Path(file), new)
         return Path(file)

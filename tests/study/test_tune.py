@@ -16,6 +16,7 @@ import yaml
 
 import launcher
 from launcher.commands import main
+from launcher.config import yaml_edit
 from launcher.prepare import photos
 from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
@@ -174,6 +175,17 @@ def test_nothing_that_is_shown_holds_a_secret(place, tmp_path):
     assert "+environment: ***" in found.diff() and "+  num_workers: 3" in found.diff(), found.diff()
     assert "hunter2" not in "".join(found.how())
     assert "{MY_TOKEN: hunter2" in found.write(tmp_path / "new.yaml").read_text()
+
+
+def test_a_config_that_cannot_be_edited_loses_no_result(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(yaml_edit, "with_values", lambda text, values: f"{text}]: [")
+    found = tuned(
+        JobSubject(launcher.load(place / "config.yaml"), "process", 60), {"num_workers": 3}, place / "config.yaml"
+    )
+    assert found.new_config() is None and found.diff() == ""
+    assert found.how() == [f"launcher run {place / 'config.yaml'} hyperparameters.num_workers=3"]
+    with pytest.raises(launcher.UserError, match=r"hides a key's place[^$]*hyperparameters.num_workers=3"):
+        found.write(tmp_path / "new.yaml")
 
 
 def test_mistakes_are_refused_before_anything_runs(place, capsys):
