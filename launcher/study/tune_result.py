@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ class Tuning:
     """The config; None: a command was tuned."""
     small: bool = False
     """Whether the config's `smoke` section applied."""
+    given: Sequence[str] = ()
+    """The call's own `key=value`."""
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -78,12 +81,19 @@ class Tuning:
         values = self.subject.values(self.changes)
         return {f"{section}.{name}": value for section, part in values.items() for name, value in part.items()}
 
+    def _keys_to_write(self) -> dict[str, Any]:
+        """The call's own values, without a secret, and the changes."""
+        given = (text.partition("=") for text in self.given if not mentions_a_secret(text))
+        values = {key.strip(): yaml_file.parse(f"value: {value}", key).values["value"] for key, _, value in given}
+        return {**values, **self._keys()}
+
     def new_config(self) -> str | None:
-        """The config's text with the changes; None where a command was tuned, or where aliases or the layout hide the place of one."""
+        """The config's text with the call's own values and the changes; None where a command was tuned, or where aliases or the layout hide
+        the place of one."""
         if self.config is None:
             return None
         text = self.config.read_text(encoding="utf-8")
-        keys = {f"smoke.{key}" if self.small else key: value for key, value in self._keys().items()}
+        keys = {f"smoke.{key}" if self.small else key: value for key, value in self._keys_to_write().items()}
         given = [yaml_file.as_override(key, value) for key, value in keys.items()]
         wanted, problems = yaml_file.override(yaml_file.parse(text, str(self.config)), given)
         try:
@@ -95,14 +105,14 @@ class Tuning:
     def diff(self) -> str:
         """What the changes are in the config, as a unified diff without a secret; "" where nothing was kept, or there is no config."""
         new = self.new_config()
-        if self.config is None or new is None:
+        if self.config is None or new is None or not self.changes:
             return ""
         before, after = (text.splitlines(keepends=True) for text in (self.config.read_text(encoding="utf-8"), new))
         lines = list(difflib.unified_diff(before, after, str(self.config), f"{self.config} (tuned)", n=0))
         return "".join([*lines[:2], *map(_without_secrets, lines[2:])])
 
     def write(self, file: str | Path) -> Path:
-        """Write the new config.
+        """Write the new config. A secret that the call's own values hold is left out.
 
         Raises:
             UserError: a command was tuned, or the config's layout hides where a change belongs.
@@ -112,7 +122,7 @@ class Tuning:
             found = (
                 "a command has no config" if self.config is None else f"the layout of {self.config} hides a key's place"
             )
-            raise mistake("--write", found, f"change it yourself: {' '.join(self.overrides) or 'see the lines above'}")
+            raise mistake("--write", found, f"change it yourself: {shlex.join(self._words()) or 'see the lines above'}")
         records.write_atomically(Path(file), new)
         return Path(file)
 
@@ -143,6 +153,8 @@ class Tuning:
             lines.append(
                 f"not tried: {proposal} ({proposal.finding.title}): {reason}; --allow {','.join(needed)} tries it"
             )
+        secret = [text.partition("=")[0] for text in self.given if mentions_a_secret(text)]
+        lines += [f"not in the new config: {key}, which may hold a secret; give it again" for key in secret]
         left = search.best[-1].diagnosis.findings
         lines += [f"in the script: {fix}" for finding in left[:1] for fix in finding.fixes if fix.at is not None]
         return lines
@@ -158,8 +170,13 @@ class Tuning:
                 f"as measured: {' '.join(variables)} launcher watch -- {shlex.join(redact_command(self.subject.command))}",
             ]
         diff = self.diff()
-        small = " --smoke" if self.small else ""
-        return [diff.rstrip()] if diff else [f"launcher run {self.config}{small} {shlex.join(self.overrides)}"]
+        small = ["--smoke"] if self.small else []
+        return [diff.rstrip() if diff else shlex.join(["launcher", "run", str(self.config), *small, *self._words()])]
+
+    def _words(self) -> list[str]:
+        """The call's own values and the changes as words of a command, without a secret."""
+        shown = [f"{one.partition('=')[0]}={REDACTED}" if mentions_a_secret(one) else one for one in self.given]
+        return [*shown, *self.overrides]
 
     def _lines(self) -> list[str]:
         """The lines of the script that the changes belong to."""

@@ -101,7 +101,7 @@ def tune(
         search = Search(subject, allowed, measure, _whole, say)
         search.run()
     own = Path(config) if isinstance(config, (str, Path)) else None
-    return Tuning(subject, file, search, own, smoke)
+    return Tuning(subject, file, search, own, smoke, overrides)
 
 
 def _command(words: Sequence[str], on: str) -> CommandSubject:

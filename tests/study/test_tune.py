@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -154,11 +156,13 @@ def test_what_a_stopped_script_printed_last_is_no_loss(tmp_path, state, count):
     assert len(tune_course.losses(Run(folder))) == count
 
 
-def tuned(subject: Subject, changes: dict[str, object], config: Path | None = None) -> Tuning:
+def tuned(
+    subject: Subject, changes: dict[str, object], config: Path | None = None, given: Sequence[str] = ()
+) -> Tuning:
     """A tuning that kept some changes, without any run."""
     search = Search(subject, frozenset(), None, lambda first: None, print)
     search.best = [Trial(changes, Run(RunFolder(Path("none"))))]
-    return Tuning(subject, Path("trials.csv"), search, config)
+    return Tuning(subject, Path("trials.csv"), search, config, given=given)
 
 
 def test_nothing_that_is_shown_holds_a_secret(place, tmp_path):
@@ -186,6 +190,20 @@ def test_a_config_that_cannot_be_edited_loses_no_result(place, tmp_path, monkeyp
     assert found.how() == [f"launcher run {place / 'config.yaml'} hyperparameters.num_workers=3"]
     with pytest.raises(launcher.UserError, match=r"hides a key's place[^$]*hyperparameters.num_workers=3"):
         found.write(tmp_path / "new.yaml")
+
+
+def test_the_calls_own_values_are_in_the_new_config_and_in_the_command(place, tmp_path, monkeypatch):
+    file, given = place / "config.yaml", ["hyperparameters.epochs=2", "hyperparameters.model_options.depth=1"]
+    given.append("environment.MY_TOKEN=hunter2")
+    found = tuned(JobSubject(launcher.load(file, given), "process", 60), {"num_workers": 3}, file, given)
+    new = yaml.safe_load(found.write(tmp_path / "new.yaml").read_text())["hyperparameters"]
+    assert (new["epochs"], new["model_options"]["depth"], new["num_workers"]) == (2, 1, 3)
+    assert "hunter2" not in (tmp_path / "new.yaml").read_text()
+    monkeypatch.setattr(Tuning, "new_config", lambda self: None)
+    [shown] = found.how()
+    words = shlex.split(shown)
+    assert words[:3] == ["launcher", "run", str(file)]
+    assert words[3:] == [*given[:2], "environment.MY_TOKEN=***", "hyperparameters.num_workers=3"]
 
 
 def test_mistakes_are_refused_before_anything_runs(place, capsys):
