@@ -328,7 +328,7 @@ def to_its_end(
     started: Callable[[Run], None] = lambda run: None,
     until: Callable[[Run], str] = lambda run: "",
 ) -> Run:
-    """Start a planned run and wait until it is over. An interrupt stops the run first.
+    """Start a planned run and wait until it is over. An interrupt, or any other exception, stops the run first.
 
     Args:
         say: takes a line when SageMaker stops answering, and when it answers again.
@@ -351,11 +351,12 @@ def to_its_end(
         if run.state not in records.OVER:
             run.stop(why)
             run.wait(150, progress=False)
-    except KeyboardInterrupt:
+    except BaseException as error:
         if run is None:
             raise
-        interrupted()
-        run.stop("Ctrl-C")
+        if isinstance(error, KeyboardInterrupt):
+            interrupted()
+        run.stop("Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__} in the launcher")
         run.wait(150, progress=False)
         raise
     return run

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +42,9 @@ SETTINGS = "LAUNCHER_SETTINGS"
 
 LOGGED = 5
 """Steps between two metric lines of a trial, at most: what is compared ends with one."""
+
+TO_END = 60.0
+"""Seconds that a command may take to end after it was asked to."""
 
 WATCH = "import sys; from launcher.runner.watch import watch; sys.exit(watch(sys.argv[2:], sys.argv[1]).exit_code)"
 """Runs a command as `launcher watch` does, in a process of its own: its output is not for this terminal."""
@@ -216,22 +221,28 @@ class CommandSubject(Subject):
             preexec_fn=toolkit.die_with_the_parent,
         )
         run: Run | None = None
+        why = ""
         try:
             while process.poll() is None:
                 time.sleep(0.2)
                 run = run or next((Run(one) for one in records.all_runs(self.name) if one.name not in before), None)
                 if run is not None and (why := until(run)):
                     run.stop(why)
-                    process.wait()
-        except KeyboardInterrupt:
-            say("stopping the running trial; the same command goes on from here")
+                    break
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                say("stopping the running trial; the same command goes on from here")
             if run is not None:
-                run.stop("Ctrl-C")
+                run.stop("Ctrl-C" if isinstance(error, KeyboardInterrupt) else "the tuning failed")
             else:
                 process.terminate()
-            process.wait()
             raise
+        finally:
+            _end(process)
         run = run or next((Run(one) for one in records.all_runs(self.name) if one.name not in before), None)
+        if run is not None and why and not run.folder.outcome.exists():
+            reason = f"it did not end within {TO_END:.0f} s of SIGTERM, and was killed"
+            records.write_json(run.folder.outcome, {"state": records.STOPPED, "stop_reason": reason})
         if run is None:
             fix = f"launcher watch -- {' '.join(redact_command(self.command))} shows what is wrong"
             raise mistake("command", f"ended with {process.returncode} before it was recorded", fix)
@@ -242,6 +253,18 @@ class CommandSubject(Subject):
 
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
         return _also_from_outside(finding, evidence)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a stopped trial is over, then kill what is left of its process group, such as a wrapper's child."""
+    try:
+        process.wait(TO_END)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 OF_THE_INPUT = ("too_few_workers", "too_many_workers", "data_bound", "storage_bound", "slow_epoch_starts")

@@ -22,7 +22,7 @@ from launcher.config import yaml_edit
 from launcher.prepare import photos
 from launcher.record.records import RunFolder, write_json
 from launcher.runner.run import Run
-from launcher.study import tune_course
+from launcher.study import tune_course, tune_subject
 from launcher.study.tune_course import Course
 from launcher.study.tune_result import Tuning
 from launcher.study.tune_search import Search, Trial
@@ -303,6 +303,39 @@ def test_ctrl_c_stops_the_trial_and_says_how_to_go_on(tmp_path, monkeypatch):
     assert stopped.returncode == 130
     [run] = launcher.runs()
     assert run.state == "Stopped"
+
+
+STUBBORN = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("pid", "w").write(str(os.getpid()))
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("how", ["bash -c 'PYTHON train.py; exit 0'", "PYTHON train.py"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_trial_that_is_stopped_leaves_no_process(tmp_path, monkeypatch, how, fails):
+    """A wrapper's child, or the command itself, ignores SIGTERM."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune_subject, "TO_END", 5.0)
+    (tmp_path / "train.py").write_text(textwrap.dedent(STUBBORN))
+
+    def until(run: Run) -> str:
+        if not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            return ""
+        if fails:
+            raise OSError("disk full")
+        return "enough"
+
+    subject = CommandSubject(shlex.split(how.replace("PYTHON", sys.executable)), "stubborn-tune")
+    if fails:
+        with pytest.raises(OSError, match="disk full"):
+            subject.run({}, until, print)
+    else:
+        assert subject.run({}, until, print).state == "Stopped"
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "it is gone")
 
 
 @pytest.mark.slow
