@@ -51,7 +51,8 @@ def _step(step: Step) -> str:
     ]
     if step.losses:
         parts.append(f"<p><b>losses</b> {escape(step.losses)}</p>")
-    if not RULES[proposal.setting].same_numbers and step.after and not step.after[0].failed:
+    may_differ = not RULES[proposal.setting].same_numbers or not step.same_losses
+    if may_differ and step.after and not step.after[0].failed:
         parts.append(_curves(step))
     return "".join(parts)
 

@@ -109,6 +109,8 @@ class Step:
     """Before and after: seconds of the whole job, or of an image where its length is not known; None: a trial failed."""
     losses: str = ""
     """What the losses say."""
+    same_losses: bool = True
+    """Also where they were not compared."""
 
     @property
     def verdict(self) -> str:
@@ -273,9 +275,10 @@ class Search:
             if pair < PAIRS:
                 continue
             losses = tune_course.compare(*([trial.losses for trial in side] for side in (step.before, step.after)))
-            step.losses = losses.text
-            if rule.same_numbers and not losses.same:
-                step.why = f"{losses.text}; it should change no numbers: {rule.reason}"
+            step.losses, step.same_losses = losses.text, losses.same
+            if rule.same_numbers and not losses.same and step.proposal.setting not in self.allowed:
+                allow = f"--allow {step.proposal.setting} keeps it all the same"
+                step.why = f"{losses.text}; it should change no numbers: {rule.reason}; {allow}"
                 return
             if after.apart(before) and before.median >= WORTH * after.median:
                 step.kept, step.why = True, _times(step)

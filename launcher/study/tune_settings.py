@@ -13,7 +13,8 @@ class Rule:
     """What a change of one setting does to the training."""
 
     same_numbers: bool
-    """Whether it is applied without `--allow`. The losses of its trials are compared all the same."""
+    """Whether it is tried without `--allow`. The losses of its trials are compared all the same, and where they differ it is kept only if
+    it was allowed."""
     reason: str
 
 
@@ -55,19 +56,13 @@ OUTSIDE = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor",
 
 
 def check_allowed(allowed: Iterable[str]) -> frozenset[str]:
-    """The names of `--allow`. Raises a UserError for those that it does not know or that need no permission."""
+    """The names of `--allow`. Raises a UserError for those that it does not know."""
     names = frozenset(allowed)
-    asked = [name for name, rule in RULES.items() if not rule.same_numbers]
     unknown = [
         Issue(
-            key="--allow",
-            found=f"{name}: changes no numbers, and needs no permission"
-            if name in RULES
-            else f"{name}: no such setting",
-            valid=", ".join(asked),
-            fix="leave it out" if name in RULES else did_you_mean(name, asked),
+            key="--allow", found=f"{name}: no such setting", valid=", ".join(RULES), fix=did_you_mean(name, list(RULES))
         )
-        for name in sorted(names - {*asked})
+        for name in sorted(names - {*RULES})
     ]
     if unknown:
         raise UserError(unknown)

@@ -69,7 +69,7 @@ def tune(
         overrides: `key=value` texts.
         on: the backend.
         smoke: apply the config's `smoke` section.
-        allow: settings that may change the training's numbers, for example precision.
+        allow: settings that may change the training's numbers, for example precision; or num_workers where workers draw random numbers.
         minutes, trials: the budget. A trial trains for its part of the minutes at most.
         max_cost: US dollars, of all trials together; None: no limit.
         table: the CSV file of the trials. None: studies/<job>-tune-<backend>[-smoke].csv among the runs.

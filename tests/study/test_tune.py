@@ -219,7 +219,7 @@ def test_mistakes_are_refused_before_anything_runs(place, capsys):
     assert "no-such-program: no such program" in refused("--", "no-such-program")
     assert "aws: a command runs on this machine" in refused("--on", "aws", "--", sys.executable)
     told = refused(config, "--allow", "precison,num_workers")
-    assert "did you mean precision?" in told and "num_workers: changes no numbers, and needs no permission" in told
+    assert "did you mean precision?" in told and "num_workers: " not in told
     assert "--minutes: 0" in refused(config, "--minutes", "0") and "--trials: 0" in refused(config, "--trials", "0")
     assert "no such file" in refused("no-such.yaml")
     told = refused(config, "hyperparameters.epochs=0", "observe=false")
@@ -266,6 +266,17 @@ def test_a_change_that_should_keep_the_losses_and_does_not_is_rolled_back(script
     step = found.steps[0]
     assert str(step.proposal) == "num_workers=2" and step.gain > 1.2, "it was faster"
     assert "other losses, first at step" in step.why and "it should change no numbers" in step.why
+    assert "--allow num_workers keeps it" in step.why
+    again = launcher.tune(
+        [sys.executable, "train.py"],
+        allow=["num_workers"],
+        trials=4,
+        table=tmp_path / "trials.csv",
+        say=lambda line: None,
+    )
+    assert again.changes == {"num_workers": 2} and again.speedup > 1.2, "of the same trials"
+    assert "num_workers=2: other losses, first at step" in str(again)
+    assert "Training loss" in again._repr_html_()
 
 
 @pytest.mark.slow
