@@ -63,9 +63,11 @@ class TrialTable:
         return next((row for row in self.rows if all(row[name] == wanted[name] for name in wanted)), None)
 
     def add(self, key: Mapping[str, Any], measured: Mapping[str, Any], run: Run) -> None:
-        """Write a trial down; a reader sees the file with its row or without it. None becomes an empty field."""
+        """Write a trial down, in the place of an earlier one with its key. A reader sees the file with its row or without it. None becomes
+        an empty field."""
         values = {**key, **measured, **self.conditions, "run": run.name, "finished": run.outcome().get("ended", "")}
-        self.rows.append({name: _text(values.get(name)) for name in self.columns})
+        row = {name: _text(values.get(name)) for name in self.columns}
+        self.rows = [one for one in self.rows if any(one[name] != row[name] for name in self.keys)] + [row]
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()

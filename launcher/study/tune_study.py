@@ -172,7 +172,7 @@ class _Trials:
         text = json.dumps(changes, sort_keys=True)
         key = {"changes": text, "repeat": 1 + sum(row["changes"] == text for row in self.used)}
         row = self.known.find(key)
-        if row is None:
+        if row is None or (row["failure"] and not changes):  # why the job as it is failed may be mended
             self._refuse_if_spent()
             trial = self._run(key, changes, label, steps)
             row = self.known.rows[-1]

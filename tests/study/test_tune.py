@@ -371,6 +371,21 @@ def test_what_may_change_more_than_speed_is_asked_for_and_then_tried(place, tmp_
     assert tuned == before
 
 
+def test_a_job_that_failed_as_it_is_runs_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = textwrap.dedent(slow_reads(samples=320, seconds=0))
+    (tmp_path / "train.py").write_text(f"import pathlib\nassert pathlib.Path('data').exists()\n{text}")
+
+    def tune() -> Tuning:
+        table = tmp_path / "trials.csv"
+        return launcher.tune([sys.executable, "train.py"], trials=1, table=table, say=lambda line: None)
+
+    assert tune().failed
+    (tmp_path / "data").touch()
+    assert not tune().failed and not tune().failed
+    assert len(launcher.runs()) == 2 and len(rows(tmp_path / "trials.csv")) == 1
+
+
 @pytest.mark.slow
 def test_a_job_that_fails_as_it_is_is_told(place, tmp_path, capsys):
     words = ["tune", str(place / "config.yaml"), "hyperparameters.model_options={no_such_option: 1}"]
