@@ -6,6 +6,7 @@ num_workers, pin_memory, persistent_workers and prefetch_factor go to each DataL
 matmul_precision and cudnn_benchmark to torch as it is imported, so that a script's own call wins. `launcher tune` sets them.
 
 A loader whose samples depend on the number of its workers keeps its own: that of an iterable dataset, and one with a worker_init_fn.
+One whose workers persist keeps them so, and has at least one: else it would draw another order in later epochs.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _set_on_loaders(torch: Any, wanted: Mapping[str, Any]) -> None:
         own = dict(given.arguments)
         extra = own.pop("kwargs", {})
         changed = {**own, **arguments(torch, own, wanted)}
-        if changed["persistent_workers"] and wanted.get("persistent_workers"):
+        if changed["persistent_workers"] and not own["persistent_workers"]:
             kept_workers.add(loader)
         made(**changed, **extra)
 
@@ -93,10 +94,14 @@ def arguments(torch: Any, own: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
         why_not = "its dataset is iterable, and each worker's share depends on their number"
     elif own["worker_init_fn"] is not None:
         why_not = "it has a worker_init_fn, by which samples may depend on the worker"
+    elif own["persistent_workers"] and not workers:
+        why_not = "its workers persist, and without any the order of later epochs is another"
     if why_not and workers != own["num_workers"]:
         report(f"num_workers={workers} is not set on a DataLoader: {why_not}")
         workers = own["num_workers"]
     changes = {name: wanted[name] for name in OF_A_LOADER if name in wanted} | {"num_workers": workers}
+    if own["persistent_workers"]:
+        changes["persistent_workers"] = True
     if not workers:  # what only workers have
         changes |= {"persistent_workers": False, "prefetch_factor": None, "timeout": 0, "multiprocessing_context": None}
     return changes

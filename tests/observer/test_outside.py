@@ -60,11 +60,19 @@ def test_the_order_of_every_epoch_stays_the_same(settings):
 
 def test_without_workers_nothing_is_left_of_what_only_workers_have():
     set_from_outside(num_workers=0, persistent_workers=True)
-    loader = DataLoader(
-        Numbers(), num_workers=2, prefetch_factor=4, timeout=9, multiprocessing_context="fork", persistent_workers=True
-    )
+    loader = DataLoader(Numbers(), num_workers=2, prefetch_factor=4, timeout=9, multiprocessing_context="fork")
     assert (loader.num_workers, loader.persistent_workers, loader.timeout) == (0, False, 0)
     assert len(list(loader)) == 12
+
+
+@pytest.mark.parametrize("settings", [{"persistent_workers": True}, {"persistent_workers": False}, {"num_workers": 0}])
+def test_workers_that_persist_in_the_script_stay_and_so_does_the_order(settings):
+    made = {"batch_size": 4, "shuffle": True, "num_workers": 1, "persistent_workers": True}
+    before = epochs(DataLoader(Numbers(), **made))
+    set_from_outside(**settings)
+    loader = DataLoader(Numbers(), **made)
+    assert (loader.num_workers, loader.persistent_workers) == (1, True)
+    assert epochs(loader) == before
 
 
 def test_a_loader_whose_samples_depend_on_the_workers_keeps_their_number(capsys):
