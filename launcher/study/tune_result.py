@@ -145,7 +145,9 @@ class Tuning:
         trials = counted(len(self.trials()), "trial")
         if self.failed:
             return [search.ended]
-        lines = [f"speed-up {self.speedup:.2f} of the whole job, measured in {trials}; ended: {search.ended}"]
+        several = sum(step.kept for step in self.steps) > 1
+        product = ", the product of what each kept change measured," if several else ", measured"
+        lines = [f"speed-up {self.speedup:.2f} of the whole job{product} in {trials}; ended: {search.ended}"]
         lines += [f"{step.proposal}: {step.losses}" for step in self.steps if step.kept and step.losses]
         lines.append(f"the limit that is left: {self.limit}")
         for proposal, needed in search.refused():

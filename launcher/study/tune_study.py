@@ -90,6 +90,9 @@ def tune(
         subject = JobSubject(job, on, seconds + START)
     else:
         subject = _command(config, on)
+        if max_cost is not None:
+            found = f"{max_cost:g}: what a command costs is not known"
+            raise mistake("--max-cost", found, "leave it out; --minutes and --trials limit it")
     file = Path(table) if table is not None else _own_file(subject, smoke)
     ceiling = _tell_the_price(subject, trials, max_cost, say)
     with held(file):

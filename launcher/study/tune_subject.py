@@ -99,6 +99,7 @@ class JobSubject(Subject):
         self.is_ours = self.job.source is None
         if not self.is_ours and not self.job.observe:
             raise mistake("observe", "false: nothing of this script is measured", "remove it, or write observe: true")
+        self.outside = _given_settings(self.job.environment.get(SETTINGS, ""), f"environment.{SETTINGS}")
         self.keys: dict[str, str] = {}
         """Setting -> the hyperparameter of a script that is not the kit's from which the script's line takes it."""
         self.base = self.changed({})
@@ -136,7 +137,7 @@ class JobSubject(Subject):
         own = {keys[name]: value for name, value in changes.items() if name in keys and name not in VARIABLES}
         outside = {name: value for name, value in changes.items() if name not in keys and name not in VARIABLES}
         if outside:
-            environment[SETTINGS] = json.dumps({**json.loads(self.job.environment.get(SETTINGS, "{}")), **outside})
+            environment[SETTINGS] = json.dumps({**self.outside, **outside})
         return {name: part for name, part in (("hyperparameters", own), ("environment", environment)) if part}
 
     def run(self, changes: Changes, until: Until, say: Callable[[str], None]) -> Run:
@@ -192,6 +193,7 @@ class CommandSubject(Subject):
     on: str = backends.DEFAULT
 
     def __post_init__(self) -> None:
+        self.outside = _given_settings(os.environ.get(SETTINGS, ""), SETTINGS)
         self.commit = commit_of(Path.cwd())
 
     def conditions(self) -> dict[str, str]:
@@ -199,15 +201,17 @@ class CommandSubject(Subject):
         files = [SourceFile(str(file), file, file.stat().st_size) for file in named]
         return {
             "code": code_checksum(files),
-            "settings": json.dumps({"command": redact_command(self.command), "folder": str(Path.cwd())}),
+            "settings": json.dumps(
+                {"command": redact_command(self.command), "folder": str(Path.cwd()), SETTINGS: self.outside}
+            ),
             "machine": f"{self.on}: {hardware()}",
         }
 
     def variables(self, changes: Changes) -> dict[str, str]:
-        """The environment variables that make the changes."""
+        """The environment variables that make the changes; what the user's own sets stays."""
         own = {name: value for name, value in changes.items() if name not in VARIABLES}
         found = {name: str(value) for name, value in changes.items() if name in VARIABLES}
-        return {**({SETTINGS: json.dumps(own)} if own else {}), **found}
+        return {**({SETTINGS: json.dumps({**self.outside, **own})} if own else {}), **found}
 
     def run(self, changes: Changes, until: Until, say: Callable[[str], None]) -> Run:
         before = {run.name for run in records.all_runs(self.name)}
@@ -253,6 +257,19 @@ class CommandSubject(Subject):
 
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
         return _also_from_outside(finding, evidence)
+
+
+def _given_settings(text: str, key: str) -> dict[str, Any]:
+    """What the user's own LAUNCHER_SETTINGS sets."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise mistake(
+            key, f"{text}: no JSON object", "write JSON, or leave it out", valid='for example {"num_workers": 2}'
+        )
+    return found
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

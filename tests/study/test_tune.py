@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import shlex
 import signal
@@ -206,7 +207,19 @@ def test_the_calls_own_values_are_in_the_new_config_and_in_the_command(place, tm
     assert words[3:] == [*given[:2], "environment.MY_TOKEN=***", "hyperparameters.num_workers=3"]
 
 
-def test_mistakes_are_refused_before_anything_runs(place, capsys):
+def test_settings_of_the_users_own_stay(monkeypatch):
+    monkeypatch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 2, "pin_memory": true}')
+    subject = CommandSubject(["python"], "it")
+    assert json.loads(subject.variables({"num_workers": 4})["LAUNCHER_SETTINGS"]) == {
+        "num_workers": 4,
+        "pin_memory": True,
+    }
+    assert subject.variables({}) == {}
+    monkeypatch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 1}')
+    assert CommandSubject(["python"], "it").conditions() != subject.conditions()
+
+
+def test_mistakes_are_refused_before_anything_runs(place, capsys, monkeypatch):
     def refused(*words: str) -> str:
         assert main.main(["tune", *words]) == 2
         assert launcher.runs() == []
@@ -222,11 +235,18 @@ def test_mistakes_are_refused_before_anything_runs(place, capsys):
     assert "did you mean precision?" in told and "num_workers: " not in told
     assert "--minutes: 0" in refused(config, "--minutes", "0") and "--trials: 0" in refused(config, "--trials", "0")
     assert "no such file" in refused("no-such.yaml")
+    told = refused(config, 'environment.LAUNCHER_SETTINGS="[1]"')
+    assert "environment.LAUNCHER_SETTINGS: [1]: no JSON object" in told
+    told = refused("--max-cost", "3", "--", sys.executable)
+    assert "--max-cost" in told and "what a command costs is not known" in told
+    monkeypatch.setenv("LAUNCHER_SETTINGS", "{")
+    assert "LAUNCHER_SETTINGS: {: no JSON object" in refused("--", sys.executable)
     told = refused(config, "hyperparameters.epochs=0", "observe=false")
     assert "hyperparameters.epochs" in told
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_command_that_waits_for_its_reads_gets_more_workers_and_the_same_losses(
     script, tmp_path, monkeypatch, capsys
 ):
@@ -246,12 +266,15 @@ def test_a_command_that_waits_for_its_reads_gets_more_workers_and_the_same_losse
     assert speed > 1.3
 
 
+@pytest.mark.timeout(600)
 def test_a_command_at_its_limit_is_left_as_it_is(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    script.write_text(textwrap.dedent(slow_reads(samples=320, seconds=0)))
-    found = launcher.tune([sys.executable, "train.py"], table=tmp_path / "trials.csv", say=lambda line: None)
+    text = slow_reads(samples=640, seconds=0).replace("range(2)", "range(1)")
+    script.write_text(textwrap.dedent(text))
+    found = launcher.tune([sys.executable, "train.py"], trials=5, table=tmp_path / "trials.csv", say=lambda line: None)
     assert (found.changes, found.speedup, found.failed) == ({}, 1.0, False)
     assert found.search.ended and found.limit and found.how() == []
+    assert "speed-up 1.00 of the whole job, measured in" in str(found)
     with pytest.raises(launcher.UserError, match="a command has no config"):
         found.write(tmp_path / "new.yaml")
 
