@@ -53,6 +53,18 @@ class Trial:
     def losses(self) -> Losses:
         return tune_course.losses(self.run)
 
+    def not_set(self, changes: Changes) -> str:
+        """What of some changes its training did not run with; "" where nothing else was seen."""
+        evidence = self.diagnosis.evidence
+        loader = evidence.script.loader("training") if evidence.script else None
+        seen = {"num_workers": evidence.facts.get("num_workers")} if loader is None else loader.values
+        other = [
+            f"{name} was {written(seen[name])} instead of {written(value)}"
+            for name, value in changes.items()
+            if value != "auto" and seen.get(name) not in (None, value)
+        ]
+        return ", ".join(other)
+
 
 class Measure(Protocol):
     """Runs a trial, or finds it in the table."""
@@ -268,6 +280,9 @@ class Search:
                 step.why = f"it failed: {trial.failed}"
                 return
             step.after.append(trial)
+            if other := trial.not_set(step.proposal.changes):
+                step.why = f"it was not set: {other}; a line of the script may set it, or keep it as it is"
+                return
             before, after = step.costs = self._costs(step)
             if after.low >= before.high:
                 step.why = _times(step)

@@ -303,6 +303,17 @@ def test_a_change_that_should_keep_the_losses_and_does_not_is_rolled_back(script
 
 
 @pytest.mark.slow
+def test_a_change_that_does_not_reach_the_script_is_said_to_be_not_set(script, tmp_path, monkeypatch):
+    """A worker_init_fn keeps the number of workers."""
+    monkeypatch.chdir(tmp_path)
+    script.write_text(script.read_text().replace("num_workers=1", "num_workers=1, worker_init_fn=int"))
+    found = launcher.tune([sys.executable, "train.py"], trials=2, table=tmp_path / "trials.csv", say=lambda line: None)
+    step = found.steps[0]
+    assert not step.kept and step.why.startswith("it was not set: num_workers was 1 instead of 2")
+    assert len(found.trials()) == 2 and step.gain is None
+
+
+@pytest.mark.slow
 def test_after_a_kill_the_same_command_goes_on_and_repeats_no_trial(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = tmp_path / "trials.csv"
