@@ -49,8 +49,11 @@ def test_kts_fault_on_the_simulated_accelerator_is_its_workers_and_the_same_job_
     suite, data
 ):
     [many, *_] = [case for case in suite.cases(suite.SIMULATED) if case.kind == "too_many_workers"]
-    found = suite.row(suite.SIMULATED, many, data, "many", tell=True)
-    assert found[3:5] == ["too_many_workers", "yes"] and found[6] == "yes", found
+    found = suite.findings(suite.SIMULATED, many, data, "many")
+    # beside other tests a few steps may be slower still
+    [blamed] = [one for one in found if one["kind"] == "too_many_workers"]
+    assert [one for one in found if one["kind"] not in ("noisy_neighbour", "step_outliers")][0] is blamed, found
+    assert blamed["at"]["text"].startswith("loader = DataLoader("), blamed
     few = suite.Case(None, "", {**many.arguments, "workers": 2})
     kinds = {finding["kind"] for finding in suite.findings(suite.SIMULATED, few, data, "few")}
     assert "too_many_workers" not in kinds

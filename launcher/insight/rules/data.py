@@ -11,7 +11,7 @@ import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
-from launcher.insight.contention import swing, why_no_delay
+from launcher.insight.contention import swing, thread_cpu, why_no_delay
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, bounded, percent
 from launcher.insight.rules import neighbours
@@ -83,8 +83,10 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
         return True
     if evidence.workers:
         return evidence.worker_use is not None and evidence.worker_use < WORKING
-    own, step = evidence.own_cpu, evidence.step_seconds
-    return evidence.workers == 0 and own is not None and step is not None and own < WORKING * step
+    reader = thread_cpu(evidence)
+    if reader is None and evidence.own_cpu is not None and evidence.step_seconds:
+        reader = evidence.own_cpu / evidence.step_seconds  # with all threads of its arithmetic, which may spin
+    return evidence.workers == 0 and reader is not None and reader < WORKING
 
 
 def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
@@ -171,8 +173,9 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
 
 def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
     """KT's case: workers keep the thread that launches the device's work from its core, and no step waits for data."""
-    workers, each, share = evidence.workers, evidence.cores_each, lost * evidence.steps_part
+    workers, each, starts = evidence.workers, evidence.cores_each, epoch_start_share(evidence)
     assert workers and each, "taken_by_workers found them"
+    share = min(1.0, lost * evidence.steps_part + starts)
     swings, is_suspicion = swing(evidence), suspected(evidence)
     numbers = [*neighbours.numbers(evidence), *_numbers(evidence, evidence.share("data_wait"))]
     if swings is not None:
@@ -188,7 +191,12 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
         if known
         else "what an image costs was not recorded; KT's job needed 0 or 1",
     )
-    formula = f"the wait for a core goes away: 1 / (1 - {share:.2f})"
+    left = 1 - lost * evidence.steps_part - starts * (1 - fewer.value / workers)
+    formula = "the wait for a core goes away" + (
+        f", and waits at the start of epochs, {percent(starts)} of the time, become {fewer.value} / {workers} of that"
+        if starts >= NOTICEABLE
+        else ""
+    )
     return Finding(
         kind="too_many_workers",
         title=f"{'Prime suspect: ' if is_suspicion else ''}{workers} workers a process keep the training thread from its core",
@@ -197,7 +205,7 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
         cause="data workers take the core of the thread that launches the GPU's work, and the GPU runs dry though data are ready"
         + (f"; it is not proven ({why_no_delay(evidence)})" if is_suspicion else ""),
         fixes=(fewer, *cheaper_images(evidence)),
-        gain=bounded(share) if is_suspicion else bounded(share, 1 / (1 - min(share, 0.999)), formula),
+        gain=bounded(share) if is_suspicion else bounded(share, 1 / max(left, 0.001), formula),
         experiment=f"the same job for some hundred steps with num_workers={fewer.value}: if the GPUs idle less, it was the workers"
         if is_suspicion
         else None,
