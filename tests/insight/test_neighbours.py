@@ -143,11 +143,16 @@ def test_the_report_shows_the_experiment():
     assert " to test " in text and "KT's job needed 0 or 1" in text
 
 
-def test_the_page_on_diagnoses_shows_what_it_says():
-    page = (ROOT / "docs/diagnosis.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("file", ["README.md", "docs/diagnosis.md"])
+def test_a_page_shows_what_a_diagnosis_of_kts_log_says(file):
+    page = (ROOT / file).read_text(encoding="utf-8")
     [shown] = re.findall(r"^```\n(1\. Prime suspect: .*?)```$", page, re.MULTILINE | re.DOTALL)
     said = str(Diagnosis(kt())).splitlines()
     assert len(shown.splitlines()) > 10 and not [line for line in shown.splitlines() if line not in said]
+
+
+def test_the_page_on_diagnoses_quotes_the_evidence():
+    page = (ROOT / "docs/diagnosis.md").read_text(encoding="utf-8")
     confirmed = " ".join(str(Diagnosis(with_threads(kt(), delay=0.4, workers=0.9))).split())
     quoted = re.findall(r'"(the training thread[^"]*|who else[^"]*)"', " ".join(page.split()))
     assert len(quoted) == 2 and not [text for text in quoted if text not in confirmed]
