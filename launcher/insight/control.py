@@ -78,7 +78,7 @@ class Comparability:
         return self.possible and self.control is not None and self.control.drifted
 
     def speedup(self, measured: Ratio) -> Ratio | None:
-        """The speed-up that the change brought: as it was measured, or corrected by the control; None: it cannot be told.
+        """The speed-up that the change brought: as it was measured, or corrected by the control; None: the runs cannot be compared.
 
         The range counts what the control changed by as an error beside that of the windows, whether it is corrected or not.
         """

@@ -56,8 +56,8 @@ def judge(evidence: Evidence) -> Report:
             continue
         answer = rule.ask(evidence)
         if isinstance(answer, Finding):
-            told = replace(answer, share=None, gain=None, level="risk") if short else answer
-            findings.append(_followable(told, evidence))
+            judged = replace(answer, share=None, gain=None, level="risk") if short else answer
+            findings.append(_followable(judged, evidence))
         elif isinstance(answer, NotMeasured):
             not_measured.append(answer)
         elif isinstance(answer, DoesNotApply):
