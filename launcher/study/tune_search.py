@@ -371,7 +371,8 @@ def _faster(step: Step, than: Step) -> bool:
 
 def _times(step: Step) -> str:
     """The speed-up with its range over the repeats."""
-    assert step.costs is not None
+    assert step.costs is not None and step.gain is not None
     before, after = step.costs
     low, high = before.low / after.high, before.high / after.low
-    return f"speed-up {before.median / after.median:.2f} ({low:.2f} to {high:.2f} by the repeats)"
+    spread = "in a single trial" if len(after.values) == 1 else f"({low:.2f} to {high:.2f} by the repeats)"
+    return f"speed-up {step.gain:.2f} {spread}"

@@ -93,7 +93,7 @@ def test_numbers_around_one_that_helped_are_tried_where_its_finding_stays():
 def test_a_change_that_is_no_faster_takes_a_single_trial():
     job = Job(2, lambda workers, _: 1.0, lambda workers: [finding("too_few_workers", num_workers=4)])
     assert job.tuned() == {} and job.tried == [2, 4]
-    assert job.search.steps[0].why == "speed-up 1.00 (1.00 to 1.00 by the repeats): not 2 % faster"
+    assert job.search.steps[0].why == "speed-up 1.00 in a single trial: not 2 % faster"
     assert job.search.ended == "nothing that may be changed helps against what is left"
 
 
