@@ -63,9 +63,9 @@ def _heat_maps(runs: Sequence[tuple[str, Evidence]], what: str, y: float) -> tup
     """How busy each core or GPU of the first host was while steps ran, both runs on one scale of time; and where the maps end."""
     found = [(name, *_during_steps(evidence, what)) for name, evidence in runs]
     rare = [name for name, series, _ in found if any(len(one.values) < charts.FEWEST_SAMPLES for one in series)]
-    found = [one for one in found if one[0] not in rare]
+    found = [one for one in found if one[0] not in rare and one[1]]
     longest = max((seconds for _, _, seconds in found), default=0.0)
-    if not longest or not any(series for _, series, _ in found):
+    if not longest:
         why = f"no map of the {what}s: {' and '.join(rare)} sampled them only once"
         return ([svg.text(12, y, why, "faint")], y + 24) if rare else ([], y)
     number = max(len(series) for _, series, _ in found)
