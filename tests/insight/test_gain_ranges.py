@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -15,10 +16,13 @@ from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
 from launcher.insight.gains import bounded, estimated
+from launcher.insight.kept import inside
 from launcher.insight.length import job_steps
+from launcher.insight.ratio import Ratio
 from launcher.insight.rules.table import judge
 from tests.conftest import ROOT
 from tests.insight.planted import plant
+from tests.insight.test_gains import asked
 
 STEP = {"data_wait": 0.002, "student_forward": 0.08, "backward": 0.15, "optimizer": 0.01}
 
@@ -76,6 +80,19 @@ def test_predicted_ranges_hold_a_new_run_of_a_kind_about_as_often_as_they_say(mo
         monkeypatch.setattr(calibration, "errors", lambda known=known: known)
         held += sum(abs(rng.normal(0, spread)) <= math.log(calibration.error(kind)) for kind, spread in spreads.items())
     assert abs(held / trials - calibration.CONFIDENCE) < 0.04, held / trials
+
+
+def test_ranges_hold_what_is_obtained_of_random_pipelines():
+    """More workers, and reads that no longer wait. Fewer workers are left out: full cores hide what storage and taking turns cost."""
+    held = []
+    for pipeline, finding in asked():
+        if finding is None or finding.kind not in ("too_few_workers", "storage_bound") or not finding.gain.expected:
+            continue
+        changed = {"storage": 0.0} if finding.kind == "storage_bound" else {"workers": finding.fixes[0].value}
+        obtained = pipeline.step / dataclasses.replace(pipeline, **changed).step
+        assert abs(finding.gain.expected.value / obtained - 1) < 0.2
+        held.append(inside(finding.gain, Ratio(obtained, None, None)))
+    assert len(held) > 50 and held.count(True) >= 0.9 * len(held)
 
 
 # What an image costs

@@ -50,7 +50,7 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
     images = None if evidence.script else calibration.image_cost(evidence.settings, changes)
     if images is not None and images < 1 and evidence.workers_part is not None:
         others = neighbours(evidence)
-        freed = (1 - images) * (run_delay(evidence) or 0.0) * others[WORKERS] / (sum(others.values()) or 1.0)
+        freed = (1 - images) * (run_delay(evidence) or 0.0) * others.get(WORKERS, 0.0) / (sum(others.values()) or 1.0)
         own = max(0.0, 1 - (evidence.share("data_wait") or 0.0) - freed)
         step, why = step_left(evidence, own, images=images, own_cpu=1.0)
         left, most = (
