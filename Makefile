@@ -1,6 +1,6 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
 # make test         set up .venv, lint, then run the tests that are not slow (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
-# make test-slow    set up .venv, then run the slow tests: more whole runs, longer searches, a notebook (no Docker)
+# make test-slow    set up .venv, then run the slow tests: more whole runs, longer searches, the notebooks (no Docker)
 # make lint         ruff, and mypy over launcher/ and entrypoints/
 # make test-debian  quickstart's smoke, runs on the emulator, attach and archives on Debian's own /usr/bin/python3 (.venv-debian)
 # make audit        known vulnerabilities of the pinned packages; says so where PyPI's data are not at hand (.venv-audit)
@@ -15,10 +15,11 @@
 # make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the fix brought (about 80 minutes)
 # make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 75 minutes)
 # make bench-planted-foreign    the same kinds in scripts that know nothing of the kit: plain PyTorch, Lightning, Trainer, and on a simulated accelerator
+# make bench-tune       launcher tune beside an exhaustive grid of what it may change, on slow jobs (about 45 minutes; goes on where it was)
 # make mutants      each operator of the diagnosis's rules turned, one at a time: how many do the tests notice (about 20 minutes)
 # make bench-workers    what too many data workers cost, and what fewer bring, on a simulated accelerator (about 20 minutes)
-# make notebooks    every notebook executed, its outputs and pictures stored (about ten minutes)
-# make test-notebooks   the notebooks' tests, every notebook executed
+# make notebooks    every notebook executed, its outputs and pictures stored where they bear out its text (about 15 minutes)
+# make test-notebooks   the notebooks' tests, with nothing else beside them: what KT's journey measures has to be as its text says
 # make gpu          every check that needs a GPU, wherever there is one, into docs/results/gpu.md (PART=2: one part of six, 8 minutes at most)
 # make gpu-if-any   the same; where there is no GPU it says so and ends well
 # make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
@@ -41,7 +42,7 @@ DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-workers mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -116,6 +117,9 @@ bench-planted-foreign: $(INSTALLED)
 
 bench-workers: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/simulated_workers.py
+
+bench-tune: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/tune_grid.py
 
 mutants: $(INSTALLED)
 	$(VENV)/bin/python -m tests.insight.mutants

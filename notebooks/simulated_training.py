@@ -38,6 +38,7 @@ def parsed():
     parser.add_argument("--metric-ms", type=float, default=0, help="of Python after each step")
     parser.add_argument("--keep-mb", type=float, default=0, help="of the device's memory, after each step")
     parser.add_argument("--print-every", type=int, default=1, help="steps")
+    parser.add_argument("--loss-every", type=int, default=16, help="steps; the device is waited for then")
     return parser.parse_args()
 
 
@@ -130,8 +131,9 @@ def main():
                     f"backward: {ended - forwarded:.5f} sec",
                     flush=True,
                 )
+            if step % args.loss_every == 0:
+                print(f"epoch {epoch + 1} loss: {average if args.synchronise else loss.item():.7f}", flush=True)
             asked = time.perf_counter()
-        print(f"epoch {epoch + 1} loss: {average if args.synchronise else loss.item():.4f}", flush=True)
     seconds = time.perf_counter() - began
     busy = torch.sim.busy_seconds() / seconds
     print(f"{step} steps in {seconds:.2f} s, device busy {100 * busy:.0f} %", flush=True)

@@ -33,7 +33,7 @@ def too_short(evidence: Evidence) -> str | None:
     usual = steps - windows.WARM_UP_STEPS
     usual_seconds = usual * windows.timed_mean(longest, "step")
     enough = usual >= ENOUGH_STEPS or usual_seconds >= ENOUGH_SECONDS
-    if enough and usual_seconds >= FEWEST_SECONDS:
+    if enough and windows.seconds_after_the_first(longest) >= FEWEST_SECONDS:
         return None
     return f"{counted(round(steps), 'step')} in {f'{seconds:.0f}' if seconds >= 10 else f'{seconds:.2g}'} s"
 

@@ -100,6 +100,12 @@ def seconds(steps: Steps) -> float:
     return float(np.average(np.nan_to_num(steps.seconds["step"]), weights=weights)) * steps_done(steps)
 
 
+def seconds_after_the_first(steps: Steps) -> float:
+    """Seconds of the steady windows, with those that took far longer: waits at the start of epochs, say."""
+    kept = steady(steps)
+    return float((np.nan_to_num(steps.seconds["step"]) * counts(steps))[kept].sum())
+
+
 def between(steps: Steps, stalls: Iterable[Stall]) -> np.ndarray:
     """(n,) seconds before each window, since the one before, that lie in no step and no stall, as when loaders restart.
 

@@ -382,8 +382,7 @@ def probed(
     Raises:
         UserError: nothing was measured there, or the probe cannot start.
     """
-    planned = probe.planned(source, overrides, on=on)
-    observed = diagnose.diagnose(source).measurements
+    planned, observed = probe.planned(source, overrides, on=on), diagnose.diagnose(source).measurements
 
     def started(run: Run) -> None:
         say(f"probing for at most two minutes: run {run.name}")

@@ -12,10 +12,13 @@ from typing import Any
 
 import yaml
 
+from launcher import backends
 from launcher.config import yaml_edit, yaml_file
 from launcher.config.issues import UserError, mistake
 from launcher.config.redaction import REDACTED, mentions_a_secret, redact_command
+from launcher.insight.comparison import Comparison
 from launcher.record import records
+from launcher.runner.run import Run
 from launcher.show.table import Table
 from launcher.show.text import counted
 from launcher.study import tune_page
@@ -59,6 +62,16 @@ class Tuning:
     def failed(self) -> bool:
         """Whether the job as it is did not run."""
         return bool(self.search.first and self.search.first[0].failed)
+
+    @property
+    def first(self) -> Run:
+        """The first run of the job as it is."""
+        return self.search.first[0].run
+
+    @property
+    def comparison(self) -> Comparison:
+        """The first run of the job as it is beside the latest of the fastest settings: the same ones where nothing was kept."""
+        return Comparison(self.search.first[0].diagnosis, self.search.best[-1].diagnosis)
 
     @property
     def speedup(self) -> float:
@@ -172,8 +185,9 @@ class Tuning:
                 f"as measured: {' '.join(variables)} launcher watch -- {shlex.join(redact_command(self.subject.command))}",
             ]
         diff = self.diff()
-        small = ["--smoke"] if self.small else []
-        return [diff.rstrip() if diff else shlex.join(["launcher", "run", str(self.config), *small, *self._words()])]
+        options = ["--smoke"] if self.small else []
+        options += ["--on", self.subject.on] if self.subject.on != backends.DEFAULT else []
+        return [diff.rstrip() if diff else shlex.join(["launcher", "run", str(self.config), *options, *self._words()])]
 
     def _words(self) -> list[str]:
         """The call's own values and the changes as words of a command, without a secret."""

@@ -1,7 +1,11 @@
-"""The search of `launcher tune`: measure, find the limit, change one thing, measure both again in turns, keep it or roll it back."""
+"""The search of `launcher tune`: measure, find the limit, change one thing, measure both again in turns, keep it or roll it back.
+
+A look at a change is one trial; only what is faster then is proven by more. Of a number the best is looked for before the proof.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -16,10 +20,13 @@ from launcher.show.spread import Spread
 from launcher.study import tune_course
 from launcher.study.tune_course import Course, Losses
 from launcher.study.tune_settings import RULES
-from launcher.study.tune_subject import Changes, Subject
+from launcher.study.tune_subject import OF_THE_INPUT, Changes, Subject
 
 PAIRS = 2
 """Repeats of both sides, in turns, after which a change that is clearly faster or slower is decided."""
+
+PROOF = 2 * (PAIRS - 1)
+"""Trials that a proof takes after the first look."""
 
 MOST_PAIRS = 3
 """Where the repeats overlap although the change's median is faster."""
@@ -65,6 +72,11 @@ class Trial:
         ]
         return ", ".join(other)
 
+    def steps(self, changes: Changes) -> int:
+        """With how many steps its images are trained on once, with some changes."""
+        batch = changes.get(BATCH, self.diagnosis.evidence.settings.get(BATCH))
+        return math.ceil(self.course.last / (batch if isinstance(batch, int) else 1))
+
 
 class Measure(Protocol):
     """Runs a trial, or finds it in the table."""
@@ -78,6 +90,9 @@ class Measure(Protocol):
         Raises:
             Spent: the budget does not allow it.
         """
+
+    def spent(self, trials: int) -> str:
+        """Why the budget does not allow so many trials more; "" where it does."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +148,11 @@ class Step:
         """The speed-up that it brought."""
         return None if self.costs is None else self.costs[0].median / self.costs[1].median
 
+    @property
+    def promising(self) -> bool:
+        """Whether it is faster as far as its trials show, so that a proof is worth while."""
+        return not self.why and (self.gain or 0.0) >= WORTH
+
 
 @dataclass
 class Search:
@@ -172,7 +192,7 @@ class Search:
     def _why_nothing_is_left(self) -> str:
         if (short := self.best[-1].diagnosis.report.too_short) is not None:
             return f"{short} are too short to judge: allow more minutes, or fewer trials"
-        if next(self._findings(), None) is None:
+        if not bottlenecks(self.best[-1].diagnosis):
             return "no bottleneck is left"
         return "nothing that may be changed helps against what is left"
 
@@ -187,21 +207,14 @@ class Search:
             if needed := self._not_allowed(proposal.changes):
                 yield proposal, needed
 
-    def _findings(self) -> Iterator[Finding]:
-        """What limits the fastest settings."""
-        for finding in self.best[-1].diagnosis.findings:
-            if finding.level == "bottleneck" and not finding.refuted:
-                yield finding
-
     def _proposals(self) -> Iterator[Proposal]:
-        """What to try next: neighbours of the latest number, then what the findings ask for, the one that takes most time first."""
-        yield from self._neighbours()
-        yield from (proposal for proposal in self._asked_for() if self._may_be_tried(proposal.changes))
+        """What to try next: what the findings ask for, the one that takes most time first."""
+        return (proposal for proposal in self._asked_for() if self._may_be_tried(proposal.changes))
 
     def _asked_for(self) -> Iterator[Proposal]:
         """What the fastest settings' findings ask for, and what may help too."""
         evidence = self.best[-1].diagnosis.evidence
-        for finding in self._findings():
+        for finding in bottlenecks(self.best[-1].diagnosis):
             for fix in finding.fixes:
                 expected = str(finding.gain) if finding.gain is not None and fix is finding.fixes[0] else ""
                 if changes := self.subject.changes_of(fix):
@@ -209,27 +222,22 @@ class Search:
             if changes := self.subject.also(finding, evidence):
                 yield Proposal(changes, finding, "")
 
-    def _neighbours(self) -> Iterator[Proposal]:
-        """Numbers near the best so far, after a number was tried: beyond it twice or half of it, towards others their geometric mean. It
-        goes on in the direction that helped, and gives up after GIVE_UP that did not."""
-        latest = self.steps[-1] if self.steps else None
-        setting = latest.proposal.setting if latest else ""
-        now = self._now(setting)
-        if latest is None or setting not in NUMBERS or not _is_count(now) or not _is_count(latest.proposal.value):
+    def _neighbours(self, step: Step) -> Iterator[Proposal]:
+        """Numbers near one that helped: beyond it twice or half of it, towards others their geometric mean; first in the direction that
+        helped. None where its own diagnosis finds nothing that a loader's numbers touch."""
+        setting, now = step.proposal.setting, step.proposal.value
+        limits = {finding.kind for finding in bottlenecks(step.after[-1].diagnosis)}
+        if setting not in NUMBERS or not _is_count(now) or limits.isdisjoint(OF_THE_INPUT):
             return
-        of_the_setting = [step for step in self.steps if step.proposal.setting == setting]
-        if not any(step.kept for step in of_the_setting[-GIVE_UP:]):
-            return
-        known = {*self._tried(setting), self._first(setting)} - {now}
+        came_from = self._now(setting)
+        known = {*self._tried(setting), self._first(setting), came_from} - {now}
         above = min((value for value in known if _is_count(value) and value > now), default=None)
         below = max((value for value in known if _is_count(value) and value < now), default=None)
         up = 2 * now or 1 if above is None else round(math.sqrt(now * above))
         down = now // 2 if below is None else round(math.sqrt(now * below))
-        kept = next(step for step in reversed(of_the_setting) if step.kept)
-        came_from = kept.before[0].changes.get(setting, self._first(setting))
         for value in (down, up) if _is_count(came_from) and came_from > now else (up, down):
             if abs(value - now) > now / 4 and self._may_be_tried({setting: value}):
-                yield Proposal({setting: value}, latest.proposal.finding, "", neighbour=True)
+                yield Proposal({setting: value}, step.proposal.finding, "", neighbour=True)
 
     def _not_allowed(self, changes: Changes) -> list[str]:
         return [name for name in changes if not RULES[name].same_numbers and name not in self.allowed]
@@ -253,42 +261,71 @@ class Search:
         return evidence.workers if setting == "num_workers" else evidence.settings.get(setting)
 
     def _try(self, proposal: Proposal) -> None:
-        """Measure a change in turns with the fastest settings so far, and keep it or not."""
-        step = Step(proposal, self.best[-1:], [])
-        self.steps.append(step)
+        """Look at a change and at numbers near it, prove the fastest in turns with the fastest settings so far, and keep it or not."""
+        fastest, misses = self._look(proposal), 0
+        while fastest.promising and misses < GIVE_UP and not self.measure.spent(1 + PROOF):
+            if (neighbour := next(self._neighbours(fastest), None)) is None:
+                break
+            step = self._look(neighbour)
+            faster, slower = (step, fastest) if _faster(step, fastest) else (fastest, step)
+            slower.why = slower.why or f"{_times(slower)}: {faster.proposal} is faster"
+            misses = 0 if faster is step else misses + 1
+            fastest = faster
+        if fastest.promising:
+            with self._undecided(fastest):
+                self._prove(fastest)
+        if fastest.kept:
+            self.best = fastest.after
+        self.say(f"{fastest.proposal}: {fastest.verdict}, {fastest.why}")
+
+    @contextlib.contextmanager
+    def _undecided(self, step: Step) -> Iterator[None]:
+        """Write down that the budget does not allow to decide."""
         try:
-            self._measure_in_turns(step, {**self.best[-1].changes, **proposal.changes})
+            yield
         except Spent as spent:
             step.decided, step.why = False, str(spent)
             raise
-        if step.kept:
-            self.best = step.after
-        self.say(f"{proposal}: {step.verdict}, {step.why}")
 
-    def _measure_in_turns(self, step: Step, changes: Changes) -> None:
+    def _look(self, proposal: Proposal) -> Step:
+        """One trial of a change beside the fastest settings so far. Where it is not faster, `why` says so."""
+        step = Step(proposal, self.best[-1:], [])
+        self.steps.append(step)
+        with self._undecided(step):
+            if self._measure(step) and not step.promising:
+                step.why = f"{_times(step)}: not {100 * (WORTH - 1):.0f} % faster"
+        return step
+
+    def _measure(self, step: Step) -> bool:
+        """One trial more with the change. Returns whether it shows its speed; else `why` says why not."""
+        changes = {**step.before[-1].changes, **step.proposal.changes}
+        trial = self.measure(changes, str(step.proposal), self.first[0].steps(changes))
+        step.after.append(trial)
+        if trial.failed:
+            step.why, step.costs = f"it failed: {trial.failed}", None
+            return False
+        if other := trial.not_set(step.proposal.changes):
+            step.why = f"it was not set: {other}; a line of the script may set it, or keep it as it is"
+            return False
+        step.costs = self._costs(step)
+        return True
+
+    def _prove(self, step: Step) -> None:
+        """Repeat both sides in turns until it is clear whether the change helps."""
         rule, best = RULES[step.proposal.setting], step.before[-1]
-        for pair in range(1, MOST_PAIRS + 1):
-            if pair > 1:
-                again = self.measure(best.changes, "the fastest so far again", self._steps(best.changes))
-                if again.failed:
-                    step.why = f"the settings before it failed this time: {again.failed}"
-                    return
-                step.before.append(again)
-                self.best = [*self.best, again]
-            trial = self.measure(changes, str(step.proposal), self._steps(changes))
-            if trial.failed:
-                step.why = f"it failed: {trial.failed}"
+        for _ in range(PAIRS - 1, MOST_PAIRS):
+            again = self.measure(best.changes, "the fastest so far again", self.first[0].steps(best.changes))
+            step.before.append(again)
+            if again.failed:
+                step.why = f"the settings before it failed this time: {again.failed}"
                 return
-            step.after.append(trial)
-            if other := trial.not_set(step.proposal.changes):
-                step.why = f"it was not set: {other}; a line of the script may set it, or keep it as it is"
+            self.best = [*self.best, again]
+            if not self._measure(step):
                 return
-            before, after = step.costs = self._costs(step)
-            if after.low >= before.high:
+            before, after = self._costs(step)
+            if after.values[-1] >= before.high:
                 step.why = _times(step)
                 return
-            if pair < PAIRS:
-                continue
             losses = tune_course.compare(*([trial.losses for trial in side] for side in (step.before, step.after)))
             step.losses, step.same_losses = losses.text, losses.same
             if rule.same_numbers and not losses.same and step.proposal.setting not in self.allowed:
@@ -308,28 +345,34 @@ class Search:
         before, after = (tune_course.costs(side, until, self.whole) for side in sides)
         return before, after
 
-    def _steps(self, changes: Changes) -> int:
-        """As many steps as the images of the first trial need."""
-        batch = changes.get(BATCH, self.first[0].diagnosis.evidence.settings.get(BATCH))
-        return math.ceil(self.first[0].course.last / (batch if isinstance(batch, int) else 1))
-
 
 BATCH = "global_batch_size"
 
-GIVE_UP = 3
+GIVE_UP = 2
 """Neighbours in a row that did not help."""
 
 NUMBERS = ("num_workers", "prefetch_factor")
 """Settings whose neighbours are tried too."""
 
 
+def bottlenecks(diagnosis: Diagnosis) -> list[Finding]:
+    """What limits a run."""
+    return [finding for finding in diagnosis.findings if finding.level == "bottleneck" and not finding.refuted]
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _faster(step: Step, than: Step) -> bool:
+    """Whether one of two steps, both measured beside the same settings, is worth more."""
+    return step.promising and (step.gain or 0.0) >= WORTH * (than.gain or 0.0)
+
+
 def _times(step: Step) -> str:
     """The speed-up with its range over the repeats."""
-    assert step.costs is not None
+    assert step.costs is not None and step.gain is not None
     before, after = step.costs
     low, high = before.low / after.high, before.high / after.low
-    return f"speed-up {before.median / after.median:.2f} ({low:.2f} to {high:.2f} by the repeats)"
+    spread = "in a single trial" if len(after.values) == 1 else f"({low:.2f} to {high:.2f} by the repeats)"
+    return f"speed-up {step.gain:.2f} {spread}"

@@ -22,7 +22,7 @@ from launcher.backends.local_hosts import hardware
 from launcher.backends.plans import plan
 from launcher.config.issues import mistake
 from launcher.config.job import Job
-from launcher.config.redaction import redact_command
+from launcher.config.redaction import REDACTED, mentions_a_secret, redact_command
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.planner.source_package import SourceFile, code_checksum, source_files
@@ -197,15 +197,32 @@ class CommandSubject(Subject):
         self.commit = commit_of(Path.cwd())
 
     def conditions(self) -> dict[str, str]:
-        named = [Path(word) for word in self.command if word.endswith((".py", ".sh")) and Path(word).is_file()]
-        files = [SourceFile(str(file), file, file.stat().st_size) for file in named]
         return {
-            "code": code_checksum(files),
+            "code": code_checksum(self._code()),
             "settings": json.dumps(
                 {"command": redact_command(self.command), "folder": str(Path.cwd()), SETTINGS: self.outside}
             ),
             "machine": f"{self.on}: {hardware()}",
         }
+
+    def _code(self) -> list[SourceFile]:
+        """The scripts that the command names, and the Python files below their folders, or below this one for `-m`: modules that they may
+        import. Of a folder with too many files only the script."""
+        scripts = [Path(word) for word in self.command if word.endswith((".py", ".sh")) and Path(word).is_file()]
+        folders = (
+            dict.fromkeys(script.parent for script in scripts) if scripts else [Path()] if "-m" in self.command else []
+        )
+        found = {script.resolve(): script for script in scripts}
+        for folder in folders:
+            for file in source_files(folder)[0]:
+                if file.source is not None and file.source.is_relative_to(folder) and file.path.endswith(".py"):
+                    found.setdefault(file.source.resolve(), file.source)
+        store = records.store().resolve()  # of runs, with code of their own
+        return [
+            SourceFile(str(file), file, file.stat().st_size)
+            for path, file in found.items()
+            if store not in path.parents
+        ]
 
     def variables(self, changes: Changes) -> dict[str, str]:
         """The environment variables that make the changes; what the user's own sets stays."""
@@ -266,8 +283,9 @@ def _given_settings(text: str, key: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
+        shown = REDACTED if mentions_a_secret(text) else text
         raise mistake(
-            key, f"{text}: no JSON object", "write JSON, or leave it out", valid='for example {"num_workers": 2}'
+            key, f"{shown}: no JSON object", "write JSON, or leave it out", valid='for example {"num_workers": 2}'
         )
     return found
 

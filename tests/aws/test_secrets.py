@@ -71,8 +71,8 @@ def test_torchruns_workers_and_a_sitecustomize_of_the_image_are_reached(sagemake
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden/sitecustomize.py").write_text("import os\nos.environ['OF_THE_IMAGE'] = 'seen'\n")
     text = """
-        import os
-        print(f"rank {os.environ['RANK']} {len(os.environ['HF_TOKEN'])} {os.environ['OF_THE_IMAGE']}", flush=True)
+        import os, sys
+        sys.stdout.write(f"rank {os.environ['RANK']} {len(os.environ['HF_TOKEN'])} {os.environ['OF_THE_IMAGE']}\\n")
     """
     job = sagemaker_job(
         text,

@@ -12,7 +12,7 @@ import yaml
 import launcher
 from launcher.commands import main
 from tests.aws.conftest import BUCKET, REGION, ROLE
-from tests.study.test_tune import slow_reads
+from tests.study.slow_reads import slow_reads
 
 pytestmark = pytest.mark.usefixtures("connected")
 

@@ -168,7 +168,34 @@ def test_a_program_outside_the_run_is_named():
     found = first(with_programs(with_threads(usual, delay=0.3), ffmpeg=4.0, gcc=0.5))
     assert found.kind == "noisy_neighbour" and found.title.startswith("Noisy neighbour: ffmpeg, a program outside")
     assert "ffmpeg 4.0, gcc 0.5" in str(found.fixes[0])
+    assert found.evidence[1] == "who else uses a host's cores: programs outside the run (ffmpeg 4.0, gcc 0.5) 4.5"
     assert found.gain.expected.value == pytest.approx(1 / 0.7, rel=0.1)
+
+
+def test_programs_that_hardly_use_a_core_are_not_shown():
+    usual = with_threads(plant(phases=USUAL, gpu=50, cores=8, busy=7.0), delay=0.3)
+    told = [str(first(with_programs(usual, ffmpeg=4.0, cron=cores)).evidence) for cores in (0.04, 0.06)]
+    assert "cron" not in told[0] and "ffmpeg 4.0, cron 0.1" in told[1]
+    assert "who else" not in str(first(with_programs(usual, cron=0.04)).evidence)
+
+
+def test_at_most_three_programs_are_named():
+    usual = with_threads(plant(phases=USUAL, gpu=50, cores=8, busy=7.0), delay=0.3)
+    assert "(a 3.0, b 1.0, c 0.9) 5.7" in str(first(with_programs(usual, a=3.0, b=1.0, c=0.9, d=0.8)).evidence)
+
+
+def test_the_share_is_of_the_whole_time_pauses_too():
+    paused = plant(phases=USUAL, gpu=50, cores=8, busy=7.0, noise=0.0, checkpoint=(10, 2.42))
+    found = [one for one in judge(Evidence(with_programs(with_threads(paused, delay=0.3), ffmpeg=4.0))).findings]
+    [noisy] = [one for one in found if one.kind == "noisy_neighbour"]
+    assert noisy.share == pytest.approx(0.15, abs=0.01), "half of the time are checkpoints"
+
+
+def test_a_wait_for_a_core_is_told_without_the_threads_own_time_where_that_was_not_recorded():
+    measured = with_threads(plant(phases=USUAL, gpu=50, cores=8, busy=7.0), delay=0.3)
+    for steps in measured.ranks:
+        del steps.extra["thread_cpu_seconds"]
+    assert first(with_programs(measured, ffmpeg=4.0)).kind == "noisy_neighbour"
 
 
 def test_a_program_outside_the_run_is_named_on_the_cpu_too():
@@ -181,6 +208,10 @@ def test_the_process_own_threads_are_named_with_their_number():
     usual = dataclasses.replace(usual, settings={**usual.settings, "num_workers": 0})
     found = first(with_threads(usual, delay=0.3, cpu=0.4))
     assert found.kind == "noisy_neighbour" and str(found.fixes[0]).startswith("environment.OMP_NUM_THREADS=1 (now 8)")
+    alone = plant(phases=USUAL, gpu=50, cores=8, busy=7.0, cpu_seconds=0.4, facts={"threads": 16})
+    alone = dataclasses.replace(alone, settings={**alone.settings, "num_workers": 0})
+    [fix] = first(with_threads(alone, delay=0.3)).fixes
+    assert str(fix).startswith("environment.OMP_NUM_THREADS=4 (now 16): each training process has 8 cores")
 
 
 def test_threads_on_the_cpu_are_accused_only_where_there_are_more_than_cores():
@@ -197,7 +228,7 @@ def test_threads_on_the_cpu_are_accused_only_where_there_are_more_than_cores():
 def test_workers_that_are_all_needed_are_not_too_many():
     usual = plant(phases=USUAL, gpu=50, cores=4, busy=3.9, settings={"num_workers": 3})
     found = first(with_threads(usual, delay=0.3, workers=3.4))
-    assert found.kind == "noisy_neighbour" and "all of them needed" in found.title
+    assert found.title.startswith("Noisy neighbour: 3 data workers a process, all of them needed, keep")
     assert found.fixes[0].value == "dali"
 
 

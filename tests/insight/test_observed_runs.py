@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.commands.compare import print_comparison
 from launcher.insight import windows
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
@@ -19,9 +18,6 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import read
 from launcher.insight.rules.script_fixes import ARGUMENTS
 from launcher.insight.rules.table import RULES, judge
-from launcher.record import records
-from launcher.record.records import RunFolder
-from launcher.runner.run import Run
 from tests.insight.observed import loader, observed, sampled, setup
 from tests.insight.planted import BEGAN, plant, write
 from tests.insight.test_rules import CPU, GPU, HEALTHY, PLANTED
@@ -33,21 +29,6 @@ EVALUATION = setup(
 
 def diagnosed(tmp_path, planted, *setups, lines=None) -> Diagnosis:
     return Diagnosis(observed(tmp_path / "run", planted, *setups, lines=lines))
-
-
-def run_folder(store, job: dict, planted: dict, *setups, command=("python", "train.py")) -> RunFolder:
-    """A run in the store, with what the observer wrote of it."""
-    folder = RunFolder(store / job["name"])
-    folder.path.mkdir(parents=True)
-    plan = {
-        "name": job["name"],
-        "planned": "2026-11-22T10:00:00+00:00",
-        "hosts": [{"name": "algo-1", "command": [*command]}],
-    }
-    records.write_json(folder.outcome, {"state": "Completed", "seconds": 60.0})
-    observed(folder.host("algo-1") / "output/data/launcher-observer", planted, *setups)
-    records.write_json(folder.plan, {**plan, "backend": "process" if "script" in job else "watch", "job": job})
-    return folder
 
 
 ADDRESSES = {
@@ -283,58 +264,6 @@ def test_every_rule_answers_and_no_fix_is_one_of_the_kits_settings(case, tmp_pat
 
 
 CROWD = dict(phases={**CPU, "data_wait": 0.6}, cores=2, busy=1.9, settings={"num_workers": 16})
-
-
-def test_a_hyperparameter_that_the_line_takes_is_named_with_it(store):
-    values = {"workers": 16, "batch": 256, "depth": 16}
-    job = {"name": "mine", "script": "train.py", "source": "src", "hyperparameters": values}
-    found = Diagnosis(read(str(run_folder(store, job, CROWD).path)))
-    assert "set num_workers=2, in the config hyperparameters.workers=2 (" in str(found.findings[0].fixes[0])
-    assert found.measurements.settings["hyperparameters.depth"] == 16, "by its own name: no rule takes it for another"
-
-
-@pytest.mark.parametrize("option", [["--workers", "16"], ["--workers=16"]], ids=" ".join)
-def test_an_option_of_a_watched_command_that_the_line_takes_is_named_with_it(option, store):
-    command = ["python", "train.py", *option, "--batch", "256", "--amp"]
-    found = Diagnosis(read(str(run_folder(store, {"name": "watched"}, CROWD, command=command).path)))
-    assert "set num_workers=2, in the command --workers=2 (" in str(found.findings[0].fixes[0])
-    assert found.measurements.settings["--workers"] == "16"
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ({"workers": 8}, "DataLoader(data, num_workers=args.workers)"),
-        ({"workers": 16, "num_workers": 16}, "DataLoader(data, num_workers=args.workers)"),
-        ({"workers": 16}, "loader = DataLoader("),
-        ({"num_workers": 16}, "DataLoader(data, num_workers=16)"),
-    ],
-    ids=["another value", "two of them", "a line that does not say", "a number on the line"],
-)
-def test_a_hyperparameter_that_may_be_another_is_not_named(values, text, store):
-    job = {"name": "mine", "script": "train.py", "source": "src", "hyperparameters": values}
-    folder = run_folder(store, job, CROWD, {**loader(num_workers=16, batch_size=256), "text": text})
-    found = Diagnosis(read(str(folder.path)))
-    assert "set num_workers=2 (" in str(found.findings[0].fixes[0])
-
-
-def test_advice_on_a_config_is_for_runs_that_have_one(store):
-    slow = PLANTED["storage_bound", "far storage, no I/O wait"]
-    mine = read(str(run_folder(store, {"name": "mine", "script": "train.py", "source": "src"}, slow).path))
-    watched = read(str(run_folder(store, {"name": "watched"}, slow).path))
-    assert "FSx for Lustre" in str(Diagnosis(mine)) and "FSx for Lustre" not in str(Diagnosis(watched))
-    assert mine.script.by_launcher and not watched.script.by_launcher
-
-
-def test_runs_are_compared_by_what_the_observer_saw(store, capsys):
-    quick = {name: seconds / 2 for name, seconds in CPU.items()}
-    runs = [Run(run_folder(store, {"name": name}, dict(phases=phases))) for name, phases in (("a", CPU), ("b", quick))]
-    print_comparison(runs)
-    rows = [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
-    assert rows[0][-4:] == ["accuracy", "s/step", "images/s", "seconds"]
-    first, second = (dict(zip(rows[0], row)) for row in rows[2:4])
-    assert first["model"] == "ResNet" and float(first["s/step"]) == pytest.approx(2 * float(second["s/step"]), rel=0.05)
-    assert float(second["images/s"]) == pytest.approx(256 / float(second["s/step"]), rel=0.05)
 
 
 def test_two_observed_runs_show_whether_the_fix_worked(tmp_path):

@@ -228,6 +228,13 @@ def test_a_run_of_three_steps_is_too_short_to_judge_in_every_form():
     assert "checkpoints" not in str(found.report.not_found)
 
 
+def test_quick_steps_between_long_waits_are_judged_by_the_whole_time():
+    quick = {"data_wait": 0.002, "forward": 0.01, "backward": 0.01}
+    waits = plant(phases=quick, steps=20, log_every=1, steps_per_epoch=4, epoch_start=10.0)
+    assert Diagnosis(waits).findings[0].kind == "slow_epoch_starts"
+    assert Diagnosis(plant(phases=quick, steps=20, log_every=1, steps_per_epoch=4)).report.too_short
+
+
 @pytest.mark.parametrize(
     ("steps", "seconds", "short"),
     [(5, 60.0, True), (6, 8.0, True), (6, 12.0, False), (14, 0.2, True), (15, 0.2, False), (100, 0.009, True), (150, 0.009, False)],

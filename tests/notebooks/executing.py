@@ -16,12 +16,14 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from tests.notebooks import stories
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 PICTURES = NOTEBOOKS / "pictures"
 NAMES = tuple(sorted(file.stem for file in NOTEBOOKS.glob("*.ipynb")))
 
-CELL_SECONDS = 400
+CELL_SECONDS = 900
 """A cell that takes longer has failed."""
 
 MOST_BYTES = 300_000
@@ -45,6 +47,8 @@ def execute(name: str, folder: Path) -> nbformat.NotebookNode:
         nbclient.exceptions.CellExecutionError: a cell failed.
     """
     (folder / "notebooks").mkdir(parents=True)
+    for script in NOTEBOOKS.glob("*.py"):
+        (folder / "notebooks" / script.name).symlink_to(script)
     (folder / "configs").symlink_to(ROOT / "configs")
     book = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "LAUNCHER_RUNS"))}
@@ -73,8 +77,10 @@ def store(book: nbformat.NotebookNode, name: str, folder: Path) -> None:
     """Keep a notebook that was executed there, and the picture that it made. The folder is called SOMEWHERE in its outputs.
 
     Raises:
-        ValueError: it is too large.
+        ValueError: it is too large, or its outputs do not bear out its text.
     """
+    if found := stories.contradictions(name, book):
+        raise ValueError("\n".join([f"{name} is not stored, for its outputs do not bear out its text:", *found]))
     text = nbformat.writes(book, version=nbformat.NO_CONVERT) + "\n"
     for place in (folder, ROOT):
         text = text.replace(str(place), SOMEWHERE)

@@ -129,7 +129,7 @@ def _without_teacher(evidence: Evidence, share: float, remaining: float, said: s
         remaining: of that.
     """
     working = 1 - (evidence.share("data_wait") or 0.0)
-    bare, why = step_left(evidence, working - share, own_cpu=1 - share / working)
+    bare, why = step_left(evidence, 1 - share, own_cpu=1 - share / working)
     left = 1 - evidence.steps_part * (1 - remaining) * (1 - min(bare, 1.0))
     formula = f"{said}; a step without it takes {why} of its time: 1 / {left:.2f}"
     return estimated(evidence, "teacher_bound", share * evidence.steps_part, left, formula)

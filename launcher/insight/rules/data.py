@@ -106,9 +106,8 @@ def _numbers(evidence: Evidence, wait: float | None) -> list[str]:
             f"{percent(evidence.busy)} of {_cores(evidence)} in use; all of them full in {percent(evidence.full)} of the samples"
         )
     if evidence.workers is not None:
-        numbers.append(
-            f"{counted(evidence.workers, 'worker')} per process, {evidence.cores_each or 0:.3g} cores for each process"
-        )
+        cores = "" if evidence.cores_each is None else f", {evidence.cores_each:.3g} cores for each process"
+        numbers.append(f"{counted(evidence.workers, 'worker')} per process{cores}")
     if evidence.unsteady is not None and evidence.unsteady >= NOTICEABLE:
         numbers.append(f"steps are unsteady: their mean is {percent(evidence.unsteady)} above the quick ones")
     if evidence.pressure is not None and evidence.pressure >= NOTICEABLE:

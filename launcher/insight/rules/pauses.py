@@ -132,7 +132,7 @@ def start(evidence: Evidence) -> Answer:
     begun = float(seconds) if begun is None else begun
     whole = begun + evidence.training_seconds
     share = (begun + compiling) / whole if whole else 0.0
-    if seconds + compiling < ENDLESS_START and (seconds + compiling < SLOW_START or share < NOTICEABLE):
+    if begun + compiling < ENDLESS_START and (begun + compiling < SLOW_START or share < NOTICEABLE):
         return None
     fixes = []
     if evidence.settings.get("compile") or evidence.settings.get("compile_teacher"):
@@ -151,8 +151,8 @@ def start(evidence: Evidence) -> Answer:
         )
     )
     fixes.append(shards(evidence, "few files to copy and list"))
-    job = max(evidence.training_seconds, (job_steps(evidence) or 0.0) * (evidence.step_seconds or 0.0))
-    in_job = (begun + compiling) / (begun + job)
+    later = (job_steps(evidence) or 0.0) - windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0.0
+    in_job = (begun + compiling) / (whole + max(0.0, later) * (evidence.step_seconds or 0.0))
     return Finding(
         kind="slow_start",
         title=f"The first step came after {seconds:.0f} s",

@@ -1,0 +1,160 @@
+"""The trials of a tuning: each runs once, within the budget, and is a row of the table."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.config.issues import UserError, mistake
+from launcher.record import records
+from launcher.runner.run import Run
+from launcher.show.text import counted, dollars
+from launcher.study import engine
+from launcher.study.trial_table import Row, TrialTable
+from launcher.study.tune_search import Spent, Trial
+from launcher.study.tune_subject import Changes, Subject, Until
+
+START = 900.0
+"""Seconds that a trial may take until its first step: on SageMaker hosts start and data are copied."""
+
+KEYS = ("changes", "repeat")
+"""Columns of a trial's key: the changes as JSON, and which of the trials with them it is."""
+
+MEASURED = ("label", "state", "failure", "seconds", "cost_usd", "step_seconds", "images_per_second", "headline")
+"""The other columns of the table; cost_usd with what was paid for attempts that were interrupted or failed."""
+
+
+@dataclass
+class Trials:
+    """Runs the trials that the table lacks, within the budget.
+
+    Args:
+        most: trials.
+        most_seconds: of all trials together.
+        each: seconds of training of a trial.
+        max_cost: US dollars, of all trials together; None: no limit.
+        ceiling: US dollars of a trial at most; None: nothing, or not known.
+    """
+
+    subject: Subject
+    known: TrialTable
+    most: int
+    most_seconds: float
+    each: float
+    max_cost: float | None
+    ceiling: float | None
+    say: Callable[[str], None]
+    used: list[Row] = field(default_factory=list)
+
+    def __call__(self, changes: Changes, label: str, steps: int | None = None) -> Trial:
+        text = json.dumps(changes, sort_keys=True)
+        key = {"changes": text, "repeat": 1 + sum(row["changes"] == text for row in self.used)}
+        row = self.known.find(key)
+        if row is None or row["state"] == records.IN_PROGRESS or (row["failure"] and not changes):
+            # it was interrupted, or it is the job as it is: why it failed may be mended
+            if spent := self.spent(1):
+                raise Spent(spent)
+            trial = self._run(key, changes, label, steps)
+            row = self.known.rows[-1]
+        else:
+            trial = Trial(changes, self._recorded(row["run"]), row["failure"])
+        self.used.append(row)
+        return trial
+
+    def spent(self, trials: int) -> str:
+        """Why the budget does not allow so many trials more; "" where it does."""
+        seconds = [float(row["seconds"]) for row in self.used]
+        if len(self.used) + trials > self.most:
+            return f"{counted(self.most, 'trial is', 'trials are')} spent (--trials)"
+        if seconds and sum(seconds) + (trials - 0.5) * max(seconds) > self.most_seconds:
+            return f"{self.most_seconds / 60:g} minutes are spent (--minutes)"
+        paid = sum(map(self._paid, self.known.rows))
+        if self.max_cost is not None and self.ceiling is not None and paid + trials * self.ceiling > self.max_cost:
+            return f"{dollars(paid)} of {dollars(self.max_cost)} are spent, and a trial may cost {dollars(self.ceiling)} (--max-cost)"
+        return ""
+
+    def _paid(self, row: Row) -> float:
+        """US dollars for a trial and for its earlier attempts; of one that was interrupted what it may have cost."""
+        own = 0.0
+        if row["state"] == records.IN_PROGRESS:
+            own = self._recorded(row["run"]).outcome().get("cost_usd", self.ceiling) or 0.0
+        return float(row["cost_usd"] or 0.0) + own
+
+    def _recorded(self, name: str) -> Run:
+        try:
+            return Run(records.find(name))
+        except UserError:
+            fix = f"name another file with --table, or remove this one: rm {self.known.file}"
+            raise mistake("--table", f"{self.known.file} names the run {name}, which was removed", fix) from None
+
+    def _run(self, key: dict[str, Any], changes: Changes, label: str, steps: int | None) -> Trial:
+        began, before = time.monotonic(), self.known.find(key)
+        paid = 0.0 if before is None else self._paid(before)
+        trial = Trial(changes, self.subject.run(changes, self._until(key, label, steps, paid), self.say))
+        run = trial.run
+        cost = run.outcome().get("cost_usd", self.ceiling)
+        values: dict[str, Any] = {"label": label, "state": run.state, "cost_usd": cost if cost is None else paid + cost}
+        if run.state == records.FAILED:
+            trial.failed = " ".join(run.outcome().get("failure", run.state).split())[: engine.LONGEST_REASON]
+        else:
+            try:
+                values |= _figures(trial)
+            except UserError as error:
+                if not self.used:  # the job as it is cannot be measured, so nothing can
+                    raise
+                trial.failed = error.issues[0].found
+        self.known.add(key, {**values, "failure": trial.failed, "seconds": time.monotonic() - began}, run)
+        said = trial.failed or f"{float(values['step_seconds']):.3g} s a step, all pauses counted; {values['headline']}"
+        self.say(f"{len(self.used) + 1}/{self.most}  {label}: {said}")
+        return trial
+
+    def _until(self, key: dict[str, Any], label: str, steps: int | None, paid: float) -> Until:
+        """Why to stop a trial; "" while it is to go on. Its time counts from its first steps on.
+
+        One that costs money is a row of the table as soon as it runs, so that it counts after an interrupt or a kill.
+        """
+        began, first, is_written = time.monotonic(), 0.0, self.ceiling is None
+
+        def until(run: Run) -> str:
+            nonlocal first, is_written
+            if not is_written:
+                self.known.add(key, {"label": label, "state": records.IN_PROGRESS, "cost_usd": paid}, run)
+                is_written = True
+            now, lines = time.monotonic(), run.metrics()
+            if not lines:
+                return f"no step within {START:.0f} s" if now - began > START else ""
+            first = first or now
+            done = lines[-1].get("step")
+            if steps is not None and isinstance(done, int) and done >= steps:
+                return f"it made the {steps} steps of the first trial"
+            return f"its {self.each:.0f} s as a trial are over" if now - first > self.each else ""
+
+        return until
+
+
+def whole(first: Trial) -> float | None:
+    """Images of the whole job; None: not known.
+
+    Args:
+        first: of the job as it is. What it says of its length counts; else what it did, where it came to its end.
+    """
+    batch = first.diagnosis.evidence.settings.get("global_batch_size")
+    steps = [metric.steps for metric in first.run.progress() if metric.steps]
+    if steps and isinstance(batch, int):
+        return float(steps[-1] * batch)
+    return first.course.last if first.run.state == records.COMPLETED else None
+
+
+def _figures(trial: Trial) -> dict[str, Any]:
+    """Columns for people. Raises a UserError where the run is too short."""
+    course, evidence = trial.course, trial.diagnosis.evidence
+    batch = evidence.settings.get("global_batch_size")
+    each = course.each(course.last)
+    return {
+        "step_seconds": each * batch if isinstance(batch, int) else each,
+        "images_per_second": 1 / each if isinstance(batch, int) else None,
+        "headline": trial.diagnosis.headline,
+    }

@@ -1,0 +1,292 @@
+"""Each side of what the rule on waiting for data decides by: too few workers, costly images, or slow storage."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from launcher.insight.answers import EXPLAINED, Answer
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Finding
+from launcher.insight.measurements import Measurements
+from launcher.insight.rules import data
+from tests.insight.planted import plant
+from tests.insight.test_neighbours import with_threads
+from tests.insight.test_workers_rule import waiting
+
+
+def asked(measured: Measurements) -> Answer:
+    return data.waiting(Evidence(measured))
+
+
+def kind(wait: float = 0.4, **planted) -> str | None:
+    """Of the finding on a run with this wait, on 8 cores with a GPU that waits as long."""
+    answer = asked(waiting(wait, **{"gpu": 100 * (1 - wait), **planted}))
+    return answer.kind if isinstance(answer, Finding) else None
+
+
+def without_workers_number(measured: Measurements) -> Measurements:
+    return dataclasses.replace(measured, settings={**measured.settings, "num_workers": "auto"})
+
+
+@pytest.mark.parametrize(("wait", "gpu", "found"), [(0.09, 60, False), (0.11, 60, True), (0.4, 92, False), (0.4, 88, True)])  # fmt: skip
+def test_a_wait_counts_from_a_tenth_of_a_step_that_the_gpu_feels(wait, gpu, found):
+    assert (kind(wait, gpu=gpu) is not None) == found
+
+
+@pytest.mark.parametrize(("percent", "explained"), [(9, False), (11, True)])
+def test_a_wait_in_a_quota_is_the_quotas(percent, explained):
+    assert (asked(waiting(0.4, gpu=60, throttled=percent)) is EXPLAINED) == explained
+
+
+@pytest.mark.parametrize(
+    ("busy", "workers", "found"),
+    [
+        (0.88, 6, "too_few_workers"),
+        (0.92, 6, "data_bound"),  # no room for a tenth more
+        (0.96, 6, "data_bound"),
+        (0.88, 7, "data_bound"),  # as many as there are cores beside the training process
+        (0.72, 7, "data_bound"),
+        (0.68, 7, "storage_bound"),
+        (0.3, 6, "too_few_workers"),
+    ],
+)
+def test_more_workers_help_while_cores_are_free_for_them(busy, workers, found):
+    assert kind(busy=8 * busy, settings={"num_workers": workers}) == found
+
+
+def test_workers_whose_number_is_not_known_may_be_too_few():
+    found = asked(without_workers_number(waiting(0.4, gpu=60, busy=2.4)))
+    assert found.kind == "too_few_workers" and "not known" in found.cause
+    assert str(found.fixes[0]).startswith("hyperparameters.num_workers=1 (now auto)") and found.gain.expected is None
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        ({"io_wait": 0.4}, "too_few_workers"),
+        ({"io_wait": 0.6}, "storage_bound"),
+        ({"worker_cpu_seconds": 4 * 0.45}, "storage_bound"),
+        ({"worker_cpu_seconds": 4 * 0.55}, "too_few_workers"),
+        # on full cores a worker has its turn, or a part of it
+        ({"busy": 7.6, "worker_cpu_seconds": 4 * 0.09}, "storage_bound"),
+        ({"busy": 7.6, "worker_cpu_seconds": 4 * 0.11}, "data_bound"),
+        ({"busy": 7.6, "worker_cpu_seconds": 12 * 0.06, "settings": {"num_workers": 12}}, "storage_bound"),
+        ({"busy": 7.6, "worker_cpu_seconds": 12 * 0.075, "settings": {"num_workers": 12}}, "data_bound"),
+        ({"busy": 7.0, "usable": 6.0, "io_wait": 0.6}, "data_bound"),
+        # without workers the training process reads
+        ({"settings": {"num_workers": 0}}, "too_few_workers"),
+        ({"settings": {"num_workers": 0}, "cpu_seconds": 0.45}, "storage_bound"),
+        ({"settings": {"num_workers": 0}, "cpu_seconds": 0.55}, "too_few_workers"),
+    ],
+    ids=str,
+)
+def test_readers_that_hardly_compute_wait_for_storage(planted, found):
+    assert kind(**planted) == found
+
+
+def test_without_workers_the_training_thread_is_the_reader_and_its_other_threads_may_spin():
+    run = waiting(0.4, gpu=60, settings={"num_workers": 0}, cpu_seconds=0.8)
+    for cpu, found in ((0.45, "storage_bound"), (0.55, "too_few_workers")):
+        assert asked(with_threads(run, delay=0.0, cpu=cpu)).kind == found
+    run = without_workers_number(waiting(0.4, gpu=60, cpu_seconds=0.4))
+    assert asked(with_threads(run, delay=0.0, cpu=0.4)).kind == "too_few_workers", "workers may read, too"
+
+
+def test_where_hosts_were_not_watched_the_wait_is_told_without_its_cause():
+    for workers, found in ((0, "too_few_workers"), (4, "data_bound")):
+        told = asked(waiting(0.4, system=False, settings={"num_workers": workers}))
+        assert told.kind == found and told.share == pytest.approx(0.4)
+        assert ("decodes the images itself" in told.title) == (workers == 0)
+    assert told.evidence == ("waiting for data: 40 % of a step of 1 s", "4 workers per process")
+
+
+# What is said
+
+
+def test_the_evidence_has_all_that_was_measured():
+    run = waiting(0.4, gpu=60, busy=2.4, io_wait=0.3, pressure=11, worker_cpu_seconds=2.4, usable=6.0)
+    assert asked(run).evidence[0] == "waiting for data: 40 % of a step of 1 s"
+    assert asked(run).evidence[1:-1] == (
+        "GPUs idle 40 % of the time",
+        "40 % of 6 usable cores in use; all of them full in 0 % of the samples",
+        "4 workers per process, 6 cores for each process",
+        "some process waits for a core in 11 % of the time (CPU pressure)",
+        "each worker keeps at most 0.60 cores busy",
+    )
+    assert asked(run).evidence[-1] == "0.3 cores wait for disks (I/O wait)"
+    unknown = {name: dataclasses.replace(host, usable_cores=None) for name, host in run.hosts.items()}
+    assert "30 % of 8 cores (a quota was not recorded)" in str(asked(dataclasses.replace(run, hosts=unknown)).evidence)
+
+
+def test_pressure_and_unsteady_steps_are_told_from_a_tenth():
+    for pressure, noise, said in ((9, 0.02, False), (11, 0.3, True)):
+        told = str(asked(waiting(0.4, gpu=60, pressure=pressure, noise=noise)).evidence)
+        assert ("CPU pressure" in told) == said and ("steps are unsteady" in told) == said
+
+
+@pytest.mark.parametrize(
+    ("workers", "wait", "busy", "wanted", "expected"),
+    [
+        (2, 0.5, 0.3, 5, 2.0),  # 2 / 0.5 and a tenth more; then the rest of the step is the limit
+        (2, 0.5, 0.8, 5, 1.25),  # or the cores
+        (6, 0.5, 0.3, 8, 8 / 6),  # or the workers, of which there are no more than cores
+        (1, 0.12, 0.3, 2, 1 / 0.88),
+        (0, 0.6, 0.3, 2, 2.5),  # 0.6 s of decoding beside 0.4 s of computing
+        (0, 0.3, 0.2, 1, 1 / 0.7),
+        (0, 0.8, 0.1, 5, 5.0),
+        (0, 0.95, 0.01, 8, 8 / 0.95),
+    ],
+)
+def test_the_workers_advised_prepare_images_as_fast_as_they_are_used(workers, wait, busy, wanted, expected):
+    run = waiting(wait, gpu=100 * (1 - wait), busy=8 * busy, settings={"num_workers": workers})
+    found = asked(run)
+    assert (found.kind, found.fixes[0].value) == ("too_few_workers", wanted)
+    first = 0 if workers else wait / 50  # the first batch of an epoch of 50 steps
+    assert found.gain.expected.value == pytest.approx(1 / (1 / expected + first), rel=0.02)
+    assert found.share == pytest.approx(wait)
+    assert f"there is room for {min(1 / (1 - wait), 1 / Evidence(run).busy):.2f} times the work" in str(found.fixes[0])
+    assert ("the training process itself decodes" in found.cause) == (workers == 0)
+
+
+def test_slow_storage_is_told_with_what_was_read_and_received():
+    run = waiting(0.4, gpu=60, io_wait=2.0, settings={"num_workers": 4})
+    found = asked(run)
+    assert re.fullmatch(
+        r"read from disks (4.9|5.[01]) MB/s a host, received (1.9|2.[01]) MB/s a host", ", ".join(found.evidence[-2:])
+    )
+    assert str(found.fixes[-1]).startswith("hyperparameters.num_workers=8 (now 4): more reads at a time")
+    unknown = {name: dataclasses.replace(host, disk={}, network={}) for name, host in run.hosts.items()}
+    assert "MB/s" not in str(asked(dataclasses.replace(run, hosts=unknown)).evidence)
+    for workers in (0, 16):
+        told = asked(waiting(0.4, gpu=60, io_wait=2.0, settings={"num_workers": workers}))
+        assert told.kind == "storage_bound" and "num_workers" not in str(told.fixes)
+
+
+# Too many workers: what fewer bring
+
+
+def with_epochs(measured: Measurements, seconds: float) -> Measurements:
+    """The same with that time between epochs, of which there are four."""
+    [steps] = measured.ranks
+    ranks = (dataclasses.replace(steps, ended=steps.ended + seconds * (steps.epoch - 1)),)
+    return dataclasses.replace(measured, ranks=ranks)
+
+
+CROWD = dict(gpu=40, busy=7.8, cpu_seconds=4.0, worker_cpu_seconds=3.0, settings={"num_workers": 32})
+
+
+def test_fewer_workers_are_expected_to_leave_the_work_on_the_cores():
+    run = waiting(0.4, **CROWD)
+    found = asked(run)
+    assert found.kind == "too_many_workers" and found.fixes[0].value == 5  # 3 s of work in 0.6 s of computing
+    assert found.share == pytest.approx(0.6, abs=0.01) and found.gain.expected.value == pytest.approx(2.0)
+    assert "4 CPU seconds on 8 cores take 0.5 s of its 1 s" in found.gain.formula
+    assert "waits at the start of epochs, 0 % of the time, become 5 / 32 of that" in found.gain.formula
+
+
+def test_where_epochs_begin_waits_become_as_many_times_less_as_workers():
+    """200 s of steps and 66.7 s between epochs: a quarter of the time. 1 - 0.75 * 0.5 - 0.25 * (1 - 5 / 32)"""
+    found = asked(with_epochs(waiting(0.4, **CROWD), 22.22))
+    assert found.share == pytest.approx(0.75 * 0.6 + 0.25, abs=0.01)
+    assert found.gain.expected.value == pytest.approx(1 / 0.4141, rel=0.01)
+    assert "25 % of the training time passes at the start of epochs" in found.evidence[-1]
+    few = asked(with_epochs(waiting(0.4, **CROWD), 5.0))
+    assert "at the start of epochs" not in str(few.evidence)
+
+
+@pytest.mark.parametrize(("work", "said"), [(4.0, "the cores are in use 94 %"), (7.9, "the step's 7.9 CPU seconds")])
+def test_on_the_cpu_the_work_stays_on_the_cores_that_are_full(work, said):
+    run = waiting(0.4, busy=7.68, cpu_seconds=work, worker_cpu_seconds=0.5, settings={"num_workers": 32})
+    found = asked(run)
+    assert found.kind == "too_many_workers" and found.gain.formula.startswith(said)
+    assert found.gain.expected.value == pytest.approx(8 / 7.9 if work == 7.9 else 1 / Evidence(run).busy)
+
+
+@pytest.mark.parametrize(
+    ("planted", "first"),
+    [
+        ({"busy": 7.4}, "compose_augmentation"),
+        ({"busy": 7.0}, "num_workers"),
+        ({"busy": 7.4, "gpu": 60}, "num_workers"),
+        ({"busy": 7.4, "settings": {"num_workers": 32}}, "num_workers"),
+    ],
+    ids=str,
+)
+def test_cheaper_images_come_first_where_the_model_computes_on_the_same_full_cores(planted, first):
+    settings = {"num_workers": 32, "augmentation_load": 8}
+    found = asked(waiting(0.4, **{"settings": settings, **planted}))
+    assert found.kind == "too_many_workers" and found.fixes[0].setting == f"hyperparameters.{first}"
+    named = [fix.setting for fix in found.fixes if fix.setting]
+    assert len(named) == len(set(named))
+
+
+@pytest.mark.parametrize(("theirs", "share"), [(6.0, 0.75), (2.0, 0.4)])
+def test_cheaper_images_also_free_the_cores_that_the_model_computes_on(theirs, share):
+    """Images take 6 of the 8 CPU seconds of a step, or less than the wait."""
+    run = waiting(0.4, busy=7.6, cpu_seconds=8.0, worker_cpu_seconds=theirs, settings={"num_workers": 8})
+    found = asked(run)
+    assert found.kind == "data_bound" and found.gain.share == pytest.approx(share)
+    assert ("images take 75 % of the CPU time" in found.gain.formula) == (theirs == 6.0)
+    on_gpu = asked(waiting(0.4, gpu=60, busy=7.6, cpu_seconds=8.0, worker_cpu_seconds=theirs, settings={"num_workers": 8}))  # fmt: skip
+    assert on_gpu.gain.share == pytest.approx(0.4)
+
+
+# KT's case: what fewer bring
+
+
+KEPT = dict(gpu=50, busy=5.0, settings={"num_workers": 8})
+
+
+def test_without_its_noisy_workers_the_thread_does_not_wait_for_its_core():
+    found = asked(with_threads(waiting(0.01, **KEPT), delay=0.4, workers=2.0))
+    assert (found.kind, found.fixes[0].value) == ("too_many_workers", 4) and found.share == pytest.approx(0.4)
+    assert found.gain.expected.value == pytest.approx(1 / 0.6)
+    assert found.gain.formula == "the wait for a core goes away"
+    assert found.evidence[-2:] == (
+        "slow steps take 1.0 times as long as quick ones (90th and 10th percentile)",
+        "some core is at 95 % or more in 0 % of the samples",
+    )
+
+
+def test_noisy_workers_also_delay_the_start_of_epochs():
+    """A quarter of the time lies between epochs: 1 - 0.75 * 0.4 - 0.25 * (1 - 4 / 8)"""
+    found = asked(with_epochs(with_threads(waiting(0.01, **KEPT), delay=0.4, workers=2.0), 22.22))
+    assert found.share == pytest.approx(0.55, abs=0.01) and found.gain.expected.value == pytest.approx(
+        1 / 0.575, rel=0.01
+    )
+    assert found.gain.formula.endswith("25 % of the time, become 4 / 8 of that")
+
+
+# From system metrics alone
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        ({"gpu": 68, "busy": 7.2}, "data_bound"),
+        ({"gpu": 72, "busy": 7.2}, None),
+        ({"gpu": 50, "busy": 6.9}, "data_bound"),
+        ({"gpu": 50, "busy": 6.6}, None),
+        ({"gpu": 50, "busy": 7.2, "throttled": 9}, "data_bound"),
+        ({"gpu": 50, "busy": 7.2, "throttled": 11}, None),
+        ({"gpu": 50, "busy": 2.0, "io_wait": 0.4}, None),
+        ({"gpu": 50, "busy": 2.0, "io_wait": 0.6}, "storage_bound"),
+        ({"gpu": 50, "busy": 7.0, "usable": 6.0, "io_wait": 0.6}, "data_bound"),
+        ({"gpu": None, "busy": 7.4}, None),
+    ],
+    ids=str,
+)
+def test_system_metrics_show_full_cores_or_slow_disks_beside_an_idle_gpu(planted, found):
+    answer = asked(plant(phases=None, **planted))
+    assert (answer.kind if isinstance(answer, Finding) else None) == found
+    if found is not None:
+        assert answer.share == pytest.approx(1 - planted["gpu"] / 100, abs=0.02) == answer.gain.share
+
+
+def test_an_idle_gpu_alone_is_not_the_datas():
+    run = plant(phases=None, gpu=50, busy=7.2)
+    blind = {name: dataclasses.replace(host, cores={}) for name, host in run.hosts.items()}
+    assert asked(dataclasses.replace(run, hosts=blind)) is None

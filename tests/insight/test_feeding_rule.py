@@ -1,0 +1,237 @@
+"""Each side of what the rules on a device that waits for the training process decide by."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Finding
+from launcher.insight.rules import feeding
+from tests.insight.planted import plant
+from tests.insight.test_neighbours import with_threads
+
+STEP = {"data_wait": 0.01, "student_forward": 0.33, "backward": 0.66}
+"""A second."""
+
+IDLE = dict(phases=STEP, noise=0.0, gpu=50, gpu_memory=75, busy=2.0)
+"""A GPU that idles half the time beside large steps and free cores."""
+
+
+def asked(**changed) -> Answer:
+    return feeding.starved(Evidence(plant(**{**IDLE, **changed})))
+
+
+def kind(**changed) -> str | None:
+    answer = asked(**changed)
+    return answer.kind if isinstance(answer, Finding) else None
+
+
+def step(seconds: float) -> dict[str, float]:
+    return {name: share * seconds for name, share in STEP.items()}
+
+
+def gapped(share: float, **changed) -> dict[str, object]:
+    """A step of a second with that share in no phase."""
+    return {"phases": step(1 - share), "gap": share, **changed}
+
+
+@pytest.mark.parametrize(("gap", "found"), [(0.14, None), (0.16, "main_thread_bound")])
+def test_on_the_cpu_time_in_no_phase_is_the_loops_own_code(gap, found):
+    assert kind(**gapped(gap, gpu=None)) == found
+
+
+@pytest.mark.parametrize(
+    ("gap", "gpu", "found"),
+    [(0.0, 72, None), (0.0, 67, "gpu_starved"), (0.14, 74, None), (0.16, 95, "gpu_starved"), (0.16, 74, "gpu_starved")],
+)
+def test_a_gpu_is_starved_from_three_tenths_idle_or_less_where_time_lies_in_no_phase(gap, gpu, found):
+    assert kind(**gapped(gap, gpu=gpu)) == found
+
+
+@pytest.mark.parametrize(
+    ("planted", "share"),
+    [
+        ({}, 0.49),  # without the wait for data
+        ({"phases": {"data_wait": 0.01, "host_to_device": 0.09, "student_forward": 0.3, "backward": 0.6}}, 0.4),
+        ({"phases": {**STEP, "grad_sync": 0.09}, "ranks": 2}, 0.4),
+        ({"phases": {"data_wait": 0.01, "buffer_sync": 0.09, "student_forward": 0.3, "backward": 0.6}}, 0.4),
+        (gapped(0.6), 0.6),
+        ({"phases": None}, 0.5),
+    ],
+    ids=str,
+)
+def test_the_share_is_the_idle_time_that_no_wait_explains(planted, share):
+    found = asked(**planted)
+    assert found.share == pytest.approx(share, abs=0.01) == found.gain.share
+
+
+def test_what_is_missing_is_named():
+    phases = {"student_forward": 1.0, "backward": 1.0}
+    told = asked(phases=phases, gpu=None, not_measured={"data_wait": "no loader was seen"})
+    assert isinstance(told, NotMeasured) and told.reason == "no loader was seen"
+    told = asked(phases=None, gpu=None, facts={"device": "cuda"}, not_measured={"system": "monitor off"})
+    assert isinstance(told, NotMeasured) and told.reason == "monitor off"
+
+
+@pytest.mark.parametrize(
+    ("planted", "explained"),
+    [
+        ({"busy": 6.6}, False),
+        ({"busy": 7.0}, True),
+        ({"busy": 1.0, "io_wait": 0.4}, False),
+        ({"busy": 1.0, "io_wait": 0.6}, True),
+        ({"gpu": None, "gpus": [60.0, 40.0]}, False),
+        ({"gpu": None, "gpus": [70.0, 30.0]}, True),
+    ],
+    ids=str,
+)
+def test_system_metrics_alone_may_show_full_cores_slow_disks_or_uneven_gpus_instead(planted, explained):
+    assert (asked(phases=None, **planted) is EXPLAINED) == explained
+
+
+def test_with_timed_steps_a_wait_that_is_none_leaves_the_idle_gpu_unexplained():
+    assert kind(busy=7.0) == kind(busy=1.0, io_wait=0.6) == "gpu_starved"
+    assert kind(gpus=[70.0, 30.0], ranks=2) == "gpu_starved"
+
+
+def test_a_process_that_does_not_get_its_core_is_another_finding():
+    for busy, explained in ((7.05, False), (7.35, True)):
+        assert (asked(busy=busy) is EXPLAINED) == explained
+    for percent, explained in ((9, False), (11, True)):
+        assert (asked(throttled=percent) is EXPLAINED) == explained
+    suspect = dict(noise=0.3, busy=4.0, pegged=1, settings={"num_workers": 8})
+    assert asked(**suspect) is EXPLAINED and kind(**{**suspect, "settings": {"num_workers": 4}}) is not None
+    for delay, explained in ((0.09, False), (0.11, True)):
+        for busy in (2.0, 7.6):
+            run = with_threads(plant(**{**IDLE, "busy": busy}), delay=delay)
+            assert (feeding.starved(Evidence(run)) is EXPLAINED) == explained
+
+
+# Which of the three
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        ({"settings": {"log_every": 1}}, "synchronising_calls"),
+        ({"settings": {"log_every": 2}}, "gpu_starved"),
+        ({"phases": {**step(0.91), "synchronise": 0.09}}, "gpu_starved"),
+        ({"phases": {**step(0.89), "synchronise": 0.11}}, "synchronising_calls"),
+        ({"phases": step(0.05), "gpu_memory": 57}, "small_batch"),
+        ({"phases": step(0.05), "gpu_memory": 64}, "gpu_starved"),
+        ({"phases": step(0.07), "gpu_memory": 57}, "gpu_starved"),
+        ({"phases": step(0.11), "gpu_memory": 57, "settings": {"batch_size_per_device": 128}}, "small_batch"),
+        ({"phases": None, "gpu_memory": 57}, "small_batch"),
+        ({"phases": None, "gpu_memory": 64}, "gpu_starved"),
+        ({"phases": None, "gpu_memory": 57, "pegged": 1}, "main_thread_bound"),
+        ({"cpu_seconds": 0.9, "worker_cpu_seconds": 0.01}, "main_thread_bound"),
+        ({"cpu_seconds": 0.8, "worker_cpu_seconds": 0.01}, "gpu_starved"),
+        ({"cpu_seconds": 0.8, "worker_cpu_seconds": 0.01, "pegged": 1}, "gpu_starved"),
+        ({"pegged": 1}, "main_thread_bound"),
+        ({"pegged": 1, "busy": 5.4}, "main_thread_bound"),
+        ({"pegged": 1, "busy": 5.8}, "gpu_starved"),
+    ],
+    ids=str,
+)
+def test_what_the_training_process_does_meanwhile_tells_the_kinds_apart(planted, found):
+    """64 images at a time are half a step of 128."""
+    assert kind(**planted) == found
+
+
+def test_steps_whose_gpus_memory_was_not_watched_may_be_small():
+    run = plant(**{**IDLE, "phases": step(0.05)})
+    blind = {name: dataclasses.replace(host, gpu_memory={}) for name, host in run.hosts.items()}
+    assert feeding.starved(Evidence(dataclasses.replace(run, hosts=blind))).kind == "small_batch"
+    alone = plant(**{**IDLE, "phases": None})
+    blind = {name: dataclasses.replace(host, gpu_memory={}) for name, host in alone.hosts.items()}
+    assert feeding.starved(Evidence(dataclasses.replace(alone, hosts=blind))).kind == "gpu_starved"
+
+
+# What is said
+
+
+def test_the_evidence_has_all_that_was_measured():
+    found = asked(cpu_seconds=0.9, worker_cpu_seconds=0.3, settings={"log_every": 1})
+    assert found.evidence == (
+        "GPUs idle 50 % of the time",
+        "0 % of a step of 1 s lies in no phase",
+        "waiting for data only 1 %",
+        "GPU memory at most 76 % in use (95th percentile)",
+        "the training process uses 0.60 cores",
+        "a core at 95 % or more in 0 % of the samples, 25 % of all in use",
+        "log_every is 1",
+    )
+    assert [fix.value for fix in found.fixes][0] == 20
+    synchronised = asked(phases={**step(0.8), "synchronise": 0.2}, settings={"log_every": 10})
+    assert "waiting for the device to read a number: 20 % of a step" in synchronised.evidence
+    assert "log_every is 10" in synchronised.evidence and "log_every" not in str(synchronised.fixes)
+    assert len(asked(phases=STEP, system=False, gpu=None, gap=0.5).evidence) == 2
+
+
+def test_what_is_starved_without_a_reason_is_told_what_would_show_it():
+    timed, alone = asked(), asked(phases=None)
+    assert timed.title == "The GPUs idle, but not for lack of data" and alone.title == "The GPUs idle"
+    assert timed.cause.endswith("no small steps, full core or synchronising calls were seen")
+    assert alone.cause.endswith("no step timeline was found")
+    assert "hyperparameters.profile_steps=5" in str(timed.fixes[1]) and "measure its steps" in str(alone.fixes[0])
+
+
+@pytest.mark.parametrize(
+    ("planted", "advised"),
+    [
+        ({"phases": None, "pegged": 1}, True),
+        ({"phases": None, "pegged": 0}, False),
+        ({"phases": None, "pegged": 1, "settings": {"num_workers": 4}}, False),
+        ({"pegged": 1}, False),
+    ],
+    ids=str,
+)
+def test_fewer_workers_are_tried_where_a_core_is_full_and_their_number_is_not_known(planted, advised):
+    assert ("num_workers=1" in str(asked(**planted).fixes)) == advised
+
+
+def test_a_batch_in_parts_gets_fewer_of_them_before_it_gets_larger():
+    small = dict(phases=step(0.05), gpu_memory=50)
+    whole = asked(**small, settings={"global_batch_size": 16})
+    assert str(whole.fixes[0]).startswith("hyperparameters.global_batch_size=64 (now 16)")
+    assert whole.evidence[-1] == "16 images at a time"
+    parts = asked(**small, settings={"global_batch_size": 16, "batch_size_per_device": 8})
+    assert str(parts.fixes[0]).startswith("hyperparameters.batch_size_per_device=auto (now 8): fewer than 2 parts")
+    unknown = asked(**small, settings={"global_batch_size": None})
+    assert "images at a time" not in str(unknown.evidence)
+    assert str(unknown.fixes[0]).startswith("a global batch of 4 times the images")
+
+
+# Fixed cost
+
+
+def fixed(share: float = 0.3, **changed) -> Answer:
+    phases = {**step(1 - share), "optimizer": share}
+    return feeding.fixed_cost(Evidence(plant(**{**IDLE, "gpu": None, "phases": phases, **changed})))
+
+
+@pytest.mark.parametrize(
+    ("share", "batch", "small"), [(0.19, 4, False), (0.21, 4, True), (0.3, 64, True), (0.3, 65, False)]
+)
+def test_a_batch_is_small_where_the_optimizer_takes_a_fifth_for_few_images(share, batch, small):
+    assert isinstance(fixed(share, settings={"global_batch_size": batch}), Finding) == small
+
+
+def test_four_times_the_images_may_take_as_long():
+    found = fixed(settings={"global_batch_size": 4})
+    assert found.gain.share == pytest.approx(0.75) and found.share == pytest.approx(0.3)
+    paused = fixed(settings={"global_batch_size": 4}, checkpoint=(10, 10.0))
+    assert paused.gain.share == pytest.approx(0.375) and paused.share == pytest.approx(0.15), "half are checkpoints"
+    assert "4 images per process and step" in found.evidence
+    assert str(found.fixes[0]).startswith("hyperparameters.global_batch_size=16 (now 4)")
+
+
+def test_a_batch_whose_size_is_not_known_is_not_judged():
+    told = fixed(settings={"global_batch_size": None})
+    assert isinstance(told, NotMeasured) and told.reason == "the batch size is not known"
+    assert fixed(0.1, settings={"global_batch_size": None}) is None
+    missing = feeding.fixed_cost(Evidence(plant(**IDLE)))
+    assert isinstance(missing, NotMeasured) and missing.reason == "optimizer was not recorded"

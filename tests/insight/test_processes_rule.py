@@ -1,0 +1,178 @@
+"""Each side of what the rules on several processes decide by: the exchange of gradients, a slow rank, uneven GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Finding
+from launcher.insight.report import Report
+from launcher.insight.rules.table import judge
+from tests.insight.planted import plant
+
+STEP = {"data_wait": 0.01, "student_forward": 0.33, "backward": 0.66}
+"""A second."""
+
+
+def report(**planted) -> Report:
+    return judge(Evidence(plant(**{"phases": STEP, "noise": 0.0, "ranks": 2, **planted})))
+
+
+def finding(kind: str, **planted) -> Finding | None:
+    return next((one for one in report(**planted).findings if one.kind == kind), None)
+
+
+def reasons(told: Report) -> dict[str, str]:
+    return {one.what: one.reason for one in told.not_measured}
+
+
+# The exchange of gradients
+
+
+@pytest.mark.parametrize(
+    ("phases", "share"),
+    [
+        ({"grad_sync": 0.09}, None),
+        ({"grad_sync": 0.11}, 0.11),
+        ({"grad_sync": 0.06, "buffer_sync": 0.06}, 0.12 / 1.06),
+        ({"grad_sync": 0.4}, 0.4),
+    ],
+    ids=str,
+)
+def test_an_exchange_counts_from_a_tenth_of_a_step_with_that_of_buffers(phases, share):
+    found = finding("communication_bound", phases={**STEP, **phases})
+    assert (found and found.share) == (share and pytest.approx(share))
+
+
+def test_the_rank_that_waits_least_says_what_the_exchange_takes():
+    """What another one spends there is waiting for it."""
+    for least, accused in ((0.05, False), (0.2, True)):
+        found = finding("communication_bound", ranks={0: {"grad_sync": 0.5}, 1: {"grad_sync": least}})
+        assert (found is not None) == accused
+    assert "20 % of a step of 1 s on the rank that waits least (of 2; most 50 %)" in found.evidence[0]
+    assert found.evidence[1] == "sent 2.0 MB/s a host"
+
+
+def test_half_the_bytes_are_expected_to_take_half_as_long():
+    phases = {**STEP, "grad_sync": 0.4}
+    found = finding("communication_bound", phases=phases)
+    assert str(found.fixes[0]).startswith("hyperparameters.gradient_compression=bf16")
+    assert found.gain.expected.value == pytest.approx(1.25)  # 1 / (1 - 0.4 / 2)
+
+
+@pytest.mark.parametrize("changed", [{"settings": {"gradient_compression": "bf16"}}, {"facts": {"backend": "smddp"}}])
+def test_what_compresses_already_or_cannot_is_not_told_to(changed):
+    found = finding("communication_bound", phases={**STEP, "grad_sync": 0.4}, **changed)
+    assert "gradient_compression" not in str(found.fixes) and found.gain.expected is None
+    assert str(found.fixes[0]).startswith("hyperparameters.global_batch_size=512 (now 256)")
+
+
+def test_one_process_has_no_exchange_and_no_slow_rank():
+    told = dict(report(ranks=1).not_applicable)
+    assert told["exchange of gradients"] == told["one slow rank"] == "one process"
+
+
+def test_an_exchange_of_ranks_that_were_not_timed_is_not_measured():
+    told = report(phases=None, ranks=1, gpus=[80.0, 80.0])
+    assert reasons(told)["exchange of gradients"] == "no step timeline was found"
+    assert reasons(told)["one slow rank"] == "steps of 0 of an unknown number of ranks: no step timeline was found"
+    told = report(ranks=1, facts={"world_size": 4}, not_measured={"ranks": "the others wrote nothing"})
+    assert reasons(told)["one slow rank"] == "steps of 1 of 4 ranks: the others wrote nothing"
+    assert reasons(told)["exchange of gradients"] == "grad_sync was not recorded"
+
+
+# A slow rank
+
+
+def slow(more: float, phase: str = "student_forward", **planted) -> Finding | None:
+    """The third of three ranks takes so much longer in a phase; the others wait for it in backward."""
+    base = {**STEP, "backward": STEP["backward"] + more, "grad_sync": 0.05 + more}
+    late = {phase: STEP[phase] + more, "grad_sync": 0.05, **({} if phase == "backward" else {"backward": 0.66})}
+    return finding("slow_rank", phases=base, ranks={0: {}, 1: {}, 2: late}, **planted)
+
+
+@pytest.mark.parametrize(("more", "share"), [(0.105, None), (0.125, 0.125 / 1.125), (1.0, 0.5)])
+def test_a_rank_is_slow_from_a_tenth_of_a_step(more, share):
+    found = slow(more)
+    assert (found and found.share) == (share and pytest.approx(share))
+    assert found is None or (found.rank == 2 and found.gain.expected.value == pytest.approx(1 / (1 - share)))
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [
+        ("student_forward", "its device is slower"),
+        ("backward", "its device is slower"),
+        ("data_wait", "its data come later"),
+    ],
+)
+def test_it_is_told_where_the_slow_rank_spends_more_and_how_much(phase, cause):
+    found = slow(0.5, phase, busy=3.0)
+    assert found.evidence[:2] == (
+        "rank 2 on algo-1 takes 1.45 s a step without waiting, the others 0.95 s",
+        f"most of it in {phase}: 0.5 s more than the others",
+    )
+    assert found.cause.startswith(cause) and "algo-1 has 3.0 of 8 cores in use" in found.evidence
+    assert ("input shards near every host" in str(found.fixes)) == (phase == "data_wait")
+
+
+def test_backward_does_not_count_where_its_exchange_is_not_known():
+    """It holds the wait for the others."""
+    ranks = {0: {}, 1: {"backward": 1.5}}
+    assert finding("slow_rank", ranks=ranks) is None
+    assert finding("slow_rank", ranks={0: {"grad_sync": 0.05}, 1: {**ranks[1], "grad_sync": 0.05}}).rank == 1
+
+
+def test_what_is_little_of_a_step_makes_no_rank_slow_though_it_is_twice_that_of_the_others():
+    ranks = {0: {"grad_sync": 0.6, "student_forward": 0.04}, 1: {"grad_sync": 0.6, "student_forward": 0.1}}
+    assert finding("slow_rank", ranks=ranks) is None
+
+
+def test_a_slow_ranks_own_gpus_are_shown_and_it_is_found_where_no_host_was_watched():
+    shown = str(slow(0.5, gpu=60, ranks_a_host=1).evidence)
+    assert "algo-3 gpu0: 60 % used" in shown and "algo-1 gpu0" not in shown and "algo-3 has 2.0 of 8 cores" in shown
+    assert len(slow(0.5, system=False).evidence) == 2
+
+
+# Uneven GPUs
+
+
+def uneven(*gpus: float, **planted) -> Finding | None:
+    return finding("uneven_gpus", phases=None, ranks=1, gpus=[*gpus], **planted)
+
+
+@pytest.mark.parametrize(("gpus", "share"), [((80, 52), None), ((80, 48), 0.16), ((80, 40, 40, 40), 0.3)])
+def test_gpus_are_uneven_from_thirty_points_and_the_mean_could_be_that_of_the_busiest(gpus, share):
+    found = uneven(*gpus)
+    assert (found and found.share) == (share and pytest.approx(share, abs=0.01))
+    assert found is None or found.gain.at_most == pytest.approx(1 / (1 - found.share))
+
+
+@pytest.mark.parametrize(("least", "cause"), [(4, "there are fewer processes than GPUs"), (6, "shared unevenly")])
+def test_a_gpu_below_five_percent_has_no_process(least, cause):
+    assert cause in uneven(80, least).cause
+
+
+@pytest.mark.parametrize(
+    ("facts", "fix"),
+    [
+        ({"distribution": "none"}, "distribution=torchrun (now none): one process per GPU"),
+        ({}, "torchrun --nproc-per-node=GPUS: one process per GPU"),
+        ({"distribution": "torchrun"}, "look at algo-1 gpu1: its process, clock, temperature and links"),
+    ],
+    ids=str,
+)
+def test_a_process_for_each_gpu_is_advised_where_there_is_none(facts, fix):
+    [told] = uneven(80, 20, facts=facts).fixes
+    assert str(told).startswith(fix)
+
+
+def test_where_ranks_were_timed_the_slow_one_is_looked_for_instead():
+    assert finding("uneven_gpus", gpus=[80, 20]) is None
+
+
+def test_one_gpu_or_none_cannot_be_uneven_and_what_was_not_watched_is_not_measured():
+    for planted, why in ((dict(gpu=80, ranks=1), "one GPU"), (dict(ranks=1), "no GPU")):
+        assert dict(report(**planted).not_applicable)["GPUs used unevenly"] == why
+    told = report(ranks=1, system=False, facts={"device": "cuda"}, not_measured={"system": "monitor off"})
+    assert reasons(told)["GPUs used unevenly"] == "monitor off"

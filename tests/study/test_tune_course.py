@@ -1,0 +1,60 @@
+"""What a trial of a tuning shows: its course over the images, and its losses."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from launcher.record.records import RunFolder, write_json
+from launcher.runner.run import Run
+from launcher.study import tune_course
+from launcher.study.tune_course import Course
+
+
+def course(each: float, start: float = 10.0, images: int = 100) -> Course:
+    counted = np.arange(20.0, images + 1, 10)
+    return Course(counted, start + (counted - 20) * each)
+
+
+def test_trials_are_compared_over_the_images_that_all_of_them_did():
+    slow, fast = course(0.2, images=60), course(0.1)
+    stalled = Course(fast.images, fast.seconds + np.where(fast.images > 80, 100.0, 0.0))
+    assert slow.each(60) == pytest.approx(0.2) and fast.each(60) == pytest.approx(0.1)
+    assert stalled.each(60) == pytest.approx(0.1), "a pause behind the common part counts for neither"
+    assert stalled.each(100) > 1
+    before, after = (tune_course.costs([one], 60, None) for one in (slow, fast))
+    assert before.median / after.median == pytest.approx(2)
+    compiled = course(0.1, start=100.0)
+    assert tune_course.costs([compiled], 60, 1020).median == pytest.approx(100 + 1000 * 0.1), "it pays its start"
+    assert tune_course.costs([slow], 60, 220).median < tune_course.costs([compiled], 60, 220).median
+    assert tune_course.costs([slow], 60, 10_020).median > tune_course.costs([compiled], 60, 10_020).median
+
+
+def test_losses_are_the_same_bit_for_bit_or_within_what_repeats_differ_by():
+    exact = {1: 0.5, 2: 0.25, 3: 0.125}
+    same = tune_course.compare([exact, exact], [{**exact, 4: 9.0}])
+    assert same.same and same.text == "the same losses in 3 logged steps, bit for bit"
+    other = tune_course.compare([exact, exact], [{**exact, 2: 0.25 + 1e-12}])
+    assert not other.same and "first at step 2" in other.text
+    noisy = [exact, {1: 0.5, 2: 0.2501, 3: 0.126}]
+    assert tune_course.compare(noisy, [{1: 0.5, 2: 0.2502, 3: 0.1265}]).same
+    assert not tune_course.compare(noisy, [{1: 0.5, 2: 0.2502, 3: 0.2}]).same
+    assert not tune_course.compare(noisy, [{1: 0.5001, 2: 0.25, 3: 0.125}]).same, "no repeat differs at the first step"
+    rounded = tune_course.compare(noisy, [{1: 0.5 + 1e-7, 2: 0.25, 3: 0.125}])
+    assert rounded.same and "within what repeats" in rounded.text, "as float32 is rounded"
+    broken = tune_course.compare(noisy, [{1: 0.5, 2: math.nan, 3: 0.125}])
+    assert not broken.same and "first at step 2: nan instead of 0.25" in broken.text
+    assert "not compared" in tune_course.compare([{}], [exact]).text
+
+
+@pytest.mark.parametrize("state, count", [("Completed", 3), ("Stopped", 2)])
+def test_what_a_stopped_script_printed_last_is_no_loss(tmp_path, state, count):
+    folder = RunFolder(tmp_path / "run")
+    folder.log("algo-1").parent.mkdir(parents=True)
+    folder.log("algo-1").write_text("loss: 0.5\nloss: 0.25\nloss: 0.12\n")
+    plan = {"name": "run", "planned": "2026-01-01T00:00:00+00:00", "backend": "watch", "job": {"name": "run"}}
+    write_json(folder.plan, {**plan, "hosts": [{"name": "algo-1"}]})
+    write_json(folder.outcome, {"state": state})
+    assert len(tune_course.losses(Run(folder))) == count

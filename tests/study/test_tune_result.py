@@ -1,0 +1,70 @@
+"""What a tuning shows and writes: commands, the new config, and no secret."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+import launcher
+from launcher.config import yaml_edit
+from launcher.record.records import RunFolder
+from launcher.runner.run import Run
+from launcher.study.tune_result import Tuning
+from launcher.study.tune_search import Search, Trial
+from launcher.study.tune_subject import CommandSubject, JobSubject, Subject
+
+
+def tuned(
+    subject: Subject, changes: dict[str, object], config: Path | None = None, given: Sequence[str] = ()
+) -> Tuning:
+    """A tuning that kept some changes, without any run."""
+    search = Search(subject, frozenset(), None, lambda first: None, print)
+    search.best = [Trial(changes, Run(RunFolder(Path("none"))))]
+    return Tuning(subject, Path("trials.csv"), search, config, given=given)
+
+
+def test_nothing_that_is_shown_holds_a_secret(place, tmp_path):
+    [shown] = tuned(CommandSubject(["python", "my train.py", "--token", "hunter2"], "it"), {"pin_memory": True}).how()
+    assert shown.endswith("launcher watch -- python 'my train.py' --token '***'")
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        (place / "config.yaml")
+        .read_text()
+        .replace("hyperparameters:", "environment: {MY_TOKEN: hunter2}\nhyperparameters:")
+    )
+    job = JobSubject(launcher.load(config), "process", 60)
+    found = tuned(job, {"OMP_NUM_THREADS": 2, "num_workers": 3}, config)
+    assert "+environment: ***" in found.diff() and "+  num_workers: 3" in found.diff(), found.diff()
+    assert "hunter2" not in "".join(found.how())
+    assert "{MY_TOKEN: hunter2" in found.write(tmp_path / "new.yaml").read_text()
+
+
+def test_a_config_that_cannot_be_edited_loses_no_result(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(yaml_edit, "with_values", lambda text, values: f"{text}]: [")
+    found = tuned(
+        JobSubject(launcher.load(place / "config.yaml"), "process", 60), {"num_workers": 3}, place / "config.yaml"
+    )
+    assert found.new_config() is None and found.diff() == ""
+    assert found.how() == [f"launcher run {place / 'config.yaml'} hyperparameters.num_workers=3"]
+    found.subject.on = "docker"
+    assert found.how() == [f"launcher run {place / 'config.yaml'} --on docker hyperparameters.num_workers=3"]
+    with pytest.raises(launcher.UserError, match=r"hides a key's place[^$]*hyperparameters.num_workers=3"):
+        found.write(tmp_path / "new.yaml")
+
+
+def test_the_calls_own_values_are_in_the_new_config_and_in_the_command(place, tmp_path, monkeypatch):
+    file, given = place / "config.yaml", ["hyperparameters.epochs=2", "hyperparameters.model_options.depth=1"]
+    given.append("environment.MY_TOKEN=hunter2")
+    found = tuned(JobSubject(launcher.load(file, given), "process", 60), {"num_workers": 3}, file, given)
+    new = yaml.safe_load(found.write(tmp_path / "new.yaml").read_text())["hyperparameters"]
+    assert (new["epochs"], new["model_options"]["depth"], new["num_workers"]) == (2, 1, 3)
+    assert "hunter2" not in (tmp_path / "new.yaml").read_text()
+    monkeypatch.setattr(Tuning, "new_config", lambda self: None)
+    [shown] = found.how()
+    words = shlex.split(shown)
+    assert words[:3] == ["launcher", "run", str(file)]
+    assert words[3:] == [*given[:2], "environment.MY_TOKEN=***", "hyperparameters.num_workers=3"]

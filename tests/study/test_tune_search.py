@@ -1,0 +1,117 @@
+"""The search of a tuning over jobs whose speed is known for each number of workers: what it keeps, and how many trials that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from launcher.insight.findings import Finding, Fix
+from launcher.record.records import RunFolder
+from launcher.runner.run import Run
+from launcher.study.tune_course import Course
+from launcher.study.tune_search import Search, Spent, Trial
+from launcher.study.tune_subject import CommandSubject
+
+
+def finding(kind: str, **values: object) -> Finding:
+    """One that asks for settings, each by a fix of its own."""
+    fixes = tuple(Fix(setting=name, value=value) for name, value in values.items())
+    return Finding(kind=kind, title=kind, share=0.5, evidence=(), cause="", fixes=fixes)
+
+
+class Job:
+    """A job that is measured in no time.
+
+    Args:
+        workers: as it is.
+        each: seconds an image with a number of workers, at a trial's number from 1 on.
+        limits: its findings with them.
+        most: trials.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        each: Callable[[int, int], float],
+        limits: Callable[[int], list[Finding]],
+        most: int = 20,
+    ):
+        self.workers, self.each, self.limits, self.most = workers, each, limits, most
+        self.tried: list[int] = []
+        self.search = Search(CommandSubject(["python"], "it"), frozenset(), self, lambda first: None, lambda line: None)
+
+    def __call__(self, changes: Mapping[str, int], label: str, steps: int | None = None) -> Trial:
+        if spent := self.spent(1):
+            raise Spent(spent)
+        workers = changes.get("num_workers", self.workers)
+        self.tried.append(workers)
+        trial = Trial(changes, Run(RunFolder(Path(f"trial-{len(self.tried)}"))))
+        images = np.arange(20.0, 101, 10)
+        trial.course = Course(images, 10 + images * self.each(workers, len(self.tried)))
+        trial.losses = {1: 0.5}
+        evidence = SimpleNamespace(script=None, workers=workers, settings={}, facts={"num_workers": workers})
+        findings = tuple(self.limits(workers))
+        trial.diagnosis = SimpleNamespace(
+            findings=findings, evidence=evidence, report=SimpleNamespace(too_short=None), headline=""
+        )
+        return trial
+
+    def spent(self, trials: int) -> str:
+        return "" if len(self.tried) + trials <= self.most else "the trials are spent"
+
+    def tuned(self) -> dict[str, int]:
+        """The changes that are kept."""
+        self.search.run()
+        return dict(self.search.best[-1].changes)
+
+
+def waits(workers: int) -> list[Finding]:
+    """Each worker's reads take eight times the step."""
+    return [finding("storage_bound", num_workers=2 * workers)] if workers < 8 else []
+
+
+def test_a_number_is_raised_while_its_finding_stays_and_then_proven_once():
+    job = Job(1, lambda workers, _: max(1.0, 8 / workers), waits)
+    assert job.tuned() == {"num_workers": 8}
+    assert job.tried == [1, 2, 4, 8, 1, 8]
+    assert [step.kept for step in job.search.steps] == [False, False, True]
+    assert "num_workers=4 is faster" in job.search.steps[0].why
+    assert job.search.steps[-1].gain == pytest.approx(8) and job.search.ended == "no bottleneck is left"
+
+
+def test_numbers_around_one_that_helped_are_tried_where_its_finding_stays():
+    """The finding asks for one worker, and four are best."""
+    cost = {0: 1.5, 1: 1.3, 2: 1.1, 4: 1.02, 8: 1.4, 16: 2.0}
+    job = Job(16, lambda workers, _: cost[workers], lambda workers: [finding("data_bound", num_workers=1)])
+    assert job.tuned() == {"num_workers": 4} and job.tried == [16, 1, 0, 4, 2, 8, 16, 4]
+
+
+def test_a_change_that_is_no_faster_takes_a_single_trial():
+    job = Job(2, lambda workers, _: 1.0, lambda workers: [finding("too_few_workers", num_workers=4)])
+    assert job.tuned() == {} and job.tried == [2, 4]
+    assert job.search.steps[0].why == "speed-up 1.00 in a single trial: not 2 % faster"
+    assert job.search.ended == "nothing that may be changed helps against what is left"
+
+
+def test_what_was_fast_by_luck_is_rolled_back():
+    """Only its first trial is faster."""
+    job = Job(2, lambda workers, trial: 0.8 if trial == 2 else 1.0, lambda workers: [finding("risky", num_workers=4)])
+    assert job.tuned() == {} and job.tried == [2, 4, 2, 4]
+    assert not job.search.steps[0].kept and job.search.steps[0].decided
+
+
+def test_what_was_slow_by_chance_as_it_is_keeps_no_change():
+    """A first run that reads its files from the disk."""
+    job = Job(2, lambda workers, trial: 2.0 if trial == 1 else 1.0, lambda workers: [finding("risky", num_workers=4)])
+    assert job.tuned() == {}
+
+
+@pytest.mark.parametrize("most, kept", [(3, {}), (4, {"num_workers": 2}), (5, {"num_workers": 4})])
+def test_the_last_trials_of_a_budget_prove_what_was_found(most, kept):
+    job = Job(1, lambda workers, _: max(1.0, 8 / workers), waits, most)
+    assert job.tuned() == kept and len(job.tried) == most
+    assert job.search.ended == "the trials are spent" and not job.search.steps[-1].decided

@@ -1,0 +1,88 @@
+"""What is tuned: its settings from outside, its code, and how its trials end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import launcher
+from launcher.runner.run import Run
+from launcher.study import tune_subject
+from launcher.study.tune_subject import CommandSubject
+from tests.conftest import wait_until
+
+
+def test_settings_of_the_users_own_stay(monkeypatch):
+    monkeypatch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 2, "pin_memory": true}')
+    subject = CommandSubject(["python"], "it")
+    assert json.loads(subject.variables({"num_workers": 4})["LAUNCHER_SETTINGS"]) == {
+        "num_workers": 4,
+        "pin_memory": True,
+    }
+    assert subject.variables({}) == {}
+    monkeypatch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 1}')
+    assert CommandSubject(["python"], "it").conditions() != subject.conditions()
+
+
+def code_of(*command: str) -> str:
+    return CommandSubject(command, "it").conditions()["code"]
+
+
+def test_the_code_of_a_command_is_its_script_and_the_modules_that_it_may_import(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own/models").mkdir(parents=True)
+    (tmp_path / "own/train.py").write_text("from models import vit")
+    (tmp_path / "own/models/vit.py").write_text("depth = 12")
+    script = ("torchrun", "own/train.py")
+    before, of_a_module = code_of(*script), code_of("python", "-m", "own.train")
+    for elsewhere in ("beside.py", "own/notes.txt", "store/a-run/code/train.py"):
+        (tmp_path / elsewhere).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / elsewhere).write_text("other")
+    assert code_of(*script) == before != code_of("python", "-m", "own.train") != of_a_module
+    (tmp_path / "own/models/vit.py").write_text("depth = 24")
+    assert code_of(*script) != before
+    assert code_of("a-program", "--depth", "12") == code_of("another")
+
+
+def test_settings_that_cannot_be_read_are_shown_without_a_secret(monkeypatch):
+    monkeypatch.setenv("LAUNCHER_SETTINGS", '{"num_workers": 2, "token": "hunter2"')
+    with pytest.raises(launcher.UserError, match=r"LAUNCHER_SETTINGS: \*\*\*: no JSON object"):
+        CommandSubject(["python"], "it")
+
+
+STUBBORN = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("pid", "w").write(str(os.getpid()))
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("how", ["bash -c 'PYTHON train.py; exit 0'", "PYTHON train.py"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_trial_that_is_stopped_leaves_no_process(tmp_path, monkeypatch, how, fails):
+    """A wrapper's child, or the command itself, ignores SIGTERM."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune_subject, "TO_END", 5.0)
+    (tmp_path / "train.py").write_text(textwrap.dedent(STUBBORN))
+
+    def until(run: Run) -> str:
+        if not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            return ""
+        if fails:
+            raise OSError("disk full")
+        return "enough"
+
+    subject = CommandSubject(shlex.split(how.replace("PYTHON", sys.executable)), "stubborn-tune")
+    if fails:
+        with pytest.raises(OSError, match="disk full"):
+            subject.run({}, until, print)
+    else:
+        assert subject.run({}, until, print).state == "Stopped"
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "it is gone")

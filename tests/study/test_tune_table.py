@@ -1,0 +1,133 @@
+"""The table of a tuning: after a kill or Ctrl-C the same command goes on, and repeats no trial."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import launcher
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Finding, Fix
+from launcher.record.records import RunFolder, write_json
+from launcher.runner.run import Run
+from launcher.study.conditions import CONDITIONS
+from launcher.study.trial_table import TrialTable
+from launcher.study.tune_result import Tuning
+from launcher.study.tune_search import Spent
+from launcher.study.tune_subject import Changes, Subject, Until
+from launcher.study.tune_trials import KEYS, MEASURED, Trials
+from tests.conftest import as_in_a_terminal, wait_until
+from tests.study.slow_reads import rows, slow_reads
+
+
+@pytest.mark.slow
+def test_after_a_kill_the_same_command_goes_on_and_repeats_no_trial(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = tmp_path / "trials.csv"
+    command = [sys.executable, "-m", "launcher", "tune", "--trials", "4", "--table", str(table)]
+    command += ["--", sys.executable, "train.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
+        told = [killed.stdout.readline() for _ in range(2)]
+        assert len(rows(table)) == 1, told
+        killed.kill()
+    before = rows(table)
+    found = launcher.tune([sys.executable, "train.py"], trials=4, table=table, say=lambda line: None)
+    after = rows(table)
+    assert after[:1] == before and len(after) <= 4 and found.search.ended
+    runs = len(launcher.runs())
+    again = launcher.tune([sys.executable, "train.py"], trials=4, table=table, say=lambda line: None)
+    assert len(launcher.runs()) == runs and str(again) == str(found), "nothing runs again"
+    script.write_text(script.read_text() + "# changed\n")
+    with pytest.raises(launcher.UserError, match="trials of different code"):
+        launcher.tune([sys.executable, "train.py"], trials=4, table=table, say=lambda line: None)
+
+
+def test_ctrl_c_stops_the_trial_and_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(100)\n")
+    command = [sys.executable, "-m", "launcher", "tune", "--", sys.executable, "train.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal) as stopped:
+        wait_until(launcher.runs, 60, "a trial has begun")
+        wait_until(lambda: any("begun" in line for _, line in launcher.runs()[0].logs()), 60, "the command runs")
+        stopped.send_signal(signal.SIGINT)
+        told = stopped.stdout.read().splitlines()
+    assert told[-1] == "stopping the running trial; the same command goes on from here"
+    assert stopped.returncode == 130
+    [run] = launcher.runs()
+    assert run.state == "Stopped"
+
+
+def test_a_job_that_failed_as_it_is_runs_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = textwrap.dedent(slow_reads(samples=320, seconds=0))
+    (tmp_path / "train.py").write_text(f"import pathlib\nassert pathlib.Path('data').exists()\n{text}")
+
+    def tune() -> Tuning:
+        table = tmp_path / "trials.csv"
+        return launcher.tune([sys.executable, "train.py"], trials=1, table=table, say=lambda line: None)
+
+    assert tune().failed
+    (tmp_path / "data").touch()
+    assert not tune().failed and not tune().failed
+    assert len(launcher.runs()) == 2 and len(rows(tmp_path / "trials.csv")) == 1
+
+
+class Priced(Subject):
+    """Each run of it is a record with a price."""
+
+    name, on, commit = "priced", "process", ""
+
+    def __init__(self, store: Path):
+        self.store, self.cost, self.interrupted = store, 0.0, False
+
+    def conditions(self) -> dict[str, str]:
+        return dict.fromkeys(CONDITIONS, "")
+
+    def run(self, changes: Changes, until: Until, say: Callable[[str], None]) -> Run:
+        folder = RunFolder(self.store / f"priced-20260101-00000{len(list(self.store.iterdir()))}-abcd")
+        folder.path.mkdir(parents=True)
+        plan = {
+            "name": folder.name,
+            "planned": "2026-01-01T00:00:00+00:00",
+            "backend": "process",
+            "job": {"name": "it"},
+        }
+        write_json(folder.plan, {**plan, "hosts": [{"name": "algo-1"}]})
+        until(Run(folder))
+        write_json(folder.outcome, {"state": "Failed", "failure": "no data", "cost_usd": self.cost})
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return Run(folder)
+
+    def changes_of(self, fix: Fix) -> Changes:
+        return {}
+
+    def also(self, finding: Finding, evidence: Evidence) -> Changes:
+        return {}
+
+
+def test_trials_that_were_interrupted_or_failed_count_for_what_was_paid(store, tmp_path):
+    store.mkdir()
+    subject, file = Priced(store), tmp_path / "trials.csv"
+
+    def trials() -> Trials:
+        """As the same command makes them again: a trial costs 50 cents at most, and all of them a dollar."""
+        return Trials(subject, TrialTable(file, KEYS, MEASURED, subject.conditions()), 20, 600, 15, 1.0, 0.5, print)
+
+    subject.cost, subject.interrupted = 0.25, True
+    with pytest.raises(KeyboardInterrupt):
+        trials()({}, "as it is")
+    assert rows(file)[0]["state"] == "InProgress"
+    subject.cost, subject.interrupted = 0.5, False
+    assert trials()({}, "as it is").failed == "no data"
+    assert [(row["state"], row["cost_usd"]) for row in rows(file)] == [("Failed", "0.75")]
+    assert "$0.75 of $1.00 are spent, and a trial may cost $0.50" in trials().spent(1)
+    with pytest.raises(Spent):
+        trials()({}, "as it is")
+    assert len(launcher.runs()) == 2
