@@ -9,8 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from launcher.aws import catalog
 from launcher.config.issues import mistake
 from launcher.insight import page, pictures, speed, summary, windows
@@ -18,6 +16,7 @@ from launcher.insight.control import Comparability, comparability
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.kept import Kept, fixes_kept, short
+from launcher.insight.length import epoch_steps
 from launcher.insight.ratio import CONFIDENCE, Ratio
 from launcher.record.records import write_atomically
 from launcher.show.table import Table
@@ -164,7 +163,7 @@ class Comparison:
             "measured_speedup": None if self.measured is None else asdict(self.measured),
             "confidence": CONFIDENCE,
             "comparable": self.comparability.to_dict(),
-            "fix_kept": [asdict(kept) for kept in self.kept()],
+            "fix_kept": [kept.to_dict() for kept in self.kept()],
             "settings_changed": [{"setting": name, "before": a, "after": b} for name, a, b in self.changed()],
         }
 
@@ -297,20 +296,9 @@ def _result(run: Diagnosis) -> Result | None:
 
 
 def epochs_done(evidence: Evidence) -> float | None:
-    """Passes over the data in the measured steps; None where no step was measured.
-
-    An epoch's steps follow from the number of training images where it is known. Else from the logged steps: step s of epoch e says
-    that an epoch has at least s / e of them, and an epoch's last step says exactly that.
-    """
-    if not evidence.ranks:
-        return None
-    steps = evidence.ranks[0]
-    images, batch = evidence.facts.get("training_images"), evidence.settings.get("global_batch_size")
-    if isinstance(images, int) and isinstance(batch, int) and images >= batch:
-        each: float = images // batch
-    else:
-        each = float(np.ceil(steps.step / np.maximum(steps.epoch, 1)).max())
-    return windows.steps_done(steps) / each
+    """Passes over the data in the measured steps; None where no step was measured."""
+    each = epoch_steps(evidence)
+    return None if each is None else windows.steps_done(evidence.ranks[0]) / each
 
 
 def _spec(evidence: Evidence) -> str:

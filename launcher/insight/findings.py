@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from launcher.config.yaml_file import as_override
+from launcher.insight.calibration import CONFIDENCE
+from launcher.insight.ratio import Ratio
 from launcher.insight.script import Address
 
 NOTICEABLE = 0.10
@@ -92,38 +94,39 @@ class Fix:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """The speed-up of training that a fix can bring."""
+    """The speed-up of training that a fix can bring. `launcher/insight/gains.py` makes it."""
 
     share: float
     """Of the training time that the fix can touch, 0 to 1."""
     formula: str
-    """How `expected` is computed, with its numbers; without it, how the bound is."""
-    expected: float | None = None
-    """Speed-up; None: only the bound is known."""
+    """How `expected` is computed, with its numbers; without it, how the bound is, or why there is no more than that."""
+    expected: Ratio | None = None
+    """Speed-up, with the range that holds what the fix brings with CONFIDENCE; None: only the bound is known."""
 
     def __post_init__(self) -> None:
-        assert 0 <= self.share <= 1 and (self.expected is None or self.expected >= 1)
+        assert 0 <= self.share <= 1 and (self.expected is None or self.expected.value >= 1)
 
     @property
     def at_most(self) -> float:
         """Speed-up if all of the share goes away: Amdahl's law, 1 / (1 - share)."""
         return 1 / (1 - min(self.share, 0.999))
 
+    @property
+    def said(self) -> str:
+        """The range and the point, or the bound, in words."""
+        if self.expected is None:
+            return f"at most {self.at_most:.2f}"
+        value, low, high = self.expected.value, self.expected.low, self.expected.high
+        if low is None or high is None:
+            return f"about {value:.2f}, too few logged windows for a range"
+        return f"{low:.2f} to {high:.2f} ({percent(CONFIDENCE)}), about {value:.2f}"
+
     def __str__(self) -> str:
-        bound = f"at most {self.at_most:.2f} (1 / (1 - {self.share:.2f}))"
-        return (
-            f"speed-up {bound}"
-            if self.expected is None
-            else f"speed-up about {self.expected:.2f}, {bound}; {self.formula}"
-        )
+        return f"speed-up {self.said}{f' ({self.formula})' if self.expected is None else f'; {self.formula}'}"
 
-
-def bounded(share: float, expected: float | None = None, formula: str = "") -> Gain:
-    """A gain whose expectation lies between none and what the share allows."""
-    share = min(max(share, 0.0), 1.0)
-    if expected is None:
-        return Gain(share=share, formula=formula or f"1 / (1 - {share:.2f})")
-    return Gain(share=share, formula=formula, expected=min(max(expected, 1.0), 1 / (1 - min(share, 0.999))))
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "at_most": self.at_most, "confidence": CONFIDENCE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +167,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        gain = None if self.gain is None else {**asdict(self.gain), "at_most": self.gain.at_most}
+        gain = None if self.gain is None else self.gain.to_dict()
         at = None if self.at is None else asdict(self.at)
         return {**asdict(self), "at": at, "fixes": [fix.to_dict() for fix in self.fixes], "gain": gain}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.insight.control import changes
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Finding, written
+from launcher.insight.findings import Finding, Gain, written
 from launcher.insight.ratio import Ratio
 from launcher.show.text import listed
 
@@ -21,24 +21,40 @@ class Kept:
     before: Any
     after: Any
     advised: Any
-    expected: float | None
-    at_most: float
+    gain: Gain
+    """As it was expected."""
     obtained: Ratio | None
     """None: the runs cannot be compared."""
     beside: tuple[str, ...]
     """What else changed and can touch the time."""
 
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the obtained speed-up lies in the expected range; None: one of the two is not known."""
+        return None if self.obtained is None else inside(self.gain, self.obtained)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "gain": self.gain.to_dict(), "is_inside": self.is_inside}
+
     def __str__(self) -> str:
-        bound = f"at most {self.at_most:.2f}"
-        expected = bound if self.expected is None else f"{self.expected:.2f} ({bound})"
         if self.obtained is None:
             obtained = "not judged, since the runs are not comparable"
         else:
             obtained = f"obtained {self.obtained}{'' if self.obtained.differs else ', no difference shown'}"
+            obtained += "" if self.is_inside is None else f", {'inside' if self.is_inside else 'outside'} the range"
         return (
             f"{self.setting} from {short(self.before)} to {short(self.after)} (advised: {short(self.advised)}): "
-            f"expected speed-up {expected}, {obtained}{f', together with {listed(self.beside)}' if self.beside else ''}"
+            f"expected speed-up {self.gain.said}, {obtained}{f', together with {listed(self.beside)}' if self.beside else ''}"
         )
+
+
+def inside(gain: Gain, obtained: Ratio) -> bool | None:
+    """Whether an obtained speed-up lies in the expected range; None: there is no range."""
+    expected = gain.expected
+    if expected is None or expected.low is None or expected.high is None:
+        return None
+    return bool(expected.low <= obtained.value <= expected.high)
 
 
 def fixes_kept(findings: Sequence[Finding], before: Evidence, after: Evidence, obtained: Ratio | None) -> list[Kept]:
@@ -58,7 +74,7 @@ def fixes_kept(findings: Sequence[Finding], before: Evidence, after: Evidence, o
         first, second = before.settings.get(name), after.settings.get(name)
         if name in after.settings and first != second and _is_towards(first, second, fix.value):
             beside = tuple(one for one in takes_time if one != name)
-            found.append(Kept(fix.setting, first, second, fix.value, gain.expected, gain.at_most, obtained, beside))
+            found.append(Kept(fix.setting, first, second, fix.value, gain, obtained, beside))
     return found
 
 

@@ -1,6 +1,8 @@
-"""How long a run was, and whether that suffices to say where its time goes."""
+"""How long a run was, whether that suffices to say where its time goes, and how long its whole job is."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from launcher.insight import windows
 from launcher.insight.evidence import FEW_SAMPLES, Evidence
@@ -34,3 +36,27 @@ def too_short(evidence: Evidence) -> str | None:
     if enough and windows.seconds_after_the_first(longest) >= FEWEST_SECONDS:
         return None
     return f"{counted(round(steps), 'step')} in {f'{seconds:.0f}' if seconds >= 10 else f'{seconds:.2g}'} s"
+
+
+def epoch_steps(evidence: Evidence) -> float | None:
+    """Steps of an epoch; None where no step was measured.
+
+    They follow from the number of training images where it is known. Else from the logged steps: step s of epoch e says that an epoch
+    has at least s / e of them, and an epoch's last step says exactly that.
+    """
+    if not evidence.ranks:
+        return None
+    steps = evidence.ranks[0]
+    images, batch = evidence.facts.get("training_images"), evidence.settings.get("global_batch_size")
+    if isinstance(images, int) and isinstance(batch, int) and images >= batch:
+        return images // batch
+    return float(np.ceil(steps.step / np.maximum(steps.epoch, 1)).max())
+
+
+def job_steps(evidence: Evidence) -> float | None:
+    """Optimizer steps of the whole job by its settings, of which the run may be a part; None: they do not say."""
+    each = epoch_steps(evidence)
+    epochs, most = (evidence.settings.get(name) for name in ("epochs", "max_steps"))
+    by_epochs = epochs * each if isinstance(epochs, int) and each else None
+    known = [float(steps) for steps in (by_epochs, most) if isinstance(steps, (int, float))]
+    return min(known, default=None)

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from launcher.insight import windows
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import NOTICEABLE, Finding, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, percent
+from launcher.insight.gains import estimated
 from launcher.insight.report import ProbeAnswer, Report
 
 Bound = Literal["input", "shared_cores", "teacher", "model"]
@@ -194,7 +195,7 @@ def tested(report: Report, evidence: Evidence, probe: Probe | str) -> Report:
     if isinstance(probe, str):
         return replace(report, probe=ProbeAnswer(f"not done: {probe}"))
     unlike = _unlike(evidence, probe)
-    findings = report.findings if unlike else tuple(_tested(finding, probe) for finding in report.findings)
+    findings = report.findings if unlike else tuple(_tested(finding, evidence, probe) for finding in report.findings)
     ranked = sorted(findings, key=lambda one: (not one.urgent, one.level == "risk", one.refuted))
     return replace(report, findings=tuple(ranked), probe=_answer(probe, unlike))
 
@@ -308,7 +309,7 @@ def _counted(workers: int) -> str:
     return "no workers" if not workers else f"{workers} worker{'s' if workers > 1 else ''}"
 
 
-def _tested(finding: Finding, probe: Probe) -> Finding:
+def _tested(finding: Finding, evidence: Evidence, probe: Probe) -> Finding:
     """A finding with what the probe says of it; with the number of workers and the gain that the probe measured, where whole steps were
     faster."""
     said = _said(finding, probe)
@@ -321,7 +322,7 @@ def _tested(finding: Finding, probe: Probe) -> Finding:
     count, speed = probe.with_workers
     first = finding.fixes[0].set_to(count, "measured by the probe")
     formula = f"measured by the probe: {speed:.4g} images/s with {_counted(count)}, {probe.speed:.4g} as it is"
-    gain = bounded(max(finding.share or 0.0, 1 - 1 / probe.gained), probe.gained, formula)
+    gain = estimated(evidence, finding.kind, max(finding.share or 0.0, 1 - 1 / probe.gained), 1 / probe.gained, formula)
     return replace(finding, probe=said, fixes=(first, *finding.fixes[1:]), gain=gain)
 
 

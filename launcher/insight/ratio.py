@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 
 CONFIDENCE = 0.95
-"""Of a range: the share of such ranges that hold the true ratio."""
+"""Of a comparison's range: the share of such ranges that hold the true ratio."""
 
 FEWEST = 3
 """Windows. Fewer say nothing of their spread."""
@@ -32,7 +32,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One number over another, and the range that holds it with CONFIDENCE."""
+    """One number over another, and the range that holds it: with CONFIDENCE, unless it is made with another one."""
 
     value: float
     low: float | None
@@ -94,14 +94,14 @@ def added(parts: Sequence[Measured]) -> Measured:
     )
 
 
-def ratio(top: Measured, bottom: Measured) -> Ratio:
+def ratio(top: Measured, bottom: Measured, confidence: float = CONFIDENCE) -> Ratio:
     """One number over the other. The range is that of its logarithm: relative variances add up (the delta method; for ratios of
     execution times see Kalibera and Jones 2020, https://arxiv.org/abs/2007.10899)."""
     value = top.value / bottom.value
     if not (top.freedom and bottom.freedom):
         return Ratio(value, None, None)
     relative = [(one.variance / one.value**2, one.freedom) for one in (top, bottom)]
-    half = _student(_freedom(relative)) * math.sqrt(sum(variance for variance, _ in relative))
+    half = student(_freedom(relative), confidence) * math.sqrt(sum(variance for variance, _ in relative))
     return Ratio(value, value * math.exp(-half), value * math.exp(half))
 
 
@@ -112,10 +112,10 @@ def _freedom(parts: Sequence[tuple[float, float]]) -> float:
     return whole**2 / spread if spread else max(freedom for _, freedom in parts)
 
 
-def _student(freedom: float) -> float:
-    """Student's t that CONFIDENCE of its absolute values lie below: Abramowitz and Stegun, equation 26.7.5, to 1 % from 2 degrees
-    of freedom on."""
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+def student(freedom: float, confidence: float) -> float:
+    """Student's t that such a share of its absolute values lies below: Abramowitz and Stegun, equation 26.7.5, to 1 % from 2 degrees of
+    freedom on."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,

@@ -58,14 +58,14 @@ def start_cost(before: Evidence, after: Evidence) -> float:
 
     NOTICEABLE more is noise: starts of one job differ by so much. Less counts for nothing: the first run leaves files in memory.
     """
-    starts = [start for run in (before, after) if (start := _start(run)) is not None]
+    starts = [start for run in (before, after) if (start := start_seconds(run)) is not None]
     if len(starts) < 2 or not any(touch.can_touch(START) for touch in changes(before, after).values()):
         return 0.0
     first, second = starts
     return second - first if second > first * (1 + NOTICEABLE) else 0.0
 
 
-def _start(evidence: Evidence) -> float | None:
+def start_seconds(evidence: Evidence) -> float | None:
     """Seconds from the process's start to its first step's begin, on the slowest rank; None: not recorded."""
     until, steps = evidence.facts.get("seconds_to_first_step"), evidence.ranks[0] if evidence.ranks else None
     if until is None or steps is None:

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from planted_bottlenecks import base, photographs, train
-from planted_cases import HEAVY, Case
+from planted_bottlenecks import base, train
+from planted_cases import HEAVY, Case, photographs
 
 from launcher.insight.comparison import Comparison
 from launcher.insight.control import MOST_CORRECTED

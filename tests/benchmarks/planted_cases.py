@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 BASE = {
     "model": "mobilenetv3_small_050",
@@ -114,6 +118,21 @@ CONTROL_GROUPS = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"]
 """Where the CPU's quotas are set: version 1, version 2."""
 
 
+def photographs(folder: Path, train: int = 40, held_out: int = 20) -> None:
+    """10 classes of so many images, about as detailed as photographs are."""
+    random = np.random.default_rng(0)
+    for part, each in (("train", train), ("validation", held_out)):
+        for label in range(10):
+            place = folder / part / f"class-{label}"
+            place.mkdir(parents=True)
+            for number in range(each):
+                coarse = Image.fromarray(random.integers(0, 256, (24, 32, 3), dtype=np.uint8)).resize(
+                    (500, 375), Image.BICUBIC
+                )
+                pixels = np.asarray(coarse, np.int16) + random.normal(0, 12, (375, 500, 3)).astype(np.int16)
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(place / f"{number}.jpg", quality=90)
+
+
 @dataclass(frozen=True)
 class Case:
     """One run with something planted; `kind` is the finding that is right, None for a healthy one."""
@@ -127,7 +146,8 @@ class Case:
     threads: int | None = None
     """Of each process's arithmetic; None: torch's choice."""
     fixed: Mapping[str, Any] | None = None
-    """Settings in place of the finding's fix, where that is none that can be applied here. {}: nothing but the plant is removed."""
+    """Settings in place of the finding's fix, where that is a change of code, of the disk or of the host. {}: nothing but the plant is
+    removed, which is that change."""
     distils: bool = False
     checkpoints: bool = False
 

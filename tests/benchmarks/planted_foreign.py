@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from planted_bottlenecks import photographs
+from planted_cases import photographs
 from planted_foreign_cases import FRAMEWORKS, LINES, SIMULATED, Case, cases
 
 from launcher.show.table import Table
@@ -40,6 +40,8 @@ def command(framework: str, case: Case, data: Path) -> list[str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
     given = [str(FRAMEWORKS[framework]), *([] if framework == SIMULATED else [str(data)])]
     for name, value in case.arguments.items():
+        if value is False:
+            continue
         if share := re.fullmatch(r"\{([\d.]+)\}", str(value)):
             value = float(share[1]) * memory / int(case.arguments["steps"])
         given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
@@ -58,8 +60,8 @@ def neighbours(number: int) -> Iterator[None]:
             process.wait()
 
 
-def findings(framework: str, case: Case, data: Path, name: str) -> list[dict[str, Any]]:
-    """What the diagnosis of a watched run finds, the worst first."""
+def watched(framework: str, case: Case, data: Path, name: str) -> Path:
+    """The folder of a run, watched."""
     place = data.parent / name
     place.mkdir()
     threads = {"OMP_NUM_THREADS": str(case.threads)} if case.threads else {}
@@ -68,10 +70,16 @@ def findings(framework: str, case: Case, data: Path, name: str) -> list[dict[str
     with neighbours(case.neighbours):
         _done([*LAUNCHER, "watch", "--", *command(framework, case, data)], place, environment)
     [run] = [file.parent for file in (place / "runs").glob("*/plan.json")]
-    return json.loads(_done([*LAUNCHER, "diagnose", str(run), "--json"], place, environment))["findings"]
+    return run
 
 
-def _done(command: list[str], place: Path, environment: dict[str, str]) -> str:
+def findings(framework: str, case: Case, data: Path, name: str) -> list[dict[str, Any]]:
+    """What the diagnosis of a watched run finds, the worst first."""
+    run = watched(framework, case, data, name)
+    return json.loads(_done([*LAUNCHER, "diagnose", str(run), "--json"], run))["findings"]
+
+
+def _done(command: list[str], place: Path, environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")

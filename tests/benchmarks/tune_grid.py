@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from planted_bottlenecks import photographs
+from planted_cases import photographs
 from tune_grid_jobs import PLANTED, Planted, Settings
 
 import launcher

@@ -53,7 +53,7 @@ def test_a_cure_that_was_taken_up_is_checked_against_what_was_expected():
         advised - 1,
         advised,
     )
-    assert kept.obtained.value == pytest.approx(0.96 / 0.25, rel=0.02) and kept.expected == pytest.approx(
+    assert kept.obtained.value == pytest.approx(0.96 / 0.25, rel=0.02) and kept.gain.expected.value == pytest.approx(
         kept.obtained.value, rel=0.25
     )
     assert not Comparison(before, run(settings={"num_workers": 0})).kept(), "the other direction"

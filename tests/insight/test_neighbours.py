@@ -169,7 +169,7 @@ def test_a_program_outside_the_run_is_named():
     assert found.kind == "noisy_neighbour" and found.title.startswith("Noisy neighbour: ffmpeg, a program outside")
     assert "ffmpeg 4.0, gcc 0.5" in str(found.fixes[0])
     assert found.evidence[1] == "who else uses a host's cores: programs outside the run (ffmpeg 4.0, gcc 0.5) 4.5"
-    assert found.gain.expected == pytest.approx(1 / 0.7, rel=0.1)
+    assert found.gain.expected.value == pytest.approx(1 / 0.7, rel=0.1)
 
 
 def test_programs_that_hardly_use_a_core_are_not_shown():

@@ -112,7 +112,7 @@ def test_speeds_say_what_bounds_a_step_and_which_findings_hold(case):
     assert found.probe.at_most == pytest.approx(at_most) and now.probe.startswith(said)
     assert now.refuted == said.startswith("refuted") and f"probe     {said[:9]}" in str(found)
     if said.startswith("confirmed: with "):
-        assert now.fixes[0].value == best and now.gain.expected == pytest.approx(speeds["with_workers"][1])
+        assert now.fixes[0].value == best and now.gain.expected.value == pytest.approx(speeds["with_workers"][1])
         assert "measured by the probe" in str(now.gain)
     if now.refuted:
         assert f"{report_share(now)}; refuted" in str(found) and found.headline == found.report.probe.title

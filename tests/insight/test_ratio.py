@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from launcher.insight.ratio import CONFIDENCE, Measured, Ratio, _student, added, ratio, total
+from launcher.insight.ratio import CONFIDENCE, Measured, Ratio, added, ratio, student, total
 
 
 def windows(rng: np.random.Generator, number: int, alike: float, spread: float = 0.2) -> np.ndarray:
@@ -39,7 +39,7 @@ def test_windows_that_are_alike_make_the_range_wider():
 
 @pytest.mark.parametrize(("freedom", "expected"), [(2, 4.303), (3, 3.182), (5, 2.571), (9, 2.262), (30, 2.042)])
 def test_students_t_is_that_of_the_tables(freedom, expected):
-    assert _student(freedom) == pytest.approx(expected, rel=0.01)
+    assert student(freedom, CONFIDENCE) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_total_weighs_windows_by_their_steps_and_needs_three_of_them():

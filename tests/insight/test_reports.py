@@ -128,7 +128,7 @@ def test_no_gain_is_beyond_what_its_share_allows(case):
     for finding in judge(Evidence(plant(**PLANTED[case]))).findings:
         assert finding.level == "risk" or finding.gain is not None and 0 < finding.share <= 1
         if finding.gain is not None and finding.gain.expected is not None:
-            assert 1 <= finding.gain.expected <= finding.gain.at_most + 1e-9 and finding.gain.formula
+            assert 1 <= finding.gain.expected.value <= finding.gain.at_most + 1e-9 and finding.gain.formula
 
 
 @pytest.mark.parametrize("case", [*PLANTED, *HEALTHY], ids=str)

@@ -6,7 +6,9 @@ from launcher.aws import catalog
 from launcher.insight import phases
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import IDLE_GPU, Evidence
-from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
+from launcher.insight.gains import bounded, estimated, step_left
+from launcher.insight.length import epoch_steps, job_steps
 from launcher.insight.rules.images import dali
 
 TEACHER = 0.25
@@ -44,7 +46,7 @@ def transfer(evidence: Evidence) -> Answer:
         evidence=(f"host to device: {percent(share)} of a step of {evidence.step_seconds:.3g} s",),
         cause="the batches are large for the link, or their memory is not pinned",
         fixes=tuple(fixes),
-        gain=bounded(share_of_run),
+        gain=bounded(share_of_run, f"1 / (1 - {share_of_run:.2f}); how much less can be copied is not known"),
     )
 
 
@@ -72,12 +74,11 @@ def teacher(evidence: Evidence) -> Answer:
         why="half the bytes, and tensor cores",
     )
     share_of_run = share * evidence.steps_part
-    fixes, expected, formula = [], None, ""
+    fixes, gain = [], bounded(share_of_run)
     if not cached and epochs > 1:
-        views = max(1, epochs // 10)
-        saved = 1 - views / epochs
-        expected = 1 / (1 - share_of_run * saved)
-        formula = f"the teacher runs in {views} of {epochs} epochs: 1 / (1 - {share_of_run:.2f} · {saved:.2f})"
+        views, whole = max(1, epochs // 10), _epochs_of_the_job(evidence, epochs)
+        said = f"the teacher runs in {min(views, whole):.3g} of {whole:.3g} epochs"
+        gain = _without_teacher(evidence, share, min(1.0, views / whole), said)
         fixes.append(
             Fix(
                 setting="hyperparameters.teacher_cache",
@@ -87,9 +88,10 @@ def teacher(evidence: Evidence) -> Answer:
             )
         )
     if halved:
-        if expected is None:
-            expected = 1 / (1 - share_of_run / 2)
-            formula = f"a teacher twice as fast: 1 / (1 - {share_of_run:.2f} / 2)"
+        if not fixes:
+            gain = _without_teacher(
+                evidence, share, 1 / FASTER_ARITHMETIC, f"a teacher {FASTER_ARITHMETIC:.0f} times as fast"
+            )
         fixes.append(half)
     if not settings.get("compile_teacher"):
         fixes.append(
@@ -109,8 +111,28 @@ def teacher(evidence: Evidence) -> Answer:
         ),
         cause="it computes the same logits for the same pixels again in every epoch",
         fixes=tuple(fixes),
-        gain=bounded(share_of_run, expected, formula),
+        gain=gain,
     )
+
+
+def _epochs_of_the_job(evidence: Evidence, set_to: int) -> float:
+    """Fewer than its setting says where the job ends before."""
+    steps, each = job_steps(evidence), epoch_steps(evidence)
+    return min(set_to, steps / each) if steps and each else set_to
+
+
+def _without_teacher(evidence: Evidence, share: float, remaining: float, said: str) -> Gain:
+    """The gain of a teacher that takes a part of its time.
+
+    Args:
+        share: of a step that it takes.
+        remaining: of that.
+    """
+    working = 1 - (evidence.share("data_wait") or 0.0)
+    bare, why = step_left(evidence, 1 - share, own_cpu=1 - share / working)
+    left = 1 - evidence.steps_part * (1 - remaining) * (1 - min(bare, 1.0))
+    formula = f"{said}; a step without it takes {why} of its time: 1 / {left:.2f}"
+    return estimated(evidence, "teacher_bound", share * evidence.steps_part, left, formula)
 
 
 def fp32(evidence: Evidence) -> Answer:
@@ -151,9 +173,11 @@ def fp32(evidence: Evidence) -> Answer:
                 else ()
             ),
         ),
-        gain=bounded(
+        gain=estimated(
+            evidence,
+            "fp32_compute",
             share_of_run,
-            1 / (1 - share_of_run * (1 - 1 / FASTER_ARITHMETIC)),
+            1 - share_of_run * (1 - 1 / FASTER_ARITHMETIC),
             f"speed-up {FASTER_ARITHMETIC:.0f} of arithmetic: 1 / (1 - {share_of_run:.2f} · {1 - 1 / FASTER_ARITHMETIC:.2f})",
         ),
     )

@@ -13,9 +13,11 @@ from launcher.insight import windows
 from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
 from launcher.insight.contention import swing, thread_cpu, why_no_delay
 from launcher.insight.evidence import IDLE_GPU, Evidence
-from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
+from launcher.insight.gains import bounded, estimated
+from launcher.insight.length import epoch_steps
 from launcher.insight.rules import neighbours
-from launcher.insight.rules.images import cheaper_images, shards
+from launcher.insight.rules.images import cheaper_images, gain_of_cheaper_images, gain_of_quick_reads, shards
 from launcher.insight.rules.pauses import epoch_firsts, epoch_start_share
 from launcher.insight.rules.workers import (
     FULL,
@@ -26,6 +28,9 @@ from launcher.insight.rules.workers import (
     taken_by_workers,
 )
 from launcher.show.text import counted
+
+NOT_RECORDED = "what an image costs was not recorded"
+"""Why there is only the bound of a gain."""
 
 WORKING = 0.5
 """Share of a core from which a data worker counts as busy; below, it waits for something other than the CPU."""
@@ -125,7 +130,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
     assert workers and cores and busy is not None, "taken_by_workers found them"
     sensible, starts = sensible_workers(evidence), epoch_start_share(evidence)
     share = min(1.0, lost * evidence.steps_part + starts)
-    work, expected, formula = evidence.all_cpu, None, ""
+    work, gain = evidence.all_cpu, bounded(share, NOT_RECORDED)
     if work is not None and evidence.step_seconds:
         needed = min(1.0, work / cores / evidence.step_seconds)
         left = 1 - evidence.steps_part * (1 - needed) - starts * (1 - sensible / workers)
@@ -140,20 +145,20 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
                 f"the cores are in use {percent(left)} of the time and the work stays the same; "
                 "the cost of taking turns is not counted"
             )
-        expected = 1 / left
+        gain = estimated(evidence, "too_many_workers", share, left, formula)
     fewer = Fix(
         setting="hyperparameters.num_workers",
         value=sensible,
         now=workers,
         why="as many as prepare a step's images while it is computed; more would take turns",
     )
-    cheaper, gain = cheaper_images(evidence), bounded(share, expected, formula)
+    cheaper = cheaper_images(evidence)
     settings = tuple(fix for fix in cheaper if (fix.setting or "").startswith("hyperparameters."))
     fixes = (fewer, *cheaper)
     if settings and not evidence.on_gpu and busy >= FULL:
         # where the model computes on the same full cores, less work helps more than fewer workers
         fixes = (*settings, fewer, *(fix for fix in cheaper if fix not in settings))
-        gain = _of_cheaper_images(evidence, share)
+        gain = gain_of_cheaper_images(evidence, "too_many_workers", share, settings[0])
     numbers = _numbers(evidence, evidence.share("data_wait"))
     if starts >= NOTICEABLE:
         numbers.append(
@@ -204,7 +209,7 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
         cause="data workers take the core of the thread that launches the GPU's work, and the GPU runs dry though data are ready"
         + (f"; it is not proven ({why_no_delay(evidence)})" if is_suspicion else ""),
         fixes=(fewer, *cheaper_images(evidence)),
-        gain=bounded(share) if is_suspicion else bounded(share, 1 / max(left, 0.001), formula),
+        gain=bounded(share) if is_suspicion else estimated(evidence, "too_many_workers", share, left, formula),
         experiment=f"the same job for some hundred steps with num_workers={fewer.value}: if the GPUs idle less, it was the workers"
         if is_suspicion
         else None,
@@ -212,7 +217,7 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
 
 
 def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int, cores: float) -> Finding:
-    workers, busy, expected, formula = evidence.workers, 1 - wait, None, ""
+    workers, busy = evidence.workers, 1 - wait
     if workers:
         wanted = min(sensible, math.ceil(workers / busy * 1.1))
         loader = workers / wanted
@@ -224,10 +229,15 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
         cause = "cores are free for workers; their number in this run is not known"
     elif workers == 0:
         cause = "the training process itself decodes the images, between its steps"
+    gain = bounded(wait * evidence.steps_part, NOT_RECORDED)
     if workers is not None:
-        expected = 1 / max(busy, loader, cores)
+        first = wait / each if not workers and (each := epoch_steps(evidence)) else 0.0
         formula = (
-            f"1 / max(rest of the step {busy:.2f}, loader with {wanted} workers {loader:.2f}, cores in use {cores:.2f})"
+            f"1 / (max(rest of the step {busy:.2f}, loader with {wanted} workers {loader:.2f}, cores in use {cores:.2f})"
+            f" + {first:.3f} for the first batch of each epoch)"
+        )
+        gain = estimated(
+            evidence, "too_few_workers", wait * evidence.steps_part, max(busy, loader, cores) + first, formula
         )
     return Finding(
         kind="too_few_workers",
@@ -244,34 +254,20 @@ def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int
             ),
             *cheaper_images(evidence),
         ),
-        gain=bounded(wait * evidence.steps_part, expected, formula),
+        gain=gain,
     )
 
 
 def _costly_images(evidence: Evidence, wait: float) -> Finding:
+    cheaper = cheaper_images(evidence)
     return Finding(
         kind="data_bound",
         title="Preparing the images needs more cores than there are",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, wait)),
         cause="decoding and augmentation fill the cores; more workers would only take turns on them",
-        fixes=cheaper_images(evidence),
-        gain=_of_cheaper_images(evidence, wait * evidence.steps_part),
-    )
-
-
-def _of_cheaper_images(evidence: Evidence, touched: float) -> Gain:
-    """The bound on the gain of cheaper images, which take at least the share `touched` of the training time.
-
-    Where the model computes on the same cores, it also gets the cores that images free: more than the wait can go away.
-    """
-    theirs = evidence.workers_part
-    if evidence.on_gpu or theirs is None or theirs * evidence.steps_part <= touched:
-        return bounded(touched)
-    touched = theirs * evidence.steps_part
-    return bounded(
-        touched,
-        formula=f"images take {percent(theirs)} of the CPU time, which they share with the model: 1 / (1 - {touched:.2f})",
+        fixes=cheaper,
+        gain=gain_of_cheaper_images(evidence, "data_bound", wait * evidence.steps_part, cheaper[0]),
     )
 
 
@@ -316,7 +312,7 @@ def _storage(evidence: Evidence, wait: float | None, *, lost: float) -> Finding:
                 else ()
             ),
         ),
-        gain=bounded(lost * evidence.steps_part),
+        gain=gain_of_quick_reads(evidence, lost),
     )
 
 
@@ -334,7 +330,10 @@ def _without_cores(evidence: Evidence, wait: float) -> Finding:
                 setting="hyperparameters.num_workers", value="auto", now=evidence.workers, why="by the number of cores"
             ),
         ),
-        gain=bounded(wait * evidence.steps_part),
+        gain=bounded(
+            wait * evidence.steps_part,
+            f"1 / (1 - {wait * evidence.steps_part:.2f}); what it waits for was not measured",
+        ),
     )
 
 

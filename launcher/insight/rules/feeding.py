@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
 from launcher.insight.contention import run_delay
 from launcher.insight.evidence import IDLE_GPU, Evidence
-from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
+from launcher.insight.gains import bounded, compiling, estimated, in_steps, step_left
 from launcher.insight.rules.workers import kept_from_core, suspected
+
+SELDOM = 20
+"""Steps from one metric line to the next that are advised where each one has its own."""
 
 SHORT_STEP = 0.06
 """Seconds of a micro-batch below which a GPU waits for kernel launches: some thousand kernels at about 10 µs each."""
@@ -16,6 +22,9 @@ FIXED = 0.2
 
 PROFILED = 5
 """Steps that torch.profiler records: enough to see their kernels, in a trace of a few megabytes."""
+
+LARGER = 4
+"""Times the images of a step that are advised where batches are small."""
 
 OFTEN = 0.02
 """Share of the samples from which a line of the loop is worth showing."""
@@ -79,7 +88,7 @@ def starved(evidence: Evidence) -> Answer:
                 why="torch.profiler shows what runs in a step, and for how long",
             ),
         ),
-        gain=bounded(lost * evidence.steps_part),
+        gain=bounded(lost * evidence.steps_part, compiling(evidence) if evidence.ranks else ""),
     )
 
 
@@ -94,8 +103,7 @@ def fixed_cost(evidence: Evidence) -> Answer:
     if small is None:
         return NotMeasured(what="steps too small for their fixed cost", reason="the batch size is not known")
     share = optimizer * evidence.steps_part
-    # the first steps and the slow ones too: all become fewer
-    steps = evidence.steps_seconds / (evidence.training_seconds or 1)
+    least, most = 1 / LARGER, 1 - optimizer * (1 - 1 / LARGER)
     return Finding(
         kind="small_batch",
         title="The batch is small: each step runs the optimizer for few images",
@@ -105,13 +113,28 @@ def fixed_cost(evidence: Evidence) -> Answer:
             f"{small} images per process and step",
         ),
         cause="the optimizer takes the same time for any number of images",
-        fixes=(larger_batch(evidence, 4, "scale learning_rate and the warm-up with it"),),
-        gain=bounded(
-            0.75 * steps,
-            formula="a step with four times the images may take no longer, if only fixed cost fills it: "
-            f"1 / (1 - 0.75 · {steps:.2f}), where steps are {percent(steps)} of the time",
+        fixes=(larger_batch(evidence, LARGER, "scale learning_rate and the warm-up with it"),),
+        gain=_of_larger_batch(
+            evidence,
+            LARGER,
+            math.sqrt(most * least),
+            f"a step with {LARGER} times the images takes between as long and, but for its optimizer, {LARGER} times as long: "
+            f"1 / sqrt({most:.2f} · {least:.2f})",
+            unsure=math.sqrt(most / least),
         ),
     )
+
+
+def _of_larger_batch(evidence: Evidence, factor: float, left: float, said: str, unsure: float = 1.0) -> Gain:
+    """The gain of `factor` times the images at once.
+
+    Args:
+        left: time an image in a step, over that before.
+        unsure: the factor, either way, by which it may be another.
+    """
+    steps = in_steps(evidence)  # the first steps and the slow ones too: all become fewer
+    after = 1 - steps * (1 - left)
+    return estimated(evidence, "small_batch", (1 - 1 / factor) * steps, after, said, unsure)
 
 
 def larger_batch(evidence: Evidence, factor: int, why: str) -> Fix:
@@ -196,11 +219,13 @@ def _synchronising(evidence: Evidence, lost: float) -> Finding:
             0,
             Fix(
                 setting="hyperparameters.log_every",
-                value=20,
+                value=SELDOM,
                 now=1,
                 why="each metric line reads the loss, and waits for it",
             ),
         )
+    goes = 1.0 if every != 1 else 1 - 1 / SELDOM
+    left, why = step_left(evidence, max(0.0, 1 - lost * goes))
     synchronise = evidence.share("synchronise")
     numbers = _numbers(evidence, lost)
     if synchronise is not None:
@@ -214,8 +239,16 @@ def _synchronising(evidence: Evidence, lost: float) -> Finding:
         evidence=tuple(numbers),
         cause="reading a number from the device lets the queue of kernels run empty",
         fixes=tuple(fixes),
-        gain=bounded(share),
+        gain=_of_shorter_steps(
+            evidence, "synchronising_calls", share, left, f"without the waits a step takes {why} of its time"
+        ),
     )
+
+
+def _of_shorter_steps(evidence: Evidence, kind: str, share: float, left: float, said: str) -> Gain:
+    """The gain where usual steps take a part of their time."""
+    after = 1 - evidence.steps_part * (1 - min(left, 1.0))
+    return estimated(evidence, kind, share, after, f"{said}: 1 / {after:.2f}")
 
 
 def _small_batch(evidence: Evidence, lost: float) -> Finding:
@@ -232,7 +265,8 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
             )
         )
     else:
-        fixes.append(larger_batch(evidence, 4, "scale learning_rate and the warm-up with it"))
+        fixes.append(larger_batch(evidence, LARGER, "scale learning_rate and the warm-up with it"))
+    factor = evidence.accumulation if evidence.accumulation > 1 else LARGER
     fixes.append(
         Fix(
             setting="hyperparameters.compile",
@@ -252,7 +286,15 @@ def _small_batch(evidence: Evidence, lost: float) -> Finding:
         evidence=tuple(numbers),
         cause="launching the kernels takes longer than running them",
         fixes=tuple(fixes),
-        gain=bounded(share),
+        gain=bounded(share)
+        if evidence.gpu_idle is None or not evidence.ranks
+        else _of_larger_batch(
+            evidence,
+            factor,
+            max(1 / factor, 1 - evidence.gpu_idle),
+            f"{factor} times the images at once take as many launches, and the GPU is busy {percent(1 - evidence.gpu_idle)} of the time: "
+            f"1 / {max(1 / factor, 1 - evidence.gpu_idle):.2f}",
+        ),
     )
 
 
@@ -270,22 +312,26 @@ def _try_fewer_workers(evidence: Evidence) -> tuple[Fix, ...]:
 
 
 def _main_thread(evidence: Evidence, lost: float) -> Finding:
-    share = lost * evidence.steps_part
+    share, gap = lost * evidence.steps_part, evidence.loop_share or 0.0
+    compiled = Fix(
+        setting="hyperparameters.compile",
+        value=True,
+        now=evidence.settings.get("compile"),
+        why="fewer operations to launch",
+    )
+    moved = Fix(setting=None, value="move your own code out of the step: metrics, drawing, conversions")
+    if gap >= 1.5 * NOTICEABLE:
+        fixes, left = (moved, compiled), step_left(evidence, 1 - gap)
+        said = f"without the loop's own code a step takes {left[1]} of its time"
+        gain = _of_shorter_steps(evidence, "main_thread_bound", share, left[0], said)
+    else:
+        fixes, gain = (compiled, moved), bounded(share, compiling(evidence))
     return Finding(
         kind="main_thread_bound",
         title="The training process's own Python code limits the step",
         share=share,
         evidence=tuple(_numbers(evidence, lost)),
         cause="the device waits for one thread: work in the loop outside the model, or very many small operations",
-        fixes=(
-            Fix(
-                setting="hyperparameters.compile",
-                value=True,
-                now=evidence.settings.get("compile"),
-                why="fewer operations to launch",
-            ),
-            Fix(setting=None, value="move your own code out of the step: metrics, drawing, conversions"),
-            *_try_fewer_workers(evidence),
-        ),
-        gain=bounded(share),
+        fixes=(*fixes, *_try_fewer_workers(evidence)),
+        gain=gain,
     )

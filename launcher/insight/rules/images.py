@@ -1,11 +1,14 @@
-"""What makes a run's images cheaper to read and to prepare."""
+"""What makes a run's images cheaper to read and to prepare, and what that gains."""
 
 from __future__ import annotations
 
 import math
 
+from launcher.insight import calibration
+from launcher.insight.contention import WORKERS, neighbours, run_delay
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Fix
+from launcher.insight.findings import Fix, Gain, percent
+from launcher.insight.gains import bounded, estimated, in_steps, step_left
 
 SHARD_SIZE = "100MB"
 """Of shards: a few large reads for many images, and still enough files to share among processes and workers."""
@@ -38,6 +41,37 @@ def cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
     return tuple(fixes)
 
 
+def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: Fix) -> Gain:
+    """The gain of cheaper images, which take at least the share `touched` of the training time.
+
+    Where the model computes on the same cores, it also gets the cores that images free: more than the wait can go away.
+    """
+    changes = {key.removeprefix("hyperparameters."): value for key, value in fix.keys.items()}
+    images = None if evidence.script else calibration.image_cost(evidence.settings, changes)
+    if images is not None and images < 1 and evidence.workers_part is not None:
+        others = neighbours(evidence)
+        freed = (1 - images) * (run_delay(evidence) or 0.0) * others.get(WORKERS, 0.0) / (sum(others.values()) or 1.0)
+        own = max(0.0, 1 - (evidence.share("data_wait") or 0.0) - freed)
+        step, why = step_left(evidence, own, images=images, own_cpu=1.0)
+        left, most = (
+            1 - in_steps(evidence) * (1 - min(one, 1.0))
+            for one in (step, step_left(evidence, own, images=0.0, own_cpu=1.0)[0])
+        )
+        formula = (
+            f"an image then costs {percent(images)} of its CPU time, and a step takes {why} of its time: 1 / {left:.2f}"
+        )
+        return estimated(evidence, kind, 1 - most, left, formula)
+    theirs = evidence.workers_part
+    if evidence.on_gpu or theirs is None or theirs * evidence.steps_part <= touched:
+        return bounded(touched, f"1 / (1 - {touched:.2f}); how much cheaper images can be is not known")
+    touched = theirs * evidence.steps_part
+    return bounded(
+        touched,
+        f"1 / (1 - {touched:.2f}): images take {percent(theirs)} of the CPU time, which they share with the model; how much cheaper they "
+        "can be is not known",
+    )
+
+
 def dali(evidence: Evidence, why: str) -> Fix:
     """NVIDIA DALI instead of the CPU's pipeline, without what belongs to that one."""
     settings = evidence.settings
@@ -49,6 +83,22 @@ def dali(evidence: Evidence, why: str) -> Fix:
 def shards(evidence: Evidence, why: str) -> Fix:
     """A few large files instead of one for each image."""
     return _prepared(evidence, "--shards", SHARD_SIZE, why)
+
+
+def gain_of_quick_reads(evidence: Evidence, lost: float) -> Gain:
+    """The gain where reads do not wait."""
+    touched = lost * in_steps(evidence)
+    if evidence.worker_use is None:
+        return bounded(touched)
+    step, why = step_left(evidence, 1 - lost, own_cpu=1.0)
+    left = 1 - in_steps(evidence) * (1 - min(step, 1.0))
+    return estimated(
+        evidence,
+        "storage_bound",
+        touched,
+        left,
+        f"where reads do not wait, a step takes {why} of its time: 1 / {left:.2f}",
+    )
 
 
 def _scaled(evidence: Evidence) -> Fix:

@@ -15,7 +15,8 @@ from launcher.insight.contention import (
     why_no_delay,
 )
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
+from launcher.insight.gains import estimated
 from launcher.insight.rules.images import dali
 from launcher.insight.rules.workers import kept_from_core, taken_by_workers
 from launcher.show.text import counted
@@ -57,7 +58,9 @@ def noisy(evidence: Evidence) -> Answer:
         evidence=tuple(numbers(evidence)),
         cause=CAUSES[who],
         fixes=_fixes(who, evidence),
-        gain=bounded(share, 1 / (1 - min(share, 0.999)), f"the wait for a core goes away: 1 / (1 - {share:.2f})"),
+        gain=estimated(
+            evidence, "noisy_neighbour", share, 1 - share, f"the wait for a core goes away: 1 / (1 - {share:.2f})"
+        ),
     )
 
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from launcher.insight import windows
+from launcher.insight import speed, windows
 from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
+from launcher.insight.gains import bounded, estimated
+from launcher.insight.length import job_steps
 from launcher.insight.measurements import Steps
 from launcher.insight.rules.images import shards
 from launcher.insight.rules.workers import taken_by_workers
@@ -85,7 +87,9 @@ def epoch_starts(evidence: Evidence) -> Answer:
             shards(evidence, "a list of a few shards instead of one file per image"),
             *_half_the_workers(evidence),
         ),
-        gain=bounded(share, 1 / (1 - share), f"the whole wait at epoch starts: 1 / (1 - {share:.2f})"),
+        gain=estimated(
+            evidence, "slow_epoch_starts", share, 1 - share, f"the whole wait at epoch starts: 1 / (1 - {share:.2f})"
+        ),
     )
 
 
@@ -124,10 +128,11 @@ def start(evidence: Evidence) -> Answer:
     seconds = evidence.facts.get("seconds_to_first_step")
     if not isinstance(seconds, (int, float)):
         return NotMeasured(what="a slow start", reason=evidence.why_not("seconds_to_first_step"))
-    compiling = _slow_first_steps(evidence)
-    whole = seconds + evidence.training_seconds
-    share = (seconds + compiling) / whole if whole else 0.0
-    if seconds + compiling < ENDLESS_START and (seconds + compiling < SLOW_START or share < NOTICEABLE):
+    compiling, begun = _slow_first_steps(evidence), speed.start_seconds(evidence)
+    begun = float(seconds) if begun is None else begun
+    whole = begun + evidence.training_seconds
+    share = (begun + compiling) / whole if whole else 0.0
+    if begun + compiling < ENDLESS_START and (begun + compiling < SLOW_START or share < NOTICEABLE):
         return None
     fixes = []
     if evidence.settings.get("compile") or evidence.settings.get("compile_teacher"):
@@ -146,6 +151,8 @@ def start(evidence: Evidence) -> Answer:
         )
     )
     fixes.append(shards(evidence, "few files to copy and list"))
+    later = (job_steps(evidence) or 0.0) - windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0.0
+    in_job = (begun + compiling) / (whole + max(0.0, later) * (evidence.step_seconds or 0.0))
     return Finding(
         kind="slow_start",
         title=f"The first step came after {seconds:.0f} s",
@@ -156,7 +163,9 @@ def start(evidence: Evidence) -> Answer:
         ),
         cause="before the first step, data are copied or listed, weights downloaded, or models compiled",
         fixes=tuple(fixes),
-        gain=bounded(share),
+        gain=bounded(
+            in_job, f"1 / (1 - {in_job:.2f}) over the whole job; how much of the start is needed is not known"
+        ),
     )
 
 
@@ -227,7 +236,9 @@ def outliers(evidence: Evidence) -> Answer:
                 else ()
             ),
         ),
-        gain=bounded(share, 1 / (1 - share), f"without the excess of these steps: 1 / (1 - {share:.2f})"),
+        gain=estimated(
+            evidence, "step_outliers", share, 1 - share, f"without the excess of these steps: 1 / (1 - {share:.2f})"
+        ),
     )
 
 
@@ -253,7 +264,8 @@ def _stalls(
     first = min(stall.rank for stall in stalls)
     lengths = [stall.seconds for stall in stalls if stall.rank == first]
     factor = int(np.ceil(share / (1 - share) / 0.05)) if share < 0.9 else 100
-    left = share / factor
+    number = _number_in_the_job(evidence, len(lengths))
+    kept = np.ceil(number / factor)  # one still follows the last step
     return Finding(
         kind=name,
         title=title,
@@ -264,10 +276,19 @@ def _stalls(
         ),
         cause=cause,
         fixes=fixes(len(lengths), factor),
-        gain=bounded(
-            share, 1 / (1 - share + left), f"{factor} times fewer: 1 / (1 - {share:.2f} + {share:.2f} / {factor})"
+        gain=estimated(
+            evidence,
+            name,
+            share,
+            1 - share * (1 - kept / number),
+            f"{kept:.0f} instead of {number:.0f} in the whole job: 1 / (1 - {share:.2f} · {1 - kept / number:.2f})",
         ),
     )
+
+
+def _number_in_the_job(evidence: Evidence, seen: int) -> float:
+    """Pauses of a kind in the whole job, of which the run may be a part."""
+    return max(seen, round(seen * (job_steps(evidence) or 0.0) / windows.steps_done(evidence.ranks[0])))
 
 
 def _steps(evidence: Evidence) -> int:

@@ -7,7 +7,8 @@ import numpy as np
 from launcher.insight import windows
 from launcher.insight.answers import Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
+from launcher.insight.gains import bounded, estimated
 from launcher.insight.measurements import Steps
 from launcher.insight.rules.feeding import larger_batch
 
@@ -33,12 +34,16 @@ def communication(evidence: Evidence) -> Answer:
     if least < NOTICEABLE:
         return None
     share, settings = least * evidence.steps_part, evidence.settings
-    fixes, expected, formula = [], None, ""
+    fixes, gain = (
+        [],
+        bounded(share, f"1 / (1 - {share:.2f}); how much of the exchange a larger batch hides is not known"),
+    )
     if settings.get("gradient_compression") == "none" and evidence.facts.get("backend") != "smddp":
         fixes.append(
             Fix(setting="hyperparameters.gradient_compression", value="bf16", now="none", why="half the bytes")
         )
-        expected, formula = 1 / (1 - share / 2), f"half the bytes: 1 / (1 - {share:.2f} / 2)"
+        formula = f"half the bytes: 1 / (1 - {share:.2f} / 2)"
+        gain = estimated(evidence, "communication_bound", share, 1 - share / 2, formula)
     fixes.append(larger_batch(evidence, 2, "half as many exchanges an epoch; scale the learning rate with it"))
     fixes.append(
         Fix(
@@ -63,7 +68,7 @@ def communication(evidence: Evidence) -> Answer:
         ),
         cause="the exchange takes longer than the backward pass that could hide it",
         fixes=tuple(fixes),
-        gain=bounded(share, expected, formula),
+        gain=gain,
     )
 
 
@@ -116,7 +121,13 @@ def slow_rank(evidence: Evidence) -> Answer:
                 else ()
             ),
         ),
-        gain=bounded(share, 1 / (1 - share), f"if the slow rank were as fast as the others: 1 / (1 - {share:.2f})"),
+        gain=estimated(
+            evidence,
+            "slow_rank",
+            share,
+            1 - share,
+            f"if the slow rank were as fast as the others: 1 / (1 - {share:.2f})",
+        ),
     )
 
 
@@ -130,17 +141,17 @@ def uneven_gpus(evidence: Evidence) -> Answer:
     if not evidence.uneven or len(evidence.ranks) >= 2:
         return None
     most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
-    lost = (means[most] - float(np.mean(list(means.values())))) / 100
+    lost = min(max((means[most] - float(np.mean(list(means.values())))) / 100, 0.0), 1.0)
     return Finding(
         kind="uneven_gpus",
         title=f"The GPUs are used unevenly: {most} {means[most]:.0f} %, {least} {means[least]:.0f} %",
-        share=min(max(lost, 0.0), 1.0),
+        share=lost,
         evidence=(f"mean use of {len(means)} GPUs from {means[least]:.0f} to {means[most]:.0f} %",),
         cause="the work is shared unevenly: DataParallel in one process, a GPU without a process, or a slow rank"
         if means[least] >= 5
         else f"{least} is idle: there are fewer processes than GPUs",
         fixes=(_process_per_gpu(evidence, least),),
-        gain=bounded(min(max(lost, 0.0), 1.0)),
+        gain=bounded(lost, f"1 / (1 - {lost:.2f}); how evenly the work can be shared is not known"),
     )
 
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import NOTICEABLE, Finding, Fix, bounded, percent
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
+from launcher.insight.gains import bounded, estimated, in_steps
 from launcher.insight.measurements import Series
 from launcher.insight.rules.workers import taken_by_workers
 
@@ -60,8 +61,29 @@ def throttled(evidence: Evidence) -> Answer:
                 why="no more processes than cores of the quota",
             ),
         ),
-        gain=bounded(lost * evidence.steps_part),
+        gain=_of_a_larger_quota(evidence, lost),
     )
+
+
+def _of_a_larger_quota(evidence: Evidence, lost: float) -> Gain:
+    """The gain where the quota becomes as large as the host: processes then use as many cores as they have threads and workers."""
+    hosts = [host for host in evidence.hosts if len(evidence.busy_cores(host))]
+    threads, workers = evidence.facts.get("threads"), evidence.workers
+    touched = lost * in_steps(evidence)
+    if len(hosts) != 1 or threads is None or workers is None or evidence.usable_cores(hosts[0]) >= len(hosts[0].cores):
+        return bounded(touched, f"1 / (1 - {touched:.2f}); how many cores the processes would use is not known")
+    [host] = hosts
+    ranks, used = evidence.local_ranks(host), min(float(evidence.busy_cores(host).mean()), evidence.usable_cores(host))
+    if evidence.all_cpu is not None and evidence.step_seconds:
+        used = ranks * evidence.all_cpu / evidence.step_seconds  # without what else runs on the host
+    wanted = min(float(len(host.cores)), ranks * (threads + workers))
+    device = 1 - evidence.gpu_idle if evidence.gpu_idle is not None else 0.0
+    left = max(min(used / wanted, 1.0), device)
+    formula = (
+        f"the processes use {used:.2f} cores, and {wanted:.3g} of the host's {len(host.cores)} without a quota, in the "
+        f"{percent(lost)} of the time in which it throttles"
+    )
+    return estimated(evidence, "cpu_throttled", touched, 1 - touched * (1 - left), formula)
 
 
 def host_memory(evidence: Evidence) -> Answer:

@@ -1,0 +1,83 @@
+"""The gain of a fix: a point by a model of the step, and the range that what the fix brings lies in."""
+
+from __future__ import annotations
+
+from launcher.insight import calibration, speed
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Gain, percent
+from launcher.insight.length import job_steps
+from launcher.insight.ratio import Ratio, ratio
+
+
+def bounded(share: float, formula: str = "") -> Gain:
+    """A gain of which only the bound is known.
+
+    Args:
+        formula: of the bound, or why there is no more than that; "": the bound's own.
+    """
+    share = min(max(share, 0.0), 1.0)
+    return Gain(share=share, formula=formula or f"1 / (1 - {share:.2f})")
+
+
+def estimated(evidence: Evidence, kind: str, share: float, left: float, formula: str, unsure: float = 1.0) -> Gain:
+    """A gain with a point estimate.
+
+    Its range is a prediction: it counts the spread of the logged windows, in this run and in one as long after the fix; how far the
+    estimates of this kind were off in real runs; and what the estimate itself leaves open. All are independent.
+
+    Args:
+        kind: of the finding.
+        share: of the training time that the fix can touch.
+        left: training time after the fix, over that before.
+        unsure: the factor, either way, by which `left` may be another.
+    """
+    share = min(max(share, 0.0), 1.0)
+    bound = 1 / (1 - min(share, 0.999))
+    value = float(min(max(1 / max(left, 0.001), 1.0), bound))
+    spread = Ratio(1.0, None, None)
+    if evidence.ranks:
+        seconds = speed.training(evidence)
+        spread = ratio(seconds, seconds, calibration.CONFIDENCE)
+    return Gain(
+        share=share, formula=formula, expected=spread.times(value).widened(calibration.error(kind)).widened(unsure)
+    )
+
+
+def step_left(
+    evidence: Evidence, own: float, *, images: float = 1.0, own_cpu: float | None = None
+) -> tuple[float, str]:
+    """What a usual step takes after a change, over what it takes, and why: the slowest of the training process, its data workers and the
+    cores. It is the utilisation law (Denning and Buzen 1978, https://doi.org/10.1145/356733.356735), as in Plumber
+    (https://arxiv.org/abs/2111.04131).
+
+    Args:
+        own: share of the step in which the training process itself works after the change.
+        images: CPU time of an image after it, over that before.
+        own_cpu: the same of the training process. None: it is not known, and the cores are no limit.
+    """
+    limits = {"the training process": own}
+    step, cores, workers = evidence.step_seconds, evidence.cores_each, evidence.workers
+    theirs, process = evidence.mean_extra("worker_cpu_seconds"), evidence.own_cpu
+    if step and cores and workers and theirs is not None and process is not None:
+        limits["the workers"] = images * theirs / min(workers, cores) / step
+        if own_cpu is not None:
+            limits["the cores"] = (images * theirs + own_cpu * process) / cores / step
+    said = ", ".join(f"{name} {share:.2f}" for name, share in limits.items())
+    return max(limits.values()), f"max({said})" if len(limits) > 1 else f"{own:.2f}"
+
+
+def in_steps(evidence: Evidence) -> float:
+    """Share of the training time in steps, the first and the slow ones too, and where epochs begin: all of it but pauses."""
+    whole = evidence.training_seconds
+    pauses = sum(evidence.stall_seconds(kind) for kind in {stall.kind for stall in evidence.measurements.stalls})
+    return max(0.0, 1 - pauses / whole) if whole else 1.0
+
+
+def compiling(evidence: Evidence) -> str:
+    """What is to be said of a gain by compiling: it costs time once, which counts over the job's own length."""
+    steps, seconds = job_steps(evidence), evidence.step_seconds
+    if not steps or not seconds:
+        return "how much compiling saves is not known before, nor is the job's length, over which its time at the start counts"
+    minutes = steps * seconds / 60
+    share = percent(1 / (1 + minutes))
+    return f"how much compiling saves is not known before; a minute of it at the start is {share} of this job's {minutes + 1:.3g} minutes"
