@@ -1,7 +1,7 @@
 """How well tests hold the diagnosis's rules: each comparison, boolean and arithmetic operator of them turned, one at a time.
 
 A mutant that no test notices survives. Each runs in a fork of one pytest session, on the tests that run its line. `make mutants` takes all of
-them, some 15 minutes on 2 cores; name files to turn only theirs:
+them, some 5 minutes on 2 cores; name files to turn only theirs:
 
     .venv/bin/python -m tests.insight.mutants workers data
 """

@@ -164,6 +164,13 @@ def test_an_argument_of_the_script_is_named_where_the_line_takes_it(arguments, t
     assert command.key is None and (f", in the command --{name}=2" in str(command)) == named
 
 
+def test_arguments_are_of_no_use_without_a_loader_or_for_what_they_do_not_name():
+    given = dict(planted={"settings": {"num_workers": 4}}, arguments={"workers": 4})
+    assert told(fix=kit("num_workers", 2), **given) == "DataLoader(num_workers=2)"
+    kept, *_ = fixes(loader(text=TEXT), kind="slow_epoch_starts", **given)
+    assert "persistent_workers=True (the" in str(kept)
+
+
 # Precision and compiling
 
 
