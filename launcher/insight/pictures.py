@@ -1,14 +1,14 @@
-"""Two runs in one picture: where a step's time goes before and after, and how busy the cores were meanwhile."""
+"""Two runs in one picture: where a step's time goes before and after, and how busy cores and GPUs were meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from launcher.insight import charts, summary
 from launcher.insight.evidence import Evidence
-from launcher.insight.measurements import Series
+from launcher.insight.measurements import Host, Series
 from launcher.show import svg
 from launcher.show.bars import StackedBars, stacked_bars
 from launcher.show.heat import Band, heat_map
@@ -28,14 +28,14 @@ LEFT, WIDTH, RIGHT = 70, 560, 110
 MOST_CELLS, MOST_BINS, FEWEST_BINS = 2400, 112, 16
 """Of a heat map: each is an element of the picture."""
 
-MOST_CORES = 96
-"""Rows of a heat map; a larger host shows its first ones."""
+MOST_ROWS = 96
+"""Of a heat map; a larger host shows its first cores."""
 
 Course = Sequence[tuple[str, float | None, float | None]]
 
 
 def before_and_after(course: Course, unit: str, about: str, runs: Sequence[tuple[str, Evidence]]) -> str:
-    """Stacked bars of where the training time goes, and a heat map of the cores, for two runs, as SVG.
+    """Stacked bars of where the training time goes, and heat maps of the cores and the GPUs, for two runs, as SVG.
 
     Args:
         course: (phase, before, after), what passed beside the steps, and last the whole.
@@ -53,28 +53,30 @@ def before_and_after(course: Course, unit: str, about: str, runs: Sequence[tuple
         about=about,
     )
     elements, y = stacked_bars(bars, LEFT, WIDTH, RIGHT)
-    more, y = _heat_maps(runs, y)
-    return svg.document(LEFT + WIDTH + RIGHT, round(y), "Before and after", [*elements, *more])
+    for what in ("core", "GPU"):
+        more, y = _heat_maps(runs, what, y)
+        elements = [*elements, *more]
+    return svg.document(LEFT + WIDTH + RIGHT, round(y), "Before and after", elements)
 
 
-def _heat_maps(runs: Sequence[tuple[str, Evidence]], y: float) -> tuple[list[str], float]:
-    """How busy each core of the first host was while steps ran, both runs on one scale of time; and where the maps end."""
-    found = [(name, *_cores(evidence)) for name, evidence in runs]
-    rare = [name for name, cores, _ in found if any(len(core.values) < charts.FEWEST_SAMPLES for core in cores)]
-    found = [one for one in found if one[0] not in rare]
+def _heat_maps(runs: Sequence[tuple[str, Evidence]], what: str, y: float) -> tuple[list[str], float]:
+    """How busy each core or GPU of the first host was while steps ran, both runs on one scale of time; and where the maps end."""
+    found = [(name, *_during_steps(evidence, what)) for name, evidence in runs]
+    rare = [name for name, series, _ in found if any(len(one.values) < charts.FEWEST_SAMPLES for one in series)]
+    found = [one for one in found if one[0] not in rare and one[1]]
     longest = max((seconds for _, _, seconds in found), default=0.0)
-    if not longest or not any(cores for _, cores, _ in found):
-        why = f"no map of the cores: {' and '.join(rare)} sampled them only once"
+    if not longest:
+        why = f"no map of the {what}s: {' and '.join(rare)} sampled them only once"
         return ([svg.text(12, y, why, "faint")], y + 24) if rare else ([], y)
-    number = max(len(cores) for _, cores, _ in found)
+    number = max(len(series) for _, series, _ in found)
     bins = max(FEWEST_BINS, min(MOST_BINS, MOST_CELLS // number))
     bands = []
-    for name, cores, seconds in found:
+    for name, series, seconds in found:
         here = max(1, round(bins * seconds / longest))
-        means = (charts.binned(core, core.times[0], core.times[0] + seconds, here)[0] for core in cores)
+        means = (charts.binned(one, one.times[0], one.times[0] + seconds, here)[0] for one in series)
         rows = tuple(_filled(row).tolist() for row in means)  # a sample tells of the time since the one before
         bands.append(Band(name, rows, f"{seconds:.0f} s"))
-    title = "How busy each core is during the steps: the stronger the colour, the busier"
+    title = f"How busy each {what} is during the steps: the stronger the colour, the busier"
     title += f" ({' and '.join(rare)}: sampled only once)" if rare else ""
     return heat_map(title, bands, LEFT, y, WIDTH / bins, max(4, min(16, 160 // number)))
 
@@ -86,18 +88,17 @@ def _filled(values: np.ndarray) -> np.ndarray:
     return np.where(following < len(known), values[known[np.minimum(following, len(known) - 1)]], 0.0)
 
 
-def _cores(evidence: Evidence) -> tuple[list[Series], float]:
-    """Records of the first watched host's cores while steps ran, and how many seconds that was."""
-    host = next(iter(evidence.hosts), None)
-    if host is None or not host.cores:
-        return [], 0.0
+def _during_steps(evidence: Evidence, what: str) -> tuple[list[Series], float]:
+    """Records of the first watched host's cores or GPUs while steps ran, and how many seconds that was."""
+    host = next(iter(evidence.hosts), Host(name=""))
+    every: Mapping[str, Series] = host.cores if what == "core" else host.gpus
     began, ended = evidence.period
     found = []
-    for core in list(host.cores.values())[:MOST_CORES]:
-        inside = (core.times >= began) & (core.times <= ended)
+    for one in list(every.values())[:MOST_ROWS]:
+        inside = (one.times >= began) & (one.times <= ended)
         if inside.any():
-            found.append(Series(core.times[inside], core.values[inside]))
-    return found, max((float(core.times[-1] - core.times[0]) for core in found), default=0.0)
+            found.append(Series(one.times[inside], one.values[inside]))
+    return found, max((float(one.times[-1] - one.times[0]) for one in found), default=0.0)
 
 
 def _colour(phase: str) -> str:

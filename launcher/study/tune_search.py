@@ -236,7 +236,7 @@ class Search:
         up = 2 * now or 1 if above is None else round(math.sqrt(now * above))
         down = now // 2 if below is None else round(math.sqrt(now * below))
         for value in (down, up) if _is_count(came_from) and came_from > now else (up, down):
-            if abs(value - now) > now / 4 and self._may_be_tried({setting: value}):
+            if max(value, now) > APART * min(value, now) and self._may_be_tried({setting: value}):
                 yield Proposal({setting: value}, step.proposal.finding, "", neighbour=True)
 
     def _not_allowed(self, changes: Changes) -> list[str]:
@@ -350,6 +350,9 @@ BATCH = "global_batch_size"
 
 GIVE_UP = 2
 """Neighbours in a row that did not help."""
+
+APART = 1.5
+"""Times as large as another a number has to be, more than that, to be tried too: 3 workers beside 2 and 4 bring what these do."""
 
 NUMBERS = ("num_workers", "prefetch_factor")
 """Settings whose neighbours are tried too."""

@@ -170,8 +170,10 @@ class JobSubject(Subject):
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
         if not self.is_ours:
             return _also_from_outside(finding, evidence)
-        if finding.kind not in OF_THE_INPUT or not evidence.workers:
+        if finding.kind not in OF_THE_INPUT or evidence.workers is None:
             return {}
+        if evidence.workers == 0:
+            return _first_workers(evidence)
         kind = evidence.settings.get("worker_type")
         threads = kind == "threads" or (kind == "auto" and not evidence.on_gpu)
         return {"worker_type": "processes" if threads else "threads"}
@@ -313,7 +315,14 @@ def _from_outside(fix: Fix) -> Changes:
     return {"matmul_precision": "high"} if name == "precision" and fix.value == "tf32" else {}
 
 
+def _first_workers(evidence: Evidence) -> Changes:
+    """For a loader without workers, which reads and prepares images between the steps: one for each core."""
+    return {"num_workers": max(1, int(evidence.cores_each or 1))}
+
+
 def _also_from_outside(finding: Finding, evidence: Evidence) -> Changes:
+    if finding.kind in OF_THE_INPUT and evidence.workers == 0:
+        return _first_workers(evidence)
     loader = evidence.script.loader("training") if evidence.script else None
     if loader is None:
         return {}

@@ -57,7 +57,7 @@ class Measured:
 
     def measure(self, cell: Settings) -> float:
         """Also of the trials that the table has. A trial that failed takes for ever."""
-        trial = self.trials(cell, f"cell {cell}", self.first.steps(cell))
+        trial = self.trials(cell, words(cell), self.first.steps(cell))
         cost = math.inf if trial.failed else self.cost(trial)
         self.costs[str(cell)].append(cost)
         return cost
@@ -150,7 +150,9 @@ def result(job: Planted, folder: Path) -> Result:
     file = folder / f"{job.name}-grid.csv"
     with held(file):
         table = TrialTable(file, KEYS, MEASURED, subject.conditions(), subject.commit)
-        trials = Trials(subject, table, 10**6, math.inf, SHORTEST, None, None, lambda line: print(line, flush=True))
+        cells = len(list(job.cells()))
+        most = cells + BEST * AGAIN + 3 * ROUNDS
+        trials = Trials(subject, table, most, math.inf, SHORTEST, None, None, lambda line: print(line, flush=True))
         measured, best = grid(job, trials)
         made, gain = len(trials.used), measured.median({}) / measured.median(best)
         tuning = launcher.tune(
@@ -163,7 +165,7 @@ def result(job: Planted, folder: Path) -> Result:
         print(tuning, end="\n\n", flush=True)
         found = job.changes(tuning.changes)
         took = in_turns(measured, list({str(one): one for one in ({}, found, best)}.values()))
-    cells, own = len(list(job.cells())), took[str(found)]
+    own = took[str(found)]
     return Result(job, cells, made, best, gain, tuning, found, took[str(best)] / own, took[str({})] / own)
 
 

@@ -103,21 +103,31 @@ def test_the_picture_of_two_runs_shows_their_phases_and_cores_and_what_was_chang
     text = comparison.plot(tmp_path / "both.svg").read_text()
     picture = ElementTree.fromstring(text)
     told = [element.text for element in picture.iter() if element.tag.endswith("}text")]
-    assert "num_workers: 16 before, 1 after" in told and told.count("before") == told.count("after") == 2
+    assert "num_workers: 16 before, 1 after" in told and told.count("before") == told.count("after") == 3
     bars = {title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")}
     assert any(re.fullmatch(r"before, data_wait: 2\.8\d* seconds per 1,000 images", bar) for bar in bars), bars
     assert any(re.fullmatch(r"after, backward: 0\.58\d* seconds per 1,000 images", bar) for bar in bars), bars
     assert "prefers-color-scheme: dark" in text and text in comparison._repr_html_()
 
 
+def test_the_picture_of_runs_on_gpus_shows_these_too():
+    def without_gpus(diagnosis: Diagnosis) -> Diagnosis:
+        [host] = diagnosis.measurements.hosts.values()
+        return Diagnosis(replace(diagnosis.measurements, hosts={host.name: replace(host, gpus={})}))
+
+    both, neither = Comparison(run(gpu=40), run(gpu=95)), Comparison(without_gpus(run()), without_gpus(run()))
+    titles = [re.findall(r"How busy each (\w+) is", comparison._svg()) for comparison in (both, neither)]
+    assert titles == [["core", "GPU"], ["core"]]
+
+
 def test_cores_that_were_sampled_only_once_are_no_map_and_the_picture_says_so():
     def once(diagnosis: Diagnosis) -> Diagnosis:
         [host] = diagnosis.measurements.hosts.values()
         cores = {name: Series(core.times[5:6], core.values[5:6]) for name, core in host.cores.items()}
-        return Diagnosis(replace(diagnosis.measurements, hosts={host.name: replace(host, cores=cores)}))
+        return Diagnosis(replace(diagnosis.measurements, hosts={host.name: replace(host, cores=cores, gpus={})}))
 
     one, both = (Comparison(once(run()), after)._svg() for after in (run(), once(run())))
-    assert "busier (before: sampled only once)" in one and one.count(">before<") == 1 and one.count(">after<") == 2
+    assert "busier (before: sampled only once)" in one and one.count(">before<") == 1 and one.count(">after<") == 3
     assert "no map of the cores: before and after sampled them only once" in both and "busier" not in both
 
 

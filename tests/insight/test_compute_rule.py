@@ -108,8 +108,8 @@ def test_a_cached_teacher_runs_in_a_tenth_of_the_epochs(epochs, views, expected,
 def test_a_teacher_is_told_only_what_it_does_not_do_yet(settings, advised):
     found = taught(settings=settings)
     assert [(fix.setting or "").removeprefix("hyperparameters.") for fix in found.fixes] == advised
-    halved = advised[0] == "teacher_precision"
-    assert not halved or found.gain.expected.value == pytest.approx(1.25)  # 1 / (1 - 0.4 / 2)
+    expected = {"teacher_cache": 1 / (1 - 0.4 * 0.9), "teacher_precision": 1 / (1 - 0.4 / 2)}.get(advised[0])
+    assert (found.gain.expected and found.gain.expected.value) == (expected and pytest.approx(expected))
     cached = bool(settings.get("teacher_cache"))
     assert found.title.endswith("; its cache is being filled") == cached
     assert f"{'with' if cached else 'without'} a cache" in found.evidence[1]
@@ -167,6 +167,7 @@ def test_fp32_costs_where_a_busy_gpu_computes_half_the_time(changed, slow):
 def test_twice_as_fast_arithmetic_is_expected():
     found = slow_arithmetic(phases={"data_wait": 0.2, "student_forward": 0.3, "backward": 0.5}, gpu=80)
     assert found.share == pytest.approx(0.8) and found.gain.expected.value == pytest.approx(1 / (1 - 0.8 / 2))
+    assert found.gain.formula == "speed-up 2 of arithmetic: 1 / (1 - 0.80 · 0.50)"
     assert "take 80 % of a step" in found.evidence[0] and found.evidence[1] == "GPUs busy 80 % of the time"
     alone = slow_arithmetic(phases=None, gpu=75)
     assert alone.share == pytest.approx(0.75, abs=0.01), "what the GPU is busy, where no step was timed"

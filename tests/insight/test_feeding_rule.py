@@ -10,6 +10,7 @@ from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
 from launcher.insight.rules import feeding
+from launcher.insight.script import Address, SampledLine, Script
 from tests.insight.planted import plant
 from tests.insight.test_neighbours import with_threads
 
@@ -66,6 +67,11 @@ def test_a_gpu_is_starved_from_three_tenths_idle_or_less_where_time_lies_in_no_p
 def test_the_share_is_the_idle_time_that_no_wait_explains(planted, share):
     found = asked(**planted)
     assert found.share == pytest.approx(share, abs=0.01) == found.gain.share
+
+
+def test_half_the_time_in_checkpoints_leaves_half_of_what_nothing_explains():
+    found = asked(checkpoint=(10, 10.0))
+    assert found.kind == "gpu_starved" and found.share == pytest.approx(0.245, abs=0.01) == found.gain.share
 
 
 def test_what_is_missing_is_named():
@@ -130,6 +136,8 @@ def test_a_process_that_does_not_get_its_core_is_another_finding():
         ({"cpu_seconds": 0.9, "worker_cpu_seconds": 0.01}, "main_thread_bound"),
         ({"cpu_seconds": 0.8, "worker_cpu_seconds": 0.01}, "gpu_starved"),
         ({"cpu_seconds": 0.8, "worker_cpu_seconds": 0.01, "pegged": 1}, "gpu_starved"),
+        ({"phases": step(0.5), "cpu_seconds": 0.45, "worker_cpu_seconds": 0.01}, "main_thread_bound"),
+        ({"phases": step(0.5), "cpu_seconds": 0.4, "worker_cpu_seconds": 0.01}, "gpu_starved"),
         ({"pegged": 1}, "main_thread_bound"),
         ({"pegged": 1, "busy": 5.4}, "main_thread_bound"),
         ({"pegged": 1, "busy": 5.8}, "gpu_starved"),
@@ -169,6 +177,20 @@ def test_the_evidence_has_all_that_was_measured():
     assert "waiting for the device to read a number: 20 % of a step" in synchronised.evidence
     assert "log_every is 10" in synchronised.evidence and "log_every" not in str(synchronised.fixes)
     assert len(asked(phases=STEP, system=False, gpu=None, gap=0.5).evidence) == 2
+    assert "uses 1.20 cores" in str(asked(phases=step(0.5), cpu_seconds=0.7, worker_cpu_seconds=0.1).evidence)
+
+
+def test_the_lines_are_shown_where_the_training_thread_often_is():
+    lines = tuple(
+        SampledLine(at=Address("train.py", 60 + at, "work()"), phase=None, package=None, in_model=False, share=share)
+        for at, share in enumerate((0.3, 0.03, 0.01))
+    )
+    run = dataclasses.replace(plant(**IDLE), script=Script(lines=lines))
+    told = [line for line in feeding.starved(Evidence(run)).evidence if "the training thread is at" in line]
+    assert told == [
+        "the training thread is at train.py:60 in 30 % of the samples: work()",
+        "the training thread is at train.py:61 in 3 % of the samples: work()",
+    ]
 
 
 def test_what_is_starved_without_a_reason_is_told_what_would_show_it():

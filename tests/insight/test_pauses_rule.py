@@ -171,6 +171,8 @@ def test_what_the_first_steps_took_longer_is_part_of_the_start():
         "the first logged steps took 100 s longer than later ones",
     )
     assert start(30.0, slow_steps={20: ("backward", 100.0)}) is None, "steps after the first ones are no start"
+    endless = dict(steps=20_000, log_every=1000, slow_steps={1000: ("backward", 150.0)})
+    assert start(1000.0, **endless) is None and isinstance(start(1100.0, **endless), Finding)
 
 
 @pytest.mark.parametrize(

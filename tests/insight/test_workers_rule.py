@@ -24,12 +24,12 @@ def kinds(measured) -> list[str]:
     return [finding.kind for finding in found(measured)]
 
 
-def waiting(share: float, **planted):
-    """Steps of a second with that share of it in waiting for data, without noise."""
-    rest = 1 - share
+def waiting(share: float, seconds: float = 1.0, **planted):
+    """Steps of so many seconds with that share of them in waiting for data, without noise."""
+    wait, rest = share * seconds, (1 - share) * seconds
     return plant(
         **{
-            "phases": {"data_wait": share, "student_forward": rest / 3, "backward": 2 * rest / 3},
+            "phases": {"data_wait": wait, "student_forward": rest / 3, "backward": 2 * rest / 3},
             "noise": 0.0,
             **planted,
         }

@@ -102,6 +102,7 @@ def _preprocessing_trials(book: nbformat.NotebookNode) -> Iterator[str]:
     told = {(pipeline, load) for pipeline in ("cpu_reference", "cpu", "cpu_composed") for load in ("1", "12")}
     if {*trials} != told:
         yield f"three pipelines under load 1 and 12; measured {sorted(trials)}"
+        return
     rates = {(pipeline, load): rate for pipeline, load, rate in re.findall(SPEED, text, re.MULTILINE)}
     for load, pipeline, share, than in re.findall(LESS_TIME, text, re.MULTILINE):
         less = 1 - float(rates[than, load]) / float(rates[pipeline, load])

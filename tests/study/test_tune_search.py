@@ -53,7 +53,9 @@ class Job:
         images = np.arange(20.0, 101, 10)
         trial.course = Course(images, 10 + images * self.each(workers, len(self.tried)))
         trial.losses = {1: 0.5}
-        evidence = SimpleNamespace(script=None, workers=workers, settings={}, facts={"num_workers": workers})
+        evidence = SimpleNamespace(
+            script=None, workers=workers, cores_each=2.0, settings={}, facts={"num_workers": workers}
+        )
         findings = tuple(self.limits(workers))
         trial.diagnosis = SimpleNamespace(
             findings=findings, evidence=evidence, report=SimpleNamespace(too_short=None), headline=""
@@ -83,11 +85,22 @@ def test_a_number_is_raised_while_its_finding_stays_and_then_proven_once():
     assert job.search.steps[-1].gain == pytest.approx(8) and job.search.ended == "no bottleneck is left"
 
 
+def test_a_loader_without_workers_gets_some_where_its_reads_take_long():
+    """The finding's own fixes are none that can be set."""
+    job = Job(0, lambda workers, _: 1 / (1 + workers), lambda workers: [] if workers else [finding("storage_bound")])
+    assert job.tuned() == {"num_workers": 2} and job.tried == [0, 2, 0, 2]
+
+
 def test_numbers_around_one_that_helped_are_tried_where_its_finding_stays():
     """The finding asks for one worker, and four are best."""
     cost = {0: 1.5, 1: 1.3, 2: 1.1, 4: 1.02, 8: 1.4, 16: 2.0}
     job = Job(16, lambda workers, _: cost[workers], lambda workers: [finding("data_bound", num_workers=1)])
     assert job.tuned() == {"num_workers": 4} and job.tried == [16, 1, 0, 4, 2, 8, 16, 4]
+
+
+def test_no_number_is_tried_between_near_ones():
+    job = Job(1, lambda workers, _: 2 / min(workers, 2), lambda workers: [finding("data_bound", num_workers=2)])
+    assert job.tuned() == {"num_workers": 2} and job.tried == [1, 2, 4, 1, 2]
 
 
 def test_a_change_that_is_no_faster_takes_a_single_trial():

@@ -219,10 +219,10 @@ def _noisy_workers(evidence: Evidence, lost: float) -> Finding:
 def _too_few_workers(evidence: Evidence, wait: float, room: float, sensible: int, cores: float) -> Finding:
     workers, busy = evidence.workers, 1 - wait
     if workers:
-        wanted = min(sensible, max(workers + 1, math.ceil(workers / busy * 1.1)))
+        wanted = min(sensible, math.ceil(workers / busy * 1.1))
         loader = workers / wanted
     else:
-        wanted = min(sensible, max(1, math.ceil(wait / busy * 1.1)))
+        wanted = min(sensible, math.ceil(wait / busy * 1.1))
         loader = wait / wanted
     cause = "the workers are busy, and cores are free for more of them"
     if workers is None:
