@@ -16,7 +16,7 @@
 # make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 75 minutes)
 # make bench-planted-foreign    the same kinds in scripts that know nothing of the kit: plain PyTorch, Lightning, Trainer, and on a simulated accelerator
 # make bench-tune       launcher tune beside an exhaustive grid of what it may change, on slow jobs (about 45 minutes; goes on where it was)
-# make mutants      each operator of the diagnosis's rules turned, one at a time: how many do the tests notice (about 20 minutes)
+# make mutants      each operator of the diagnosis's rules turned, one at a time: how many do the tests notice (about 5 minutes)
 # make bench-workers    what too many data workers cost, and what fewer bring, on a simulated accelerator (about 20 minutes)
 # make notebooks    every notebook executed, its outputs and pictures stored where they bear out its text (about 15 minutes)
 # make test-notebooks   the notebooks' tests, with nothing else beside them: what KT's journey measures has to be as its text says
