@@ -47,6 +47,7 @@ TESTS = [
         "observed_arguments",
         "rules",
         "gains",
+        "gain_ranges",
         "reports",
         "probe_answer",
     )

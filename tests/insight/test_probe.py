@@ -88,6 +88,7 @@ def measured(data, tmp_path, monkeypatch):
 CLASSIFIER = (train_classifier, ClassifierSettings, {"model": VIT, "model_options": TINY})
 
 
+@pytest.mark.slow
 def test_images_that_come_slowly_are_found_and_so_is_the_number_of_workers_that_helps(measured, monkeypatch):
     read = folders.LabelledFolder.image
 

@@ -60,6 +60,7 @@ def said() -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_a_script_that_resumes_exactly_passes_kills_of_every_kind(script_job, said):
     found = drill(script_job(COUNTS), kills=4, seed=3, say=said.append)
     assert found.difference == "", found
