@@ -92,7 +92,7 @@ class Measure(Protocol):
         """
 
     def spent(self, trials: int) -> str:
-        """Why the budget does not allow so many trials more; "" where it does."""
+        """Why the budget does not allow that number of trials; "" where it does."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Trials:
         return trial
 
     def spent(self, trials: int) -> str:
-        """Why the budget does not allow so many trials more; "" where it does."""
+        """Why the budget does not allow that number of trials; "" where it does."""
         seconds = [float(row["seconds"]) for row in self.used]
         if len(self.used) + trials > self.most:
             return f"{counted(self.most, 'trial is', 'trials are')} spent (--trials)"

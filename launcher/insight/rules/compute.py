@@ -90,7 +90,7 @@ def teacher(evidence: Evidence) -> Answer:
     if halved:
         if not fixes:
             gain = _without_teacher(
-                evidence, share, 1 / FASTER_ARITHMETIC, f"a teacher {FASTER_ARITHMETIC:.0f} times as fast"
+                evidence, share, 1 / FASTER_ARITHMETIC, f"speed-up {FASTER_ARITHMETIC:.0f} of the teacher"
             )
         fixes.append(half)
     if not settings.get("compile_teacher"):
