@@ -69,4 +69,4 @@ def _image_seconds(settings: Mapping[str, Any]) -> float | None:
         return None
     (few, fast), (many, slow) = speeds.items()
     a_round = (1 / slow - 1 / fast) / (many - few)
-    return 1 / fast + (load - few) * a_round
+    return max(1 / max(fast, slow), 1 / fast + (load - few) * a_round)  # rounds that cost nothing are noise

@@ -54,8 +54,10 @@ def epoch_steps(evidence: Evidence) -> float | None:
 
 
 def job_steps(evidence: Evidence) -> float | None:
-    """Optimizer steps of the whole job by its settings, of which the run may be a part; None: they do not say."""
-    each = epoch_steps(evidence)
+    """Optimizer steps of the whole job by its settings, of which the run may be a part; None: they do not say, or the length of an epoch
+    is not known, for the run did not come to the end of its first."""
+    ended = evidence.ranks and evidence.ranks[0].epoch[-1] > evidence.ranks[0].epoch[0]
+    each = epoch_steps(evidence) if ended or "training_images" in evidence.facts else None
     epochs, most = (evidence.settings.get(name) for name in ("epochs", "max_steps"))
     by_epochs = epochs * each if isinstance(epochs, int) and each else None
     known = [float(steps) for steps in (by_epochs, most) if isinstance(steps, (int, float))]

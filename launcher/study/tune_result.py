@@ -60,17 +60,22 @@ class Tuning:
 
     @property
     def failed(self) -> bool:
-        """Whether the job as it is did not run."""
-        return bool(self.search.first and self.search.first[0].failed)
+        """Whether the job as it is did not run: it failed, or the budget did not allow it."""
+        return not self.search.first or bool(self.search.first[0].failed)
 
     @property
     def first(self) -> Run:
-        """The first run of the job as it is."""
+        """The first run of the job as it is. Raises a UserError where the budget did not allow it."""
+        if not self.search.first:
+            raise mistake("the budget", self.search.ended, "allow more: max_cost, trials or minutes")
         return self.search.first[0].run
 
     @property
     def comparison(self) -> Comparison:
-        """The first run of the job as it is beside the latest of the fastest settings: the same ones where nothing was kept."""
+        """The first run of the job as it is beside the latest of the fastest settings: the same ones where nothing was kept.
+        Raises a UserError where the job as it is did not run."""
+        if self.failed:
+            raise mistake("the job as it is", self.search.ended, "see its log, mend it, and tune again")
         return Comparison(self.search.first[0].diagnosis, self.search.best[-1].diagnosis)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +55,7 @@ class Trials:
         row = self.known.find(key)
         if row is None or row["state"] == records.IN_PROGRESS or (row["failure"] and not changes):
             # it was interrupted, or it is the job as it is: why it failed may be mended
-            if spent := self.spent(1):
+            if spent := self._spent(1, self.known.rows):  # also what an earlier call paid for
                 raise Spent(spent)
             trial = self._run(key, changes, label, steps)
             row = self.known.rows[-1]
@@ -65,13 +65,17 @@ class Trials:
         return trial
 
     def spent(self, trials: int) -> str:
-        """Why the budget does not allow that number of trials; "" where it does."""
+        """Why the budget does not allow that number of trials; "" where it does. By the trials so far, so that the same command takes the
+        same course again with those of the table."""
+        return self._spent(trials, self.used)
+
+    def _spent(self, trials: int, paid_for: Sequence[Row]) -> str:
         seconds = [float(row["seconds"]) for row in self.used]
         if len(self.used) + trials > self.most:
             return f"{counted(self.most, 'trial is', 'trials are')} spent (--trials)"
         if seconds and sum(seconds) + (trials - 0.5) * max(seconds) > self.most_seconds:
             return f"{self.most_seconds / 60:g} minutes are spent (--minutes)"
-        paid = sum(map(self._paid, self.known.rows))
+        paid = sum(map(self._paid, paid_for))
         if self.max_cost is not None and self.ceiling is not None and paid + trials * self.ceiling > self.max_cost:
             return f"{dollars(paid)} of {dollars(self.max_cost)} are spent, and a trial may cost {dollars(self.ceiling)} (--max-cost)"
         return ""

@@ -106,6 +106,7 @@ def test_an_images_cost_follows_pipeline_and_rounds_of_augmentation():
     )
     few = calibration.image_cost({**twelve, "augmentation_load": 4}, {"compose_augmentation": True})
     assert 91.5 / 526 < few < 1 and calibration.image_cost(twelve, {}) == 1
+    assert calibration.image_cost({**twelve, "augmentation_load": 1000}, {"compose_augmentation": True}) > 0
     assert calibration.image_cost(twelve, {"preprocessing": "dali"}) is None
     assert calibration.image_cost({}, {"compose_augmentation": True}) is None
 
@@ -168,6 +169,8 @@ def test_pauses_are_counted_over_the_whole_job_and_one_follows_the_last_step():
     ends = dict(phases=STEP, gpu=90, evaluate=(50, 12.0))
     watched = found("evaluation_stalls", **ends, settings={"max_steps": 200}).gain
     longer = found("evaluation_stalls", **ends, settings={"max_steps": 20_000}).gain
+    unknown = found("evaluation_stalls", **ends, settings={"epochs": None}).gain
+    assert re.search(r"one in \d+, in a job whose length is not known", str(unknown))
     assert "1 instead of 4 in the whole job" in str(watched) and watched.expected.value < 0.9 * longer.expected.value
 
 
@@ -178,6 +181,8 @@ def test_a_job_is_as_long_as_its_epochs_or_as_its_steps_where_these_end_before()
 
     assert steps(epochs=10) == 110 and steps(epochs=10, max_steps=100) == 100
     assert steps(epochs=None, max_steps=7) == 7 and steps(epochs=None) is None
+    in_its_first_epoch = Evidence(plant(phases=STEP, steps=200, steps_per_epoch=5000, settings={"epochs": 10}))
+    assert job_steps(in_its_first_epoch) is None, "an epoch may be far longer"
 
 
 def test_a_teacher_of_a_job_that_ends_before_its_epochs_runs_in_more_of_them():

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from launcher.config.issues import UserError
 from launcher.insight.findings import Finding, Fix
 from launcher.record.records import RunFolder
 from launcher.runner.run import Run
 from launcher.study.tune_course import Course
+from launcher.study.tune_result import Tuning
 from launcher.study.tune_search import Search, Spent, Trial
 from launcher.study.tune_subject import CommandSubject
 
@@ -128,3 +130,14 @@ def test_the_last_trials_of_a_budget_prove_what_was_found(most, kept):
     job = Job(1, lambda workers, _: max(1.0, 8 / workers), waits, most)
     assert job.tuned() == kept and len(job.tried) == most
     assert job.search.ended == "the trials are spent" and not job.search.steps[-1].decided
+
+
+def test_a_budget_that_is_spent_before_the_first_trial_is_what_is_said(tmp_path):
+    job = Job(1, lambda workers, trial: 1.0, lambda workers: [], most=0)
+    job.search.run()
+    found = Tuning(job.search.subject, tmp_path / "trials.csv", job.search, None)
+    assert found.failed and str(found) == job.search.ended and "spent" in job.search.ended and found.limit == ""
+    found.save_html(tmp_path / "why.html")
+    for part in ("first", "comparison"):
+        with pytest.raises(UserError, match="spent"):
+            getattr(found, part)

@@ -15,6 +15,7 @@ from launcher.insight.length import job_steps
 from launcher.insight.measurements import Steps
 from launcher.insight.rules.images import shards
 from launcher.insight.rules.workers import taken_by_workers
+from launcher.record.records import COMPLETED
 
 SLOW_START = 120.0
 """Seconds until the first step from which a start can be slow: loading torch, models and data takes most of a minute."""
@@ -151,7 +152,8 @@ def start(evidence: Evidence) -> Answer:
         )
     )
     fixes.append(shards(evidence, "few files to copy and list"))
-    later = (job_steps(evidence) or 0.0) - windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0.0
+    whole_steps = job_steps(evidence)
+    later = (whole_steps or 0.0) - windows.steps_done(evidence.ranks[0]) if evidence.ranks else 0.0
     in_job = (begun + compiling) / (whole + max(0.0, later) * (evidence.step_seconds or 0.0))
     return Finding(
         kind="slow_start",
@@ -164,7 +166,9 @@ def start(evidence: Evidence) -> Answer:
         cause="before the first step, data are copied or listed, weights downloaded, or models compiled",
         fixes=tuple(fixes),
         gain=bounded(
-            in_job, f"1 / (1 - {in_job:.2f}) over the whole job; how much of the start is needed is not known"
+            in_job,
+            f"1 / (1 - {in_job:.2f}) over {'this run' if whole_steps is None else 'the whole job'}; "
+            "how much of the start is needed is not known",
         ),
     )
 
@@ -264,8 +268,7 @@ def _stalls(
     first = min(stall.rank for stall in stalls)
     lengths = [stall.seconds for stall in stalls if stall.rank == first]
     factor = int(np.ceil(share / (1 - share) / 0.05)) if share < 0.9 else 100
-    number = _number_in_the_job(evidence, len(lengths))
-    kept = np.ceil(number / factor)  # one still follows the last step
+    left, which = _left_of_the_job(evidence, len(lengths), factor)
     return Finding(
         kind=name,
         title=title,
@@ -280,15 +283,21 @@ def _stalls(
             evidence,
             name,
             share,
-            1 - share * (1 - kept / number),
-            f"{kept:.0f} instead of {number:.0f} in the whole job: 1 / (1 - {share:.2f} · {1 - kept / number:.2f})",
+            1 - share * (1 - left),
+            f"{which}: 1 / (1 - {share:.2f} · {1 - left:.2f})",
         ),
     )
 
 
-def _number_in_the_job(evidence: Evidence, seen: int) -> float:
-    """Pauses of a kind in the whole job, of which the run may be a part."""
-    return max(seen, round(seen * (job_steps(evidence) or 0.0) / windows.steps_done(evidence.ranks[0])))
+def _left_of_the_job(evidence: Evidence, seen: int, factor: int) -> tuple[float, str]:
+    """The share of the pauses of a kind that stays where one in `factor` does, and that in words: over the whole job, of which the run
+    may be a part. One follows the last step."""
+    steps = job_steps(evidence)
+    if steps is None and evidence.facts.get("state") != COMPLETED:
+        return 1 / factor, f"one in {factor}, in a job whose length is not known"
+    number = max(seen, round(seen * (steps or 0.0) / windows.steps_done(evidence.ranks[0])))
+    kept = np.ceil(number / factor)
+    return float(kept / number), f"{kept:.0f} instead of {number:.0f} in the whole job"
 
 
 def _steps(evidence: Evidence) -> int:
