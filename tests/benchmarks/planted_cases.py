@@ -119,7 +119,7 @@ CONTROL_GROUPS = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"]
 
 
 def photographs(folder: Path, train: int = 40, held_out: int = 20) -> None:
-    """10 classes of so many images, about as detailed as photographs are."""
+    """10 classes of images, about as detailed as photographs are."""
     random = np.random.default_rng(0)
     for part, each in (("train", train), ("validation", held_out)):
         for label in range(10):

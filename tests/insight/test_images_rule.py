@@ -1,4 +1,4 @@
-"""What a run whose images are too costly is told to change: only what it does not do yet, and what it can do."""
+"""Fixes of a run whose images are too costly: only what it does not do yet, and what it can do."""
 
 from __future__ import annotations
 

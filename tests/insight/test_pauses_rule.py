@@ -44,7 +44,7 @@ def test_checkpoints_count_from_a_tenth_of_the_time(seconds, found):
         (5.5, 6),
         (170.0, 170),
         (300.0, 100),
-    ],  # so many that a twentieth of the steps' time is left; 100 from nine tenths on
+    ],  # the factor leaves a twentieth of the steps' time; 100 from nine tenths on
 )
 def test_checkpoints_become_so_few_that_a_twentieth_is_left(seconds, factor):
     found = checkpoints(seconds)

@@ -25,7 +25,7 @@ def kinds(measured) -> list[str]:
 
 
 def waiting(share: float, seconds: float = 1.0, **planted):
-    """Steps of so many seconds with that share of them in waiting for data, without noise."""
+    """Steps of that length, with that share of it in waiting for data, without noise."""
     wait, rest = share * seconds, (1 - share) * seconds
     return plant(
         **{
