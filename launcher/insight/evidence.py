@@ -89,6 +89,12 @@ class Evidence:
         return float(np.mean(means)) if means else None
 
     @functools.cached_property
+    def steady_step_seconds(self) -> float | None:
+        """The same with the outliers, which CPU times a step count too."""
+        means = [windows.timed_mean(steps, "step", np.ones(len(steps.step), bool)) for steps in self.ranks]
+        return float(np.mean(means)) if means else None
+
+    @functools.cached_property
     def phases(self) -> dict[str, float]:
         """Share of each phase in a step: the median over ranks, so that one slow rank does not speak for all."""
         names = {phase for steps in self.ranks for phase in steps.seconds if phase != "step"}

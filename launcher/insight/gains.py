@@ -56,7 +56,7 @@ def step_left(
         own_cpu: the same of the training process. None: it is not known, and the cores are no limit.
     """
     limits = {"the training process": own}
-    step, cores, workers = evidence.step_seconds, evidence.cores_each, evidence.workers
+    step, cores, workers = evidence.steady_step_seconds, evidence.cores_each, evidence.workers
     theirs, process = evidence.mean_extra("worker_cpu_seconds"), evidence.own_cpu
     if step and cores and workers and theirs is not None and process is not None:
         limits["the workers"] = images * theirs / min(workers, cores) / step
@@ -66,10 +66,17 @@ def step_left(
     return max(limits.values()), f"max({said})" if len(limits) > 1 else f"{own:.2f}"
 
 
-def in_steps(evidence: Evidence) -> float:
-    """Share of the training time in steps, the first and the slow ones too, and where epochs begin: all of it but pauses."""
+def in_steps(evidence: Evidence, *, evaluations: bool = False) -> float:
+    """Share of the training time in steps, the first and the slow ones too, and where epochs begin: all of it but pauses.
+
+    Args:
+        evaluations: they count too, for what touches them as it does steps.
+    """
     whole = evidence.training_seconds
-    pauses = sum(evidence.stall_seconds(kind) for kind in {stall.kind for stall in evidence.measurements.stalls})
+    pauses = sum(
+        evidence.stall_seconds(kind)
+        for kind in {stall.kind for stall in evidence.measurements.stalls} - ({"evaluate"} if evaluations else set())
+    )
     return max(0.0, 1 - pauses / whole) if whole else 1.0
 
 

@@ -158,7 +158,7 @@ def _too_many_workers(evidence: Evidence, lost: float) -> Finding:
     if settings and not evidence.on_gpu and busy >= FULL:
         # where the model computes on the same full cores, less work helps more than fewer workers
         fixes = (*settings, fewer, *(fix for fix in cheaper if fix not in settings))
-        gain = gain_of_cheaper_images(evidence, "too_many_workers", share, settings[0])
+        gain = gain_of_cheaper_images(evidence, "too_many_workers", share, settings[0], starts)
     numbers = _numbers(evidence, evidence.share("data_wait"))
     if starts >= NOTICEABLE:
         numbers.append(

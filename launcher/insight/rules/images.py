@@ -7,7 +7,7 @@ import math
 from launcher.insight import calibration
 from launcher.insight.contention import WORKERS, neighbours, run_delay
 from launcher.insight.evidence import Evidence
-from launcher.insight.findings import Fix, Gain, percent
+from launcher.insight.findings import NOTICEABLE, Fix, Gain, percent
 from launcher.insight.gains import bounded, estimated, in_steps, step_left
 
 SHARD_SIZE = "100MB"
@@ -41,10 +41,13 @@ def cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
     return tuple(fixes)
 
 
-def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: Fix) -> Gain:
+def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: Fix, starts: float = 0.0) -> Gain:
     """The gain of cheaper images, which take at least the share `touched` of the training time.
 
     Where the model computes on the same cores, it also gets the cores that images free: more than the wait can go away.
+
+    Args:
+        starts: share of the training time in which epochs begin, while nothing is done but preparing images.
     """
     changes = {key.removeprefix("hyperparameters."): value for key, value in fix.keys.items()}
     images = None if evidence.script else calibration.image_cost(evidence.settings, changes)
@@ -53,12 +56,14 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
         freed = (1 - images) * (run_delay(evidence) or 0.0) * others.get(WORKERS, 0.0) / (sum(others.values()) or 1.0)
         own = max(0.0, 1 - (evidence.share("data_wait") or 0.0) - freed)
         step, why = step_left(evidence, own, images=images, own_cpu=1.0)
+        free = step_left(evidence, own, images=0.0, own_cpu=1.0)[0]
         left, most = (
-            1 - in_steps(evidence) * (1 - min(one, 1.0))
-            for one in (step, step_left(evidence, own, images=0.0, own_cpu=1.0)[0])
+            1 - max(0.0, in_steps(evidence) - starts) * (1 - min(one, 1.0)) - starts * (1 - cost)
+            for one, cost in ((step, images), (free, 0.0))
         )
+        wait = "" if starts < NOTICEABLE else f", as do waits at the start of epochs, {percent(starts)} of the time"
         formula = (
-            f"an image then costs {percent(images)} of its CPU time, and a step takes {why} of its time: 1 / {left:.2f}"
+            f"an image then costs {percent(images)} of its CPU time{wait}, and a step takes {why} of its time: 1 / {left:.2f}"
         )
         return estimated(evidence, kind, 1 - most, left, formula)
     theirs = evidence.workers_part
@@ -86,12 +91,13 @@ def shards(evidence: Evidence, why: str) -> Fix:
 
 
 def gain_of_quick_reads(evidence: Evidence, lost: float) -> Gain:
-    """The gain where reads do not wait."""
-    touched = lost * in_steps(evidence)
+    """The gain where reads do not wait, in evaluations neither."""
+    reading = in_steps(evidence, evaluations=True)
+    touched = lost * reading
     if evidence.worker_use is None:
         return bounded(touched)
     step, why = step_left(evidence, 1 - lost, own_cpu=1.0)
-    left = 1 - in_steps(evidence) * (1 - min(step, 1.0))
+    left = 1 - reading * (1 - min(step, 1.0))
     return estimated(
         evidence,
         "storage_bound",
