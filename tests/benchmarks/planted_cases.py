@@ -158,7 +158,7 @@ CASES = (
     Case(
         "too_few_workers",
         "none, cheap images",
-        {**HEAVY, "num_workers": 0, "image_size": 48, "max_steps": 60},
+        {**HEAVY, "num_workers": 0, "image_size": 36, "max_steps": 80},
         threads=1,
     ),
     Case(
@@ -167,7 +167,7 @@ CASES = (
         {"num_workers": 0, "model": "resnet10t", "augmentation_load": 3},
         threads=1,
     ),
-    Case("data_bound", "4 rounds of augmentation", {"num_workers": 2, "augmentation_load": 4}, threads=1),
+    Case("data_bound", "6 rounds of augmentation", {"num_workers": 2, "augmentation_load": 6}, threads=1),
     Case("data_bound", "12 rounds of augmentation", {"num_workers": 2, "augmentation_load": 12}, threads=1),
     Case("storage_bound", "20 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.02), fixed={}),
     Case("storage_bound", "80 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.08), fixed={}),
@@ -207,14 +207,14 @@ CASES = (
     Case(
         "communication_bound",
         "45 MB",
-        {"model": "resnet18", "image_size": 32, "global_batch_size": 8},
+        {"model": "resnet18", "image_size": 32, "global_batch_size": 8, "optimizer": "sgd"},
         ranks=2,
         threads=1,
     ),
     Case(
         "communication_bound",
         "160 MB",
-        {"model": "resnet101", "image_size": 32, "global_batch_size": 4},
+        {"model": "resnet101", "image_size": 32, "global_batch_size": 4, "optimizer": "sgd"},
         ranks=2,
         threads=1,
     ),

@@ -77,7 +77,7 @@ def summary(rows: Sequence[Row]) -> str:
             bounds.append(row.gain.at_most / row.obtained.value)
             continue
         pairs.setdefault(row.planted, []).append((row.gain.expected.value, row.obtained.value))
-        held.append(inside(row.gain, row.obtained))
+        held += [one for one in (inside(row.gain, row.obtained),) if one is not None]
     off = [abs(obtained / expected - 1) for many in pairs.values() for expected, obtained in many]
     if off:
         lines.append(

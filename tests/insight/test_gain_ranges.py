@@ -220,3 +220,50 @@ def test_the_page_on_diagnoses_quotes_a_gain():
     [quoted] = re.findall(r"^gain +(speed-up .* to .*)$", page, re.MULTILINE)
     gain = found("checkpoint_stalls", phases=STEP, gpu=85, checkpoint=(20, 0.8), settings={"max_steps": 200}).gain
     assert str(gain) == quoted
+
+
+def test_waits_at_the_start_of_epochs_shrink_as_images_become_cheaper():
+    """16 workers that a CPU job starts anew with each short epoch: what they cost there is not in its usual steps."""
+    settings = {"num_workers": 16, "preprocessing": "cpu", "augmentation_load": 12, "compose_augmentation": False}
+    planted = dict(
+        phases={"data_wait": 0.001, "student_forward": 0.1, "backward": 0.2, "optimizer": 0.02},
+        cores=2, busy=2.0, pressure=80, noise=0.0, log_every=1, steps_per_epoch=10, cpu_seconds=0.4, worker_cpu_seconds=0.3,
+        settings=settings,
+    )  # fmt: skip
+    short, long = (found("too_many_workers", **{**planted, "epoch_start": seconds}).gain for seconds in (0.0, 3.0))
+    assert long.expected.value > 1.2 * short.expected.value
+    assert "as do waits at the start of epochs" in str(long) and "epochs" not in str(short)
+
+
+def test_slow_reads_and_a_quota_slow_evaluations_as_they_do_steps():
+    reads = dict(
+        phases={"data_wait": 0.9, "student_forward": 0.05, "backward": 0.05, "optimizer": 0.01},
+        busy=0.5,
+        noise=0.0,
+        cpu_seconds=0.1,
+    )
+    quota = dict(
+        phases={"data_wait": 0.01, "student_forward": 0.3, "backward": 0.6, "optimizer": 0.02}, cores=8, usable=2, busy=2.0,
+        throttled=100, noise=0.0, facts={"threads": 32}, cpu_seconds=1.86,
+    )  # fmt: skip
+    for kind, planted, workers in (("storage_bound", reads, 4), ("cpu_throttled", quota, 1)):
+        common = {**planted, "worker_cpu_seconds": 0.02, "settings": {"num_workers": workers}}
+        without, beside, checkpoints = (
+            found(kind, **common, **more).gain.expected.value
+            for more in ({}, {"evaluate": (2, 20.0)}, {"checkpoint": (2, 20.0)})
+        )
+        assert beside == pytest.approx(without, rel=0.03) and checkpoints < 0.9 * without
+
+
+@pytest.mark.parametrize(("process", "kind"), [(1.0, "too_few_workers"), (0.45, "storage_bound")])
+def test_a_dataset_that_computes_in_threads_of_its_own_is_not_slow_storage(process, kind):
+    """Without workers, the training thread waits for both. What tells them apart is the CPU time of its whole process."""
+    planted = plant(
+        phases={"data_wait": 0.8, "student_forward": 0.06, "backward": 0.12, "optimizer": 0.02}, gpu=40, cores=2, busy=1.0, noise=0.0,
+        cpu_seconds=process, settings={"num_workers": 0},
+    )  # fmt: skip
+    ranks = tuple(
+        dataclasses.replace(steps, extra={**steps.extra, "thread_cpu_seconds": 0.2 * steps.seconds["step"]})
+        for steps in planted.ranks
+    )
+    assert judge(Evidence(dataclasses.replace(planted, ranks=ranks))).findings[0].kind == kind

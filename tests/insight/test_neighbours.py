@@ -214,6 +214,17 @@ def test_the_process_own_threads_are_named_with_their_number():
     assert str(fix).startswith("environment.OMP_NUM_THREADS=4 (now 16): each training process has 8 cores")
 
 
+@pytest.mark.parametrize(("busy", "accused"), [(6.3, False), (6.5, True)])
+def test_own_threads_are_accused_only_where_no_cores_are_left_over(busy, accused):
+    """Below, the thread waits for those that wake it, on the simulated accelerator as between the autograd thread's steps."""
+    usual = plant(phases=USUAL, gpu=50, cores=8, busy=busy, noise=0.0, cpu_seconds=0.9, facts={"threads": 16})
+    usual = dataclasses.replace(usual, settings={**usual.settings, "num_workers": 0})
+    found = [one.kind for one in judge(Evidence(with_threads(usual, delay=0.3))).findings]
+    assert ("noisy_neighbour" in found) == accused
+    beside = [one.kind for one in judge(Evidence(with_programs(with_threads(usual, delay=0.3), ffmpeg=6.0))).findings]
+    assert "noisy_neighbour" in beside, "others are bound to no cores of the run's"
+
+
 def test_threads_on_the_cpu_are_accused_only_where_there_are_more_than_cores():
     """The kit's own data workers are threads there, and compute on the cores that the model has, too."""
     usual = plant(phases=USUAL, cores=2, busy=1.95, cpu_seconds=0.4, facts={"threads": 2}, settings={"num_workers": 2})

@@ -88,9 +88,15 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
         return True
     if evidence.workers:
         return evidence.worker_use is not None and evidence.worker_use < WORKING
-    reader = thread_cpu(evidence)
-    if reader is None and evidence.own_cpu is not None and evidence.step_seconds:
-        reader = evidence.own_cpu / evidence.step_seconds  # with all threads of its arithmetic, which may spin
+    reader, wait = thread_cpu(evidence), evidence.share("data_wait")
+    if evidence.own_cpu is not None and evidence.step_seconds:
+        process = evidence.own_cpu / evidence.step_seconds  # with all threads of its arithmetic, which may spin
+        if reader is None:
+            reader = process
+        elif (
+            wait
+        ):  # its own threads may read for it: what the process uses beyond cores that are full while it does not wait
+            reader = max(reader, (process - (1 - wait) * (evidence.cores_each or 1.0)) / wait)
     return evidence.workers == 0 and reader is not None and reader < WORKING
 
 

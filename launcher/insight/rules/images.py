@@ -62,9 +62,7 @@ def gain_of_cheaper_images(evidence: Evidence, kind: str, touched: float, fix: F
             for one, cost in ((step, images), (free, 0.0))
         )
         wait = "" if starts < NOTICEABLE else f", as do waits at the start of epochs, {percent(starts)} of the time"
-        formula = (
-            f"an image then costs {percent(images)} of its CPU time{wait}, and a step takes {why} of its time: 1 / {left:.2f}"
-        )
+        formula = f"an image then costs {percent(images)} of its CPU time{wait}, and a step takes {why} of its time: 1 / {left:.2f}"
         return estimated(evidence, kind, 1 - most, left, formula)
     theirs = evidence.workers_part
     if evidence.on_gpu or theirs is None or theirs * evidence.steps_part <= touched:

@@ -69,7 +69,7 @@ def _of_a_larger_quota(evidence: Evidence, lost: float) -> Gain:
     """The gain where the quota becomes as large as the host: processes then use as many cores as they have threads and workers."""
     hosts = [host for host in evidence.hosts if len(evidence.busy_cores(host))]
     threads, workers = evidence.facts.get("threads"), evidence.workers
-    touched = lost * in_steps(evidence)
+    touched = lost * in_steps(evidence, evaluations=True)
     if len(hosts) != 1 or threads is None or workers is None or evidence.usable_cores(hosts[0]) >= len(hosts[0].cores):
         return bounded(touched, f"1 / (1 - {touched:.2f}); how many cores the processes would use is not known")
     [host] = hosts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from launcher.insight.contention import WORKERS, neighbours, run_delay, swing
+from launcher.insight.contention import THREADS, WORKERS, neighbours, run_delay, swing
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE
 from launcher.insight.length import too_short
@@ -15,6 +15,8 @@ TOO_MANY = 2.0
 FULL = 0.9
 """Share of the usable cores from which they count as full: at most 1 / 0.9 = 1.11 times the work fits on them."""
 
+CROWDED = 0.8
+"""Share of the usable cores in use from which tasks wait for each other's."""
 
 SWINGING = 1.5
 """Slow steps over quick ones from which steps swing. KT's six published iterations take from 9 to 32 s: 3.5."""
@@ -44,7 +46,7 @@ def taken_by_workers(evidence: Evidence) -> float | None:
     wait, idle = evidence.share("data_wait") or 0.0, evidence.gpu_idle
     if wait >= NOTICEABLE:
         return max(wait, idle or 0.0)
-    if evidence.busy < 0.8:
+    if evidence.busy < CROWDED:
         return None
     if evidence.on_gpu:
         if run_delay(evidence) is not None:
@@ -58,10 +60,14 @@ def taken_by_workers(evidence: Evidence) -> float | None:
 def kept_from_core(evidence: Evidence) -> float | None:
     """Share of a step that is lost while the threads that drive the device are ready and have no core; None: too little, or not recorded.
 
-    What a GPU does meanwhile is not lost: its queue lasts for a while.
+    What a GPU does meanwhile is not lost: its queue lasts for a while. Where only the process's own threads could have the core, and
+    cores are left over, the delay is that of threads which wake each other.
     """
-    delay = run_delay(evidence)
+    delay, others = run_delay(evidence), neighbours(evidence)
     if delay is None:
+        return None
+    own_threads = bool(others) and max(others, key=lambda one: others[one]) == THREADS
+    if own_threads and evidence.busy is not None and evidence.busy < CROWDED:
         return None
     lost = min(delay, evidence.gpu_idle) if evidence.on_gpu and evidence.gpu_idle is not None else delay
     return lost if lost >= NOTICEABLE else None
