@@ -73,10 +73,8 @@ def in_steps(evidence: Evidence, *, evaluations: bool = False) -> float:
         evaluations: they count too, for what touches them as it does steps.
     """
     whole = evidence.training_seconds
-    pauses = sum(
-        evidence.stall_seconds(kind)
-        for kind in {stall.kind for stall in evidence.measurements.stalls} - ({"evaluate"} if evaluations else set())
-    )
+    kinds = {stall.kind for stall in evidence.measurements.stalls if not (evaluations and stall.kind == "evaluate")}
+    pauses = sum(evidence.stall_seconds(kind) for kind in kinds)
     return max(0.0, 1 - pauses / whole) if whole else 1.0
 
 

@@ -15,7 +15,7 @@ from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
-from launcher.insight.gains import bounded, estimated
+from launcher.insight.gains import bounded, estimated, step_left
 from launcher.insight.kept import inside
 from launcher.insight.length import job_steps
 from launcher.insight.ratio import Ratio
@@ -134,6 +134,21 @@ def test_reads_that_no_longer_wait_leave_the_workers_own_work():
     )
     assert light.expected.value == pytest.approx(1 / 0.242, rel=0.1)
     assert heavy.expected.value < 0.9 * light.expected.value
+
+
+def test_seconds_of_cpu_are_of_all_steps_as_those_are_that_they_are_compared_with():
+    """Workers are busy in the slow steps too, of which none is a usual one."""
+    slow = {step: ("data_wait", 3.0) for step in range(60, 200, 40)}
+    planted = dict(phases=STEP, cores=2, busy=1.9, noise=0.0, log_every=1, cpu_seconds=0.2, worker_cpu_seconds=0.1)
+    evidence = Evidence(plant(**planted, slow_steps=slow, settings={"num_workers": 4}))
+    whole = float(np.mean(evidence.ranks[0].seconds["step"][5:]))
+    assert whole > 1.2 * evidence.step_seconds
+    theirs, own = evidence.mean_extra("worker_cpu_seconds"), evidence.own_cpu
+    _, said = step_left(evidence, 0.1, own_cpu=1.0)
+    assert (
+        said
+        == f"max(the training process 0.10, the workers {theirs / 2 / whole:.2f}, the cores {(theirs + own) / 2 / whole:.2f})"
+    )
 
 
 def test_a_cached_teacher_leaves_a_step_that_the_worker_limits():

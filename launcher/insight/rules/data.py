@@ -93,9 +93,8 @@ def _blocked(evidence: Evidence, cores: float) -> bool:
         process = evidence.own_cpu / evidence.step_seconds  # with all threads of its arithmetic, which may spin
         if reader is None:
             reader = process
-        elif (
-            wait
-        ):  # its own threads may read for it: what the process uses beyond cores that are full while it does not wait
+        elif wait:
+            # threads of its own may read for it: at least what the process uses beyond cores that are full while it does not wait
             reader = max(reader, (process - (1 - wait) * (evidence.cores_each or 1.0)) / wait)
     return evidence.workers == 0 and reader is not None and reader < WORKING
 
