@@ -12,6 +12,7 @@ run takes some 10 to 50 s; name kinds to run only those:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument(
         "--harsher", action="store_true", help="only the harsher form of each kind, and the healthy runs"
     )
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs in this new folder")
     options = parser.parse_args()
     chosen = chosen_of(CASES, options)
     on_a_device = () if options.others else chosen_of(ON_A_DEVICE, options)
@@ -187,7 +189,10 @@ def main() -> None:
         chosen = [case for case in chosen if case.kind != "cpu_throttled"]
         print("cpu_throttled is not run: only root may set a quota", file=sys.stderr)
     rows: list[Row | list[str]] = []
-    with tempfile.TemporaryDirectory() as place:
+    if options.runs:
+        options.runs.mkdir(parents=True)
+    kept = contextlib.nullcontext(options.runs and options.runs.absolute())
+    with kept if options.runs else tempfile.TemporaryDirectory() as place:
         data, teacher = Path(place) / "data", None
         photographs(data)
         if any(case.distils for case in chosen):
