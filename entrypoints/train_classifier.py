@@ -20,6 +20,7 @@ from training.engine.state import prepare
 from training.measure.timeline import Timeline
 from training.measure.usage import hardware
 from training.models import timm_models
+from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.scripts import ClassifierSettings
 from training.tasks.classification import Classification
@@ -27,6 +28,8 @@ from training.tasks.evaluation import evaluate
 
 
 def main(settings: ClassifierSettings) -> None:
+    if serves(settings):
+        return serve(settings)
     with started(settings) as (settings, run):
         require_packages(settings)
         environment, world, say = run.environment, run.world, run.report.say

@@ -23,6 +23,7 @@ from training.engine.run import started, total_steps
 from training.engine.state import prepare
 from training.measure.timeline import Timeline
 from training.models import timm_models
+from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.scripts import DistillationSettings
 from training.tasks.distillation import Distillation, open_cache, with_teacher
@@ -31,6 +32,8 @@ from training.teacher import acceptance, frozen
 
 
 def main(settings: DistillationSettings) -> None:
+    if serves(settings):
+        return serve(settings)
     with started(settings) as (settings, run):
         require_packages(settings)
         environment, world, say = run.environment, run.world, run.report.say

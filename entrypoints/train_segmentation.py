@@ -24,6 +24,7 @@ from training.engine.run import started, total_steps
 from training.engine.state import prepare
 from training.measure.timeline import Timeline
 from training.models import segmenter, timm_models
+from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.segmentation import SegmentationSettings
 from training.tasks import overlays
@@ -34,6 +35,8 @@ from training.teacher import acceptance, frozen
 
 
 def main(settings: SegmentationSettings) -> None:
+    if serves(settings):
+        return serve(settings)
     with started(settings) as (settings, run):
         environment, world, say = run.environment, run.world, run.report.say
         torch.manual_seed(settings.seed)

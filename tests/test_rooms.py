@@ -29,7 +29,7 @@ LAUNCHER = [
 """Rooms of launcher/, each above those that it may import; the facade is launcher/__init__.py."""
 
 TRAINING = ["launcher_observer", "runtime", "settings", "distributed"]
-TRAINING += ["measure", "data", "models", "teacher", "engine", "tasks", "scripts"]
+TRAINING += ["measure", "data", "servers", "models", "teacher", "engine", "tasks", "scripts"]
 """The observer, the rooms of entrypoints/training/, and the entry scripts on top, each above those that it may import."""
 
 

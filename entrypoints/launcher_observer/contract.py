@@ -14,6 +14,7 @@ CONTRACT_FILES = {
     "SM_FRAMEWORK_PARAMS": "hyperparameters.json",
     "SM_HOSTS": "resourceconfig.json",
     "SM_INPUT_DATA_CONFIG": "inputdataconfig.json",
+    "SM_INSTANCE_GROUPS_DICT": "resourceconfig.json",
 }
 """What the toolkit makes each variable of."""
 
@@ -25,7 +26,7 @@ def contract_value(environ: Mapping[str, str], name: str, default: Any) -> Any:
     smddp) keeps 1,023 characters a line (https://github.com/linux-pam/linux-pam/issues/31).
 
     Args:
-        name: SM_HPS, SM_FRAMEWORK_PARAMS, SM_HOSTS or SM_INPUT_DATA_CONFIG.
+        name: one of CONTRACT_FILES.
         default: where there is no such variable.
 
     Raises:
@@ -45,6 +46,8 @@ def contract_value(environ: Mapping[str, str], name: str, default: Any) -> Any:
             ) from error
     if name == "SM_HOSTS":
         return found["hosts"]
+    if name == "SM_INSTANCE_GROUPS_DICT":
+        return {group["instance_group_name"]: group for group in found.get("instance_groups", [])}
     if name == "SM_INPUT_DATA_CONFIG":
         return found
     values = {key: _typed(value) for key, value in found.items()}

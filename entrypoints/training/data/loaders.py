@@ -64,6 +64,12 @@ class Data(Generic[Training, HeldOut]):
     """What was chosen in opening the data, and why: for the log."""
     recipe: Recipe[Any, Any] | None = None
     """How DALI makes the training batches. None: workers do."""
+    elsewhere: Callable[[], tuple[Any, Collate]] | None = None
+    """Opens the training images on the host where it is called, with what makes batches of them; it can be pickled."""
+
+
+Remote = Callable[[Data[Any, Any], TrainingBatches], Batches]
+"""Gives a sampler's batches of training images, made by other hosts."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ def open_loaders(
     *,
     batch_size_per_device: int,
     views: int | None = None,
+    remote: Remote | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Loaders:
     """Loaders over a run's data.
@@ -91,6 +98,7 @@ def open_loaders(
     Args:
         batch_size_per_device: images that a process passes through the model at once.
         views: how many views of each training image there are. None: a new one every epoch.
+        remote: brings the training batches from other hosts. None: this one makes them.
         say: logs how many workers make the batches, and why.
 
     Raises:
@@ -111,12 +119,17 @@ def open_loaders(
         accumulation=share // batch_size_per_device,
         views=views,
         order=data.order,
-        announce=data.announce,
+        announce=data.announce if remote is None else None,
     )
     workers = choose(settings, world, data.training)
-    if data.recipe is None:
+    train: Batches
+    if remote is not None:
+        train = remote(data, batches)
+        say("training images come from other hosts")
+        say(f"evaluation: {workers.about}")
+    elif data.recipe is None:
         say(workers.about)
-        train: Batches = _loader(data.training, batches, data.collate_training, workers, world, keep_workers=True)
+        train = _loader(data.training, batches, data.collate_training, workers, world, keep_workers=True)
     else:
         train = DaliBatches(data.recipe, batches, world, choose_threads(settings))
         say(train.about())

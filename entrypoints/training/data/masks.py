@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,9 +18,10 @@ from training.data.crops import Cut, RandomCrop
 from training.data.dali.pairs import PairsByDali
 from training.data.decode.decoding import BrokenImage
 from training.data.decode.masks import decode_mask
-from training.data.loaders import Data, collate_items
+from training.data.loaders import Collate, Data, collate_items
 from training.data.pairs import open_pairs
 from training.data.preprocessing import open_preprocessor
+from training.runtime.environment import read_environment
 from training.settings.segmentation import SegmentationSettings
 
 Made = TypeVar("Made")
@@ -60,6 +62,10 @@ class MaskedImages:
             self._broken.handle(error)
             return None
         return torch.from_numpy(self.preprocessor.scaled(pixels, self.settings.image_size)), torch.from_numpy(mask)
+
+    def listing(self) -> str:
+        """What tells these images and masks, in their order, from others by their names."""
+        return self.pairs.listing()
 
     def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> Made:
         """What is made of the first image from this index on that can be read, as its mask can."""
@@ -118,10 +124,8 @@ def open_data(
     Raises:
         ValueError: there are no images, or one lacks its mask.
     """
-    crop_size = settings.crop_size or settings.image_size
-    variation = RandomCrop(crop_size, settings.min_scale, settings.max_scale, settings.horizontal_flip)
     broken = BrokenImages(settings.on_broken_image == "fail", output)
-    training = MaskedImages(train, settings, channels, variation, broken=broken)
+    training = open_varied(train, settings, channels, broken)
     held_out = MaskedImages(validation, settings, channels, broken=broken)
     return Data(
         settings.names,
@@ -133,7 +137,22 @@ def open_data(
         announce=training.pairs.announce(),
         notes=(training.preprocessor.about(), *training.pairs.notes, *held_out.pairs.notes),
         recipe=PairsByDali(training) if settings.preprocessing == "dali" else None,
+        elsewhere=partial(open_elsewhere, settings, channels),
     )
+
+
+def open_varied(train: Path, settings: SegmentationSettings, channels: int, broken: BrokenImages) -> MaskedImages:
+    """Images to train on, and their masks; the arguments are those of `open_data`."""
+    crop_size = settings.crop_size or settings.image_size
+    variation = RandomCrop(crop_size, settings.min_scale, settings.max_scale, settings.horizontal_flip)
+    return MaskedImages(train, settings, channels, variation, broken=broken)
+
+
+def open_elsewhere(settings: SegmentationSettings, channels: int) -> tuple[MaskedImages, Collate]:
+    """The training images of this host's own channel `train`, as `open_data` opens them, and what makes batches of them."""
+    environment = read_environment()
+    broken = BrokenImages(settings.on_broken_image == "fail", environment.output_data_dir)
+    return open_varied(environment.channel("train"), settings, channels, broken), collate_masked
 
 
 def collate_masked(items: list[tuple[torch.Tensor, torch.Tensor]], images: torch.Tensor | None = None) -> MaskedBatch:

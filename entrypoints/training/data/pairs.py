@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Protocol
 
@@ -37,7 +38,7 @@ class PairFolder:
     """Files of two folders."""
 
     def __init__(self, root: Path):
-        self._files = pair_up(root)
+        self._root, self._files = root, pair_up(root)
         self.order = FreeOrder(len(self._files))
         self.notes: list[str] = []
 
@@ -55,6 +56,11 @@ class PairFolder:
 
     def mask(self, index: int) -> bytes:
         return read_file(self._files[index][1])
+
+    def listing(self) -> str:
+        """SHA-256 of every image's and mask's path below the root, in order."""
+        names = (file.relative_to(self._root).as_posix() for pair in self._files for file in pair)
+        return hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()
 
     def announce(self) -> None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,11 +18,12 @@ from training.data.broken import BrokenImages, StandIns
 from training.data.dali.views import ViewsByDali
 from training.data.decode.decoding import BrokenImage
 from training.data.decode.reference import ReferencePreprocessor
-from training.data.loaders import Data, collate_items
+from training.data.loaders import Collate, Data, collate_items
 from training.data.mixing import Mixing, partners
 from training.data.preprocessing import Preprocessor, open_preprocessor
 from training.data.sources.channels import Source, open_source
 from training.data.threads import PerBatchMemo
+from training.runtime.environment import read_environment
 from training.settings.scripts import LabelledImageSettings
 
 Made = TypeVar("Made")
@@ -122,6 +124,10 @@ class TrainingViews:
             "mixing": asdict(self.mixing),
         }
 
+    def listing(self) -> str:
+        """What tells these images, in their order, from others by their names."""
+        return self.source.listing()
+
     def rng(self, view: int, index: int) -> random.Random:
         """What decides how an image is varied, first, and erased, then."""
         return random.Random(f"{self.seed}/{view}/{index}")
@@ -186,6 +192,28 @@ def open_data(
     Raises:
         ValueError: there is no class, one has no images, or the classes differ.
     """
+    training, held_out = open_source(train, settings, settings.images_per_class), open_source(validation, settings)
+    if training.classes != held_out.classes:
+        raise ValueError(_different(training, held_out))
+    broken = BrokenImages(settings.on_broken_image == "fail", output)
+    views = open_views(training, settings, channels, view_size, broken)
+    return Data(
+        training.classes,
+        views,
+        HeldOutImages(held_out, settings.image_size, channels, broken),
+        collate_views,
+        order=training.order,
+        announce=training.announce(),
+        notes=(views.preprocessor.about(), *training.notes, *held_out.notes),
+        recipe=ViewsByDali(views) if settings.preprocessing == "dali" else None,
+        elsewhere=partial(open_elsewhere, settings, channels, view_size),
+    )
+
+
+def open_views(
+    source: Source, settings: LabelledImageSettings, channels: int, view_size: int | None, broken: BrokenImages
+) -> TrainingViews:
+    """Views to train on, of labelled images; the arguments are those of `open_data`."""
     size = view_size or settings.image_size
     augmentation = Augmentation(
         settings.min_crop_area,
@@ -196,27 +224,20 @@ def open_data(
         settings.augmentation_load,
     )
     mixing = Mixing(settings.mixup, settings.cutmix, settings.mix_probability)
-    training, held_out = (
-        open_source(train, settings, settings.images_per_class),
-        open_source(validation, settings),
-    )
-    if training.classes != held_out.classes:
-        raise ValueError(_different(training, held_out))
     preprocessor = open_preprocessor(settings.preprocessing, compose=settings.compose_augmentation)
-    broken = BrokenImages(settings.on_broken_image == "fail", output)
-    views = TrainingViews(
-        training, size, augmentation, mixing, settings.seed, channels=channels, preprocessor=preprocessor, broken=broken
+    return TrainingViews(
+        source, size, augmentation, mixing, settings.seed, channels=channels, preprocessor=preprocessor, broken=broken
     )
-    return Data(
-        training.classes,
-        views,
-        HeldOutImages(held_out, settings.image_size, channels, broken),
-        collate_views,
-        order=training.order,
-        announce=training.announce(),
-        notes=(preprocessor.about(), *training.notes, *held_out.notes),
-        recipe=ViewsByDali(views) if settings.preprocessing == "dali" else None,
-    )
+
+
+def open_elsewhere(
+    settings: LabelledImageSettings, channels: int, view_size: int | None
+) -> tuple[TrainingViews, Collate]:
+    """The training images of this host's own channel `train`, as `open_data` opens them, and what makes batches of them."""
+    environment = read_environment()
+    broken = BrokenImages(settings.on_broken_image == "fail", environment.output_data_dir)
+    source = open_source(environment.channel("train"), settings, settings.images_per_class)
+    return open_views(source, settings, channels, view_size, broken), collate_views
 
 
 def _different(training: Source, held_out: Source) -> str:

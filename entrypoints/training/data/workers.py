@@ -60,12 +60,13 @@ def choose(
 
 
 def worker_kind(settings: TrainingSettings, device: torch.device) -> WorkerKind:
-    """What decodes images: worker_type, or what suits the preprocessing and the device.
+    """What decodes images in this process or beside it: worker_type, or where that is auto or remote what suits the preprocessing and
+    the device.
 
     Threads beside the one that launches kernels cost a GPU's step: 50 of 335 ms for one of them
     (https://github.com/pytorch/pytorch/issues/77139).
     """
-    if settings.worker_type != "auto":
+    if settings.worker_type in ("threads", "processes"):
         return settings.worker_type
     return "threads" if settings.preprocessing == "cpu" and not accelerator.is_gpu(device) else "processes"
 

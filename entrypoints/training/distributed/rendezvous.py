@@ -12,9 +12,9 @@ from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 import torch.distributed as dist
-from launcher_observer.contract import contract_value
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from training.runtime.environment import training_hosts
 from training.runtime.reporting import write_line
 
 ANNOUNCE_EVERY = 30.0
@@ -100,7 +100,7 @@ def read_place(environ: MutableMapping[str, str] = os.environ) -> Place:
         return Place(rank, size, local_rank, "torchrun")
     if "OMPI_COMM_WORLD_SIZE" not in environ:
         return Place(rank, size, local_rank, "environment")
-    hosts = contract_value(environ, "SM_HOSTS", [])  # mpirun's rank 0 is on the first of them
+    hosts = training_hosts(environ)  # mpirun's rank 0 is on the first of them
     all_here = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
     lacking = {
         **found,
@@ -275,7 +275,7 @@ def _enter(store: Store, rank: int, kind: str) -> None:
 def _absent(store: Store, size: int) -> str:
     """Who has not entered, for the log."""
     absent = [rank for rank in range(size) if not store.add(_entered(rank), 0)]
-    silent = [host for host in contract_value(os.environ, "SM_HOSTS", []) if not store.add(f"host {host}", 0)]
+    silent = [host for host in training_hosts() if not store.add(f"host {host}", 0)]
     return f"{_ranks(absent)} (of {size})" + (f", and anyone from {', '.join(silent)}" if silent else "")
 
 

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from launcher_observer.contract import contract_value
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -23,6 +22,7 @@ from training.distributed import collective_watch, smddp
 from training.distributed.collective_watch import CollectiveWatch, Lobby
 from training.distributed.rendezvous import Place, Wait, in_time, read_place, roll_call, this_host
 from training.runtime import accelerator, failure
+from training.runtime.environment import training_hosts
 
 Result = TypeVar("Result")
 
@@ -214,7 +214,7 @@ def process_group(timeout_minutes: float = 10) -> Iterator[World]:
 
 
 def _why_alone() -> str:
-    hosts = len(contract_value(os.environ, "SM_HOSTS", []))
+    hosts = len(training_hosts())
     if hosts > 1:
         return (
             f"a single process on each of {hosts} hosts, which know nothing of each other: set distribution to torchrun"

@@ -45,6 +45,9 @@ def fitting_loaders(
         images: Data[Images, Images] = data,
         say: Callable[[str], None] = lambda _: None,
     ) -> Loaders:
-        return open_loaders(images, settings, run.world, batch_size_per_device=size, views=views, say=say)
+        remote = run.servers.loader if run.servers is not None else None
+        return open_loaders(
+            images, settings, run.world, batch_size_per_device=size, views=views, remote=remote, say=say
+        )
 
     return opened

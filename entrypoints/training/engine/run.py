@@ -22,6 +22,7 @@ from training.models.precision import resolved
 from training.runtime.environment import Environment, read_environment
 from training.runtime.failure import failure_file
 from training.runtime.reporting import Reporter
+from training.servers.remote import ImageServers, image_servers
 from training.settings.scripts import TrainingSettings
 
 Settings = TypeVar("Settings", bound=TrainingSettings)
@@ -41,6 +42,8 @@ class Run:
     record: TimelineRecord
     operators: OperatorWindow
     profiler: SageMakerProfiler
+    servers: ImageServers | None = None
+    """Of a job whose training images other hosts make."""
 
 
 @contextlib.contextmanager
@@ -57,8 +60,10 @@ def started(settings: Settings) -> Iterator[tuple[Settings, Run]]:
         failure_file(environment.failure_file),
         system_monitor(environment.output_data_dir, read_place().local_rank, wanted=settings.system_monitor),
         process_group(settings.process_group_minutes) as world,
+        image_servers(settings, environment, world) as servers,
     ):
-        yield open_run(settings, environment, world)
+        settings, run = open_run(settings, environment, world)
+        yield settings, replace(run, servers=servers)
 
 
 def open_run(settings: Settings, environment: Environment, world: World) -> tuple[Settings, Run]:

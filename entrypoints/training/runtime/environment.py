@@ -66,6 +66,16 @@ def processes_on_host(environ: Mapping[str, str] = os.environ) -> int:
     return int(environ.get("LOCAL_WORLD_SIZE") or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or 1)
 
 
+def training_hosts(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The hosts that train, in the order of their ranks: those of the groups that the job's distribution is for; all, where there is one
+    group or none is named. Empty in a plain shell."""
+    hosts: list[str] = contract_value(environ, "SM_HOSTS", [])
+    groups = contract_value(environ, "SM_INSTANCE_GROUPS_DICT", {})
+    named = contract_value(environ, "SM_FRAMEWORK_PARAMS", {}).get("sagemaker_distribution_instance_groups") or []
+    training = {host for name in named for host in groups.get(name, {}).get("hosts", [])}
+    return [host for host in hosts if host in training] or hosts
+
+
 def is_streamed(folder: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether a channel's folder shows S3 as it is (FastFile), so that each read of a file goes there."""
     channels = contract_value(environ, "SM_INPUT_DATA_CONFIG", {})

@@ -62,10 +62,14 @@ class TrainingSettings:
     num_workers: int | Literal["auto"] = setting("auto", at_least=0, on_resume="may change")
     """Workers that decode images, per training process. 0: the training process itself. auto: from the cores that it may use and
     from what an image costs. Which images make a batch, and their pixels, never depend on it."""
-    worker_type: Literal["auto", "threads", "processes"] = setting("auto", on_resume="may change")
-    """Threads share the training process; processes cost more for an image, and are there for what holds Python's lock.
+    worker_type: Literal["auto", "threads", "processes", "remote"] = setting("auto", on_resume="may change")
+    """What makes the training images. Threads share the training process; processes cost more for an image, and are there for what
+    holds Python's lock.
     auto: threads with preprocessing cpu on the CPU, else processes: a thread that decodes holds the lock that launching a GPU's kernels
-    needs."""
+    needs. remote: the hosts of the instance groups that do not train, by Ray; held-out images are made as with auto."""
+    without_servers: Literal["go_on", "fail"] = setting("go_on", on_resume="may change")
+    """With worker_type remote, where no other host has made an image for 30 s: make them in the training processes, until one is back;
+    or fail."""
     shuffle_window_shards: int = setting(32, at_least=1)
     """Where the training images come in shards, those among which images are shuffled; more mix better, and take more disk."""
     shard_cache_gb: float | None = setting(None, above=0, on_resume="may change")
@@ -109,7 +113,11 @@ class TrainingSettings:
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         """What must hold, as (setting, holds, valid): the range of each field, and what fields must hold together."""
-        return limits(self)
+        by_dali = self.preprocessing == "dali" and self.worker_type == "remote"
+        return [
+            *limits(self),
+            ("worker_type", not by_dali, "another one with preprocessing dali, which has no workers"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

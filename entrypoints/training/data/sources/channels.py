@@ -40,6 +40,9 @@ class Channel(Protocol):
             ValueError: it cannot be read; the message names it.
         """
 
+    def listing(self) -> str:
+        """SHA-256 that tells these images and their order from others by their names; no file is read."""
+
     def announce(self) -> Announce | None:
         """Takes the images that an epoch will draw, before they are read. None: nothing is read ahead."""
 

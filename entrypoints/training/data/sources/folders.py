@@ -76,6 +76,10 @@ class LabelledFolder:
                     found.update(b"%b\0%d\0" % (file, count))
         return found.hexdigest()
 
+    def listing(self) -> str:
+        """SHA-256 of every image's path below the root, in order."""
+        return hashlib.sha256(self._files.tobytes()).hexdigest()
+
     def announce(self) -> None:
         """Nothing is read ahead."""
 

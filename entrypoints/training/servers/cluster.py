@@ -1,0 +1,135 @@
+"""The training hosts' side of the cluster: where servers are started, found, asked and heard."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from training.data.batches import SampleKey
+from training.servers.actor import About, ImageServer, Open, Part, PartFailed, ServerFailed
+from training.servers.ray_node import SERVES
+
+THREADS = 4
+"""Of a server: more of them wait for Python's lock."""
+
+PREFIX = "images/"
+
+LOOK_SECONDS = 2.0
+"""Between two looks at which hosts are there."""
+
+
+class Placement:
+    """Starts servers on every host that joins, as many as it has cores for. One process of the job has it.
+
+    Ray starts a server that died anew, on the same host.
+    """
+
+    def __init__(self, open_images: Open):
+        self._open, self._ended = open_images, threading.Event()
+        self._started: dict[str, list[ActorHandle[Any]]] = {}
+        self._thread = threading.Thread(target=self._look, name="server placement", daemon=True)
+
+    def __enter__(self) -> Placement:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(ray.exceptions.RayError):  # the head does not answer: the next look tells more
+                for one in ray.nodes():
+                    if one["Alive"] and SERVES in one["Resources"] and one["NodeID"] not in self._started:
+                        self._started[one["NodeID"]] = self._start(one)
+            self._ended.wait(LOOK_SECONDS)
+
+    def _start(self, one: Mapping[str, Any]) -> list[ActorHandle[Any]]:
+        cores = int(one["Resources"].get("CPU", 1))
+        count = math.ceil(cores / THREADS)
+        actor = ray.remote(ImageServer)
+        servers: list[Any] = []
+        for number in range(count):
+            threads = cores // count + (number < cores % count)
+            servers.append(
+                actor.options(
+                    name=f"{PREFIX}{one['NodeManagerAddress']}/{number}/{threads}/{one['NodeID'][:8]}",
+                    num_cpus=threads,
+                    max_concurrency=threads + 1,
+                    max_restarts=-1,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False),
+                ).remote(self._open)
+            )
+        return servers
+
+
+class RayServers:
+    """Servers as a training process asks them. Tickets are Ray's object references."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, ActorHandle[Any]] = {}
+
+    def names(self) -> Mapping[str, int] | None:
+        """Those that were started and may live, with the threads of each. None: the head does not answer."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            found = [name for name in ray.util.list_named_actors() if name.startswith(PREFIX)]
+            return {name: int(name.split("/")[3]) for name in found}
+        return None
+
+    def about(self, server: str) -> Any:
+        """A ticket for what a server says of itself."""
+        return self._handle(server).about.remote()
+
+    def ask(self, server: str, draws: Sequence[SampleKey]) -> Any:
+        """A ticket for a part of a batch.
+
+        Raises:
+            ServerFailed: there is no such server any more.
+        """
+        return self._handle(server).make.remote([*draws])
+
+    def done(self, tickets: Sequence[Any], seconds: float) -> list[Any]:
+        """Those that can be redeemed: as soon as there is one, or none when the time is over."""
+        if not tickets:
+            return []
+        done, _ = ray.wait([*tickets], num_returns=1, timeout=seconds)
+        if not done:
+            return []
+        return list(ray.wait([*tickets], num_returns=len(tickets), timeout=0)[0])
+
+    def redeem(self, ticket: Any) -> Part | About:
+        """What was asked for. Its arrays are read-only, and lie in shared memory as long as anything refers to them.
+
+        Raises:
+            PartFailed: it failed there.
+            ServerFailed: the server died.
+        """
+        try:
+            found: Part | About = ray.get(ticket)
+        except ray.exceptions.RayTaskError as error:
+            raise PartFailed(_why(error)) from error
+        except ray.exceptions.RayError as error:
+            raise ServerFailed(_why(error)) from error
+        return found
+
+    def _handle(self, server: str) -> ActorHandle[Any]:
+        if server not in self._handles:
+            try:
+                self._handles[server] = ray.get_actor(server)
+            except (ValueError, ray.exceptions.RayError) as error:
+                raise ServerFailed(_why(error)) from error
+        return self._handles[server]
+
+
+def _why(error: Exception) -> str:
+    """The last line says it; those before are Ray's own stack."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

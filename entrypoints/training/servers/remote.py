@@ -1,0 +1,90 @@
+"""Training batches that other hosts make, for this process's loader."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from training.data.batches import TrainingBatches
+from training.data.loaders import Batches, Data
+from training.data.workers import choose_threads
+from training.distributed.world import World
+from training.runtime.environment import Environment
+from training.runtime.reporting import write_line
+from training.servers.actor import Opened
+from training.servers.groups import read_groups
+from training.servers.pool import Pool
+from training.servers.ray_node import connected, node, require_package
+from training.settings.scripts import TrainingSettings
+
+PATIENCE = 30.0
+"""Seconds without a server until this process goes on alone, or fails."""
+
+
+class RemoteLoader:
+    """The batches of a sampler, in its order, made by other hosts."""
+
+    def __init__(self, pool: Pool, batches: TrainingBatches):
+        self.pool, self.batches = pool, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.pool.batches(iter(self.batches))  # which epoch it is, is settled here, as in a DataLoader
+
+
+class ImageServers:
+    """The servers of a job, for one training process."""
+
+    def __init__(self, settings: TrainingSettings, world: World, stack: contextlib.ExitStack):
+        self._settings, self._world, self._stack = settings, world, stack
+        self._placed = False
+
+    def loader(self, data: Data[Any, Any], batches: TrainingBatches) -> Batches:
+        """The training batches of these data; servers open them too, when the first loader is made."""
+        from training.servers.cluster import Placement, RayServers
+
+        assert data.elsewhere is not None, "every script's data can be opened on another host"
+        if self._world.is_first and not self._placed:
+            self._placed = True
+            self._stack.enter_context(Placement(data.elsewhere))
+        pool = Pool(
+            RayServers(),
+            Opened(data.training, data.collate_training),
+            go_on=self._settings.without_servers == "go_on",
+            patience=PATIENCE,
+            threads=choose_threads(self._settings).count,
+            device=self._world.device,
+            say=self._say,
+        )
+        return RemoteLoader(pool, batches)
+
+    def _say(self, text: str) -> None:
+        write_line(f"rank {self._world.rank}: {text}")
+
+
+@contextlib.contextmanager
+def image_servers(settings: TrainingSettings, environment: Environment, world: World) -> Iterator[ImageServers | None]:
+    """The servers of a job whose images other hosts make, as long as the context lasts; None for any other job. A collective.
+
+    Raises:
+        ValueError: there are no such hosts, or Ray is missing.
+        TimeoutError, ConnectionError: the cluster did not come together.
+    """
+    if settings.worker_type != "remote":
+        yield None
+        return
+    groups, wait_seconds = read_groups(), settings.process_group_minutes * 60
+    if not groups.serving:
+        raise ValueError(
+            "worker_type remote needs hosts that do not train: give the job a second group in compute.instance_groups, and name the "
+            "training one in compute.training_groups"
+        )
+    require_package()
+    with contextlib.ExitStack() as outer:
+        process = None
+        if world.is_first_on_host:
+            process = outer.enter_context(node(groups, environment.output_data_dir / "ray.log"))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(connected(groups, process, wait_seconds, talks=world.is_first))
+            yield ImageServers(settings, world, stack)
+        world.any(False)  # the head goes when all have left
