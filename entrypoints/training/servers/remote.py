@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 from training.data.batches import TrainingBatches
@@ -14,7 +15,7 @@ from training.runtime.environment import Environment
 from training.runtime.reporting import write_line
 from training.servers.actor import Opened
 from training.servers.groups import read_groups
-from training.servers.pool import Pool
+from training.servers.pool import Counts, Pool
 from training.servers.ray_node import connected, node, require_package
 from training.settings.scripts import TrainingSettings
 
@@ -38,6 +39,8 @@ class ImageServers:
     def __init__(self, settings: TrainingSettings, world: World, stack: contextlib.ExitStack):
         self._settings, self._world, self._stack = settings, world, stack
         self._placed = False
+        self._pool: Pool | None = None
+        self._before = Counts()
 
     def loader(self, data: Data[Any, Any], batches: TrainingBatches) -> Batches:
         """The training batches of these data; servers open them too, when the first loader is made."""
@@ -47,7 +50,7 @@ class ImageServers:
         if self._world.is_first and not self._placed:
             self._placed = True
             self._stack.enter_context(Placement(data.elsewhere))
-        pool = Pool(
+        self._pool = Pool(
             RayServers(),
             Opened(data.training, data.collate_training),
             go_on=self._settings.without_servers == "go_on",
@@ -56,7 +59,19 @@ class ImageServers:
             device=self._world.device,
             say=self._say,
         )
-        return RemoteLoader(pool, batches)
+        self._before = Counts()
+        return RemoteLoader(self._pool, batches)
+
+    def window(self) -> dict[str, float]:
+        """What servers did for this process since the last call, for the timeline: its numbers are those of Counts, and `servers` and
+        `threads` are of now."""
+        if self._pool is None:
+            return {}
+        now, before = replace(self._pool.counts), self._before
+        self._before = now
+        live = self._pool.live
+        happened = {name: value - getattr(before, name) for name, value in asdict(now).items()}
+        return {"servers": len(live), "threads": sum(one.threads for one in live), **happened}
 
     def _say(self, text: str) -> None:
         write_line(f"rank {self._world.rank}: {text}")
