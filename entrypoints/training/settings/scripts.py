@@ -62,10 +62,12 @@ class TrainingSettings:
     num_workers: int | Literal["auto"] = setting("auto", at_least=0, on_resume="may change")
     """Workers that decode images, per training process. 0: the training process itself. auto: from the cores that it may use and
     from what an image costs. Which images make a batch, and their pixels, never depend on it."""
-    worker_type: Literal["auto", "threads", "processes"] = setting("auto", on_resume="may change")
+    worker_type: Literal["auto", "threads", "processes", "remote"] = setting("auto", on_resume="may change")
     """Threads share the training process; processes cost more for an image, and are there for what holds Python's lock.
     auto: threads with preprocessing cpu on the CPU, else processes: a thread that decodes holds the lock that launching a GPU's kernels
-    needs."""
+    needs. remote: the hosts of the instance groups that do not train."""
+    without_servers: Literal["go_on", "fail"] = setting("go_on", on_resume="may change")
+    """With worker_type remote, what happens where no preprocessing host is left. go_on: the training process decodes by itself."""
     shuffle_window_shards: int = setting(32, at_least=1)
     """Where the training images come in shards, those among which images are shuffled; more mix better, and take more disk."""
     shard_cache_gb: float | None = setting(None, above=0, on_resume="may change")
