@@ -106,7 +106,8 @@ class Aws(Backend):
 
     def machine(self, job: Job) -> str:
         named = job.image.model_dump_json(exclude_none=True) if job.image is not None else "no image"
-        return f"{job.compute.instance_type}, {named}"
+        types = dict.fromkeys(place.instance_type or "no instance type" for place in groups.places(job))
+        return f"{', '.join(types)}, {named}"
 
     def hosts(self, job: Job) -> tuple[HostPlan, ...]:
         """Each host, with the container toolkit's command (runner.py and smdataparallel.py of sagemaker-training 5.1.4)."""
