@@ -154,8 +154,9 @@ def toolkit_hyperparameters(job: Job, run_name: str) -> dict[str, Any]:
 
 
 def groups_hyperparameter(job: Job) -> dict[str, list[str]]:
-    """The groups that train. The SDK sends it with smddp alone, although the toolkit reads it for torchrun too, and starts torchrun on
-    the hosts of these groups (`train` in sagemaker_pytorch_container/training.py of 3.0.0). Without a launcher it tells the script."""
+    """The groups that train. SDK v2 drops them with torchrun, but the toolkit starts torchrun on the hosts of these groups alone, in every
+    release that has it (`train` in sagemaker_pytorch_container/training.py, 2.7.0 to 3.0.0). Without a launcher they tell the script.
+    """
     training = job.compute.training_groups
     return {"sagemaker_distribution_instance_groups": list(training)} if training else {}
 

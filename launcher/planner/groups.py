@@ -1,4 +1,4 @@
-"""Instance groups: a job's hosts in SageMaker's order, what each group does, and what is wrong with them. Whatever the backend.
+"""Instance groups: a job's hosts in SageMaker's order, what each group does, and what is wrong with them, whatever the backend.
 
 SageMaker starts the script on every host of every group. The container toolkit starts torchrun or mpirun on the hosts of
 `training_groups` alone, and plain Python on the others (train in sagemaker_pytorch_container/training.py of 3.0.0).
