@@ -88,8 +88,8 @@ class Packages:
     """Package -> version that this kit's scripts need beyond the images."""
     imported_as: Mapping[str, str]
     """Package -> module, where the names differ."""
-    on_request: Mapping[str, Mapping[str, str]]
-    """Hyperparameter -> packages that this kit's scripts need where it is true."""
+    on_request: Mapping[str, Mapping[str | bool, Mapping[str, str]]]
+    """Hyperparameter -> value -> packages that this kit's scripts need for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from launcher.aws import catalog, prices, request
-from launcher.config.issues import Issue, did_you_mean
+from launcher.config.issues import Issue
 from launcher.config.job import Job
 from launcher.config.sections import Compute
+from launcher.planner import groups
 
 warning = partial(Issue, level="warning")
 
@@ -23,9 +24,10 @@ FIRST_WITH_GROUPS = (1, 10)
 
 def check(job: Job, *, kit_script: bool) -> list[Issue]:
     """Issues of `compute` and `distribution`; see `validation.check`."""
-    issues = [*_machines(job), *_groups(job, kit_script), *_time(job)]
+    issues = [*_machines(job), *_groups(job), *_time(job)]
     if not any(issue.level == "error" and issue.key.startswith("compute.instance") for issue in issues):
         issues += [*_distribution(job, kit_script), *_precision(job), *_compression(job, kit_script), *_workers(job)]
+        issues += _idle_gpus(job) if kit_script else []
     return issues
 
 
@@ -85,10 +87,10 @@ def _xlarges(size: str) -> float | None:
     return 0.5 if parts[2] else 0.25 if parts[3] else int(parts[1] or 1)
 
 
-def _groups(job: Job, kit_script: bool) -> Iterator[Issue]:
+def _groups(job: Job) -> Iterator[Issue]:
+    """What SageMaker asks of groups; `launcher.planner.groups` has what every backend asks."""
     compute = job.compute
     names = [group.name for group in compute.instance_groups]
-    valid = ", ".join(names) or "no groups are given"
     if names and compute.instance_type is not None:
         yield Issue(
             key="compute.instance_type",
@@ -101,15 +103,6 @@ def _groups(job: Job, kit_script: bool) -> Iterator[Issue]:
             found="one price for groups of different instance types",
             fix="remove it: launcher plan --check reads AWS's price list",
         )
-    if len(names) > 1 and kit_script:
-        training = next((name for name in names if name in job.compute.training_groups), names[0])
-        others = ", ".join(name for name in names if name != training)
-        yield Issue(
-            key="compute.instance_groups",
-            found=f"{job.script} on several groups: it starts on every host, so the hosts of {others} would train a separate model",
-            valid="one group; or several with your own script, which reads SM_CURRENT_INSTANCE_GROUP",
-            fix="write one group, or instance_type and instance_count",
-        )
     version = _framework_version(job) or ""
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if len(names) > 1 and len(numbers) == 2 and numbers < FIRST_WITH_GROUPS:
@@ -119,50 +112,33 @@ def _groups(job: Job, kit_script: bool) -> Iterator[Issue]:
             valid="PyTorch 1.10 or newer",
             fix="use a newer image, or write one group",
         )
-    if len(set(names)) < len(names):
-        yield Issue(key="compute.instance_groups", found="two groups with the same name", fix="rename one")
-    for name in compute.training_groups:
-        if name not in names:
-            fix = did_you_mean(name, names)
-            yield Issue(key="compute.training_groups", found=f"no group {name}", valid=valid, fix=fix)
-    if names and job.distribution == "smddp" and len(compute.training_groups) != 1:
-        yield Issue(
-            key="compute.training_groups",
-            found=f"{len(compute.training_groups)} groups for smddp",
-            valid="exactly one",
-            fix=f"write training_groups: [{names[0]}]",
-        )
-    if len(names) > 1 and job.distribution == "torchrun":
-        yield Issue(
-            key="distribution",
-            found="torchrun over several instance groups: the container toolkit would train a separate model in each",
-            valid="one group; or smddp with training_groups",
-            fix="write instance_type and instance_count, or one group",
-        )
-    if compute.training_groups and job.distribution != "smddp":
-        yield Issue(
-            key="compute.training_groups",
-            found=f"ignored with distribution: {job.distribution}",
-            fix="remove it, or write distribution: smddp",
-        )
-    given = {name: channel.instance_groups for name, channel in job.inputs.items()}
-    some = [name for name, groups in given.items() if groups]
-    for name, groups in given.items():
-        for group in groups or ():
-            if group not in names:
-                fix = did_you_mean(group, names)
-                yield Issue(key=f"inputs.{name}.instance_groups", found=f"no group {group}", valid=valid, fix=fix)
-        if some and job.inputs[name].source in ("fsx", "efs"):
+    some = [name for name, channel in job.inputs.items() if channel.instance_groups]
+    for name, channel in job.inputs.items():
+        if some and channel.source in ("fsx", "efs"):
             yield Issue(
                 key=f"inputs.{name}",
                 found=f"a file system goes to all groups, but {some[0]} has instance_groups: SageMaker needs them everywhere or nowhere",
                 fix="remove instance_groups from the other channels, or use S3 for this one",
             )
-        elif some and not groups:
+        elif some and not channel.instance_groups:
             yield Issue(
                 key=f"inputs.{name}",
                 found=f"no instance_groups, but {some[0]} has them: SageMaker requires them on every channel or on none",
                 fix=f"add instance_groups: [{', '.join(names)}]",
+            )
+
+
+def _idle_gpus(job: Job) -> Iterator[Issue]:
+    """GPUs of hosts that preprocess on their CPUs."""
+    if not groups.is_remote(job):
+        return
+    for index, group in enumerate(job.compute.instance_groups):
+        machine = catalog.instance(group.instance_type)
+        if machine is not None and machine.gpus and group.name not in job.compute.training_groups:
+            yield warning(
+                key=f"compute.instance_groups.{index}.instance_type",
+                found=f"{group.instance_type} for {group.name}, whose hosts preprocess on their CPUs: its GPUs would stay idle",
+                fix="use an instance type without GPUs, such as ml.c5.18xlarge",
             )
 
 

@@ -101,7 +101,11 @@ def _estimator(job: Job, run_name: str, sagemaker_session: Session) -> PyTorch:
     assert job.image is not None
     metrics = request.metrics(job)
     groups = [InstanceGroup(group.name, group.instance_type, group.instance_count) for group in compute.instance_groups]
-    hyperparameters: dict[str, Any] = {**job.hyperparameters, **request.processes_hyperparameter(job)}
+    hyperparameters: dict[str, Any] = {
+        **job.hyperparameters,
+        **request.processes_hyperparameter(job),
+        **request.groups_hyperparameter(job),
+    }
     machines: dict[str, Any] = {"instance_type": compute.instance_type, "instance_count": compute.instance_count}
     return PyTorch(
         entry_point=job.script,
@@ -154,14 +158,14 @@ def inputs(job: Job, channels: Mapping[str, str]) -> dict[str, Any]:
 
 def _distribution(job: Job, training_groups: list[InstanceGroup]) -> dict[str, Any] | None:
     """The SDK's `distribution` argument, with the estimator's own group objects."""
-    if job.distribution == "torchrun":
-        return {"torch_distributed": {"enabled": True}}
     if job.distribution == "none":
         return None
     library: dict[str, Any] = {"enabled": True}
-    if job.custom_mpi_options is not None:
-        library["custom_mpi_options"] = job.custom_mpi_options
-    made: dict[str, Any] = {"smdistributed": {"dataparallel": library}}
+    made: dict[str, Any] = {"torch_distributed": library}
+    if job.distribution == "smddp":
+        made = {"smdistributed": {"dataparallel": library}}
+        if job.custom_mpi_options is not None:
+            library["custom_mpi_options"] = job.custom_mpi_options
     return {**made, "instance_groups": training_groups} if training_groups else made
 
 

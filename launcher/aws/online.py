@@ -11,6 +11,7 @@ from typing import Any
 from launcher.aws import catalog, placeholders, prices, request, session
 from launcher.aws.upload import split
 from launcher.config.issues import Issue, UserError, did_you_mean
+from launcher.planner import groups
 from launcher.planner.plan import Plan
 
 warning = partial(Issue, level="warning")
@@ -224,7 +225,8 @@ class OnlineChecks:
         hosts = sum(prices.instances(self.job).values())
         if found and hosts > 1 and not any(_allows(group, -1, -1, found) for group in found):
             # https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html
-            some = any(_allows(group, 7777, 7777, found) for group in found)
+            # the hosts that preprocess, and their Ray, take ports of the system's choice
+            some = not groups.is_remote(self.job) and any(_allows(group, 7777, 7777, found) for group in found)
             traffic = "all traffic, which EFA needs," if some else "traffic"
             yield Issue(
                 key=key,

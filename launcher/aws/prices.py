@@ -42,6 +42,17 @@ def price(job: Job) -> Price:
     return _price(job, per_hour, f"{_endpoint() or 'AWS'}'s price list of {read}")
 
 
+def of_groups(job: Job) -> dict[str, float]:
+    """US dollars an hour of each instance group with a known price, by the group's name. Offline."""
+    own, known = job.compute.price_per_hour, _cached().get(job.region or "", {})
+    found = {}
+    for group in job.compute.instance_groups:
+        each = own if own is not None else known.get(group.instance_type, {}).get("usd")
+        if each is not None:
+            found[group.name] = each * group.instance_count
+    return found
+
+
 def instances(job: Job) -> dict[str, int]:
     """Instance type -> number of hosts."""
     found: dict[str, int] = {}

@@ -146,13 +146,19 @@ def toolkit_hyperparameters(job: Job, run_name: str) -> dict[str, Any]:
             "sagemaker_instance_type": job.compute.instance_type if not job.compute.instance_groups else None,
             "sagemaker_distributed_dataparallel_custom_mpi_options": job.custom_mpi_options or "",
         }
-        if job.compute.training_groups:
-            added["sagemaker_distribution_instance_groups"] = list(job.compute.training_groups)
     elif job.distribution == "torchrun":
         added["sagemaker_torch_distributed_enabled"] = True
         if not job.compute.instance_groups:
             added["sagemaker_instance_type"] = job.compute.instance_type
-    return {**added, **processes_hyperparameter(job)}
+    return {**added, **processes_hyperparameter(job), **groups_hyperparameter(job)}
+
+
+def groups_hyperparameter(job: Job) -> dict[str, list[str]]:
+    """The groups that train. SDK v2 drops them with torchrun, but the toolkit starts torchrun on the hosts of these groups alone, in every
+    release that has it (`train` in sagemaker_pytorch_container/training.py, 2.7.0 to 3.0.0). Without a launcher they tell the script.
+    """
+    training = job.compute.training_groups
+    return {"sagemaker_distribution_instance_groups": list(training)} if training else {}
 
 
 def processes_hyperparameter(job: Job) -> dict[str, int]:

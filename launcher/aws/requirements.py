@@ -59,8 +59,9 @@ def _needed(job: Job, files: list[SourceFile]) -> dict[str, str]:
         if modules[name] in imported and not catalog.has_module(modules[name], _framework_version(job))
     }
     if job.source is None:  # of this kit's own scripts
-        for setting, versions in packages.on_request.items():
-            needed |= versions if job.hyperparameters.get(setting) is True else {}
+        for setting, by_value in packages.on_request.items():
+            given = job.hyperparameters.get(setting)
+            needed |= by_value.get(given, {}) if isinstance(given, (bool, str)) else {}
         if job.hyperparameters.get("preprocessing") == "dali":
             needed |= dali_packages(job) or {}
     return dict(sorted(needed.items()))

@@ -11,6 +11,7 @@ from launcher.aws import catalog, cluster, limits, placeholders, prices, request
 from launcher.aws.requirements import dali_packages
 from launcher.config.issues import Issue, did_you_mean
 from launcher.config.job import Job
+from launcher.planner import groups
 
 warning = partial(Issue, level="warning")
 
@@ -216,7 +217,7 @@ def _network(job: Job, requirements: bool) -> Iterator[Issue]:
             fix="add a NAT gateway or a package mirror, or use an image that holds the packages (image: {uri: …})",
         )
     hosts = sum(prices.instances(job).values())
-    if network.encrypt_traffic and job.distribution != "none" and hosts > 1:
+    if network.encrypt_traffic and (job.distribution != "none" or groups.is_remote(job)) and hosts > 1:
         yield warning(
             key="network.encrypt_traffic",
             found="encryption between hosts slows distributed training, and EFA does not support it",

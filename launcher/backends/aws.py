@@ -27,7 +27,7 @@ from launcher.config.hyperparameters import argument
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, secrets_in
-from launcher.planner import source_package
+from launcher.planner import groups, source_package
 from launcher.planner.plan import HostPlan, Plan, Price, Upload
 from launcher.planner.source_package import SourceFile
 from launcher.record import records
@@ -98,55 +98,46 @@ class Aws(Backend):
     def price(self, job: Job) -> Price:
         return prices.price(job)
 
+    def group_prices(self, job: Job) -> dict[str, float]:
+        return prices.of_groups(job)
+
     def check_online(self, plan: Plan) -> list[Issue]:
         return online.check(plan)
 
     def machine(self, job: Job) -> str:
         named = job.image.model_dump_json(exclude_none=True) if job.image is not None else "no image"
-        return f"{job.compute.instance_type}, {named}"
+        types = dict.fromkeys(place.instance_type or "no instance type" for place in groups.places(job))
+        return f"{', '.join(types)}, {named}"
 
     def hosts(self, job: Job) -> tuple[HostPlan, ...]:
         """Each host, with the container toolkit's command (runner.py and smdataparallel.py of sagemaker-training 5.1.4)."""
-        groups = job.compute.instance_groups
-        kinds = [(group.instance_type, group.name) for group in groups for _ in range(group.instance_count)]
-        kinds = kinds or [(job.compute.instance_type or "", "")] * job.compute.instance_count
-        names = [f"algo-{index + 1}" for index in range(len(kinds))]
-        training = [
-            name for name, (_, group) in zip(names, kinds) if not groups or group in job.compute.training_groups
-        ]
+        places = groups.places(job)
+        training = [place.name for place in places if place.rank is not None]
         arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
         planned = []
-        for index, (name, (kind, group)) in enumerate(zip(names, kinds)):
-            processes = _processes(job, kind)
-            if job.distribution == "none":
+        for place in places:
+            processes = _processes(job, place.instance_type)
+            if job.distribution == "none" or place.rank is None:
                 command = ["python", job.script, *arguments]
             elif job.distribution == "torchrun":
-                rendezvous = ["--master_addr", names[0], "--master_port", "7777", "--node_rank", str(index)]
-                command = ["torchrun", "--nnodes", str(len(names)), "--nproc_per_node", str(processes)]
-                command += [*(rendezvous if len(names) > 1 else []), job.script, *arguments]
-            elif name not in training:
-                command = ["python", job.script, *arguments]
-            elif name == training[0]:
+                rendezvous = ["--master_addr", training[0], "--master_port", "7777", "--node_rank", str(place.rank)]
+                command = ["torchrun", "--nnodes", str(len(training)), "--nproc_per_node", str(processes)]
+                command += [*(rendezvous if len(training) > 1 else []), job.script, *arguments]
+            elif place.rank == 0:
                 spread = ",".join(f"{other}:{processes}" for other in training)
                 command = ["mpirun", "--host", spread, "-np", str(self.world_size(job))]
                 command += [*(job.custom_mpi_options or "").split(), "smddprun", "python", "-m", "mpi4py"]
                 command += [job.script, *arguments]
             else:
                 command = ["sshd", f"# mpirun on {training[0]} starts the processes here"]
-            planned.append(HostPlan(name, name, tuple(command), dict(job.environment), group))
+            planned.append(HostPlan(place.name, place.name, tuple(command), dict(job.environment), place.group))
         return tuple(planned)
 
     def world_size(self, job: Job) -> int:
         """Training processes on all hosts that train."""
-        compute = job.compute
         if job.distribution == "none":
             return 1
-        if not compute.instance_groups:
-            return compute.instance_count * _processes(job, compute.instance_type or "")
-        training = [group for group in compute.instance_groups if group.name in compute.training_groups]
-        return sum(
-            group.instance_count * _processes(job, group.instance_type) for group in training or compute.instance_groups
-        )
+        return sum(_processes(job, place.instance_type) for place in groups.places(job) if place.rank is not None)
 
     def start(self, plan: Plan, folder: records.RunFolder, lock: int, lifeline: int | None) -> None:
         """Upload data, code and record, and create the training job, which outlives this process.

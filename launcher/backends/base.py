@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from launcher.config import hyperparameters
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
-from launcher.planner import model_names, python_start, teachers, validation
+from launcher.planner import groups, model_names, python_start, teachers, validation
 from launcher.planner.plan import HostPlan, Plan, Price, Upload, run_name
 from launcher.planner.source_package import SourceFile, source_files, source_folder
 from launcher.record import failure_causes
@@ -117,6 +117,7 @@ class Backend(Starter, ABC):
             uploads=uploads,
             request=request,
             price=self.price(job),
+            groups=groups.shown(job, self.group_prices(job)) if possible else (),
             about={"observed": f"no: {not_observed}" if not_observed else OBSERVED, **self.about(job, request)},
             differences=self.DIFFERENCES,
             pinned={
@@ -131,7 +132,10 @@ class Backend(Starter, ABC):
         if planned.errors:
             return planned
         issues = self.check_online(planned)
-        return replace(planned, issues=(*planned.issues, *issues), price=self.price(planned.job), checked=True)
+        shown = groups.shown(planned.job, self.group_prices(planned.job))
+        return replace(
+            planned, issues=(*planned.issues, *issues), price=self.price(planned.job), groups=shown, checked=True
+        )
 
     @abstractmethod
     def check(self, job: Job, source: Path, files: list[SourceFile]) -> list[Issue]:
@@ -200,6 +204,10 @@ class Backend(Starter, ABC):
     def price(self, job: Job) -> Price | None:
         """The price ceiling; None: free."""
         return None
+
+    def group_prices(self, job: Job) -> dict[str, float]:
+        """US dollars an hour of each instance group, by its name, where known."""
+        return {}
 
     def check_online(self, plan: Plan) -> list[Issue]:
         """Issues that need a read-only look outside this process."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.backends.docker_containers import FOLDER_LABEL, RUN_LABEL
 from launcher.config.redaction import secrets_in
-from launcher.planner.plan import Plan
+from launcher.planner.plan import HostPlan, Plan
 from launcher.record import records
 
 FILE = "compose.yaml"
@@ -42,7 +42,7 @@ def text(
         folder: the run's folder.
         image: its address, or its id on this machine.
         user: `uid:gid` of the containers.
-        gpus: each host's GPUs; (): no GPUs.
+        gpus: the GPUs of each host that trains, the first of the plan's; (): no GPUs.
     """
     return json.dumps(compose(plan, folder, image, user, limits, gpus), indent=1, ensure_ascii=False) + "\n"
 
@@ -61,7 +61,7 @@ def compose(
             "command": ["train"],
             "user": user,
             "environment": _environment(plan, index, user),
-            "volumes": _volumes(plan, folder, host.name),
+            "volumes": _volumes(plan, folder, host),
             "networks": ["hosts"],
             "shm_size": f"{limits.shm_mb}m",
             "mem_limit": f"{limits.memory_mb}m",
@@ -70,7 +70,7 @@ def compose(
             "labels": labels,
             "logging": {"driver": "none"},  # the log is in the run's folder
         }
-        if gpus:
+        if index < len(gpus):
             devices = {"driver": "nvidia", "device_ids": list(gpus[index]), "capabilities": ["gpu"]}
             service["deploy"] = {"resources": {"reservations": {"devices": [devices]}}}
         services[host.address] = service
@@ -88,21 +88,21 @@ def project(run: str) -> str:
     return run.lower()
 
 
-def channel_mounts(plan: Plan) -> list[tuple[Path, str]]:
-    """(local path, path in the container) of each channel, a folder or a file."""
+def channel_mounts(plan: Plan, host: HostPlan) -> list[tuple[Path, str]]:
+    """(local path, path in the container) of each channel of a host, a folder or a file."""
     return [
         (
             Path(place),
             f"/opt/ml/input/data/{channel}" + ("" if plan.job.inputs[channel].folder else f"/{Path(place).name}"),
         )
-        for channel, place in sorted(plan.channels.items())
+        for channel, place in sorted(plan.channels_of(host).items())
     ]
 
 
-def _volumes(plan: Plan, folder: Path, host: str) -> list[dict[str, Any]]:
+def _volumes(plan: Plan, folder: Path, host: HostPlan) -> list[dict[str, Any]]:
     """A host's mounts: its /opt/ml, which outlives the container, and each channel, read-only."""
-    channels = [_bind(place, target) | {"read_only": True} for place, target in channel_mounts(plan)]
-    return [_bind(records.RunFolder(folder).host(host), "/opt/ml"), *channels]
+    channels = [_bind(place, target) | {"read_only": True} for place, target in channel_mounts(plan, host)]
+    return [_bind(records.RunFolder(folder).host(host.name), "/opt/ml"), *channels]
 
 
 def _bind(source: Path, target: str) -> dict[str, Any]:

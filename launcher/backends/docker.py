@@ -24,6 +24,7 @@ from launcher.backends.base import Backend
 from launcher.config.issues import Issue, UserError
 from launcher.config.job import Job
 from launcher.config.sections import Image, Input, Network
+from launcher.planner import groups
 from launcher.planner.plan import HostPlan, Plan
 from launcher.planner.source_package import SourceFile
 from launcher.record import records
@@ -162,19 +163,20 @@ class Docker(Backend):
 
     def hosts(self, job: Job) -> tuple[HostPlan, ...]:
         """Each host: its name in the run's network, the toolkit's command, and its environment."""
-        count, processes = job.compute.instance_count, processes_per_host(job)
+        processes, places = processes_per_host(job), groups.places(job)
         planned = []
-        for index in range(count):
-            name = f"algo-{index + 1}"
-            command = local_jobs.launch_command(job, index, processes, python="python", leader="algo-1", port=str(PORT))
-            given = local_jobs.toolkit_environment(local_hosts.share(index, count, processes))
+        for place in places:
+            command = local_jobs.launch_command(
+                job, place.rank, processes, python="python", leader=places[0].name, port=str(PORT)
+            )
+            given = local_jobs.toolkit_environment(local_jobs.share(job, place.rank, processes))
             given.pop("CUDA_VISIBLE_DEVICES", None)  # a container has its own GPUs only
-            planned.append(HostPlan(name, name, command, {**given, **job.environment}))
+            planned.append(HostPlan(place.name, place.name, command, {**given, **job.environment}, place.group))
         return tuple(planned)
 
     def world_size(self, job: Job) -> int:
         """Training processes on all hosts."""
-        return job.compute.instance_count * processes_per_host(job)
+        return local_jobs.world_size(job, processes_per_host(job))
 
     def toolkit_hyperparameters(self, job: Job, run_name: str) -> dict[str, Any]:
         """The hyperparameters that SageMaker's SDK adds for the container toolkit in local mode."""
@@ -197,7 +199,7 @@ class Docker(Backend):
         for host in plan.hosts:
             host_folders.lay_out(plan, host, folder, interface="eth0")
             base = folder.host(host.name)
-            for place, target in compose.channel_mounts(plan):  # root would own a mount point made by the engine
+            for place, target in compose.channel_mounts(plan, host):  # root would own a mount point made by the engine
                 point = base / Path(target).relative_to("/opt/ml")
                 if place.is_dir():
                     point.mkdir()
@@ -217,7 +219,7 @@ def processes_per_host(job: Job) -> int:
     """Training processes per host: the job's number, else one per GPU of the host, else 1."""
     if job.compute.processes_per_host is not None or job.distribution == "none":
         return job.compute.processes_per_host or 1
-    return max(1, gpu_count(job) // job.compute.instance_count)
+    return max(1, gpu_count(job) // groups.training_host_count(job))
 
 
 def local_job(job: Job) -> Job:
@@ -225,8 +227,8 @@ def local_job(job: Job) -> Job:
     compute = job.compute.model_copy(
         update={
             "instance_type": "local_gpu" if gpu_count(job) else "local",
-            "instance_groups": [],
-            "training_groups": [],
+            "instance_count": groups.host_count(job),
+            "instance_groups": [],  # the SDK's local mode has none: the hosts' resourceconfig.json names them
             "spot": False,
             "max_wait_hours": None,
             "keep_alive_minutes": None,
@@ -271,7 +273,7 @@ def gpu_count(job: Job) -> int:
     """GPUs that the hosts share; 0 if there are fewer than processes, and 0 for this kit's CPU image."""
     if image(job) == IMAGE:
         return 0
-    needed = job.compute.instance_count * (job.compute.processes_per_host or 1)
+    needed = groups.training_host_count(job) * (job.compute.processes_per_host or 1)
     return local_hosts.gpu_count() if local_hosts.gpu_count() >= needed else 0
 
 
@@ -282,7 +284,7 @@ def limits(job: Job) -> compose.Limits:
     hosts: unused space takes no memory, and Docker's default of 64 MB breaks data loaders with workers.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
-    hosts, compute = job.compute.instance_count, job.compute
+    hosts, compute = groups.host_count(job), job.compute
     return compose.Limits(
         memory_mb=_mb(compute.memory_gb) or max(64, round(memory * (1 - SPARED_MEMORY)) // hosts),
         shm_mb=_mb(compute.shm_gb) or max(64, memory // 2 // hosts),
@@ -300,12 +302,13 @@ def engine_file(folder: records.RunFolder) -> Path:
 
 
 def gpus(job: Job) -> tuple[tuple[str, ...], ...]:
-    """Each host's GPUs; (): none."""
+    """The GPUs of each host that trains; (): none."""
     if not gpu_count(job):
         return ()
-    share = gpu_count(job) // job.compute.instance_count
+    hosts = groups.training_host_count(job)
+    share = gpu_count(job) // hosts
     all_gpus = local_hosts.gpus()
-    return tuple(all_gpus[index * share : (index + 1) * share] for index in range(job.compute.instance_count))
+    return tuple(all_gpus[rank * share : (rank + 1) * share] for rank in range(hosts))
 
 
 def sweep() -> None:

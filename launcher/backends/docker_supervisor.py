@@ -76,7 +76,7 @@ class DockerSupervisor(supervisor.Supervisor):
     def show_channels(self) -> None:
         """Replace the empty mount points by links to the data."""
         for host in self.plan.hosts:
-            for channel, place in self.plan.channels.items():
+            for channel, place in self.plan.channels_of(host).items():
                 point = self.folder.host(host.name) / "input/data" / channel
                 shutil.rmtree(point)
                 host_folders.show_channel(point, Path(place))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from launcher.record import records
 
 NAMED = re.compile(rb"""/opt/ml\b|["']/?opt/?["'].{0,20}["']/?ml\b""")
 """How a script names /opt/ml: whole, or in the parts that os.path.join and pathlib put together."""
+
+HOMOGENEOUS = "homogeneousCluster"
+"""SageMaker's name for the only instance group of a job without groups."""
 
 LARGEST_SEARCHED = 2**20
 """Bytes of a source file that is searched for it: a larger one is data."""
@@ -73,29 +76,40 @@ def show_channel(at: Path, place: Path) -> None:
         (at / place.name).symlink_to(place)
 
 
+def resource_config(address: str, hosts: Sequence[tuple[str, str, str]], interface: str) -> dict[str, Any]:
+    """resourceconfig.json of a host.
+
+    Args:
+        address: the host's.
+        hosts: (address, instance group, instance type) of every host, in SageMaker's order.
+        interface: the script's network interface.
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for other, group, instance_type in hosts:
+        entry = {"instance_group_name": group, "instance_type": instance_type, "hosts": []}
+        groups.setdefault(group, entry)["hosts"].append(other)
+    [(group, instance_type)] = [(group, instance_type) for other, group, instance_type in hosts if other == address]
+    return {
+        "current_host": address,
+        "current_instance_type": instance_type,
+        "current_group_name": group,
+        "hosts": [other for other, _, _ in hosts],
+        "instance_groups": list(groups.values()),
+        "network_interface_name": interface,
+    }
+
+
 def config_files(plan: Plan, host: HostPlan, interface: str = "lo") -> dict[str, str]:
     """Name -> text of SageMaker's files below input/config."""
-    resources = {
-        "current_host": host.address,
-        "current_instance_type": "local",
-        "current_group_name": "homogeneousCluster",
-        "hosts": [other.address for other in plan.hosts],
-        "network_interface_name": interface,
-        "instance_groups": [
-            {
-                "instance_group_name": "homogeneousCluster",
-                "instance_type": "local",
-                "hosts": [other.address for other in plan.hosts],
-            }
-        ],
-    }
+    in_order = sorted(plan.hosts, key=lambda other: int(other.name.removeprefix("algo-")))
+    hosts = [(other.address, other.group or HOMOGENEOUS, "local") for other in in_order]
     channels = {
         name: {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
-        for name in plan.channels
+        for name in plan.channels_of(host)
     }
     written: dict[str, Any] = {
         "hyperparameters.json": plan.hyperparameters,
-        "resourceconfig.json": resources,
+        "resourceconfig.json": resource_config(host.address, hosts, interface),
         "inputdataconfig.json": channels,
     }
     if plan.job.profiling is not None:

@@ -55,6 +55,9 @@ NO_CREDENTIALS = {
 """Where boto3 and the AWS CLI find no credentials of this machine and its user: not in ~/.aws, not in ~/.boto, not from EC2.
 https://boto3.amazonaws.com/v1/documentation/api/latest/guide/credentials.html"""
 
+SERVERS_PORT = "TRAINING_SERVERS_PORT"
+"""The variable with the port at which a job's other hosts and those that train meet. SageMaker's hosts share none, and leave it unset."""
+
 MAX_HOSTS = 16
 """More hosts on one machine show nothing new."""
 
@@ -66,18 +69,19 @@ def inherited(outer: Mapping[str, str]) -> dict[str, str]:
     return {**found, "PATH": path}
 
 
-def share(index: int, count: int, processes: int) -> dict[str, str]:
+def share(rank: int | None, count: int, processes: int, others: int = 0) -> dict[str, str]:
     """One host's share of this machine as environment variables.
 
     Args:
-        index: the host's, from 0.
-        count: number of hosts.
+        rank: the host's among those that train, from 0; None: it does not train, and gets no GPU.
+        count: number of hosts that train.
         processes: training processes per host.
+        others: number of hosts that do not train, with one process each.
     """
     given = {"GOMP_SPINCOUNT": "1000"}  # long spinning slows all threads of a busy machine
-    if count * processes > 1:
-        given["OMP_NUM_THREADS"] = str(max(1, core_count() // (count * processes)))
-    return given | visible_gpus(gpus(), index, count, processes)
+    if count * processes + others > 1:
+        given["OMP_NUM_THREADS"] = str(max(1, core_count() // (count * processes + others)))
+    return given | visible_gpus(gpus(), rank, count, processes)
 
 
 def core_count() -> int:
@@ -117,14 +121,14 @@ def gpus() -> tuple[str, ...]:
     return indices if visible is None else tuple(name for name in visible.split(",") if name.strip())
 
 
-def visible_gpus(gpus: tuple[str, ...], index: int, count: int, processes: int) -> dict[str, str]:
-    """A host's share of the GPUs. With fewer GPUs than processes, all use the CPU."""
+def visible_gpus(gpus: tuple[str, ...], rank: int | None, count: int, processes: int) -> dict[str, str]:
+    """A host's share of the GPUs; see `share`. With fewer GPUs than processes, all use the CPU."""
     if not gpus:
         return {}
-    if len(gpus) < count * processes:
+    if rank is None or len(gpus) < count * processes:
         return {"CUDA_VISIBLE_DEVICES": ""}
     share = len(gpus) // count
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * share : (index + 1) * share])}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[rank * share : (rank + 1) * share])}
 
 
 def reserve_port() -> tuple[int, socket.socket]:
@@ -141,6 +145,14 @@ def reserve_port() -> tuple[int, socket.socket]:
             return port, reservation
         reservation.close()
     raise OSError("no free TCP port between 20000 and 31999")
+
+
+def servers_port(groups: int) -> tuple[dict[str, str], socket.socket | None]:
+    """SERVERS_PORT with a free port, and the socket that reserves it, as `reserve_port`; neither for fewer than two instance groups."""
+    if groups < 2:
+        return {}, None
+    port, reservation = reserve_port()
+    return {SERVERS_PORT: str(port)}, reservation
 
 
 def start_shim(

@@ -10,6 +10,7 @@ from launcher.backends import local_hosts
 from launcher.config.hyperparameters import argument
 from launcher.config.issues import Issue
 from launcher.config.job import Job
+from launcher.planner import groups
 from launcher.planner.source_package import SourceFile
 from launcher.record import disk, records
 
@@ -22,23 +23,17 @@ def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
         gpus: number of GPUs that the hosts share.
     """
     issues = []
-    if len(job.compute.instance_groups) > 1:
-        names = ", ".join(group.name for group in job.compute.instance_groups)
+    hosts = groups.host_count(job)
+    if hosts > local_hosts.MAX_HOSTS:
+        grouped = bool(job.compute.instance_groups)
         issues.append(
             Issue(
-                key="compute.instance_groups",
-                level="warning",
-                found=f"{names}: here all hosts ({job.compute.instance_count}) form one group",
-                fix="use launcher emulate, which runs the groups on this machine",
-            )
-        )
-    if job.compute.instance_count > local_hosts.MAX_HOSTS:
-        issues.append(
-            Issue(
-                key="compute.instance_count",
-                found=f"{job.compute.instance_count} hosts on one machine",
+                key="compute.instance_groups" if grouped else "compute.instance_count",
+                found=f"{hosts} hosts on one machine",
                 valid=f"at most {local_hosts.MAX_HOSTS}",
-                fix="write a smaller number under smoke: compute:, or use --hosts 2",
+                fix="write the groups with smaller counts under smoke: compute:"
+                if grouped
+                else "write a smaller number under smoke: compute:, or use --hosts 2",
             )
         )
     cores = local_hosts.core_count()
@@ -51,7 +46,7 @@ def check_cluster(job: Job, processes: int, gpus: int) -> list[Issue]:
                 fix="write processes_per_host: null, for one process per GPU",
             )
         )
-    if 0 < gpus < job.compute.instance_count * processes:
+    if 0 < gpus < groups.training_host_count(job) * processes:
         issues.append(
             Issue(
                 key="compute",
@@ -68,7 +63,7 @@ def check_disk(job: Job, files: Sequence[SourceFile]) -> list[Issue]:
     store = records.store()
     place = disk.existing(store)
     free = shutil.disk_usage(place).free
-    needed = disk.RESERVE_BYTES + sum(file.size for file in files) * (1 + job.compute.instance_count)
+    needed = disk.RESERVE_BYTES + sum(file.size for file in files) * (1 + groups.host_count(job))
     if free >= needed:
         return []
     return [
@@ -116,24 +111,43 @@ def wants_dali(job: Job) -> bool:
     return job.source is None and job.hyperparameters.get("preprocessing") == "dali"
 
 
-def launch_command(job: Job, index: int, processes: int, *, python: str, leader: str, port: str) -> tuple[str, ...]:
+def launch_command(
+    job: Job, rank: int | None, processes: int, *, python: str, leader: str, port: str
+) -> tuple[str, ...]:
     """The container toolkit's command on a host.
 
     Args:
-        index: the host's, from 0.
+        rank: the host's among those that train, from 0; None: it does not train.
         processes: training processes per host.
         python: the interpreter.
-        leader: address of the rendezvous, the first host.
+        leader: address of the rendezvous, the first host that trains.
         port: of the rendezvous.
     """
-    count = job.compute.instance_count
+    count = groups.training_host_count(job)
     arguments = [text for name in sorted(job.hyperparameters) for text in argument(name, job.hyperparameters[name])]
-    if job.distribution == "none":
+    if job.distribution == "none" or rank is None:
         return (python, "--", job.script, *arguments)
     command = ["torchrun", "--nnodes", str(count), "--nproc_per_node", str(processes)]
     if count > 1:
-        command += ["--master_addr", leader, "--master_port", port, "--node_rank", str(index)]
+        command += ["--master_addr", leader, "--master_port", port, "--node_rank", str(rank)]
     return (*command, job.script, *arguments)
+
+
+def world_size(job: Job, processes: int) -> int:
+    """Training processes on all hosts.
+
+    Args:
+        processes: training processes per host.
+    """
+    if job.distribution == "none" and job.compute.instance_groups:
+        return 1  # whether the hosts of a group train together is up to the script
+    return groups.training_host_count(job) * processes
+
+
+def share(job: Job, rank: int | None, processes: int) -> dict[str, str]:
+    """A host's share of this machine; see `local_hosts.share`."""
+    training = groups.training_host_count(job)
+    return local_hosts.share(rank, training, processes, groups.host_count(job) - training)
 
 
 def toolkit_environment(share: Mapping[str, str]) -> dict[str, str]:

@@ -8,10 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from launcher.aws import request as requests
 from launcher.backends import host_folders, local_hosts, local_jobs, opt_ml, supervision
 from launcher.backends.base import Backend
 from launcher.config.issues import Issue
 from launcher.config.job import Job
+from launcher.planner import groups
 from launcher.planner.plan import HostPlan, Plan
 from launcher.planner.source_package import SourceFile
 from launcher.record import disk, records
@@ -43,6 +45,7 @@ class Process(Backend):
         "SM_NUM_CPUS": "this machine's; SM_NUM_GPUS too",
         "MASTER_PORT": "a free port: other runs share this machine",
         "PET_MASTER_PORT": "torchrun's name for MASTER_PORT",
+        "TRAINING_SERVERS_PORT": "a free port where the job has several instance groups, for the same reason",
         "OMP_NUM_THREADS": "all processes share this machine's cores",
         "GOMP_SPINCOUNT": "short: other work shares this machine",
         "SAGEMAKER_REGION": "not set: there is no region",
@@ -89,6 +92,15 @@ class Process(Backend):
                     fix="pip install -e '.[dali]' in this kit's folder, or write preprocessing: cpu",
                 )
             )
+        if groups.is_remote(job) and self.lacks("ray"):
+            issues.append(
+                Issue(
+                    key="hyperparameters.worker_type",
+                    found="remote, but Ray is not installed",
+                    valid="auto, threads, processes; remote with the package",
+                    fix="pip install -e '.[remote]' in this kit's folder, or write worker_type: auto",
+                )
+            )
         if (source / REQUIREMENTS).is_file():
             issues.append(
                 Issue(
@@ -112,22 +124,19 @@ class Process(Backend):
 
     def world_size(self, job: Job) -> int:
         """Training processes on all hosts."""
-        return job.compute.instance_count * processes_per_host(job)
+        return local_jobs.world_size(job, processes_per_host(job))
 
     def hosts(self, job: Job) -> tuple[HostPlan, ...]:
         """Each host: its loopback address, the toolkit's command, and its environment."""
-        count = job.compute.instance_count
-        processes = processes_per_host(job)
+        processes, places = processes_per_host(job), groups.places(job)
+        leader = _address(places[0])
         planned = []
-        for index in range(count):
+        for place in places:
             command = local_jobs.launch_command(
-                job, index, processes, python=sys.executable, leader="127.0.0.1", port="<free port>"
+                job, place.rank, processes, python=sys.executable, leader=leader, port="<free port>"
             )
-            planned.append(
-                HostPlan(
-                    f"algo-{index + 1}", f"127.0.0.{index + 1}", command, _environment(job, index, count, processes)
-                )
-            )
+            environment = _environment(job, place.rank, processes)
+            planned.append(HostPlan(place.name, _address(place), command, environment, place.group))
         return tuple(planned)
 
     def toolkit_hyperparameters(self, job: Job, run_name: str) -> dict[str, Any]:
@@ -144,7 +153,7 @@ class Process(Backend):
                 # the toolkit reads this name for every launcher: runner.py of sagemaker-training 5.1.4
                 "sagemaker_mpi_num_of_processes_per_host": processes_per_host(job),
             }
-        return added
+        return added | requests.groups_hyperparameter(job)
 
     def machine(self, job: Job) -> str:
         packages = [f"{package} {_version(package)}" for package in COMPUTING_PACKAGES]
@@ -164,7 +173,7 @@ class Process(Backend):
         """Write the hosts' /opt/ml folders and start the supervisor."""
         for host in plan.hosts:
             host_folders.lay_out(plan, host, folder, interface="lo")
-            for channel, place in plan.channels.items():
+            for channel, place in plan.channels_of(host).items():
                 host_folders.show_channel(folder.host(host.name) / "input/data" / channel, Path(place))
         supervision.start_supervisor("launcher.backends.supervisor", plan, folder, lock, lifeline)
 
@@ -189,12 +198,16 @@ def processes_per_host(job: Job) -> int:
     """Training processes per host: the job's number, else the host's share of GPUs, else 1."""
     if job.compute.processes_per_host is not None or job.distribution == "none":
         return job.compute.processes_per_host or 1
-    return max(1, local_hosts.gpu_count() // job.compute.instance_count)
+    return max(1, local_hosts.gpu_count() // groups.training_host_count(job))
 
 
-def _environment(job: Job, index: int, count: int, processes: int) -> dict[str, str]:
+def _address(place: groups.Place) -> str:
+    return f"127.0.0.{place.index + 1}"
+
+
+def _environment(job: Job, rank: int | None, processes: int) -> dict[str, str]:
     """A host's variables without its paths: the toolkit's, its share of this machine, and the job's."""
-    return {**local_jobs.toolkit_environment(local_hosts.share(index, count, processes)), **job.environment}
+    return {**local_jobs.toolkit_environment(local_jobs.share(job, rank, processes)), **job.environment}
 
 
 def _version(package: str) -> str:

@@ -86,11 +86,12 @@ class Supervisor:
     def start_hosts(self) -> None:
         self.watcher = leftovers.watcher(self.folder.path)
         port, self.reservation = local_hosts.reserve_port()
+        servers, self.servers_reservation = local_hosts.servers_port(len(self.plan.job.compute.instance_groups))
         code = ((file.relative_to(self.folder.code).as_posix(), file) for file in self.folder.code.rglob("*"))
         named = host_folders.names_opt_ml(self.plan.job, code)
         for host in self.plan.hosts:
             with open(self.folder.log(host.name), "wb") as log:
-                environment = supervision.shim_environment(self.plan, host, self.folder, os.environ)
+                environment = supervision.shim_environment(self.plan, host, self.folder, os.environ) | servers
                 shim, lifeline = local_hosts.start_shim(
                     port, log, self.folder.host(host.name), environment, own_opt_ml=bool(named)
                 )
@@ -253,7 +254,7 @@ def _read_plan(folder: records.RunFolder) -> Plan:
         job=Job.model_validate(saved["job"]),
         source=Path(saved["source"]),
         hosts=tuple(
-            HostPlan(host["name"], host["address"], tuple(host["command"]), host["environment"])
+            HostPlan(host["name"], host["address"], tuple(host["command"]), host["environment"], host["group"])
             for host in saved["hosts"]
         ),
         hyperparameters=saved["hyperparameters"],

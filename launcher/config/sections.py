@@ -55,11 +55,12 @@ class Compute(Part):
         description="a list of {name, instance_type, instance_count}",
         examples=["[{name: gpus, instance_type: ml.p4d.24xlarge, instance_count: 2}]"],
     )
-    """Hosts of several types, instead of instance_type and instance_count. SageMaker only."""
+    """Hosts of several types, instead of instance_type and instance_count. Runs on this machine ignore their types."""
     training_groups: list[Text] = Field(
         default_factory=list, description="names of instance groups", examples=["[gpus]"]
     )
-    """The instance groups that `distribution` spreads training over."""
+    """The instance groups that `distribution` spreads training over. The script starts on the hosts of the others too: with this kit's
+    scripts and `worker_type: remote` they preprocess."""
     processes_per_host: int | None = Field(
         None, ge=1, le=1024, description="a whole number from 1 to 1024, or null", examples=[2]
     )

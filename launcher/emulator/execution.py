@@ -66,7 +66,8 @@ class Execution(threading.Thread):
         self.services = services
         self.s3 = services.client("s3", job.region)
         self.hosts = machines.hosts_of(job)
-        self.hyperparameters, self.note = machines.hyperparameters_here(job, len(self.hosts))
+        training = machines.training_hosts(job, self.hosts)
+        self.hyperparameters, self.note = machines.hyperparameters_here(job, len(training))
         self.checkpoints: Checkpoints | None = None
         self.running = RunningHosts()
         self.streams: list[LogStream] = []
@@ -186,7 +187,7 @@ class Execution(threading.Thread):
     def fetch_channels(self) -> None:
         """Fetch every channel of every host: objects of S3 as files, folders of file systems as links."""
         done: dict[tuple[str, str], Path] = {}
-        for index, host in enumerate(self.hosts):
+        for host in self.hosts:
             for channel in machines.channels_of(self.job, host):
                 place = host.base / "input/data" / channel["ChannelName"]
                 if "FileSystemDataSource" in channel["DataSource"]:
@@ -198,11 +199,12 @@ class Execution(threading.Thread):
                 if not sharded and same in done:
                     shutil.copytree(done[same], place)
                     continue
-                self.fetch(channel, place, index if sharded else None)
+                getting = [other for other in self.hosts if channel in machines.channels_of(self.job, other)]
+                self.fetch(channel, place, (getting.index(host), len(getting)) if sharded else (0, 1))
                 done[same] = place
 
-    def fetch(self, channel: dict[str, Any], place: Path, index: int | None) -> None:
-        """Fetch a channel of S3, or host `index`'s part of it."""
+    def fetch(self, channel: dict[str, Any], place: Path, part: tuple[int, int]) -> None:
+        """Fetch a part of a channel of S3. `part`: which, from 0, and of how many."""
         mode = machines.input_mode(self.job, channel)
         source = channel["DataSource"]["S3DataSource"]
         if mode == "Pipe":
@@ -215,7 +217,7 @@ class Execution(threading.Thread):
             )
         files = channel_files(self.s3, source, mode == "FastFile", self.job.region, self.job.request["RoleArn"])
         place.mkdir(exist_ok=True)
-        for key in files if index is None else share(files, index, len(self.hosts)):
+        for key in share(files, *part):
             if self.job.closing.is_set():
                 raise Closed
             download(self.s3, split(source["S3Uri"])[0], key, place / files[key])

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.backends import leftovers, local_hosts
+from launcher.backends import host_folders, leftovers, local_hosts
 from launcher.emulator.training_job import TrainingJob
-
-GROUP = "homogeneousCluster"
-"""SageMaker's name for the only instance group of a job without groups."""
 
 LAUNCHERS = (
     "sagemaker_distributed_dataparallel_enabled",
@@ -28,6 +25,7 @@ LAUNCHERS = (
 """Hyperparameters that start the script with mpirun, which needs sshd on every host; the first two also need SMDDP."""
 
 TORCHRUN = "sagemaker_torch_distributed_enabled"
+TRAINING_GROUPS = "sagemaker_distribution_instance_groups"
 PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
 """The toolkit reads this name for every launcher: runner.py of sagemaker-training 5.1.4."""
 
@@ -38,6 +36,7 @@ DIFFERENCES: Mapping[str, str] = {
     "SM_NUM_CPUS": "this machine's; SM_NUM_GPUS too",
     "MASTER_PORT": "a free port: other runs share this machine",
     "PET_MASTER_PORT": "torchrun's name for MASTER_PORT",
+    "TRAINING_SERVERS_PORT": "a free port where the job has several instance groups, for the same reason",
     "OMP_NUM_THREADS": "all processes share this machine's cores",
     "GOMP_SPINCOUNT": "short: other work shares this machine",
     "SAGEMAKER_BASE_DIR": "the host's folder, instead of /opt/ml",
@@ -75,7 +74,7 @@ class Host:
 def hosts_of(job: TrainingJob) -> list[Host]:
     """A job's hosts, group after group."""
     resources = job.request["ResourceConfig"]
-    groups = resources.get("InstanceGroups") or [{**resources, "InstanceGroupName": GROUP}]
+    groups = resources.get("InstanceGroups") or [{**resources, "InstanceGroupName": host_folders.HOMOGENEOUS}]
     kinds = [
         (group["InstanceType"], group["InstanceGroupName"])
         for group in groups
@@ -106,18 +105,15 @@ def write_tree(job: TrainingJob, host: Host, hosts: list[Host], hyperparameters:
 
 def resource_config(host: Host, hosts: list[Host]) -> dict[str, Any]:
     """resourceconfig.json, with addresses instead of names, which would not resolve."""
-    groups: dict[str, dict[str, Any]] = {}
-    for other in hosts:
-        entry = {"instance_group_name": other.group, "instance_type": other.instance_type, "hosts": []}
-        groups.setdefault(other.group, entry)["hosts"].append(other.address)
-    return {
-        "current_host": host.address,
-        "current_instance_type": host.instance_type,
-        "current_group_name": host.group,
-        "hosts": [other.address for other in hosts],
-        "instance_groups": list(groups.values()),
-        "network_interface_name": "lo",
-    }
+    return host_folders.resource_config(
+        host.address, [(other.address, other.group, other.instance_type) for other in hosts], "lo"
+    )
+
+
+def training_hosts(job: TrainingJob, hosts: list[Host]) -> list[Host]:
+    """The hosts on which the toolkit starts the job's launcher: those of the training groups, else all."""
+    groups = json.loads(job.hyperparameters.get(TRAINING_GROUPS, "[]"))
+    return [host for host in hosts if host.group in groups] or hosts
 
 
 def channels_of(job: TrainingJob, host: Host) -> list[dict[str, Any]]:
@@ -154,10 +150,13 @@ def input_mode(job: TrainingJob, channel: dict[str, Any]) -> str:
     return str(mode)
 
 
-def hyperparameters_here(job: TrainingJob, host_count: int) -> tuple[dict[str, str], str]:
+def hyperparameters_here(job: TrainingJob, training: int) -> tuple[dict[str, str], str]:
     """The job's hyperparameters with a launcher that this machine has, and a line about that for the log.
 
-    Without a number of processes per host, the hosts share this machine's GPUs.
+    Without a number of processes per host, the hosts that train share this machine's GPUs.
+
+    Args:
+        training: their number.
     """
     here, note = dict(job.hyperparameters), ""
     mpirun = [name for name in LAUNCHERS if here.get(name, "").strip('"').lower() == "true"]
@@ -167,7 +166,7 @@ def hyperparameters_here(job: TrainingJob, host_count: int) -> tuple[dict[str, s
         here[TORCHRUN] = "true"
         note = f"emulator: {', '.join(mpirun)} needs mpirun and sshd, which exist on SageMaker only; torchrun starts the script"
     if here.get(TORCHRUN, "").lower() == "true" and PROCESSES not in here:
-        here[PROCESSES] = str(max(1, local_hosts.gpu_count() // host_count))
+        here[PROCESSES] = str(max(1, local_hosts.gpu_count() // training))
     return here, note
 
 
@@ -176,12 +175,14 @@ def environment(
 ) -> dict[str, str]:
     """A host's environment: as clean as a container's, with `aws` for its AWS clients."""
     inherited = local_hosts.inherited(os.environ)
+    training = training_hosts(job, hosts)
+    rank = training.index(host) if host in training else None
     no_proxy = ",".join(filter(None, [inherited.get("NO_PROXY") or inherited.get("no_proxy"), "127.0.0.1"]))
     return {
         **inherited,
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
-        **local_hosts.share(hosts.index(host), len(hosts), processes),
+        **local_hosts.share(rank, len(training), processes, len(hosts) - len(training)),
         **job.request.get("Environment", {}),
         "PATH": inherited["PATH"],
         "PYTHONUNBUFFERED": "1",
@@ -209,15 +210,17 @@ class RunningHosts:
     def __init__(self) -> None:
         self.shims: dict[str, subprocess.Popen[bytes]] = {}
         self.lifelines: list[int] = []
-        self.reservation: socket.socket | None = None
+        self.reservations: list[socket.socket] = []
 
     def start(self, job: TrainingJob, hosts: list[Host], note: str, processes: int, aws: Mapping[str, str]) -> None:
-        port, self.reservation = local_hosts.reserve_port()
+        port, reservation = local_hosts.reserve_port()
+        servers, more = local_hosts.servers_port(len({host.group for host in hosts}))
+        self.reservations = [reservation, *([more] if more else [])]
         for host in hosts:
             with open(log_file(host), "wb") as log:
                 log.write(note.encode() + b"\n" if note else b"")
                 log.flush()
-                environment_here = environment(job, host, hosts, processes, aws)
+                environment_here = environment(job, host, hosts, processes, aws) | servers
                 self.shims[host.name], lifeline = local_hosts.start_shim(port, log, host.base, environment_here)
             self.lifelines.append(lifeline)  # closes with this process, however it dies
 
@@ -245,8 +248,8 @@ class RunningHosts:
         leftovers.end_processes_below(folder)  # of shims that hang or were killed
         for shim in self.shims.values():
             shim.wait()
-        if self.reservation is not None:
-            self.reservation.close()
+        for reservation in self.reservations:
+            reservation.close()
 
 
 def exit_code(shim: subprocess.Popen[bytes]) -> int:

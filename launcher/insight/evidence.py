@@ -183,9 +183,15 @@ class Evidence:
         return inside if len(inside) >= FEW_SAMPLES else series.values
 
     @functools.cached_property
+    def training_hosts(self) -> tuple[Host, ...]:
+        """The hosts without those of other instance groups that serve them and take no step."""
+        serving = {*self.facts.get("serving_hosts", ())} - {steps.host for steps in self.ranks}
+        return tuple(host for name, host in self.measurements.hosts.items() if name not in serving)
+
+    @functools.cached_property
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts whose cores or GPUs were watched."""
-        return tuple(host for host in self.measurements.hosts.values() if host.cores or host.gpus)
+        """The training hosts whose cores or GPUs were watched."""
+        return tuple(host for host in self.training_hosts if host.cores or host.gpus)
 
     def usable_cores(self, host: Host) -> float:
         """Cores that the processes may use: by affinity and quota where known, else all that there are."""
@@ -265,7 +271,7 @@ class Evidence:
         """Share of the time in which the cgroup's quota throttled processes, on the most throttled host, 0 to 1."""
         means = [
             min(1.0, float(self.during(host.throttled).mean()) / 100)
-            for host in self.measurements.hosts.values()
+            for host in self.training_hosts
             if host.throttled is not None and len(host.throttled.values)
         ]
         return max(means) if means else None

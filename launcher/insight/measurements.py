@@ -114,7 +114,8 @@ class Measurements:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What else is known: result.json's values; world_size, device, device_name, backend, torch, threads, instance_type,
     seconds_to_first_step (of the slowest rank, from its process's start) and num_workers (of each process, as they ran); of a run
-    also state, hosts, started_by, code (a checksum of its source package) and inputs (the config's)."""
+    also state, hosts, serving_hosts (the names of those outside the training groups), started_by, code (a checksum of its source
+    package) and inputs (the config's)."""
     sampled: str | None = None
     """How a long record was thinned; None: all of it was read."""
     not_measured: Mapping[str, str] = field(default_factory=dict)
@@ -171,14 +172,16 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
                 raise
             trouble = {"system": error.issues[0].found}
     job = plan["job"]
+    compute = job.get("compute") or {}
+    training = compute.get("training_groups", [])
     known = {
         "state": outcome.get("state"),
         "started_by": plan["backend"],
         "hosts": len(plan["hosts"]),
+        "serving_hosts": [host["name"] for host in plan["hosts"] if training and host.get("group") not in training]
+        or None,
         "distribution": job.get("distribution"),
-        "instance_type": None
-        if backends.starter(plan["backend"]).on_this_machine
-        else (job.get("compute") or {}).get("instance_type"),
+        "instance_type": None if backends.starter(plan["backend"]).on_this_machine else _training_type(compute),
         **{name: value for name, value in result.items() if name != "settings"},
         "code": _code(run),
         "inputs": job.get("inputs") or None,
@@ -191,6 +194,13 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
     script = None if is_ours else Script(arguments=arguments, by_launcher=described)
     found = _measurements(run.name, system, lines, max_bytes, script, known, settings)
     return replace(found, not_measured={**found.not_measured, **trouble}, replay=replay_of(run))
+
+
+def _training_type(compute: Mapping[str, Any]) -> str | None:
+    """The instance type of a job's training hosts."""
+    training, groups = compute.get("training_groups", []), compute.get("instance_groups", [])
+    types = [group["instance_type"] for group in groups if not training or group["name"] in training]
+    return next(iter(types), compute.get("instance_type"))
 
 
 def _code(run: RunFolder) -> str | None:

@@ -211,6 +211,7 @@ class FactsShape(TypedDict, total=False):
     device_name: str
     instance_type: str
     distribution: str
+    serving_hosts: list[str]
     operators: OperatorsShape
 
 

@@ -18,7 +18,7 @@ from launcher.config.job import Job
 from launcher.config.redaction import redact
 from launcher.planner.source_package import SourceFile
 from launcher.show import html
-from launcher.show.text import counted, indent
+from launcher.show.text import counted, dollars, indent
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,30 @@ class HostPlan:
     """What the backend sets for the toolkit. The toolkit adds the SM_* variables of the job."""
     group: str = ""
     """The instance group, where the job has groups."""
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One instance group of a run."""
+
+    name: str
+    instance_type: str
+    hosts: tuple[str, ...]
+    """Their names: algo-1 …"""
+    does: str
+    """trains, preprocesses, or runs the script."""
+    usd_per_hour: float | None = None
+    """Of all its hosts, on demand; None: unknown, or free."""
+
+    def text(self, hours: float | None) -> str:
+        """One line for people. `hours`: for which it is paid at most; None: it is free."""
+        price = ""
+        if hours is not None and self.usd_per_hour is None:
+            price = "; price not known"
+        elif hours is not None and self.usd_per_hour is not None:
+            price = f"; at most {dollars(self.usd_per_hour * hours)}, at {dollars(self.usd_per_hour)} an hour"
+        names = ", ".join(self.hosts) if len(self.hosts) < 4 else f"{self.hosts[0]} to {self.hosts[-1]}"
+        return f"{self.name} {self.does}: {counted(len(self.hosts), 'host')} of {self.instance_type} ({names}){price}"
 
 
 @dataclass(frozen=True)
@@ -103,6 +127,8 @@ class Plan:
     """The exact CreateTrainingJob request, secrets included; None for other backends and where the plan has errors."""
     price: Price | None = None
     """What the job costs at most; None where it runs on this machine."""
+    groups: tuple[GroupPlan, ...] = ()
+    """The instance groups, where the job has groups. `hosts` lists those that train first."""
     about: Mapping[str, str] = field(default_factory=dict)
     """What else the backend prints, by name."""
     differences: Mapping[str, str] = field(default_factory=dict)
@@ -119,6 +145,11 @@ class Plan:
     @property
     def errors(self) -> tuple[Issue, ...]:
         return tuple(issue for issue in self.issues if issue.level == "error")
+
+    def channels_of(self, host: HostPlan) -> dict[str, str]:
+        """The channels that a host gets, as in `channels`: all, or those of its instance group."""
+        given = {name: self.job.inputs[name].instance_groups for name in self.channels}
+        return {name: place for name, place in self.channels.items() if host.group in (given[name] or [host.group])}
 
     def kept_job(self) -> dict[str, Any]:
         """The job as it is recorded and printed: without its secrets, and with the full name of every `run`."""
@@ -164,6 +195,7 @@ class Plan:
             "uploads": [{**asdict(upload), "source": str(upload.source)} for upload in self.uploads],
             "request": self.kept_request(),
             "price": self.price.to_dict() if self.price else None,
+            "groups": [asdict(group) for group in self.groups],
             "differences": dict(self.differences),
             "replay_of": self.replay_of,
             "resumes": self.resumes,
@@ -181,6 +213,7 @@ class Plan:
         size = sum(file.size for file in self.files) / 1024
         rows = [("script", self.job.script), ("code", f"{counted(len(self.files), 'file')}, {size:.0f} KiB")]
         rows += [("price", self.price.text)] if self.price is not None else []
+        rows += [("group", text) for text in self._group_texts()]
         rows += [("resumes", self.resumes)] if self.resumes is not None else []
         rows += [(f"secret {name}", str(secret)) for name, secret in self.job.secrets.items()]
         rows += [(f"channel {name}", _near(place)) for name, place in self.channels.items()]
@@ -198,6 +231,7 @@ class Plan:
         lines = [f"plan {self.name}", f"  runs on     {about}"]
         if self.price is not None:
             lines += [f"  price       {self.price.text}"]
+        lines += [f"  group       {text}" for text in self._group_texts()]
         if self.resumes is not None:
             lines += [f"  resumes     {self.resumes}, from its last checkpoint"]
         lines += [
@@ -232,6 +266,11 @@ class Plan:
         if not self.errors:
             lines += ["  nothing has started; `launcher run` with the same arguments starts it"]
         return "\n".join(lines)
+
+    def _group_texts(self) -> list[str]:
+        """What the printed plan says of each instance group."""
+        hours = self.job.compute.max_hours if self.price is not None else None
+        return [group.text(hours) for group in self.groups]
 
 
 def run_name(job: str, planned: datetime) -> str:

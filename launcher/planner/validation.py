@@ -12,6 +12,7 @@ from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, is_secret
 from launcher.config.sections import Input
+from launcher.planner import groups
 from launcher.planner.source_package import IGNORE_FILE, SourceFile
 from launcher.record import records
 
@@ -67,7 +68,8 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
         issues += hyperparameters.check(source, job.script, job.hyperparameters, job.inputs)
     issues += _check_environment(job)
     issues += _check_texts(job)
-    hosts = job.compute.instance_count
+    issues += groups.check(job)
+    hosts = groups.training_host_count(job) if job.compute.training_groups else job.compute.instance_count
     if job.distribution == "none" and (hosts > 1 or (job.compute.processes_per_host or 1) > 1):
         asked = f"{hosts} hosts" if hosts > 1 else f"{job.compute.processes_per_host} processes a host"
         issues.append(

@@ -43,13 +43,25 @@ class HostShape(TypedDict):
     address: NotRequired[str]
     command: NotRequired[list[str]]
     environment: NotRequired[dict[str, str]]
+    group: NotRequired[str]
+
+
+class GroupShape(TypedDict):
+    name: str
+    instance_type: str
+
+
+class ComputeShape(TypedDict):
+    instance_type: NotRequired[str | None]
+    instance_groups: NotRequired[list[GroupShape]]
+    training_groups: NotRequired[list[str]]
 
 
 class JobShape(TypedDict):
     name: str
     script: NotRequired[str]
     region: NotRequired[str | None]
-    compute: NotRequired[dict[str, Any] | None]
+    compute: NotRequired[ComputeShape | None]
     inputs: NotRequired[dict[str, dict[str, Any]]]
     hyperparameters: NotRequired[dict[str, Any]]
 

@@ -27,7 +27,15 @@ def settings_of(job: Job, varied: Sequence[str]) -> str:
     """Everything in a job that its measurements depend on, without the hyperparameters that the study varies; as JSON."""
     parts = ("script", "distribution", "inputs", "environment")
     values = {name: value for name, value in job.model_dump(exclude_none=True).items() if name in parts}
-    compute = ("instance_type", "instance_count", "instance_groups", "processes_per_host", "shm_gb", "memory_gb")
+    compute = (
+        "instance_type",
+        "instance_count",
+        "instance_groups",
+        "training_groups",
+        "processes_per_host",
+        "shm_gb",
+        "memory_gb",
+    )
     values["compute"] = {name: value for name, value in job.compute.model_dump().items() if name in compute and value}
     values["hyperparameters"] = {name: value for name, value in job.hyperparameters.items() if name not in varied}
     if values.pop("environment", None):  # it may hold secrets, and a table is shown around

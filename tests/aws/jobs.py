@@ -16,6 +16,13 @@ GROUPS = [
 GROUPED = {"instance_groups": GROUPS, "training_groups": ["gpus"]}
 KIT = {"source": None, "script": "train_classifier.py", "hyperparameters": {"model": "resnet18"}}
 """One of this kit's own scripts instead of the user's."""
+REMOTE = {
+    **KIT,
+    "compute": GROUPED,
+    "distribution": "torchrun",
+    "hyperparameters": {"model": "resnet18", "worker_type": "remote"},
+}
+"""The same, with the other group's hosts preprocessing for the training group's."""
 
 S3 = "s3://amzn-s3-demo-bucket/"
 GOOD = {

@@ -115,6 +115,27 @@ def test_security_groups_that_open_lustre_and_themselves_pass(emulator):
     assert not any("Lustre" in text for text in found(plan, "warning"))
 
 
+def test_hosts_that_preprocess_need_more_than_the_rendezvous_port(emulator):
+    ec2 = boto3.client("ec2", region_name=REGION)
+    emulator.add_security_group("sg-0aaaaaaaaaaaaaaa1", REGION)
+    members = [{"GroupId": "sg-0aaaaaaaaaaaaaaa1"}]
+    one_port = {"IpProtocol": "tcp", "FromPort": 7777, "ToPort": 7777, "UserIdGroupPairs": members}
+    ec2.authorize_security_group_ingress(GroupId="sg-0aaaaaaaaaaaaaaa1", IpPermissions=[one_port])
+    groups = "{name: gpus, instance_type: ml.p4d.24xlarge, instance_count: 1}, {name: cpus, instance_type: ml.c5.xlarge, instance_count: 1}"
+    grouped = [
+        "network.security_groups=[sg-0aaaaaaaaaaaaaaa1]",
+        "compute.instance_type=null",
+        "compute.instance_count=1",
+        f"compute.instance_groups=[{groups}]",
+        "compute.training_groups=[gpus]",
+        "hyperparameters.worker_type=remote",
+    ]
+    remote = looked("hyundai_segmentation", *grouped)
+    assert "no group allows traffic from its own members" in "\n".join(found(remote, "error"))
+    torchrun = looked("hyundai_segmentation", grouped[0], "compute.instance_count=2")
+    assert "no group allows all traffic, which EFA needs" in "\n".join(found(torchrun, "warning"))
+
+
 def test_data_that_does_not_fit_the_disk_is_refused(monkeypatch):
     monkeypatch.setattr("moto.s3.models.FakeKey.size", 600_000_000)
     s3 = boto3.client("s3", region_name=REGION)

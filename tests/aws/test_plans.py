@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.aws import upload
-from tests.aws.jobs import GROUPED, GROUPS, changed
+from launcher.aws import prices, upload
+from launcher.backends.aws import Aws
+from tests.aws.jobs import GROUPED, GROUPS, P4D, REMOTE, changed
 from tests.conftest import ROOT
 
 CONFIGS = ["kt_food_tag", "hyundai_segmentation", "dali_imagenette", "quickstart"]
@@ -85,16 +86,51 @@ def test_a_plan_says_which_group_starts_what(good):
     planned = changed(good, {"compute": {**GROUPED, "instance_groups": GROUPS[::-1]}})
     plan = launcher.plan(launcher.from_values(planned), on="aws")
     assert [(host.group, host.command[0]) for host in plan.hosts] == [
-        ("cpus", "python"),
         ("gpus", "mpirun"),
         ("gpus", "sshd"),
+        ("cpus", "python"),
     ]
     assert "algo-1      cpus, algo-1: python train.py" in str(
         plan
     ) and "gpus, algo-2: mpirun --host algo-2:8,algo-3:8 -np 16" in str(plan)
-    here = launcher.plan(launcher.from_values(planned)).issues
-    [issue] = [issue for issue in here if issue.key == "compute.instance_groups"]
-    assert issue.level == "warning" and "launcher emulate" in issue.fix
+
+
+def test_torchrun_spans_the_training_group_alone_and_the_request_says_so(good):
+    planned = changed(good, {"compute": {**GROUPED, "instance_groups": GROUPS[::-1]}, "distribution": "torchrun"})
+    plan = launcher.plan(launcher.from_values(planned), on="aws")
+    assert [(host.name, " ".join(host.command)) for host in plan.hosts] == [
+        ("algo-2", "torchrun --nnodes 2 --nproc_per_node 8 --master_addr algo-2 --master_port 7777 --node_rank 0 train.py"),
+        ("algo-3", "torchrun --nnodes 2 --nproc_per_node 8 --master_addr algo-2 --master_port 7777 --node_rank 1 train.py"),
+        ("algo-1", "python train.py"),
+    ]  # fmt: skip
+    assert plan.request["HyperParameters"]["sagemaker_distribution_instance_groups"] == '["gpus"]'
+    assert Aws().world_size(plan.job) == 16
+
+
+def test_a_plan_shows_each_group_with_its_hosts_what_they_do_and_their_price(good):
+    prices.cache_file().parent.mkdir(parents=True, exist_ok=True)
+    known = {P4D: {"usd": 32.0, "read": "2026-11-02"}, "ml.c5.4xlarge": {"usd": 0.8, "read": "2026-11-02"}}
+    prices.cache_file().write_text(json.dumps({"us-west-2": known}))
+    counts = [{**group, "instance_count": count} for group, count in zip(GROUPS, (1, 4))]
+    for kind, does in (({"distribution": "torchrun"}, "runs the script"), (REMOTE, "preprocesses")):
+        values = {**kind, "compute": {**GROUPED, "instance_groups": counts, "max_hours": 2.0}}
+        plan = launcher.plan(launcher.from_values(changed(good, values)), on="aws")
+        assert plan.errors == ()
+        said = [line.strip() for line in str(plan).splitlines() if line.startswith("  group ")]
+        assert said == [
+            "group       gpus trains: 1 host of ml.p4d.24xlarge (algo-1); at most $64.00, at $32.00 an hour",
+            f"group       cpus {does}: 4 hosts of ml.c5.4xlarge (algo-2 to algo-5); at most $6.40, at $3.20 an hour",
+        ]
+        assert plan.price.ceiling == pytest.approx(64 + 6.4)
+        [_, cpus] = json.loads(plan.to_json())["groups"]
+        hosts = [f"algo-{number}" for number in range(2, 6)]
+        assert cpus == {"name": "cpus", "instance_type": "ml.c5.4xlarge", "hosts": hosts, "does": does, "usd_per_hour": 3.2}
+        assert f"cpus {does}: 4 hosts" in plan._repr_html_()
+
+
+def test_a_group_with_an_unknown_price_says_so(good):
+    plan = launcher.plan(launcher.from_values(changed(good, {"compute": GROUPED})), on="aws")
+    assert "gpus trains: 2 hosts of ml.p4d.24xlarge (algo-1, algo-2); price not known" in str(plan)
 
 
 @pytest.mark.parametrize("folder", ["/", "~", "~/.."])

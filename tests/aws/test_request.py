@@ -116,10 +116,10 @@ def machines(draw):
         }
     else:
         chosen = {
-            "instance_groups": [
+            "instance_groups": draw(st.permutations([
                 {"name": "gpus", "instance_type": "ml.p4d.24xlarge", "instance_count": draw(st.integers(1, 9))},
                 {"name": "cpus", "instance_type": "ml.c5.4xlarge", "instance_count": 2},
-            ]
+            ]))
         }
     spot = draw(st.booleans())
     chosen |= without_none({
@@ -138,9 +138,9 @@ def machines(draw):
 def jobs(draw):
     compute = draw(machines())
     grouped = "instance_groups" in compute
-    distribution = draw(st.sampled_from(["smddp", "none"] if grouped else ["smddp", "torchrun", "none"]))
-    if distribution == "smddp" and grouped:
-        compute["training_groups"] = ["gpus"]
+    distribution = draw(st.sampled_from(["smddp", "torchrun", "none"]))
+    if grouped:
+        compute["training_groups"] = ["gpus"] if distribution != "none" else draw(st.sampled_from([[], ["gpus"], ["cpus", "gpus"]]))
     if distribution == "torchrun" and draw(st.booleans()):
         compute["processes_per_host"] = draw(st.integers(1, 8))
     profiling = st.fixed_dictionaries(

@@ -68,6 +68,13 @@ def test_what_a_setting_needs_is_required_with_it_alone():
     assert set(brought) == {*without, "onnx", "onnxruntime"} and not {"onnx", "onnxruntime"} & set(without)
 
 
+def test_ray_travels_with_a_job_that_preprocesses_on_other_hosts_alone():
+    without = required(None, "train_kd.py", worker_type="processes")
+    assert required(None, "train_kd.py", worker_type="remote") == {**without, "ray": "2.60.0"} and "ray" not in without
+    constraints = (Path(__file__).parents[2] / ".ci/constraints.txt").read_text()
+    assert "\nray==2.60.0\n" in constraints, "the version that is tested"
+
+
 @pytest.mark.parametrize(
     ("image", "package"),
     [

@@ -15,7 +15,8 @@ import launcher
 from launcher.aws import catalog, cluster, limits, validation
 from launcher.config.issues import Issue
 from launcher.config.loading import SDK_NAMES, _field_at
-from tests.aws.jobs import CPU, FSX, G5, GROUPED, GROUPS, KIT, P3, P4D, S3, VPC, changed
+from launcher.planner import groups
+from tests.aws.jobs import CPU, FSX, G5, GROUPED, GROUPS, KIT, P3, P4D, REMOTE, S3, VPC, changed
 
 US_WEST_2 = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
 
@@ -58,11 +59,19 @@ ERRORS = [
     ({"compute": {**GROUPED, "price_per_hour": 32.77}}, "compute.price_per_hour", "groups of different instance types", "--check"),
     ({"compute": {**GROUPED, "training_groups": ["gpu"]}}, "compute.training_groups", "no group gpu", "did you mean gpus?"),
     ({"compute": {"instance_groups": GROUPS}}, "compute.training_groups", "0 groups for smddp", "training_groups: [gpus]"),
-    ({"compute": {"instance_groups": GROUPS}, "distribution": "torchrun"}, "distribution", "would train a separate model in each", "or one group"),
-    ({"compute": GROUPED, "distribution": "none"}, "compute.training_groups", "ignored with distribution: none", "smddp"),
+    ({"compute": {"instance_groups": GROUPS[::-1]}, "distribution": "torchrun"}, "compute.training_groups", "0 groups for torchrun: the container toolkit would train a separate model in each", "training_groups: [gpus]"),
+    ({"compute": {**GROUPED, "training_groups": ["gpus", "cpus"]}, "distribution": "torchrun"}, "compute.training_groups", "2 groups for torchrun", "training_groups: [gpus]"),
+    ({"compute": {**GROUPED, "instance_count": 3}}, "compute.instance_count", "3, beside instance_groups", "remove it"),
+    ({**KIT, "compute": GROUPED, "distribution": "none"}, "distribution", "none, with 2 hosts", "torchrun"),
     ({"compute": {**GROUPED, "keep_alive_minutes": 5}}, "compute.keep_alive_minutes", "several instance groups", "remove keep_alive_minutes"),
     ({"compute": GROUPED, "distribution": "none", "compute.training_groups": [], "image": {"framework_version": "1.9.1", "python": "py38"}}, "compute.instance_groups", "several groups with PyTorch 1.9.1", "use a newer image"),
-    ({**KIT, "compute": GROUPED}, "compute.instance_groups", "the hosts of cpus would train a separate model", "write one group"),
+    ({**KIT, "compute": GROUPED}, "compute.instance_groups", "the hosts of cpus would train a separate model", "worker_type: remote and training_groups: [gpus]"),
+    ({**REMOTE, "compute.instance_groups": GROUPS[:1]}, "hyperparameters.worker_type", "remote, but every host trains", "or write worker_type: auto"),
+    ({**REMOTE, "compute": {"instance_type": G5}}, "hyperparameters.worker_type", "remote, but every host trains", "add a group"),
+    ({**REMOTE, "compute.training_groups": [], "distribution": "none"}, "compute.training_groups", "0 groups for worker_type: remote", "training_groups: [gpus]"),
+    ({**REMOTE, "inputs.train.instance_groups": ["gpus"], "inputs.validation.instance_groups": ["gpus"]}, "inputs.train.instance_groups", "cpus without train", "add cpus"),
+    ({**REMOTE, "inputs.train.instance_groups": ["gpus", "cpus"], "inputs.validation.instance_groups": ["cpus"]}, "inputs.validation.instance_groups", "gpus without validation", "add gpus"),
+    ({**REMOTE, "inputs.train.sharded": True}, "inputs.train.sharded", "a host would lack the images of the others", "FastFile"),
     ({"compute": GROUPED, "inputs.train.instance_groups": ["gpu"]}, "inputs.train.instance_groups", "no group gpu", "did you mean gpus?"),
     ({"compute": GROUPED, "inputs.train.instance_groups": ["gpus"]}, "inputs.validation", "on every channel or on none", "add instance_groups: [gpus, cpus]"),
     ({"compute": GROUPED, "inputs.validation.instance_groups": ["gpus"], "inputs.train": FSX, "network": VPC}, "inputs.train", "a file system goes to all groups", "remove instance_groups"),
@@ -150,15 +159,18 @@ WARNINGS = [
     ({"compute.spot": True, "compute.max_hours": 0.5}, "compute.spot", "spot without checkpoints, for up to 1 h", "add checkpoints:"),
     ({"compute.spot": True}, "compute.spot", "spot without checkpoints, for up to 48 h", "add checkpoints: s3://"),
     ({"distribution": "none"}, "distribution", "none, with 2 hosts", "torchrun"),
+    ({"compute": GROUPED, "distribution": "none"}, "distribution", "none, with 2 hosts", "torchrun"),
     ({"image": {"uri": "public.ecr.aws/deep-learning-containers/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "public gallery", "from us-west-2's registry"),
     ({"metrics": {"loss": "loss (([0-9.]+)|nan)"}}, "metrics.loss", "2 groups in", "(?: )"),
     ({"hyperparameters": {"num_workers": 13}}, "hyperparameters.num_workers", "13 data workers for each of 8 processes on 96 vCPUs", "num_workers: 12"),
+    ({**REMOTE, "compute.instance_groups": [GROUPS[0], {**GROUPS[1], "instance_type": G5}]}, "compute.instance_groups.1.instance_type", f"{G5} for cpus, whose hosts preprocess on their CPUs", "without GPUs"),
     ({**KIT, "distribution": "none", "compute.instance_count": 1}, "distribution", "one process uses one of its 8 GPUs", "torchrun"),
     ({"image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.1-cpu-py310"}}, "image.uri", "its GPUs would stay idle", "-gpu-"),
     ({"image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.1-gpu-py310"}, "compute.instance_type": CPU, "distribution": "torchrun"}, "image.uri", "which has no GPU", "-cpu-"),
     ({**KIT, "network": VPC}, "network.subnets", "need a route to PyPI", "NAT gateway"),
     ({"network": {"encrypt_traffic": True}}, "network.encrypt_traffic", "slows distributed training", "remove it unless"),
     ({"network": {"encrypt_traffic": True}, "compute": GROUPED}, "network.encrypt_traffic", "slows distributed training", "remove it unless"),
+    ({**REMOTE, "compute.instance_groups": [{**GROUPS[0], "instance_count": 1}, GROUPS[1]], "distribution": "none", "network": {"encrypt_traffic": True}}, "network.encrypt_traffic", "slows distributed training", "remove it unless"),
     ({"profiling": {}}, "profiling", "closed to new customers since 2026-07-30", "remove profiling:"),
     ({"profiling": {"profiler": {}}}, "profiling.profiler", "ends on 2027-06-30", "remove profiler:"),
     ({"debugger": {}}, "debugger", "closed to new customers since 2026-07-30", "remove debugger:"),
@@ -179,6 +191,11 @@ FINE = [
     {"distribution": "torchrun", "compute.instance_type": "ml.p5.48xlarge", "image": {"framework_version": "2.8.0", "python": "py312"}},
     {"compute.instance_type": P3, "image": {"framework_version": "2.0.0", "python": "py310"}},
     {"compute": GROUPED},
+    {"compute": GROUPED, "distribution": "torchrun"},
+    {"compute": {"instance_groups": GROUPS}, "distribution": "none"},
+    {"compute": {"instance_groups": GROUPS[:1]}, "distribution": "torchrun"},
+    REMOTE,
+    {**REMOTE, "inputs.train.instance_groups": ["gpus", "cpus"], "inputs.validation.instance_groups": ["gpus"]},
     {"compute": GROUPED, "inputs.train.instance_groups": ["gpus"], "inputs.validation.instance_groups": ["cpus"]},
     {"compute.spot": True, "checkpoints": S3},
     {"compute.spot": True, "checkpoints": S3, "compute.max_hours": 6.0, "compute.max_wait_hours": 6.0},
@@ -238,7 +255,7 @@ def test_no_rule_is_without_a_case(good):
     """Every line of the rules that makes an Issue runs in at least one case above."""
     wanted = {
         (module.__file__, node.lineno)
-        for module in (validation, cluster, limits)
+        for module in (validation, cluster, limits, groups)
         for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Issue", "warning")
     }
@@ -264,7 +281,7 @@ def test_no_rule_is_without_a_case(good):
 
 
 def checked(job: launcher.Job) -> list[Issue]:
-    return validation.check(job, kit_script=job.source is None, requirements=job.source is None)
+    return [*groups.check(job), *validation.check(job, kit_script=job.source is None, requirements=job.source is None)]
 
 
 def test_what_the_sdk_calls_a_thing_is_answered_with_what_a_config_calls_it():

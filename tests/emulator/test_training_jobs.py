@@ -29,6 +29,7 @@ REPORTS_ALL = (
         groups=json.loads(os.environ["SM_INSTANCE_GROUPS_DICT"]),
         hyperparameters=json.loads(os.environ["SM_HPS"]),
         channels={name: files(os.environ["SM_CHANNEL_" + name.upper()]) for name in json.loads(os.environ["SM_CHANNELS"])},
+        training=json.loads(os.environ["SM_DISTRIBUTION_INSTANCE_GROUPS"]),
         rank=os.environ.get("RANK"),
         world=os.environ.get("WORLD_SIZE"),
         environment=dict(os.environ),
@@ -91,6 +92,24 @@ def jobs(emulator, aws, tmp_path_factory):
         channel("bigs", "data/single.txt", InstanceGroupNames=["big"]),
     ]
     aws.client("sagemaker").create_training_job(**mixed)
+    groups = [
+        {"InstanceGroupName": "cpus", "InstanceType": "ml.c5.xlarge", "InstanceCount": 1},
+        {"InstanceGroupName": "gpus", "InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
+    ]
+    trained = aws.request(
+        "training-group",
+        REPORTS_ALL,
+        HyperParameters={
+            "sagemaker_torch_distributed_enabled": "true",
+            "sagemaker_distribution_instance_groups": '["gpus"]',
+        },
+    )
+    trained["ResourceConfig"] = {"InstanceGroups": groups, "VolumeSizeInGB": 30}
+    trained["InputDataConfig"] = [
+        channel("part", "data/train/", distribution="ShardedByS3Key", InstanceGroupNames=["gpus"]),
+        channel("all", "data/train/", InstanceGroupNames=["cpus", "gpus"]),
+    ]
+    aws.client("sagemaker").create_training_job(**trained)
     start("fails", RESULTS + "    raise ValueError('no such luck')\n")
     start(
         "says-why",
@@ -232,6 +251,23 @@ def test_instance_groups_have_their_own_channels(aws):
         "hosts": ["127.0.0.2"],
     }
     assert set(first["channels"]) == {"everyone", "bigs"} and set(second["channels"]) == {"everyone"}
+
+
+def test_a_launcher_starts_on_the_training_group_alone(aws):
+    assert aws.ended("training-group")["TrainingJobStatus"] == "Completed"
+    cpus, *gpus = (aws.said("training-group", f"algo-{number}") for number in (1, 2, 3))
+    assert (cpus["rank"], cpus["world"]) == (None, None)
+    assert [(host["rank"], host["world"]) for host in gpus] == [("0", "2"), ("1", "2")]
+    hosts = [cpus, *gpus]
+    assert [host["training"] for host in hosts] == [["gpus"]] * 3
+    assert [host["group"] for host in hosts] == ["cpus", "gpus", "gpus"]
+    assert {host["environment"]["MASTER_ADDR"] for host in hosts} == {"127.0.0.2"}
+    [port] = {host["environment"]["TRAINING_SERVERS_PORT"] for host in hosts}
+    assert port not in {host["environment"]["MASTER_PORT"] for host in hosts}
+    assert "part" not in cpus["channels"]
+    assert [host["channels"]["part"] for host in gpus] == [["a.txt", "deep/c.txt"], ["deep/b.txt"]]
+    assert [host["channels"]["all"] for host in hosts] == [["a.txt", "deep/b.txt", "deep/c.txt"]] * 3
+    assert "TRAINING_SERVERS_PORT" not in aws.said("two-hosts")["environment"]
 
 
 def test_a_failing_script_gives_awss_failure_reason_and_still_its_results(aws):

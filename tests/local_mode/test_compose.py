@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import launcher
-from launcher.backends import compose, docker, local_hosts
+from launcher.backends import compose, docker, host_folders, local_hosts
 
 FOLDER = Path("/runs/it's $1/test-run")
 LIMITS = compose.Limits(memory_mb=4096, shm_mb=2048, processes=512)
@@ -92,6 +92,53 @@ def test_two_hosts_share_a_network_and_nothing_else(script_job, no_gpus):
     assert "HOME" not in first["environment"], "root has one"
     cores = len(os.sched_getaffinity(0))
     assert first["environment"]["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+
+
+def test_groups_get_their_own_channels_and_gpus_and_the_containers_name_them(script_job, tmp_path, monkeypatch):
+    monkeypatch.setattr(docker.local_hosts, "gpus", lambda: ("0", "1"))
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "x.bin").touch()
+    group = {"cpus": "ml.c5.xlarge", "gpus": "ml.g5.xlarge"}
+    job = script_job(
+        "print(1)",
+        image={"uri": "team/gpu:1"},
+        distribution="torchrun",
+        compute={
+            "instance_groups": [
+                {"name": name, "instance_type": kind, "instance_count": 1} for name, kind in group.items()
+            ],
+            "training_groups": ["gpus"],
+        },
+        inputs={
+            "train": {"folder": str(data), "instance_groups": ["cpus", "gpus"]},
+            "weights": {"folder": str(data), "instance_groups": ["gpus"]},
+        },
+    )
+    plan = planned(job)
+    assert plan.errors == () and docker.Docker().world_size(job) == 2
+    made = compose.compose(plan, FOLDER, "team/gpu:1", "0:0", LIMITS, docker.gpus(job))["services"]
+    targets = {name: [volume["target"] for volume in service["volumes"][1:]] for name, service in made.items()}
+    assert targets == {
+        "algo-2": ["/opt/ml/input/data/train", "/opt/ml/input/data/weights"],
+        "algo-1": ["/opt/ml/input/data/train"],
+    }
+    assert "deploy" not in made["algo-1"]
+    [devices] = made["algo-2"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices["device_ids"] == ["0", "1"]
+    commands = {host.name: " ".join(host.command) for host in plan.hosts}
+    assert commands == {"algo-2": "torchrun --nnodes 1 --nproc_per_node 2 script.py", "algo-1": "python -- script.py"}
+    resources = {
+        host.name: json.loads(host_folders.config_files(plan, host, "eth0")["resourceconfig.json"])
+        for host in plan.hosts
+    }
+    assert {name: one["current_group_name"] for name, one in resources.items()} == {"algo-1": "cpus", "algo-2": "gpus"}
+    assert resources["algo-1"]["hosts"] == ["algo-1", "algo-2"]
+    assert resources["algo-1"]["instance_groups"] == [
+        {"instance_group_name": "cpus", "instance_type": "local", "hosts": ["algo-1"]},
+        {"instance_group_name": "gpus", "instance_type": "local", "hosts": ["algo-2"]},
+    ]
+    assert plan.hyperparameters["sagemaker_distribution_instance_groups"] == '["gpus"]'
 
 
 def test_two_runs_of_one_job_share_no_name(script_job, no_gpus):

@@ -97,6 +97,19 @@ def test_the_plan_shows_the_limits_and_where_they_come_from(script_job):
             "hyperparameters": {"a": 1, "b": "it's", "c": [1, {"x": None}], "d": None, "e": True, "f": 0.1},
             "tags": {"a": "b"},
         },
+        *(
+            {
+                "distribution": distribution,
+                "compute": {
+                    "instance_groups": [
+                        {"name": "cpus", "instance_type": "ml.c5.xlarge", "instance_count": 2},
+                        {"name": "gpus", "instance_type": "ml.g5.xlarge", "instance_count": 1},
+                    ],
+                    "training_groups": ["gpus"],
+                },
+            }
+            for distribution in ("smddp", "torchrun", "none")
+        ),
     ],
 )
 def test_the_sdks_local_mode_takes_every_job_and_sends_what_the_plan_shows(script_job, tmp_path, monkeypatch, values):

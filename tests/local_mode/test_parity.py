@@ -129,11 +129,45 @@ def test_the_same_job_gives_the_same_script_the_same(emulator, script_job, reque
         assert len({_same_on_all(" ".join(plan.hosts[number].command)) for plan in plans.values()}) == 1
 
 
+@pytest.mark.slow
+def test_groups_give_the_same_script_the_same(emulator, script_job, request, tmp_path, monkeypatch):
+    if WITH_DOCKER:
+        request.getfixturevalue("engine")
+        monkeypatch.setattr(docker, "IMAGE", IMAGE)
+    for name in (*local_hosts.PASSED_ON, "OMP_NUM_THREADS"):
+        if name not in ("PATH", "HOME"):
+            monkeypatch.delenv(name, raising=False)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "image.txt").write_text("pixels")
+    group = {"instance_type": "ml.m5.xlarge", "instance_count": 1}
+    job = script_job(
+        SEEN,
+        inputs={
+            "train": {"folder": str(data), "instance_groups": ["cpus", "gpus"]},
+            "weights": {"folder": str(data), "instance_groups": ["gpus"]},
+        },
+        hyperparameters={"a": 1},
+        distribution="torchrun",
+        compute={"instance_groups": [{"name": "cpus", **group}, {"name": "gpus", **group}], "training_groups": ["gpus"]},
+        role=ROLE, region=REGION, output=f"s3://{BUCKET}/runs", image={"framework_version": "2.8.0", "python": "py312"},
+    )  # fmt: skip
+    runs = {name: launcher.run(launcher.plan(job, on=name)) for name in DECLARED}
+    for run in runs.values():
+        wait_for_state(run, "Completed", 150)
+    for one, other in itertools.combinations(DECLARED, 2):
+        for number in (1, 2):
+            compare(*(Seen(runs[name], 0, f"*{number}") for name in (one, other)), DECLARED[one], DECLARED[other])
+    for run in runs.values():
+        assert [Seen(run, 0, f"*{number}").environment.get("WORLD_SIZE") for number in (1, 2)] == [None, "1"]
+        assert [[*Seen(run, 0, f"*{number}").rest["channels"]] for number in (1, 2)] == [["train"], ["train", "weights"]]
+
+
 class Seen:
     """What one rank's script saw of a run, with the names of folders, runs and hosts that are the same on all backends."""
 
-    def __init__(self, run: launcher.Run, rank: int):
-        [file] = run.folder.path.rglob(f"output/data/*/seen-{rank}.json")
+    def __init__(self, run: launcher.Run, rank: int, host: str = "*"):
+        [file] = run.folder.path.rglob(f"output/data/{host}/seen-{rank}.json")
         text = file.read_text()
         self.raw = json.loads(text)["environment"]
         text = text.replace(json.loads(text)["base"], "/opt/ml").replace(run.name, "RUN")
