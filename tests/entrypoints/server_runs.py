@@ -23,7 +23,9 @@ SERVER = "ray::ImageServer"
 """How Ray names the process of a server."""
 
 
-def environment(folder: Path, host: str, hosts: list[str], data: Path, settings: Mapping[str, Any], port: int) -> dict[str, str]:
+def environment(
+    folder: Path, host: str, hosts: list[str], data: Path, settings: Mapping[str, Any], port: int
+) -> dict[str, str]:
     """What SageMaker's toolkit gives a script on one of the hosts, of which the first trains."""
     groups = {"gpus": {"instance_group_name": "gpus", "hosts": hosts[:1]}}
     if hosts[1:]:
@@ -52,7 +54,9 @@ def environment(folder: Path, host: str, hosts: list[str], data: Path, settings:
 class ServedRun:
     """One run; its logs and results lie below `<folder>/<host>`."""
 
-    def __init__(self, folder: Path, data: Path, settings: Mapping[str, Any], *, servers: int, script: str = "train_classifier"):
+    def __init__(
+        self, folder: Path, data: Path, settings: Mapping[str, Any], *, servers: int, script: str = "train_classifier"
+    ):
         self.folder = folder
         self.hosts = [f"127.0.0.{number + 1}" for number in range(servers + 1)]
         with socket.socket() as free:
@@ -64,7 +68,9 @@ class ServedRun:
             with open(folder / host / "log", "ab") as log:
                 command = [sys.executable, str(ENTRYPOINTS / f"{script}.py")]
                 env = environment(folder, host, self.hosts, data, settings, port)
-                self.processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
+                self.processes.append(
+                    subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+                )
 
     def wait(self, seconds: float) -> list[int]:
         """Exit codes of the hosts' scripts, that of the one that trains first."""

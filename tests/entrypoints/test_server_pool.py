@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from training.data import masks
 from training.data.batches import SampleKey, TrainingBatches
 from training.data.decode.decoding import BrokenImage
 from training.data.views import open_data
@@ -20,8 +23,11 @@ from training.servers import pool as pool_module
 from training.servers.actor import About, ImageServer, Opened, Part, PartFailed, ServerFailed
 from training.servers.pool import NoServers, Pool
 from training.settings.scripts import LabelledImageSettings
+from training.settings.segmentation import SegmentationSettings
 
 from .photographs import jpeg
+from .shard_channels import indexed, write_channel, write_shard
+from .test_masks import write_pair
 
 IMAGES, BATCH = 96, 24
 CPU = torch.device("cpu")
@@ -38,7 +44,14 @@ def channels(tmp_path_factory):
 
 
 def settings(**values) -> LabelledImageSettings:
-    common = {"image_size": 24, "global_batch_size": BATCH, "min_crop_area": 0.3, "mixup": 0.5, "cutmix": 1.0, "seed": 3}
+    common = {
+        "image_size": 24,
+        "global_batch_size": BATCH,
+        "min_crop_area": 0.3,
+        "mixup": 0.5,
+        "cutmix": 1.0,
+        "seed": 3,
+    }
     return LabelledImageSettings(**{**common, **values})
 
 
@@ -102,13 +115,21 @@ class Threads:
 @pytest.fixture
 def quick(monkeypatch):
     """A pool that loses patience within a test's time."""
-    for name, value in (("LATE", 3.0), ("LEAST_LATE", 0.2), ("LOST_SECONDS", 0.6), ("BACK_OFF", 0.1), ("LOOK_SECONDS", 0.2)):
+    for name, value in (
+        ("LATE", 3.0),
+        ("LEAST_LATE", 0.2),
+        ("LOST_SECONDS", 0.6),
+        ("BACK_OFF", 0.1),
+        ("LOOK_SECONDS", 0.2),
+    ):
         monkeypatch.setattr(pool_module, name, value)
 
 
 def pool(servers: Threads, found, said: list[str], **values) -> Pool:
     opened = Opened(found.training, found.collate_training)
-    return Pool(servers, opened, **{"go_on": True, "patience": 5.0, "threads": 1, "device": CPU, "say": said.append, **values})
+    return Pool(
+        servers, opened, **{"go_on": True, "patience": 5.0, "threads": 1, "device": CPU, "say": said.append, **values}
+    )
 
 
 def draws(first_step: int = 0, epochs: int = 1, rank: int = 0, size: int = 1) -> Iterator[list[SampleKey]]:
@@ -233,7 +254,9 @@ def test_with_no_server_left_the_run_fails_where_it_is_to_fail(channels, quick):
     found = data(channels)
     servers = Threads(data(channels).training, found.collate_training)
     servers.dead = {*servers.names()}
-    with pytest.raises(NoServers, match=r"no server has made an image for 0 s \(host-0, host-1\), and without_servers is fail"):
+    with pytest.raises(
+        NoServers, match=r"no server has made an image for 0 s \(host-0, host-1\), and without_servers is fail"
+    ):
         next(pool(servers, found, [], go_on=False, patience=0.3).batches(draws()))
 
 
@@ -272,7 +295,9 @@ def test_a_server_that_makes_other_pixels_is_refused(channels, quick):
     right.servers[name] = servers.servers[next(iter(servers.names()))]
     made = [*pool(right, found, said).batches(draws(epochs=2))]
     assert_same(made, local(found, draws(epochs=2)))
-    assert said == ["server 0 on host-1 is not asked: it makes other pixels of the same images: its libraries or its processor round otherwise"]
+    assert said == [
+        "server 0 on host-1 is not asked: it makes other pixels of the same images: its libraries or its processor round otherwise"
+    ]
     assert {count for server, count in right.asked if server == name} == {pool_module.PROOF}
 
 
@@ -316,3 +341,58 @@ def test_a_part_is_as_its_fields(channels):
     part = ImageServer(lambda: (found.training, found.collate_training)).make([(1, 3), (2, 5)])
     assert part.seconds > 0 and [one.shape for one in part.fields] == [(2, 3, 24, 24), (2,), (2,), (2,), (2,), (2,)]
     assert np.array_equal(part.fields[0][1], found.training[2, 5].image.numpy())
+
+
+def class_folders(root):
+    for part in ("train", "validation"):
+        for number in range(40):
+            file = root / part / f"class-{number % 2}" / f"{number}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(jpeg(Image.effect_noise((48, 40), 60).convert("RGB")))
+    return lambda: open_data(root / "train", root / "validation", settings(), 3)
+
+
+def class_shards(root):
+    for part in ("train", "validation"):
+        indexed(write_channel(root / part, 20, 20))
+    return lambda: open_data(root / "train", root / "validation", settings(), 3)
+
+
+def mask_folders(root):
+    for part in ("train", "validation"):
+        for number in range(40):
+            write_pair(root / part, f"{number}", np.full((40, 48), number % 3, np.uint8))
+    chosen = SegmentationSettings(
+        model="resnet10t", classes=3, image_size=(32, 32), global_batch_size=8, seed=3, min_scale=0.5
+    )
+    return lambda: masks.open_data(root / "train", root / "validation", chosen, 3)
+
+
+def mask_shards(root):
+    mask_folders(root / "files")
+    for part in ("train", "validation"):
+        members = {}
+        for image in sorted((root / "files" / part / "images").iterdir()):
+            members[image.name] = image.read_bytes()
+            members[f"{image.stem}.mask.png"] = (root / "files" / part / "masks" / f"{image.stem}.png").read_bytes()
+        write_shard(root / part / "part-0.tar", members)
+    chosen = SegmentationSettings(
+        model="resnet10t", classes=3, image_size=(32, 32), global_batch_size=8, seed=3, min_scale=0.5
+    )
+    return lambda: masks.open_data(root / "train", root / "validation", chosen, 3)
+
+
+@pytest.mark.parametrize("kind", [class_folders, class_shards, mask_folders, mask_shards])
+def test_every_kind_of_channel_opens_alike_on_another_host(tmp_path, monkeypatch, kind):
+    here = kind(tmp_path / "here")()
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    monkeypatch.setenv("SM_CHANNEL_TRAIN", str(tmp_path / "there" / "train"))  # which has no other channel
+    monkeypatch.setenv("SM_OUTPUT_DATA_DIR", str(tmp_path / "output"))
+    server = ImageServer(pickle.loads(pickle.dumps(here.elsewhere)))
+    assert server.about()[:2] == (40, here.training.listing())
+    keys = [(view, index) for view in (1, 2) for index in range(0, 40, 3)]
+    expected = here.collate_training([here.training[key] for key in keys])
+    found = server.make(keys)
+    assert found.batch is type(expected)
+    for name, a, b in zip(expected._fields, expected, found.fields):
+        assert a.dtype == torch.from_numpy(b).dtype and np.array_equal(a, b), name

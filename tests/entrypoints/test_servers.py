@@ -73,7 +73,9 @@ GROUPED = {
 }
 
 
-@pytest.mark.parametrize(("host", "serves", "is_head"), [("algo-1", True, False), ("algo-2", False, True), ("algo-3", False, False)])
+@pytest.mark.parametrize(
+    ("host", "serves", "is_head"), [("algo-1", True, False), ("algo-2", False, True), ("algo-3", False, False)]
+)
 def test_a_host_finds_its_part_in_the_contract(monkeypatch, host, serves, is_head):
     contract(monkeypatch, SM_CURRENT_HOST=host, TRAINING_SERVERS_PORT="7001", **GROUPED)
     groups = read_groups()
@@ -81,7 +83,10 @@ def test_a_host_finds_its_part_in_the_contract(monkeypatch, host, serves, is_hea
     assert (groups.serves, groups.is_head) == (serves, is_head)
 
 
-@pytest.mark.parametrize("params", ["{}", '{"sagemaker_distribution_instance_groups": []}', '{"sagemaker_distribution_instance_groups": ["other"]}'])
+@pytest.mark.parametrize(
+    "params",
+    ["{}", '{"sagemaker_distribution_instance_groups": []}', '{"sagemaker_distribution_instance_groups": ["other"]}'],
+)
 def test_without_a_training_group_every_host_trains(monkeypatch, params):
     contract(monkeypatch, SM_CURRENT_HOST="algo-1", **{**GROUPED, "SM_FRAMEWORK_PARAMS": params})
     assert read_groups() == Groups("algo-1", ("algo-1", "algo-2", "algo-3"), ())
@@ -99,7 +104,10 @@ def test_ray_gets_an_address_that_it_leaves_alone():
 def test_without_a_host_that_serves_the_run_says_what_to_write(monkeypatch):
     contract(monkeypatch)
     settings = ClassifierSettings(model="resnet18", worker_type="remote")
-    with pytest.raises(ValueError, match="a second group in compute.instance_groups"), image_servers(settings, None, world()):
+    with (
+        pytest.raises(ValueError, match="a second group in compute.instance_groups"),
+        image_servers(settings, None, world()),
+    ):
         pass
 
 
@@ -108,7 +116,9 @@ def test_a_run_whose_images_another_host_prepares_ends_with_the_same_weights(dat
         assert run.wait(180) == [0, 0], run.log() + run.log(1)
         assert run.weights() == undisturbed()
         assert "training images come from other hosts" in run.log() and "rank 0:" not in run.log()
-        assert run.log(1).endswith("127.0.0.2 prepares images for 127.0.0.1\nthe training hosts have ended, and so do their servers\n")
+        assert run.log(1).endswith(
+            "127.0.0.2 prepares images for 127.0.0.1\nthe training hosts have ended, and so do their servers\n"
+        )
         for _ in range(50):
             if not run.left():
                 break
