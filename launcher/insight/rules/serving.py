@@ -135,13 +135,13 @@ def _too_few(evidence: Evidence, now: Served, wait: float) -> Finding:
     cores = math.ceil(now.most_threads / (serving_hosts(evidence) or 1) * factor - 0.01)
     return Finding(
         kind="too_few_servers",
-        title="Too few servers: training waits for images of other hosts, whose threads are all busy",
+        title="Too few servers: training waits for images of other hosts, whose threads are busy",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, now, wait)),
         cause="decoding and augmentation fill the threads of the servers, one for each of their hosts' cores",
         fixes=(
             fix,
-            Fix(setting=None, value=f"or an instance type with {cores} cores for the serving hosts, as many as now"),
+            Fix(setting=None, value=f"an instance type with {cores} cores, for no more serving hosts than now"),
             *cheaper_images(evidence),
         ),
         gain=_gain(evidence, now, wait, "too_few_servers", servers=now.making / now.most_threads / factor),
