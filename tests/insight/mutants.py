@@ -38,6 +38,7 @@ TESTS = [
         "processes_rule",
         "compute_rule",
         "data_rule",
+        "serving_rule",
         "feeding_rule",
         "pauses_rule",
         "neighbours",
