@@ -55,7 +55,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Happened:
-    """Counts of the whole run, of all ranks."""
+    """Counts of all logged windows and ranks."""
 
     images: int
     alone: int
@@ -101,7 +101,7 @@ def said(evidence: Evidence) -> str:
     if counts is None:
         return ""
     with_threads = f" ({now.most_threads:.0f} threads)" if now is not None else ""
-    parts = [f"{counts.images:,} images came from other hosts{with_threads}"]
+    parts = [f"in the logged steps {counts.images:,} images came from other hosts{with_threads}"]
     if counts.alone:
         parts.append(f"{counts.alone:,} were made by the training processes, which no server could serve")
     if counts.failures:

@@ -20,6 +20,7 @@ from launcher.insight.report import Report
 from launcher.insight.rules.table import judge
 from launcher.insight.servers import happened, served
 from launcher.insight.touches import touch_of
+from launcher.study.tune_subject import JobSubject
 from tests.insight.planted import plant, write
 from tests.insight.test_rules import CPU, GPU, SERVERS, gpu_step
 
@@ -315,3 +316,28 @@ def test_servers_on_one_machine_touch_what_shares_its_cores():
     assert Comparison(*pair).comparability.control is None
     assert touch_of("serving_groups").by_workers and touch_of("without_servers").by_workers
     assert "one machine" in str(found("too_few_servers", pair[0].measurements).evidence)
+
+
+def test_tune_keeps_the_servers(tmp_path):
+    groups = [{"name": name, "instance_type": "ml.c5.large", "instance_count": 1} for name in ("gpus", "cpus")]
+    job = from_values(
+        {
+            "name": "test",
+            "script": "train_classifier.py",
+            "compute": {"instance_groups": groups, "training_groups": ["gpus"]},
+            "inputs": {part: {"folder": str(tmp_path)} for part in ("train", "validation")},
+            "hyperparameters": {"model": "resnet18", "worker_type": "remote"},
+        }
+    )
+    subject = JobSubject(job, "process", 60)
+    for measured in (
+        plant(phases=GPU, gpu=85, epoch_start=2.0, servers=SERVERS),
+        planted(1.0, milliseconds=37.0, cores_in_use=0.2),
+        planted(1.0, milliseconds=37.0),
+    ):
+        evidence = Evidence(measured)
+        for finding in judged(measured).findings:
+            changes = [subject.also(finding, evidence), *map(subject.changes_of, finding.fixes)]
+            assert not any({"worker_type", "num_workers"} & {*change} for change in changes), finding
+    own = Evidence(plant(phases=GPU, gpu=85, epoch_start=2.0))
+    assert subject.also(judge(own).findings[0], own) == {"worker_type": "threads"}
