@@ -184,7 +184,7 @@ def _cores(evidence: Evidence) -> float | None:
 
 def _training_hosts(evidence: Evidence) -> int | None:
     known = evidence.facts.get("hosts")
-    return None if known is None else int(known) - len(evidence.facts.get("serving_hosts", ()))
+    return known - len(evidence.facts.get("serving_hosts", ())) if isinstance(known, int) else None
 
 
 def _dataset(evidence: Evidence) -> str | None:

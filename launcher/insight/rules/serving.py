@@ -213,8 +213,8 @@ def _network(evidence: Evidence, now: Served, wait: float) -> Finding:
         for host in evidence.training_hosts
         if "receive" in host.network and len(host.network["receive"].values)
     ]
-    numbers.append(f"a training host receives {each:.3g} MB/s of images")
-    numbers += [f"and {np.mean(received):.3g} MB/s in all"] if received else []
+    in_all = f", {np.mean(received):.3g} MB/s in all" if received else ""
+    numbers.append(f"a training host receives {each:.3g} MB/s of images{in_all}")
     kilobytes = 1000 * now.megabytes / now.images if now.images else 0.0
     bits = f"{whole * 8 / 1000:.3g} Gbit/s for each training host"
     if serving is not None:
