@@ -80,7 +80,7 @@ class Counts:
     waited_seconds: float = 0.0
     """From asking for a part to having it, over all parts."""
     receiving_seconds: float = 0.0
-    """Of this process's thread that receives."""
+    """CPU time of this process's thread that asks and receives."""
     failures: int = 0
     late: int = 0
     """Parts that were asked for twice because the first answer did not come."""
@@ -246,13 +246,11 @@ class Pool:
             server, part = tickets[ticket]
             del server.asked[ticket]
             try:
-                started = time.thread_time()
                 found = self._ask.redeem(ticket)
                 assert isinstance(found, Part)
                 if not part.there:
                     part.batch.receive(part, found)
                     self._count(part, found)
-                self.counts.receiving_seconds += time.thread_time() - started
             except PartFailed as error:
                 self._put_aside(server, error)
                 impossible.append(part)
@@ -461,7 +459,9 @@ class _Stream:
     def _run(self) -> None:
         try:
             while not self._closed and not self._is_over():
+                started = time.thread_time()
                 self._turn()
+                self._pool.counts.receiving_seconds += time.thread_time() - started
         except BaseException as error:  # raised where the batches are taken
             with self._changed:
                 self._error = error
