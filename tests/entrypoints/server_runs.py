@@ -19,8 +19,8 @@ import psutil
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 
-SERVER = "ray::ImageServer"
-"""How Ray names the process of a server."""
+SERVER = "ImageServer"
+"""In the title that Ray gives a server's process."""
 
 
 def environment(
@@ -92,7 +92,7 @@ class ServedRun:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.name().startswith("ray::") and " ".join(process.cmdline()).startswith(SERVER):
+                if process.name().startswith("ray::") and SERVER in " ".join(process.cmdline()):
                     found += [process] * (process.environ().get("TRAINING_JOB_NAME") == str(self.folder))
         return found
 

@@ -176,6 +176,34 @@ def test_a_server_that_dies_costs_no_image(channels, quick):
     assert any("failed: it d" in line and "its part is made elsewhere" in line for line in said)
 
 
+@pytest.mark.parametrize("when", ["proving", "serving"])
+def test_a_server_may_fail_at_all_that_it_was_asked_at_once(channels, quick, monkeypatch, when):
+    found, said = data(channels), []
+    servers = Threads(data(channels).training, found.collate_training, 2)
+    first = next(iter(servers.names()))
+    servers.silent, lost = {first} if when == "proving" else set(), []
+    ticket = servers._ticket
+
+    def remembering(server, work):
+        made = ticket(server, work)
+        lost.extend([made] * (server in servers.silent))
+        return made
+
+    monkeypatch.setattr(servers, "_ticket", remembering)
+    made = []
+    for number, batch in enumerate(pool(servers, found, said).batches(draws(epochs=3))):
+        made.append(batch)
+        if number == 1:
+            servers.silent = {first}
+        if number == 3:
+            assert len(lost) >= 2
+            for one in lost:
+                one.set_exception(ServerFailed("it died"))
+            servers.silent = set()
+    assert_same(made, local(found, draws(epochs=3)))
+    assert [line for line in said if "host-0 failed: it died" in line]
+
+
 def test_a_server_that_is_back_is_asked_again(channels, quick):
     found, said = data(channels), []
     servers = Threads(data(channels).training, found.collate_training, 1)

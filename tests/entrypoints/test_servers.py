@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 
 import pytest
 from PIL import Image
+from training.servers.cluster import share
 from training.servers.groups import Groups, address_of, read_groups
 from training.servers.remote import image_servers
 from training.settings.scripts import ClassifierSettings
@@ -99,6 +101,16 @@ def test_a_plain_shell_is_a_host_that_trains(monkeypatch):
 
 def test_ray_gets_an_address_that_it_leaves_alone():
     assert address_of("127.0.0.1") == "127.1.0.1" and address_of("127.0.0.2") == "127.0.0.2"
+
+
+@pytest.mark.parametrize(("servers", "size"), [(3, 8), (32, 1), (200, 2), (512, 128), (2048, 1024), (33, 1), (0, 4)])
+def test_many_servers_are_shared_out_so_that_each_has_its_processes(servers, size):
+    names = [f"images/10.0.0.{number}/0/4/x" for number in range(servers)]
+    shares = [share(names, rank, size) for rank in range(size)]
+    assert {name for one in shares for name in one} == {*names}
+    assert all(len({*one}) == len(one) == min(servers, max(32, -(-servers // size))) for one in shares)
+    load = Counter(name for one in shares for name in one)
+    assert not load or max(load.values()) <= 2 * -(-size * len(shares[0]) // servers)
 
 
 def test_without_a_host_that_serves_the_run_says_what_to_write(monkeypatch):

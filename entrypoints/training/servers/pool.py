@@ -241,9 +241,12 @@ class Pool:
         impossible = []
         for ticket in self._ask.done([*tickets, *proofs], seconds):
             if ticket in proofs:
-                self._compare(proofs[ticket], ticket)
+                if ticket in proofs[ticket].proof:  # its server may have failed at the one before
+                    self._compare(proofs[ticket], ticket)
                 continue
             server, part = tickets[ticket]
+            if ticket not in server.asked:
+                continue
             del server.asked[ticket]
             try:
                 found = self._ask.redeem(ticket)
