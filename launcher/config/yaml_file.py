@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -212,19 +212,27 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> Issue | None:
-    """Set a dotted key in place, making mappings on the way; an Issue where another value is in the way."""
-    *parents, last = key.split(".")
-    at = values
-    for depth, parent in enumerate(parents):
-        below = at.setdefault(parent, {})
-        if below is None:
-            below = at[parent] = {}
-        if not isinstance(below, dict):
-            whole = ".".join(parents[: depth + 1])
-            shown = REDACTED if mentions_a_secret(f"{whole} {below!r}") else repr(below)
+    """Set a dotted key in place, making mappings on the way; an Issue where another value is in the way. A number is the place of an item
+    that a list has, from 0 on."""
+    parts, at = key.split("."), cast(Any, values)
+    for depth, part in enumerate(parts):
+        whole, place = ".".join(parts[:depth]), cast(Any, part)
+        if isinstance(at, list):
+            if not part.isdecimal() or int(part) >= len(at):
+                valid = ", ".join(f"{whole}.{number}" for number in range(len(at)))
+                return Issue(
+                    key=key, found=f"{whole} has no item {part}", valid=valid or "no items", fix=f"set {whole} itself"
+                )
+            place = int(part)
+        elif not isinstance(at, dict):
+            shown = REDACTED if mentions_a_secret(f"{whole} {at!r}") else repr(at)
             return Issue(key=key, found=f"{whole} is {shown}, not a mapping", fix=f"set {whole} itself")
-        at = below
-    at[last] = value
+        if depth == len(parts) - 1:
+            at[place] = value
+            break
+        if isinstance(at, dict) and at.get(place) is None:
+            at[place] = {}
+        at = at[place]
     return None
 
 

@@ -17,7 +17,18 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import NOTICEABLE
 from launcher.insight.phases import inside_others, order
 from launcher.insight.ratio import Measured, Ratio, ratio, total
-from launcher.insight.touches import BACKEND, CODE, ENVIRONMENT, INPUTS, THREADS, UNKNOWN, Touch, touch_of, untouched
+from launcher.insight.touches import (
+    BACKEND,
+    CODE,
+    ENVIRONMENT,
+    INPUTS,
+    SERVING,
+    THREADS,
+    UNKNOWN,
+    Touch,
+    touch_of,
+    untouched,
+)
 from launcher.show.text import listed
 
 MOST_CORRECTED = 1.5
@@ -33,7 +44,6 @@ OF_THE_MACHINE = {
     "device_name": "device name",
     "torch": "torch",
     "world_size": "training processes",
-    "hosts": "hosts",
     "training_images": "training images",
 }
 """Facts that are the same in runs that can be compared."""
@@ -128,8 +138,8 @@ def comparability(before: Evidence, after: Evidence) -> Comparability:
 
 
 def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
-    """What differs between two runs and was recorded of them, settings and CODE, INPUTS, ENVIRONMENT, THREADS and BACKEND, with what it can
-    touch.
+    """What differs between two runs and was recorded of them, settings and CODE, INPUTS, ENVIRONMENT, THREADS, BACKEND and SERVING, with
+    what it can touch.
 
     An argument with the very values of a setting that is known is that setting, not one more.
     """
@@ -137,7 +147,10 @@ def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
     settings = {
         name: tuple(run.settings.get(name) for run in runs) for name in sorted({*before.settings, *after.settings})
     }
-    facts = {name: tuple(run.facts.get(name) for run in runs) for name in (CODE, INPUTS, ENVIRONMENT, THREADS, BACKEND)}
+    facts = {
+        name: tuple(run.facts.get(name) for run in runs)
+        for name in (CODE, INPUTS, ENVIRONMENT, THREADS, BACKEND, SERVING)
+    }
     pairs = {**settings, **{name: pair for name, pair in facts.items() if None not in pair}}
     differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     known = {name: touch for name in differing if (touch := touch_of(name)) is not UNKNOWN}
@@ -150,6 +163,7 @@ def changes(before: Evidence, after: Evidence) -> dict[str, Touch]:
 def _unlike(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> list[str]:
     """What makes two runs ones of other jobs or machines, each with its values before and after."""
     pairs = {what: (before.facts.get(name), after.facts.get(name)) for name, what in OF_THE_MACHINE.items()}
+    pairs["training hosts"] = _training_hosts(before), _training_hosts(after)
     pairs["usable cores"] = _cores(before), _cores(after)
     models = [
         run.script.trained_model.values if run.script and run.script.trained_model else {} for run in (before, after)
@@ -166,6 +180,11 @@ def _unlike(before: Evidence, after: Evidence, touches: dict[str, Touch]) -> lis
 def _cores(evidence: Evidence) -> float | None:
     known = [evidence.usable_cores(host) for host in evidence.hosts if host.cores]
     return round(sum(known), 2) if known else None
+
+
+def _training_hosts(evidence: Evidence) -> int | None:
+    known = evidence.facts.get("hosts")
+    return None if known is None else int(known) - len(evidence.facts.get("serving_hosts", ()))
 
 
 def _dataset(evidence: Evidence) -> str | None:
@@ -220,7 +239,9 @@ def _outside(evidence: Evidence) -> float | None:
 
 
 def _apart(evidence: Evidence) -> bool:
-    """Whether a run's data workers share neither cores nor a lock with its training processes."""
+    """Whether what makes a run's images shares neither cores nor a lock with its training processes."""
+    if evidence.remote:
+        return evidence.facts.get("one_machine") is False
     if evidence.workers == 0:
         return True
     kind = evidence.settings.get("worker_type")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.insight import page, report_text, summary
+from launcher.insight import page, report_text, servers, summary
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding
 from launcher.insight.measurements import Measurements
@@ -84,11 +84,19 @@ class Diagnosis:
                 for name, seconds, share in summary.operators(evidence, 20)
             ],
             "script": self._script_to_dict(),
+            "servers": self._servers_to_dict(),
             "use": [asdict(use) for use in summary.uses(evidence)],
             "sampled": self.measurements.sampled,
             "could_not_be_read": list(self.measurements.unreadable),
             "probe": self._probe_to_dict(),
         }
+
+    def _servers_to_dict(self) -> dict[str, Any] | None:
+        """What the hosts that make the images did, in the whole run and while usual steps ran; None: there are none."""
+        counts, usual = servers.happened(self.evidence), servers.served(self.evidence)
+        if counts is None:
+            return None
+        return {**asdict(counts), "usual": None if usual is None else asdict(usual)}
 
     def _script_to_dict(self) -> dict[str, Any] | None:
         """What the observer saw; None: it is a script of the kit's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -185,8 +186,16 @@ class Evidence:
     @functools.cached_property
     def training_hosts(self) -> tuple[Host, ...]:
         """The hosts without those of other instance groups that serve them and take no step."""
-        serving = {*self.facts.get("serving_hosts", ())} - {steps.host for steps in self.ranks}
+        stepping = {steps.host for steps in self.ranks}
+        without_steps = {*self.measurements.hosts} if self.remote and stepping else set()
+        serving = {*self.facts.get("serving_hosts", without_steps)} - stepping
         return tuple(host for name, host in self.measurements.hosts.items() if name not in serving)
+
+    @functools.cached_property
+    def serving_hosts(self) -> tuple[Host, ...]:
+        """The others, as far as they were watched."""
+        training = {host.name for host in self.training_hosts}
+        return tuple(host for name, host in self.measurements.hosts.items() if name not in training)
 
     @functools.cached_property
     def hosts(self) -> tuple[Host, ...]:
@@ -204,7 +213,7 @@ class Evidence:
         SageMaker's agent counts the wait for disks as use of a core; here it is not.
         """
         tables = {}
-        for host in self.hosts:
+        for host in (*self.hosts, *self.serving_hosts):
             columns = [self.during(core) for core in host.cores.values()]
             waits = [self.during(host.io_wait[name]) if name in host.io_wait else np.zeros(0) for name in host.cores]
             shortest = min([len(column) for column in columns] + [len(wait) for wait in waits if len(wait)], default=0)
@@ -216,7 +225,7 @@ class Evidence:
 
     @property
     def cores_measured(self) -> bool:
-        return bool(self._core_tables)
+        return bool(self._watched)
 
     def busy_cores(self, host: Host) -> np.ndarray:
         """(n,) cores in use at each sample; (0,) where they were not watched."""
@@ -226,7 +235,16 @@ class Evidence:
     @functools.cached_property
     def busy(self) -> float | None:
         """Mean share of the usable cores that was in use, over hosts, 0 to 1. A quota's cores count, not the machine's."""
-        shares = [min(1.0, self.busy_cores(host).mean() / self.usable_cores(host)) for host in self._watched]
+        return self._busy(self.hosts)
+
+    @functools.cached_property
+    def serving_busy(self) -> float | None:
+        """The same of the hosts that make the images for others."""
+        return self._busy(self.serving_hosts)
+
+    def _busy(self, hosts: Iterable[Host]) -> float | None:
+        used = [(self.busy_cores(host), self.usable_cores(host)) for host in hosts]
+        shares = [min(1.0, float(cores.mean()) / usable) for cores, usable in used if len(cores)]
         return float(np.mean(shares)) if shares else None
 
     @functools.cached_property
@@ -328,9 +346,16 @@ class Evidence:
 
     # Settings
 
+    @property
+    def remote(self) -> bool:
+        """Whether other hosts make the training images."""
+        return self.script is None and self.settings.get("worker_type") == "remote"
+
     @functools.cached_property
     def workers(self) -> int | None:
-        """Data workers of a training process, as they ran; None: not known."""
+        """Data workers that make a training process's images, as they ran; 0 where other hosts make them; None: not known."""
+        if self.remote:
+            return 0
         for value in (self.settings.get("num_workers"), self.facts.get("num_workers")):
             if isinstance(value, int) and not isinstance(value, bool):
                 return value

@@ -10,6 +10,7 @@ from launcher.insight.control import changes
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Gain, written
 from launcher.insight.ratio import Ratio
+from launcher.insight.touches import SERVING
 from launcher.show.text import listed
 
 
@@ -71,11 +72,20 @@ def fixes_kept(findings: Sequence[Finding], before: Evidence, after: Evidence, o
         if fix.setting is None or gain is None:
             continue
         name = fix.setting.removeprefix("hyperparameters.")
-        first, second = before.settings.get(name), after.settings.get(name)
-        if name in after.settings and first != second and _is_towards(first, second, fix.value):
-            beside = tuple(one for one in takes_time if one != name)
+        values = [_counted(run, name) or run.settings for run in (before, after)]
+        first, second = (one.get(name) for one in values)
+        if name in values[1] and first != second and _is_towards(first, second, fix.value):
+            fact = SERVING if _counted(before, name) else name
+            beside = tuple(one for one in takes_time if one != fact)
             found.append(Kept(fix.setting, first, second, fix.value, gain, obtained, beside))
     return found
+
+
+def _counted(run: Evidence, key: str) -> dict[str, int]:
+    """The number of a run's serving hosts under the config's key, where that is this key; else nothing."""
+    groups = run.facts.get(SERVING) or ()
+    counts = {f"compute.instance_groups.{one['index']}.instance_count": one["instance_count"] for one in groups}
+    return {key: counts[key]} if key in counts else {}
 
 
 def _is_towards(before: Any, after: Any, advised: Any) -> bool:

@@ -84,6 +84,10 @@ class Steps:
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Name -> (n,): steps (of the window), slowest_step (seconds), images_per_second, memory_gib, cpu_seconds (a step, of the
     training process with all its threads), worker_cpu_seconds (a step, of its worker processes together) …"""
+    servers: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Where other hosts make the images, name -> (n,): servers and threads (live ones), and of the window, not of a step: images and
+    megabytes (received from servers), alone (images made here), server_seconds (of one server thread), waited_seconds (from asking for a
+    part of a batch to having it, over all parts), receiving_seconds (of the thread that receives), failures, late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +118,9 @@ class Measurements:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What else is known: result.json's values; world_size, device, device_name, backend, torch, threads, instance_type,
     seconds_to_first_step (of the slowest rank, from its process's start) and num_workers (of each process, as they ran); of a run
-    also state, hosts, serving_hosts (the names of those outside the training groups), started_by, code (a checksum of its source
-    package) and inputs (the config's)."""
+    also state, hosts, serving_hosts (the names of those outside the training groups), serving_groups (index among the config's, type and
+    count of each group of those), training_group (the index of the first that trains), one_machine (whether all hosts share one),
+    started_by, code (a checksum of its source package) and inputs (the config's)."""
     sampled: str | None = None
     """How a long record was thinned; None: all of it was read."""
     not_measured: Mapping[str, str] = field(default_factory=dict)
@@ -180,6 +185,8 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
         "hosts": len(plan["hosts"]),
         "serving_hosts": [host["name"] for host in plan["hosts"] if training and host.get("group") not in training]
         or None,
+        **_groups(compute),
+        "one_machine": backends.starter(plan["backend"]).on_this_machine,
         "distribution": job.get("distribution"),
         "instance_type": None if backends.starter(plan["backend"]).on_this_machine else _training_type(compute),
         **{name: value for name, value in result.items() if name != "settings"},
@@ -194,6 +201,21 @@ def _read_run(run: RunFolder, max_bytes: int) -> Measurements:
     script = None if is_ours else Script(arguments=arguments, by_launcher=described)
     found = _measurements(run.name, system, lines, max_bytes, script, known, settings)
     return replace(found, not_measured={**found.not_measured, **trouble}, replay=replay_of(run))
+
+
+def _groups(compute: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups of a job of which some do not train, by their places in the config."""
+    training, groups = compute.get("training_groups", []), compute.get("instance_groups", [])
+    if not training:
+        return {}
+    names = ("instance_type", "instance_count")
+    serving = [
+        {"index": index, **{name: group[name] for name in names}}
+        for index, group in enumerate(groups)
+        if group["name"] not in training
+    ]
+    first = next((index for index, group in enumerate(groups) if group["name"] in training), None)
+    return {"serving_groups": serving or None, "training_group": first}
 
 
 def _training_type(compute: Mapping[str, Any]) -> str | None:

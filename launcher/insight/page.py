@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from launcher.insight import charts, report_text, summary, windows
+from launcher.insight import charts, report_text, servers, summary, windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, percent, written
 from launcher.insight.phases import inside_others
@@ -23,6 +23,7 @@ def fragment(evidence: Evidence, report: Report) -> str:
     return (
         f"<div class='diagnosis'><h2>{escape(report_text.headline(evidence, report))}</h2>"
         f"<p class='about'>{escape(evidence.measurements.source)} · {escape(report_text.about(evidence))}</p>"
+        + _servers(evidence)
         + _unreadable(evidence)
         + findings(report)
         + phase_table(evidence)
@@ -51,12 +52,17 @@ def _run(evidence: Evidence, report: Report, place: int) -> str:
     source, headline = escape(evidence.measurements.source), escape(report_text.headline(evidence, report))
     return (
         f"<section><p class='about'>{source}</p><h1>{headline}</h1><p class='about'>{escape(report_text.about(evidence))}</p>"
-        f"{_unreadable(evidence)}{findings(report)}<div id='charts-{place}'></div>"
+        f"{_servers(evidence)}{_unreadable(evidence)}{findings(report)}<div id='charts-{place}'></div>"
         f"{_section('Ranks, slowest first', rank_bars(evidence))}{_section('Phases of a usual step', phase_table(evidence))}"
         f"{_section('Operators that take longest', operator_table(evidence))}"
         f"{_section('Lines of the script', line_table(evidence))}"
         f"{_section('Use of resources', use_table(evidence))}{_section('Settings', settings_table(evidence))}</section>"
     )
+
+
+def _servers(evidence: Evidence) -> str:
+    text = servers.said(evidence)
+    return f"<p class='about'>{escape(text)}</p>" if text else ""
 
 
 def _unreadable(evidence: Evidence) -> str:

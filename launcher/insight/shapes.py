@@ -52,13 +52,21 @@ class StartShape(TypedDict):
     """Whether the observer wrote it, of a script that is not the kit's."""
 
 
+def _one_level(extra: dict[str, Any]) -> dict[str, Any]:
+    if any(isinstance(value, dict) for name, value in extra.items() if name != "servers"):
+        raise ValueError("several numbers where one is expected")
+    if not isinstance(extra.get("servers", {}), dict):
+        raise ValueError("one number of the servers")
+    return extra
+
+
 class WindowShape(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]  # pydantic reads it on a TypedDict
     epoch: Count
     step: Positive
     ended: Time
     seconds: Annotated[dict[str, Seconds], AfterValidator(_with_step)]
-    extra: dict[str, Number | bool]
+    extra: Annotated[dict[str, Number | bool | dict[str, Number]], AfterValidator(_one_level)]
 
 
 class FirstStepShape(TypedDict):
@@ -197,6 +205,12 @@ class SettingsShape(TypedDict, total=False):
     checkpoint_every: Positive | None
 
 
+class ServingGroupShape(TypedDict):
+    index: Count
+    instance_type: str
+    instance_count: Positive
+
+
 class FactsShape(TypedDict, total=False):
     """The facts that rules compute with; a script's result.json may say some."""
 
@@ -212,6 +226,9 @@ class FactsShape(TypedDict, total=False):
     instance_type: str
     distribution: str
     serving_hosts: list[str]
+    serving_groups: list[ServingGroupShape]
+    training_group: Count
+    one_machine: bool
     operators: OperatorsShape
 
 

@@ -24,6 +24,9 @@ OPERATORS = "operators.json"
 OF_THE_PROCESS = ("world_size", "backend", "device", "device_name", "instance_type", "torch", "threads")
 """Facts of a rank's first line that hold for all ranks."""
 
+SERVERS = "servers"
+"""In a window's extra numbers: those of the hosts that make its images, training/servers/remote.py documents them."""
+
 WINDOW = b'{"kind": "steps"'
 """How the line of a logged window begins."""
 
@@ -185,8 +188,11 @@ def _arrays(rank: int, node: str, windows: list[dict[str, Any]]) -> dict[str, An
     """One rank's windows as arrays."""
     phases = {name: None for window in windows for name in window["seconds"]}
     seconds = {name: _column(windows, "seconds", name) for name in phases}
-    names = {name: None for window in windows for name in window["extra"]}
+    names = {name: None for window in windows for name in window["extra"] if name != SERVERS}
     extra = {name: _column(windows, "extra", name) for name in names}
+    served = [{SERVERS: window["extra"].get(SERVERS, {})} for window in windows]
+    counted_of_servers = {name: None for window in served for name in window[SERVERS]}
+    servers = {name: _column(served, SERVERS, name) for name in counted_of_servers}
     return {
         "rank": rank,
         "host": node,
@@ -195,6 +201,7 @@ def _arrays(rank: int, node: str, windows: list[dict[str, Any]]) -> dict[str, An
         "ended": np.array([window["ended"] for window in windows]),
         "seconds": seconds,
         "extra": extra,
+        "servers": servers,
     }
 
 

@@ -9,8 +9,9 @@ START = "start"
 """What comes before the first step: imports, lists of files, workers, compilation ahead of time."""
 
 CODE, INPUTS, ENVIRONMENT, THREADS, BACKEND = "code", "inputs", "environment", "threads", "backend"
+SERVING = "serving_groups"
 """Facts of a run that may change as settings do: the source package, the config's inputs and environment variables, threads of a
-process's arithmetic, and what exchanges gradients."""
+process's arithmetic, what exchanges gradients, and the hosts that prepare images."""
 
 
 class Touch(NamedTuple):
@@ -111,7 +112,17 @@ TOUCHES = (
         (),
         "no step takes longer or shorter by it",
     ),
-    Touch(("worker_type",), None, "threads hold Python's lock, which the training thread needs"),
+    Touch(
+        (SERVING, "without_servers"),
+        (START,),
+        "other hosts make the batches",
+        by_workers=True,  # on one machine they share its cores
+    ),
+    Touch(
+        ("worker_type",),
+        None,
+        "threads hold Python's lock, which the training thread needs; with remote, other hosts make the batches",
+    ),
     Touch(("preprocessing",), None, "images are prepared elsewhere, such as on the device"),
     Touch(("global_batch_size", "batch_size_per_device"), None, "every phase works on another number of images"),
     Touch(("log_every",), None, "to read a loss waits for the device"),

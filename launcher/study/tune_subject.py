@@ -170,7 +170,7 @@ class JobSubject(Subject):
     def also(self, finding: Finding, evidence: Evidence) -> Changes:
         if not self.is_ours:
             return _also_from_outside(finding, evidence)
-        if finding.kind not in OF_THE_INPUT or evidence.workers is None:
+        if finding.kind not in OF_THE_INPUT or evidence.workers is None or evidence.remote:
             return {}
         if evidence.workers == 0:
             return _first_workers(evidence)

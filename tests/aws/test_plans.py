@@ -124,7 +124,13 @@ def test_a_plan_shows_each_group_with_its_hosts_what_they_do_and_their_price(goo
         assert plan.price.ceiling == pytest.approx(64 + 6.4)
         [_, cpus] = json.loads(plan.to_json())["groups"]
         hosts = [f"algo-{number}" for number in range(2, 6)]
-        assert cpus == {"name": "cpus", "instance_type": "ml.c5.4xlarge", "hosts": hosts, "does": does, "usd_per_hour": 3.2}
+        assert cpus == {
+            "name": "cpus",
+            "instance_type": "ml.c5.4xlarge",
+            "hosts": hosts,
+            "does": does,
+            "usd_per_hour": 3.2,
+        }
         assert f"cpus {does}: 4 hosts" in plan._repr_html_()
 
 

@@ -116,10 +116,14 @@ def machines(draw):
         }
     else:
         chosen = {
-            "instance_groups": draw(st.permutations([
-                {"name": "gpus", "instance_type": "ml.p4d.24xlarge", "instance_count": draw(st.integers(1, 9))},
-                {"name": "cpus", "instance_type": "ml.c5.4xlarge", "instance_count": 2},
-            ]))
+            "instance_groups": draw(
+                st.permutations(
+                    [
+                        {"name": "gpus", "instance_type": "ml.p4d.24xlarge", "instance_count": draw(st.integers(1, 9))},
+                        {"name": "cpus", "instance_type": "ml.c5.4xlarge", "instance_count": 2},
+                    ]
+                )
+            )
         }
     spot = draw(st.booleans())
     chosen |= without_none({
@@ -140,7 +144,9 @@ def jobs(draw):
     grouped = "instance_groups" in compute
     distribution = draw(st.sampled_from(["smddp", "torchrun", "none"]))
     if grouped:
-        compute["training_groups"] = ["gpus"] if distribution != "none" else draw(st.sampled_from([[], ["gpus"], ["cpus", "gpus"]]))
+        compute["training_groups"] = (
+            ["gpus"] if distribution != "none" else draw(st.sampled_from([[], ["gpus"], ["cpus", "gpus"]]))
+        )
     if distribution == "torchrun" and draw(st.booleans()):
         compute["processes_per_host"] = draw(st.integers(1, 8))
     profiling = st.fixed_dictionaries(

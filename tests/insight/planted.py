@@ -47,6 +47,7 @@ def plant(
     epoch_start: float = 0.0,
     cpu_seconds: float | None = None,
     worker_cpu_seconds: float | None = None,
+    servers: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any] | None = None,
     system: bool = True,
@@ -70,12 +71,14 @@ def plant(
         slow_steps: seconds that a phase takes more in the window that ends with a step.
         epoch_start: seconds of waiting for data more in the first step of every epoch.
         cpu_seconds, worker_cpu_seconds: of the training process with its workers, and of the workers alone, a step.
+        servers: of a run whose images other hosts make, what `serving` takes.
         system: whether hosts were watched; seconds: for how long where no step says it.
     """
     random = np.random.default_rng(seed)
     differing = ranks if isinstance(ranks, Mapping) else {rank: {} for rank in range(ranks)}
     hosts_number = -(-len(differing) // ranks_a_host)
     timed, stalls, ended = [], [], BEGAN + seconds
+    batch = {"global_batch_size": 256, **(settings or {})}["global_batch_size"]
     if phases is not None:
         at = np.arange(log_every, steps + 1, log_every)
         epoch = (at - 1) // steps_per_epoch + 1
@@ -113,6 +116,9 @@ def plant(
                     ended=times,
                     seconds=values,
                     extra=extra,
+                    servers={}
+                    if servers is None
+                    else serving(random, whole * log_every, batch / len(differing) * log_every, noise, **servers),
                 )
             )
         ended = max(steps.ended[-1] for steps in timed)
@@ -154,9 +160,23 @@ def plant(
             else {("pressure", "CPUPressurePercent", ""): _series(random, times, pressure)},
             usable_cores=usable if usable is not None else float(cores),
         )
+    groups: dict[str, Any] = {}
+    if servers is not None:
+        count = servers["hosts"]
+        names = [f"algo-{hosts_number + number + 1}" for number in range(count)]
+        groups = {
+            "serving_hosts": names,
+            "serving_groups": [{"index": 1, "instance_type": "ml.c5.4xlarge", "instance_count": count}],
+            "training_group": 0,
+            "one_machine": False,
+        }
+        cores_of_each = servers["threads"] // count
+        for name in names if "cores_in_use" in servers else ():
+            used = [_series(random, times, 100 * servers["cores_in_use"]) for _ in range(cores_of_each)]
+            hosts[name] = Host(name=name, cores={f"cpu{core}": series for core, series in enumerate(used)})
     defaults = {
         "num_workers": 4,
-        "worker_type": "auto",
+        "worker_type": "auto" if servers is None else "remote",
         "preprocessing": "cpu",
         "precision": "bf16",
         "global_batch_size": 256,
@@ -182,12 +202,60 @@ def plant(
             "world_size": len(differing),
             "device": "cuda" if gpu is not None or gpus else "cpu",
             "seconds_to_first_step": 12.0,
+            **groups,
             **(facts or {}),
         }
         if phases is not None
         else dict(facts or {}),
         not_measured=dict(not_measured or {}),
     )
+
+
+def serving(
+    random: np.random.Generator,
+    seconds: np.ndarray,
+    images: float,
+    noise: float,
+    *,
+    hosts: int,
+    threads: int,
+    milliseconds: float,
+    on_the_way: float,
+    receiving: float,
+    alone: float = 0.0,
+    failures: int = 0,
+    late: int = 0,
+    kilobytes: float = 150.0,
+    cores_in_use: float | None = None,
+) -> dict[str, np.ndarray]:
+    """What servers did for one rank, as the timeline has it.
+
+    Args:
+        seconds: (n,) of each logged window.
+        images: that the rank trains on in a window.
+        hosts, threads: that serve, and of all of them together.
+        milliseconds, kilobytes: of an image, in one thread.
+        on_the_way: parts that were asked for and are in no thread: mean number.
+        receiving: share of the time in which the receiving thread is busy.
+        alone: share of the images that the rank makes itself.
+        failures, late: of the whole run, in its second half.
+        cores_in_use: share of the serving hosts' cores; None: they were not watched.
+    """
+    count, received = len(seconds), images * (1 - alone)
+    making = received * milliseconds / 1000 * _noisy(random, count, noise)
+    once = np.arange(count) == count // 2
+    return {
+        "servers": np.full(count, float(-(-threads // 4))),
+        "threads": np.full(count, float(threads)),
+        "images": np.full(count, received),
+        "alone": np.full(count, images * alone),
+        "megabytes": np.full(count, received * kilobytes / 1000),
+        "server_seconds": making,
+        "waited_seconds": making + on_the_way * seconds * _noisy(random, count, noise),
+        "receiving_seconds": receiving * seconds * _noisy(random, count, noise / 5),
+        "failures": failures * once.astype(float),
+        "late": late * once.astype(float),
+    }
 
 
 def write(measurements: Measurements, folder: Path) -> Path:
@@ -223,7 +291,14 @@ def write(measurements: Measurements, folder: Path) -> Path:
                 "step": int(steps.step[at]),
                 "ended": float(steps.ended[at]),
                 "seconds": {name: float(values[at]) for name, values in steps.seconds.items()},
-                "extra": {name: float(values[at]) for name, values in steps.extra.items()},
+                "extra": {
+                    **{name: float(values[at]) for name, values in steps.extra.items()},
+                    **(
+                        {"servers": {name: float(one[at]) for name, one in steps.servers.items()}}
+                        if steps.servers
+                        else {}
+                    ),
+                },
             }
             for at in range(len(steps.step))
         ]

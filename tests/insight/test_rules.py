@@ -31,6 +31,10 @@ CPU = {
 DUO = {0: {}, 1: {}}
 
 
+SERVERS = dict(hosts=1, threads=8, milliseconds=9.1, on_the_way=2.0, receiving=0.1)
+"""One host, whose threads are busy 95 % of steps of 0.306 s: for what it takes 0.29 s to make."""
+
+
 def gpu_step(**phases: float) -> dict[str, float]:
     return {**GPU, **phases}
 
@@ -181,6 +185,35 @@ PLANTED = {
     ("cpu_throttled", "harsh: a quota, no core full"): dict(
         phases=gpu_step(data_wait=1.0), cores=8, usable=3, busy=2.9, throttled=65, gpu=20, settings={"num_workers": 3}
     ),
+    ("too_few_servers", "mild"): dict(phases=gpu_step(data_wait=0.06), gpu=80, servers=SERVERS),
+    ("too_few_servers", "harsh"): dict(
+        phases=gpu_step(data_wait=1.0), gpu=20, servers={**SERVERS, "hosts": 2, "milliseconds": 37.0}
+    ),
+    ("too_few_servers", "on a CPU whose cores are full, for 2 processes"): dict(
+        phases={**CPU, "data_wait": 0.3}, ranks=2, cores=2, busy=1.9, servers={**SERVERS, "milliseconds": 14.5}
+    ),
+    ("too_few_servers", "none left"): dict(
+        phases=gpu_step(data_wait=0.5), gpu=33, busy=7.8, servers={**SERVERS, "alone": 0.9, "failures": 40}
+    ),
+    ("servers_network_bound", "mild"): dict(
+        phases=gpu_step(data_wait=0.06), gpu=80, servers={**SERVERS, "milliseconds": 5.0, "on_the_way": 5.5}
+    ),
+    ("servers_network_bound", "harsh"): dict(
+        phases=gpu_step(data_wait=2.0),
+        gpu=11,
+        servers={**SERVERS, "threads": 64, "milliseconds": 5.0, "on_the_way": 95.0},
+    ),
+    ("receiving_bound", "mild"): dict(
+        phases=gpu_step(data_wait=0.06), gpu=80, servers={**SERVERS, "milliseconds": 4.0, "receiving": 0.93}
+    ),
+    ("receiving_bound", "harsh"): dict(
+        phases=gpu_step(data_wait=0.7),
+        gpu=26,
+        servers={**SERVERS, "threads": 96, "milliseconds": 4.0, "receiving": 0.99, "on_the_way": 130.0},
+    ),
+    ("storage_bound", "servers wait for reads"): dict(
+        phases=gpu_step(data_wait=1.0), gpu=20, servers={**SERVERS, "milliseconds": 37.0, "cores_in_use": 0.15}
+    ),
     ("slow_epoch_starts", "mild"): dict(phases=GPU, gpu=85, epoch_start=2.0),
     ("slow_epoch_starts", "harsh"): dict(phases=GPU, gpu=40, epoch_start=14.0),
 }
@@ -216,6 +249,13 @@ HEALTHY = {
     "a quota that is hardly felt": dict(
         phases=CPU, cores=8, usable=4, busy=3.4, throttled=3, settings={"num_workers": 2}
     ),
+    "servers that just keep up": dict(phases=GPU, gpu=95, servers={**SERVERS, "milliseconds": 7.6}),
+    "servers far away that are asked early": dict(phases=GPU, gpu=95, servers={**SERVERS, "on_the_way": 60.0}),
+    "servers that failed and were not missed": dict(
+        phases=GPU, gpu=95, servers={**SERVERS, "failures": 9, "alone": 0.1}
+    ),
+    "a wait for servers that the GPU does not feel": dict(phases=gpu_step(data_wait=0.06), gpu=96, servers=SERVERS),
+    "full cores beside servers": dict(phases=GPU, gpu=95, busy=7.9, servers={**SERVERS, "milliseconds": 5.0}),
     "tf32": dict(phases=GPU, gpu=97, settings={"precision": "tf32"}),
     "every step logged": dict(phases=GPU, gpu=95, log_every=1),
 }

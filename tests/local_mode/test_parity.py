@@ -160,7 +160,10 @@ def test_groups_give_the_same_script_the_same(emulator, script_job, request, tmp
             compare(*(Seen(runs[name], 0, f"*{number}") for name in (one, other)), DECLARED[one], DECLARED[other])
     for run in runs.values():
         assert [Seen(run, 0, f"*{number}").environment.get("WORLD_SIZE") for number in (1, 2)] == [None, "1"]
-        assert [[*Seen(run, 0, f"*{number}").rest["channels"]] for number in (1, 2)] == [["train"], ["train", "weights"]]
+        assert [[*Seen(run, 0, f"*{number}").rest["channels"]] for number in (1, 2)] == [
+            ["train"],
+            ["train", "weights"],
+        ]
 
 
 class Seen:

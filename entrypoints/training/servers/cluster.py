@@ -19,6 +19,9 @@ from training.servers.ray_node import SERVES
 THREADS = 4
 """Of a server: more of them wait for Python's lock."""
 
+AT_MOST = 32
+"""Servers that a training process asks where there are many: 128 threads."""
+
 PREFIX = "images/"
 
 LOOK_SECONDS = 2.0
@@ -71,17 +74,30 @@ class Placement:
         return servers
 
 
+def share(names: Sequence[str], rank: int, size: int) -> list[str]:
+    """The servers that one of `size` training processes asks: all of a few, else AT_MOST or more, so that every server has its processes.
+
+    Each process may hold a connection to each of its servers: 1,024 processes and 2,048 servers would have two million.
+    """
+    count = max(AT_MOST, math.ceil(len(names) / size))
+    if len(names) <= count:
+        return [*names]
+    ordered, first = sorted(names), rank * len(names) // size
+    return [ordered[(first + step) % len(ordered)] for step in range(count)]
+
+
 class RayServers:
     """Servers as a training process asks them. Tickets are Ray's object references."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
         self._handles: dict[str, ActorHandle[Any]] = {}
 
     def names(self) -> Mapping[str, int] | None:
-        """Those that were started and may live, with the threads of each. None: the head does not answer."""
+        """Those of this process's share that were started and may live, with the threads of each. None: the head does not answer."""
         with contextlib.suppress(ray.exceptions.RayError):
             found = [name for name in ray.util.list_named_actors() if name.startswith(PREFIX)]
-            return {name: int(name.split("/")[3]) for name in found}
+            return {name: int(name.split("/")[3]) for name in share(found, self._rank, self._size)}
         return None
 
     def about(self, server: str) -> Any:

@@ -80,7 +80,7 @@ class Counts:
     waited_seconds: float = 0.0
     """From asking for a part to having it, over all parts."""
     receiving_seconds: float = 0.0
-    """Of this process's thread that receives."""
+    """CPU time of this process's thread that asks and receives."""
     failures: int = 0
     late: int = 0
     """Parts that were asked for twice because the first answer did not come."""
@@ -174,6 +174,8 @@ class Pool:
         self._servers: dict[str, _Server] = {}
         self._looked, self._served = 0.0, time.monotonic()
         self._alone = False
+        self.waiting: deque[_Part] = deque()
+        """Parts that nobody makes yet."""
         self.counts = Counts()
 
     def batches(self, draws: Iterator[list[SampleKey]]) -> Iterator[Any]:
@@ -218,46 +220,47 @@ class Pool:
             if server.state == "new" and now >= server.until:
                 self._prove(server)
 
-    def assign(self, waiting: deque[_Part]) -> None:
+    def assign(self) -> None:
         """Ask for what waits, of those servers that answer soonest."""
         now = time.monotonic()
         free = [one for one in self.live if now >= one.until and len(one.asked) < one.threads + QUEUED]
-        while waiting and free:
-            part = waiting.popleft()
+        while self.waiting and free:
+            part = self.waiting.popleft()
             if part.there:
                 continue
             server = min(free, key=lambda one: (len(one.asked) + 1) / one.threads * one.seconds)
             if not self._asked(server, part):
-                waiting.appendleft(part)
+                self.waiting.appendleft(part)
             if len(server.asked) >= server.threads + QUEUED or server.until > now:
                 free.remove(server)
 
-    def receive(self, waiting: deque[_Part], seconds: float) -> list[_Part]:
+    def receive(self, seconds: float) -> list[_Part]:
         """Take what servers have made, and wait no longer for it; what a server lost waits again. Returns parts that one could not make."""
         tickets = {ticket: (server, part) for server in self._servers.values() for ticket, part in server.asked.items()}
         proofs = {ticket: server for server in self._servers.values() for ticket in server.proof}
         impossible = []
         for ticket in self._ask.done([*tickets, *proofs], seconds):
             if ticket in proofs:
-                self._compare(proofs[ticket], ticket)
+                if ticket in proofs[ticket].proof:  # its server may have failed at the one before
+                    self._compare(proofs[ticket], ticket)
                 continue
             server, part = tickets[ticket]
+            if ticket not in server.asked:
+                continue
             del server.asked[ticket]
             try:
-                started = time.thread_time()
                 found = self._ask.redeem(ticket)
                 assert isinstance(found, Part)
                 if not part.there:
                     part.batch.receive(part, found)
                     self._count(part, found)
-                self.counts.receiving_seconds += time.thread_time() - started
             except PartFailed as error:
                 self._put_aside(server, error)
                 impossible.append(part)
                 continue
             except ServerFailed as error:
                 server.asked[ticket] = part
-                self._fail(server, error, waiting)
+                self._fail(server, error)
                 continue
             now = time.monotonic()
             server.seconds += 0.2 * (now - part.asked - server.seconds)
@@ -265,12 +268,12 @@ class Pool:
             self._served, self._alone = now, False
         return impossible
 
-    def hurry(self, waiting: deque[_Part]) -> None:
+    def hurry(self) -> None:
         """Ask another server for what is late, and put aside those that do not answer at all."""
         now = time.monotonic()
         for server in self._servers.values():
             if server.proof and now - server.heard > LOST_SECONDS:
-                self._fail(server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"), waiting)
+                self._fail(server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
             for part in [*server.asked.values()]:
                 if part.there:
                     continue
@@ -280,7 +283,7 @@ class Pool:
                     if others and self._asked(min(others, key=lambda one: len(one.asked)), part):
                         self.counts.late += 1
                 if now - server.heard > LOST_SECONDS and age > LOST_SECONDS:
-                    self._fail(server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"), waiting)
+                    self._fail(server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
                     break
 
     def must_go_on_alone(self) -> bool:
@@ -326,7 +329,7 @@ class Pool:
         try:
             ticket = self._ask.ask(server.name, part.draws)
         except ServerFailed as error:
-            self._fail(server, error, deque())
+            self._fail(server, error)
             return False
         now = time.monotonic()
         if not server.asked:
@@ -343,14 +346,14 @@ class Pool:
         counts.server_seconds += found.seconds
         counts.waited_seconds += time.monotonic() - part.asked
 
-    def _fail(self, server: _Server, error: Exception, waiting: deque[_Part]) -> None:
+    def _fail(self, server: _Server, error: Exception) -> None:
         """Let a server go until it proves itself anew, and put what it was asked for back in front."""
         self._put_aside(server, error)
         server.state = "new"
         for part in reversed([*server.asked.values()]):
             part.at.discard(server.name)
             if not part.there and not part.at:
-                waiting.appendleft(part)
+                self.waiting.appendleft(part)
         server.asked.clear()
         server.proof.clear()
 
@@ -367,6 +370,7 @@ class Pool:
 
     def forget(self) -> None:
         """An iteration is over: what is still asked for is not waited for."""
+        self.waiting.clear()
         for server in self._servers.values():
             server.asked.clear()
 
@@ -376,7 +380,7 @@ class Pool:
         try:
             server.proof = [self._ask.about(server.name), self._ask.ask(server.name, draws)]
         except ServerFailed as error:
-            self._fail(server, error, deque())
+            self._fail(server, error)
             return
         server.state, server.heard = "proving", time.monotonic()
 
@@ -390,7 +394,7 @@ class Pool:
         try:
             found = self._ask.redeem(ticket)
         except (PartFailed, ServerFailed) as error:
-            self._fail(server, error, deque())
+            self._fail(server, error)
             return
         server.heard = time.monotonic()
         wrong = None
@@ -421,7 +425,6 @@ class _Stream:
     def __init__(self, pool: Pool, draws: Iterator[list[SampleKey]]):
         self._pool, self._draws = pool, draws
         self._batches: deque[_Batch] = deque()
-        self._waiting: deque[_Part] = deque()
         self._here: dict[Future[Part], _Part] = {}
         self._drawn = self._closed = False
         self._error: BaseException | None = None
@@ -459,7 +462,9 @@ class _Stream:
     def _run(self) -> None:
         try:
             while not self._closed and not self._is_over():
+                started = time.thread_time()
                 self._turn()
+                self._pool.counts.receiving_seconds += time.thread_time() - started
         except BaseException as error:  # raised where the batches are taken
             with self._changed:
                 self._error = error
@@ -471,14 +476,14 @@ class _Stream:
         pool = self._pool
         pool.look()
         self._refill()
-        pool.assign(self._waiting)
-        impossible = pool.receive(self._waiting, 0 if self._here else _TURN)
-        pool.hurry(self._waiting)
+        pool.assign()
+        impossible = pool.receive(0 if self._here else _TURN)
+        pool.hurry()
         for part in impossible:  # a broken image fails here too, with its own error; a server's trouble does not
             self._make_here(part)
-        if self._waiting and (not pool.live and pool.must_go_on_alone()):
-            while self._waiting and len(self._here) < 2 * pool.own_threads:
-                self._make_here(self._waiting.popleft())
+        if pool.waiting and (not pool.live and pool.must_go_on_alone()):
+            while pool.waiting and len(self._here) < 2 * pool.own_threads:
+                self._make_here(pool.waiting.popleft())
         for future in wait([*self._here], timeout=_TURN, return_when=FIRST_COMPLETED).done if self._here else ():
             part = self._here.pop(future)
             pool.made_here(part, future.result())
@@ -505,7 +510,7 @@ class _Stream:
                     return
                 batch = _Batch(draws, self._pool.device)
                 self._batches.append(batch)
-                self._waiting.extend(batch.parts)
+                self._pool.waiting.extend(batch.parts)
 
 
 def _equal(one: Part, other: Part) -> bool:

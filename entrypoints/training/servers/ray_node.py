@@ -157,6 +157,7 @@ def _environment(groups: Groups, environ: dict[str, str] | os._Environ[str]) -> 
     paths = [str(ENTRYPOINTS), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nobody waits for what a node still makes
     # another job's cluster at the same address is not joined by mistake; it keeps nobody out who knows the job
     job = environ.get("TRAINING_JOB_NAME") or environ.get("SM_HPS", "")
     environ["RAY_AUTH_MODE"] = "token"

@@ -51,7 +51,7 @@ class ImageServers:
             self._placed = True
             self._stack.enter_context(Placement(data.elsewhere))
         self._pool = Pool(
-            RayServers(),
+            RayServers(self._world.rank, self._world.size),
             Opened(data.training, data.collate_training),
             go_on=self._settings.without_servers == "go_on",
             patience=PATIENCE,

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from launcher.insight import windows
-from launcher.insight.answers import EXPLAINED, Answer, NotMeasured
+from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
 from launcher.insight.contention import swing, thread_cpu, why_no_delay
 from launcher.insight.evidence import IDLE_GPU, Evidence
 from launcher.insight.findings import NOTICEABLE, Finding, Fix, percent
@@ -38,6 +38,8 @@ WORKING = 0.5
 
 def waiting(evidence: Evidence) -> Answer:
     """The loader does not keep up: why, and what helps."""
+    if evidence.remote:
+        return DoesNotApply("other hosts make the images")
     wait, idle = evidence.share("data_wait"), evidence.gpu_idle
     looks_for = "waiting for data"
     if wait is None and idle is None:
@@ -50,10 +52,8 @@ def waiting(evidence: Evidence) -> Answer:
         return _from_system_metrics(evidence)
     if wait < NOTICEABLE or (idle is not None and idle < NOTICEABLE):
         return None  # nor does it matter that the host waits while the device still has work
-    if epoch_start_share(evidence) >= NOTICEABLE and not _everywhere(evidence):
+    if explained(evidence):
         return EXPLAINED
-    if evidence.throttled is not None and evidence.throttled >= NOTICEABLE:
-        return EXPLAINED  # by the quota: no number of workers helps against it
     if evidence.busy is None:
         return _without_cores(evidence, wait)
     if _blocked(evidence, evidence.busy):
@@ -65,6 +65,13 @@ def waiting(evidence: Evidence) -> Answer:
     if evidence.busy >= 0.7:
         return _costly_images(evidence, wait)
     return _storage(evidence, wait, lost=wait)
+
+
+def explained(evidence: Evidence) -> bool:
+    """Whether a wait for data is another rule's: it lies where epochs begin, or comes from a quota, against which no number of workers
+    helps."""
+    starts = epoch_start_share(evidence) >= NOTICEABLE and not _everywhere(evidence)
+    return starts or (evidence.throttled or 0.0) >= NOTICEABLE
 
 
 def _everywhere(evidence: Evidence) -> bool:

@@ -11,7 +11,7 @@ from launcher.insight.evidence import Evidence
 from launcher.insight.findings import Finding, Fix
 from launcher.insight.length import too_short
 from launcher.insight.report import Report
-from launcher.insight.rules import compute, data, feeding, neighbours, pauses, processes, script_fixes, system
+from launcher.insight.rules import compute, data, feeding, neighbours, pauses, processes, script_fixes, serving, system
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Rule:
 
 RULES = (
     Rule("waiting for data: workers, cores, storage", data.waiting),
+    Rule("waiting for images from other hosts: their number, the network, receiving", serving.waiting),
     Rule("a training thread kept from its core", neighbours.noisy),
     Rule("cores throttled by a quota", system.throttled),
     Rule("pauses at the start of epochs", pauses.epoch_starts),
@@ -75,10 +76,18 @@ def _followable(finding: Finding, evidence: Evidence) -> Finding:
     if evidence.script:
         finding = script_fixes.for_script(finding, evidence)
     else:
-        fixes = tuple(fix for fix in finding.fixes if not _has_it(fix, evidence.settings))
+        fixes = tuple(
+            fix
+            for fix in finding.fixes
+            if not _has_it(fix, evidence.settings) and not (evidence.remote and fix.setting in OF_WORKERS)
+        )
         finding = replace(finding, fixes=fixes or (SEPARATE,))
     replayed = evidence.measurements.replay
     return replace(finding, fixes=tuple(replace(fix, run=replayed.run if replayed else None) for fix in finding.fixes))
+
+
+OF_WORKERS = ("hyperparameters.num_workers", "hyperparameters.worker_type")
+"""What is no advice where other hosts make the training images: the workers of this one only make those of evaluations."""
 
 
 def _has_it(fix: Fix, settings: Mapping[str, Any]) -> bool:

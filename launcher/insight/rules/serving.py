@@ -1,0 +1,301 @@
+"""Does training wait for images that other hosts make, and do those hosts, the network or the receiving thread limit it?
+
+The servers' threads and the receiving thread have a utilisation each, and the busier one is the limit. Where neither is at its limit and
+parts of batches are still on their way most of the time, the way is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from launcher.insight.answers import EXPLAINED, Answer, DoesNotApply, NotMeasured
+from launcher.insight.evidence import Evidence
+from launcher.insight.findings import NOTICEABLE, Finding, Fix, Gain, percent
+from launcher.insight.gains import bounded, estimated
+from launcher.insight.rules.data import WORKING, explained
+from launcher.insight.rules.images import cheaper_images, shards
+from launcher.insight.servers import Served, happened, served
+from launcher.show.text import counted
+
+AT_LIMIT = 0.85
+"""Share of the time in use from which threads count as the limit: they also wait between parts, for the next to be asked for."""
+
+TRAVELS = 1.0
+"""Parts on their way over parts in the making from which the way is long: what waits at a server beside those in its threads (QUEUED in
+training/servers/pool.py) is less where threads are free."""
+
+ALONE = 0.5
+"""Share of the images made by the training processes themselves from which servers are missing, not slow."""
+
+WHAT = "what training waits for: servers, the network, or receiving"
+
+
+def waiting(evidence: Evidence) -> Answer:
+    """Servers do not keep up, or their images do not come through: why, and what helps."""
+    if not evidence.remote:
+        return DoesNotApply("images are made by the training hosts")
+    wait, idle = evidence.share("data_wait"), evidence.gpu_idle
+    if wait is None:
+        return NotMeasured(what=WHAT, reason=evidence.why_not("data_wait"))
+    if wait < NOTICEABLE or (idle is not None and idle < NOTICEABLE):
+        return None
+    if explained(evidence):
+        return EXPLAINED
+    now = served(evidence)
+    if now is None:
+        return NotMeasured(what=WHAT, reason="the timeline has no numbers of servers")
+    if now.busy is None or now.alone_share >= ALONE:
+        return _no_servers(evidence, now, wait)
+    if max(now.busy, now.receiving) >= AT_LIMIT:
+        if now.receiving > now.busy:
+            return _receiving(evidence, now, wait)
+        reads = evidence.serving_busy is not None and evidence.serving_busy < WORKING
+        return (_slow_reads if reads else _too_few)(evidence, now, wait)
+    if now.on_the_way >= TRAVELS * now.making:
+        return _network(evidence, now, wait)
+    return NotMeasured(
+        what=WHAT,
+        reason=f"servers' threads are busy {percent(now.busy)} of the time, the receiving thread {percent(now.receiving)}, and "
+        f"{now.on_the_way:.1f} parts are on their way: nothing is at its limit",
+    )
+
+
+def _numbers(evidence: Evidence, now: Served, wait: float) -> list[str]:
+    """The evidence that every finding of this file shares."""
+    numbers = [f"waiting for data: {percent(wait)} of a step of {evidence.step_seconds:.3g} s"]
+    if evidence.gpu_idle is not None:
+        numbers.append(f"GPUs idle {percent(evidence.gpu_idle)} of the time")
+    if now.busy is not None:
+        hosts = serving_hosts(evidence)
+        of = "" if hosts is None else f" of {counted(hosts, 'serving host')}"
+        numbers.append(f"servers: {now.threads:.3g} threads{of}, busy {percent(now.busy)} of the time")
+    if now.seconds_an_image is not None:
+        numbers.append(
+            f"{now.images:.4g} images/s received, each {1000 * now.seconds_an_image:.3g} ms of a server's thread; "
+            f"{now.megabytes:.3g} MB/s"
+        )
+    numbers.append(f"the receiving thread of a training process is busy {percent(now.receiving)} of the time")
+    if evidence.serving_busy is not None:
+        numbers.append(f"{percent(evidence.serving_busy)} of the serving hosts' cores in use")
+    counts = happened(evidence)
+    if counts is not None and counts.failures:
+        numbers.append(f"servers failed: {counts.failures}; images made by the training processes: {counts.alone:,}")
+    if evidence.facts.get("one_machine"):
+        numbers.append("all hosts of this run share one machine: numbers of hosts hold for machines of their own")
+    return numbers
+
+
+def serving_hosts(evidence: Evidence) -> int | None:
+    """Hosts that make images; None: not known."""
+    groups = evidence.facts.get("serving_groups") or ()
+    planned = sum(group["instance_count"] for group in groups) or len(evidence.facts.get("serving_hosts", ()))
+    return planned or len(evidence.serving_hosts) or None
+
+
+def _training_hosts(evidence: Evidence) -> int:
+    return len({steps.host for steps in evidence.ranks})
+
+
+def _needed(now: Served, wait: float) -> float:
+    """Images a second that steps take when they wait for none."""
+    return (now.images + now.alone) / (1 - wait)
+
+
+def _gain(
+    evidence: Evidence,
+    now: Served,
+    wait: float,
+    kind: str,
+    *,
+    servers: float | None = None,
+    receiving: float | None = None,
+) -> Gain:
+    """By the slowest of the training process, the servers and the receiving thread.
+
+    Args:
+        servers, receiving: busy share of a step's time after the fix; None: as it is.
+    """
+    limits = {
+        "the training process": 1 - wait,
+        "the servers": now.busy or 0.0 if servers is None else servers,
+        "receiving": now.receiving if receiving is None else receiving,
+    }
+    step = min(1.0, max(limits.values()))
+    left = 1 - evidence.steps_part * (1 - step)
+    said = ", ".join(f"{name} {share:.2f}" for name, share in limits.items())
+    return estimated(
+        evidence, kind, wait * evidence.steps_part, left, f"a step takes max({said}) of its time: 1 / {left:.2f}"
+    )
+
+
+def _too_few(evidence: Evidence, now: Served, wait: float) -> Finding:
+    fix, factor = _more_servers(evidence, now, wait)
+    cores = math.ceil(now.most_threads / (serving_hosts(evidence) or 1) * factor - 0.01)
+    return Finding(
+        kind="too_few_servers",
+        title="Too few servers: training waits for images of other hosts, whose threads are busy",
+        share=wait * evidence.steps_part,
+        evidence=tuple(_numbers(evidence, now, wait)),
+        cause="decoding and augmentation fill the threads of the servers, one for each of their hosts' cores",
+        fixes=(
+            fix,
+            Fix(setting=None, value=f"an instance type with {cores} cores, for no more serving hosts than now"),
+            *cheaper_images(evidence),
+        ),
+        gain=_gain(evidence, now, wait, "too_few_servers", servers=now.making / now.most_threads / factor),
+    )
+
+
+def _more_servers(evidence: Evidence, now: Served, wait: float) -> tuple[Fix, float]:
+    """The number of serving hosts for which no step waits, and how many times today's that is."""
+    hosts, needed, seconds = serving_hosts(evidence), _needed(now, wait), now.seconds_an_image
+    assert seconds is not None, "a busy server has made an image"
+    threads = needed * seconds
+    why = (
+        f"steps that wait for nothing take {needed:.4g} images/s; at {1000 * seconds:.3g} ms of a thread each these need "
+        f"{threads:.1f} threads"
+    )
+    if hosts is None:
+        wanted = max(math.floor(now.most_threads) + 1, math.ceil(threads - 0.01))
+        return Fix(setting=None, value=f"hosts with {wanted} cores in all that serve", why=why), (
+            wanted / now.most_threads
+        )
+    each = now.most_threads / hosts
+    wanted = max(hosts + 1, math.ceil(threads / each - 0.01))
+    why += f", and a host has {each:.3g}"
+    groups = evidence.facts.get("serving_groups") or ()
+    if not groups:
+        return Fix(setting=None, value=f"{wanted} hosts that serve instead of {hosts}", why=why), wanted / hosts
+    largest = max(groups, key=lambda group: group["instance_count"])
+    count = largest["instance_count"]
+    key = f"compute.instance_groups.{largest['index']}.instance_count"
+    return Fix(setting=key, value=count + wanted - hosts, now=count, why=why), wanted / hosts
+
+
+def _slow_reads(evidence: Evidence, now: Served, wait: float) -> Finding:
+    """The servers' threads are in use, their cores are not."""
+    fix, _ = _more_servers(evidence, now, wait)
+    share = wait * evidence.steps_part
+    return Finding(
+        kind="storage_bound",
+        title="Storage is too slow: servers wait for reads",
+        share=share,
+        evidence=tuple(_numbers(evidence, now, wait)),
+        cause="all threads of the servers have images in hand while their cores idle: they wait for a disk or the network that brings "
+        "the images to them",
+        fixes=(
+            shards(evidence, "few large reads instead of a file per image"),
+            Fix(
+                setting=None,
+                value="FSx for Lustre for the input, or S3 with mode File, which copies it to the hosts first",
+                why="the images are then near the servers",
+                scope="job",
+            ),
+            fix,
+        ),
+        gain=bounded(share),
+    )
+
+
+def _network(evidence: Evidence, now: Served, wait: float) -> Finding:
+    training, serving = _training_hosts(evidence), serving_hosts(evidence)
+    each = now.megabytes / training
+    whole = each * _needed(now, wait) / (now.images + now.alone)
+    numbers = _numbers(evidence, now, wait)
+    whole_wait = now.on_the_way + now.making
+    numbers.append(
+        f"of the time from asking for images to having them, making takes {percent(now.making / whole_wait)}"
+    )
+    received = [
+        float(np.mean(evidence.during(host.network["receive"]))) / 1e6
+        for host in evidence.training_hosts
+        if "receive" in host.network and len(host.network["receive"].values)
+    ]
+    numbers.append(f"a training host receives {each:.3g} MB/s of images")
+    numbers += [f"and {np.mean(received):.3g} MB/s in all"] if received else []
+    kilobytes = 1000 * now.megabytes / now.images if now.images else 0.0
+    bits = f"{whole * 8 / 1000:.3g} Gbit/s for each training host"
+    if serving is not None:
+        bits += f", {whole * training / serving * 8 / 1000:.3g} Gbit/s for each serving host"
+    return Finding(
+        kind="servers_network_bound",
+        title="The network between servers and training hosts is too slow",
+        share=wait * evidence.steps_part,
+        evidence=tuple(numbers),
+        cause="servers have threads to spare, and so has the one that receives: images spend their time on the way between the hosts",
+        fixes=(
+            Fix(
+                setting=None,
+                value=f"instance types with more network bandwidth: {bits}, steadily",
+                why=f"steps that wait for nothing take {whole:.3g} MB/s a training host",
+            ),
+            Fix(setting=None, value=f"fewer pixels an image: {kilobytes:.3g} kB travel for each"),
+            _by_this_host(evidence),
+        ),
+        gain=_gain(evidence, now, wait, "servers_network_bound"),
+    )
+
+
+def _receiving(evidence: Evidence, now: Served, wait: float) -> Finding:
+    world, hosts = evidence.world_size or len(evidence.ranks), _training_hosts(evidence)
+    wanted = max(world + 1, math.ceil(world * now.receiving / (1 - wait) - 0.01))
+    fix, factor = _more_processes(evidence, world, hosts, wanted)
+    return Finding(
+        kind="receiving_bound",
+        title="Receiving is the limit: one thread of a training process takes in all its images",
+        share=wait * evidence.steps_part,
+        evidence=tuple(_numbers(evidence, now, wait)),
+        cause="the thread that puts the servers' images into batches is busy all the time; more servers would not help",
+        fixes=(fix, _by_this_host(evidence)),
+        gain=_gain(evidence, now, wait, "receiving_bound", receiving=now.receiving / factor),
+    )
+
+
+def _more_processes(evidence: Evidence, world: int, hosts: int, wanted: int) -> tuple[Fix, float]:
+    """Training processes for which receiving keeps up, and how many times today's they are."""
+    why = f"{wanted} processes receive what {world} compute; the global batch stays the same"
+    each, batch = max(1, world // hosts), evidence.settings.get("global_batch_size")
+    place = evidence.facts.get("training_group")
+    if evidence.facts.get("one_machine") and not evidence.on_gpu:
+        number = _divisor(batch, math.ceil(wanted / hosts), hosts)
+        fix = Fix(setting="compute.processes_per_host", value=number, now=each, why=why)
+        return fix, number * hosts / world
+    if place is not None and not evidence.facts.get("one_machine"):
+        number = _divisor(batch, math.ceil(wanted / each), each)
+        key = f"compute.instance_groups.{place}.instance_count"
+        return Fix(setting=key, value=number, now=hosts, why=why), number * each / world
+    return Fix(setting=None, value=f"{wanted} training processes instead of {world}", why=why), wanted / world
+
+
+def _divisor(batch: object, least: int, beside: int) -> int:
+    """The smallest number from `least` on that, times `beside`, divides a batch; `least` where there is none."""
+    if not isinstance(batch, int):
+        return least
+    return next((number for number in range(least, batch + 1) if batch % (number * beside) == 0), least)
+
+
+def _by_this_host(evidence: Evidence) -> Fix:
+    used = "" if evidence.busy is None else f", {percent(evidence.busy)} of whose cores are in use"
+    return Fix(
+        setting=None, value=f"worker_type auto without the serving group: images made by the training hosts{used}"
+    )
+
+
+def _no_servers(evidence: Evidence, now: Served, wait: float) -> Finding:
+    share = wait * evidence.steps_part
+    return Finding(
+        kind="too_few_servers",
+        title=f"Servers are missing: the training processes make {percent(now.alone_share)} of the images themselves",
+        share=share,
+        evidence=tuple(_numbers(evidence, now, wait)),
+        cause="no server answers, or those that did have failed",
+        fixes=(
+            Fix(
+                setting=None,
+                value="see why: lines with `server` in the log of the first training host, and ray.log among the outputs of all hosts",
+            ),
+        ),
+        gain=bounded(share, f"1 / (1 - {share:.2f}); what servers can make was not measured"),
+    )

@@ -1,0 +1,132 @@
+"""What the hosts that make a run's images did: the servers' numbers of all ranks' usual windows, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.insight import windows
+from launcher.insight.evidence import Evidence
+from launcher.insight.measurements import Steps
+
+NUMBERS = ("threads", "images", "alone", "megabytes", "server_seconds", "waited_seconds", "receiving_seconds")
+"""Those that shares and speeds are made of. A rank without one of them is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """Speeds and shares while usual steps ran. A second is one of the steps' wall time."""
+
+    threads: float
+    """Of live servers: mean over time and ranks."""
+    most_threads: float
+    """The most at any time, when no server had failed."""
+    images: float
+    """A second, from servers, for all ranks together."""
+    alone: float
+    """A second, made by the training processes themselves."""
+    megabytes: float
+    """A second, for all ranks together."""
+    making: float
+    """Seconds of a server's threads a second, for all ranks: the mean number of busy threads."""
+    on_the_way: float
+    """Parts of batches that were asked for and not there yet, without those in a thread: mean number, for all ranks."""
+    receiving: float
+    """CPU seconds a second of a training process's thread that receives: the median rank's."""
+
+    @property
+    def busy(self) -> float | None:
+        """Share of the servers' threads that is in use, 0 to 1; None: there were none."""
+        return min(1.0, self.making / self.threads) if self.threads else None
+
+    @property
+    def seconds_an_image(self) -> float | None:
+        """Of one thread of a server; None: none was received."""
+        return self.making / self.images if self.images else None
+
+    @property
+    def alone_share(self) -> float:
+        """Share of the images that the training processes made themselves."""
+        made = self.images + self.alone
+        return self.alone / made if made else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happened:
+    """Counts of the whole run, of all ranks."""
+
+    images: int
+    alone: int
+    failures: int
+    late: int
+
+
+def served(evidence: Evidence) -> Served | None:
+    """None where no rank recorded it."""
+    ranks = [steps for steps in evidence.ranks if all(name in steps.servers for name in NUMBERS)]
+    each = [found for steps in ranks if (found := _of_a_rank(steps)) is not None]
+    if not each:
+        return None
+    unrecorded = max(1.0, (evidence.world_size or 0) / len(each))
+    total = {name: unrecorded * sum(one[name] for one in each) for name in NUMBERS}
+    return Served(
+        threads=float(np.mean([one["threads"] for one in each])),
+        most_threads=max(float(np.nanmax(steps.servers["threads"])) for steps in ranks),
+        images=total["images"],
+        alone=total["alone"],
+        megabytes=total["megabytes"],
+        making=total["server_seconds"],
+        on_the_way=max(0.0, total["waited_seconds"] - total["server_seconds"]),
+        receiving=float(np.median([one["receiving_seconds"] for one in each])),
+    )
+
+
+def happened(evidence: Evidence) -> Happened | None:
+    """None where no rank recorded it."""
+    recorded = [steps.servers for steps in evidence.ranks if steps.servers]
+
+    def total(name: str) -> int:
+        return round(sum(float(np.nansum(found[name])) for found in recorded if name in found))
+
+    if not recorded:
+        return None
+    return Happened(images=total("images"), alone=total("alone"), failures=total("failures"), late=total("late"))
+
+
+def said(evidence: Evidence) -> str:
+    """What happened to servers, in one sentence; "" where other hosts made no images."""
+    counts, now = happened(evidence), served(evidence)
+    if counts is None:
+        return ""
+    with_threads = f" ({now.most_threads:.0f} threads)" if now is not None else ""
+    parts = [f"{counts.images:,} images came from other hosts{with_threads}"]
+    if counts.alone:
+        parts.append(f"{counts.alone:,} were made by the training processes, which no server could serve")
+    if counts.failures:
+        parts.append(f"servers failed {_times(counts.failures)}; what was lost was made anew")
+    if counts.late:
+        parts.append(f"{counts.late:,} parts of batches were late and asked for twice")
+    return "; ".join(parts)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _of_a_rank(steps: Steps) -> dict[str, float] | None:
+    """Each number a second, but `threads` as its mean over time; None where no usual window has them all."""
+    kept = windows.steady(steps) & ~windows.far(steps) & _finite(steps.servers[name] for name in NUMBERS)
+    seconds = (np.nan_to_num(steps.seconds["step"]) * windows.counts(steps))[kept]
+    whole = float(seconds.sum())
+    if not whole:
+        return None
+    found = {name: float(steps.servers[name][kept].sum()) / whole for name in NUMBERS}
+    return {**found, "threads": float(np.average(steps.servers["threads"][kept], weights=seconds))}
+
+
+def _finite(columns: Iterable[np.ndarray]) -> np.ndarray:
+    """(n,) where all of them are."""
+    found: np.ndarray = np.logical_and.reduce([np.isfinite(column) for column in columns])
+    return found

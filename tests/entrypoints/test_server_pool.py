@@ -1,0 +1,426 @@
+"""A training process and its servers: the very batches it would make itself, whatever servers do. Servers here are threads."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from training.data import masks
+from training.data.batches import SampleKey, TrainingBatches
+from training.data.decode.decoding import BrokenImage
+from training.data.views import open_data
+from training.distributed.world import World
+from training.servers import pool as pool_module
+from training.servers.actor import About, ImageServer, Opened, Part, PartFailed, ServerFailed
+from training.servers.pool import NoServers, Pool
+from training.settings.scripts import LabelledImageSettings
+from training.settings.segmentation import SegmentationSettings
+
+from .photographs import jpeg
+from .shard_channels import indexed, write_channel, write_shard
+from .test_masks import write_pair
+
+IMAGES, BATCH = 96, 24
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def channels(tmp_path_factory):
+    root = tmp_path_factory.mktemp("channels")
+    for part, label, number in itertools.product(("train", "validation"), range(3), range(IMAGES // 3)):
+        file = root / part / f"class-{label}" / f"{number:02}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(jpeg(Image.effect_noise((48, 40), 50 + 20 * label).convert("RGB")))
+    return root
+
+
+def settings(**values) -> LabelledImageSettings:
+    common = {
+        "image_size": 24,
+        "global_batch_size": BATCH,
+        "min_crop_area": 0.3,
+        "mixup": 0.5,
+        "cutmix": 1.0,
+        "seed": 3,
+    }
+    return LabelledImageSettings(**{**common, **values})
+
+
+def data(channels, **values):
+    return open_data(channels / "train", channels / "validation", settings(**values), 3)
+
+
+class Threads:
+    """Servers as the pool asks them: each a thread over its own images, with faults that a test turns on."""
+
+    def __init__(self, images, collate, count: int = 2):
+        self._pools = {f"images/host-{number}/0/1/x": ThreadPoolExecutor(1) for number in range(count)}
+        self.images, self.servers = images, {name: ImageServer(lambda: (images, collate)) for name in self._pools}
+        self.dead: set[str] = set()
+        self.silent: set[str] = set()
+        self.slow: dict[str, float] = {}
+        self.asked: list[tuple[str, int]] = []
+        self.most = self.waiting = 0
+        self.lock = threading.Lock()
+
+    def names(self):
+        return dict.fromkeys(self._pools, 1)
+
+    def about(self, server: str):
+        return self._ticket(server, self.servers[server].about)
+
+    def ask(self, server: str, draws):
+        self.asked.append((server, len(draws)))
+        with self.lock:
+            self.waiting += len(draws)
+            self.most = max(self.most, self.waiting)
+        return self._ticket(server, lambda: self.servers[server].make([*draws]))
+
+    def done(self, tickets, seconds: float):
+        return [*wait(tickets, timeout=seconds, return_when=FIRST_COMPLETED).done] if tickets else []
+
+    def redeem(self, ticket: Future) -> Part | About:
+        error = ticket.exception()
+        if error is not None:
+            raise error if isinstance(error, ServerFailed) else PartFailed(str(error)) from error
+        found = ticket.result()
+        with self.lock:
+            self.waiting -= len(found.fields[0]) if isinstance(found, Part) else 0
+        return found
+
+    def _ticket(self, server: str, work) -> Future:
+        if server in self.dead:
+            raise ServerFailed("it is dead")
+        if server in self.silent:
+            return Future()
+
+        def run():
+            time.sleep(self.slow.get(server, 0))
+            if server in self.dead:
+                raise ServerFailed("it died")
+            return work()
+
+        return self._pools[server].submit(run)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A pool that loses patience within a test's time."""
+    for name, value in (
+        ("LATE", 3.0),
+        ("LEAST_LATE", 0.2),
+        ("LOST_SECONDS", 0.6),
+        ("BACK_OFF", 0.1),
+        ("LOOK_SECONDS", 0.2),
+    ):
+        monkeypatch.setattr(pool_module, name, value)
+
+
+def pool(servers: Threads, found, said: list[str], **values) -> Pool:
+    opened = Opened(found.training, found.collate_training)
+    return Pool(
+        servers, opened, **{"go_on": True, "patience": 5.0, "threads": 1, "device": CPU, "say": said.append, **values}
+    )
+
+
+def draws(first_step: int = 0, epochs: int = 1, rank: int = 0, size: int = 1) -> Iterator[list[SampleKey]]:
+    world = World(rank, size, rank, CPU, "none", "test")
+    batches = TrainingBatches(IMAGES, BATCH, world, seed=3)
+    for epoch in range(1, epochs + 1):
+        batches.start(epoch, first_step)
+        yield from batches
+
+
+def local(found, keys: Iterator[list[SampleKey]]) -> list:
+    return [found.collate_training(found.training.__getitems__(batch)) for batch in keys]
+
+
+def assert_same(one: list, other: list) -> None:
+    assert len(one) == len(other)
+    for left, right in zip(one, other):
+        assert type(left) is type(right)
+        for name, a, b in zip(left._fields, left, right):
+            assert a.dtype == b.dtype and torch.equal(a, b), name
+
+
+@pytest.mark.parametrize(("rank", "size", "first_step"), [(0, 1, 0), (1, 3, 0), (0, 1, 2)])
+def test_batches_are_those_of_the_process_itself_in_its_order(channels, rank, size, first_step):
+    found, said = data(channels), []
+    servers = Threads(data(channels).training, found.collate_training)
+    made = [*pool(servers, found, said).batches(draws(first_step, 2, rank, size))]
+    assert_same(made, local(found, draws(first_step, 2, rank, size)))
+    assert len({server for server, _ in servers.asked}) == 2 and not said
+
+
+def test_a_server_that_dies_costs_no_image(channels, quick):
+    found, said = data(channels), []
+    servers = Threads(data(channels).training, found.collate_training, 3)
+    servers.slow = dict.fromkeys(servers.names(), 0.05)
+    asked = pool(servers, found, said)
+    made = []
+    for number, batch in enumerate(asked.batches(draws(epochs=3))):
+        made.append(batch)
+        if number == 2:
+            servers.dead = {*[*servers.names()][:2]}  # all but one
+    assert_same(made, local(found, draws(epochs=3)))
+    assert asked.counts.failures >= 2 and asked.counts.alone == 0
+    assert any("failed: it d" in line and "its part is made elsewhere" in line for line in said)
+
+
+@pytest.mark.parametrize("when", ["proving", "serving"])
+def test_a_server_may_fail_at_all_that_it_was_asked_at_once(channels, quick, monkeypatch, when):
+    found, said = data(channels), []
+    servers = Threads(data(channels).training, found.collate_training, 2)
+    first = next(iter(servers.names()))
+    servers.silent, lost = {first} if when == "proving" else set(), []
+    ticket = servers._ticket
+
+    def remembering(server, work):
+        made = ticket(server, work)
+        lost.extend([made] * (server in servers.silent))
+        return made
+
+    monkeypatch.setattr(servers, "_ticket", remembering)
+    made = []
+    for number, batch in enumerate(pool(servers, found, said).batches(draws(epochs=3))):
+        made.append(batch)
+        if number == 1:
+            servers.silent = {first}
+        if number == 3:
+            assert len(lost) >= 2
+            for one in lost:
+                one.set_exception(ServerFailed("it died"))
+            servers.silent = set()
+    assert_same(made, local(found, draws(epochs=3)))
+    assert [line for line in said if "host-0 failed: it died" in line]
+
+
+def test_a_server_that_is_back_is_asked_again(channels, quick):
+    found, said = data(channels), []
+    servers = Threads(data(channels).training, found.collate_training, 1)
+    servers.slow = dict.fromkeys(servers.names(), 0.02)
+    made = []
+    for number, batch in enumerate(pool(servers, found, said).batches(draws(epochs=3))):
+        made.append(batch)
+        if number == 1:
+            servers.dead = {*servers.names()}
+            threading.Timer(0.5, servers.dead.clear).start()
+    assert_same(made, local(found, draws(epochs=3)))
+    assert said[-1] == "server 0 on host-0 is back"
+
+
+def test_what_a_silent_server_was_asked_for_another_one_makes(channels, quick):
+    found, said = data(channels), []
+    servers = Threads(data(channels).training, found.collate_training)
+    asked = pool(servers, found, said)
+    made = []
+    for number, batch in enumerate(asked.batches(draws(epochs=3))):
+        made.append(batch)
+        if number == 1:
+            servers.silent = {next(iter(servers.names()))}
+    assert_same(made, local(found, draws(epochs=3)))
+    assert asked.counts.late > 0
+
+
+def test_a_faster_server_gets_more(channels):
+    found = data(channels)
+    servers = Threads(data(channels).training, found.collate_training)
+    slow, fast = servers.names()
+    servers.slow = {slow: 0.2, fast: 0.02}
+    assert_same([*pool(servers, found, []).batches(draws(epochs=4))], local(found, draws(epochs=4)))
+    got = {name: sum(count for server, count in servers.asked if server == name) for name in servers.names()}
+    assert got[fast] > 2 * got[slow] > 0
+
+
+def test_no_more_is_asked_for_than_the_window_holds(channels):
+    found = data(channels)
+    servers = Threads(data(channels).training, found.collate_training, 1)
+    asked = pool(servers, found, [])
+    batches = asked.batches(draws(epochs=20))
+    next(batches)
+    time.sleep(0.5)  # nobody takes a batch meanwhile
+    got = sum(count for _, count in servers.asked)
+    assert got <= BATCH * (asked.window(BATCH, 1000) + 1) + pool_module.PROOF < 20 * IMAGES
+    batches.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "server pool"]
+
+
+def test_memory_bounds_the_window(channels):
+    found = data(channels)
+    servers = Threads(data(channels).training, found.collate_training, 1)
+    asked = pool(servers, found, [])
+    [*asked.batches(draws())]
+    assert asked.window(8, 10) > pool_module.LEAST_BATCHES == asked.window(8, pool_module.MOST_BYTES)
+
+
+def test_with_no_server_left_the_process_goes_on_alone_until_one_is_back(channels, quick):
+    found, said = data(channels), []
+    servers = Threads(data(channels).training, found.collate_training)
+    servers.dead = {*servers.names()}
+    asked = pool(servers, found, said, patience=0.3)
+    made = []
+    for number, batch in enumerate(asked.batches(draws(epochs=6))):
+        made.append(batch)
+        time.sleep(0.05)
+        if number == 4:
+            servers.dead.clear()
+    assert_same(made, local(found, draws(epochs=6)))
+    assert asked.counts.alone > 0 and asked.counts.images > 0
+    assert any("this process makes them itself until one is back" in line for line in said)
+
+
+def test_with_no_server_left_the_run_fails_where_it_is_to_fail(channels, quick):
+    found = data(channels)
+    servers = Threads(data(channels).training, found.collate_training)
+    servers.dead = {*servers.names()}
+    with pytest.raises(
+        NoServers, match=r"no server has made an image for 0 s \(host-0, host-1\), and without_servers is fail"
+    ):
+        next(pool(servers, found, [], go_on=False, patience=0.3).batches(draws()))
+
+
+def other_images(channels, tmp_path):
+    folder = tmp_path / "other"
+    for file in (channels / "train").rglob("*.jpg"):
+        target = folder / "train" / file.relative_to(channels / "train")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
+    (folder / "validation").symlink_to(channels / "validation")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda root: (root / "train/class-0/00.jpg").unlink(), "it has 95 training images, this process 96"),
+        (lambda root: (root / "train/class-0/00.jpg").rename(root / "train/class-0/zz.jpg"), "other training images, or has them in another order"),
+    ],
+)  # fmt: skip
+def test_a_server_with_other_images_is_refused(channels, tmp_path, quick, change, why):
+    other = other_images(channels, tmp_path)
+    change(other)
+    found, said = data(channels), []
+    servers = Threads(data(other).training, found.collate_training)
+    made = [*pool(servers, found, said, patience=0.3).batches(draws())]
+    assert_same(made, local(found, draws()))
+    assert len([line for line in said if "is not asked: it has" in line and why in line]) == 2
+
+
+def test_a_server_that_makes_other_pixels_is_refused(channels, quick):
+    found, said = data(channels), []
+    servers = Threads(data(channels, seed=4).training, found.collate_training, 1)
+    right = Threads(data(channels).training, found.collate_training, 2)
+    name = [*right.names()][1]
+    right.servers[name] = servers.servers[next(iter(servers.names()))]
+    made = [*pool(right, found, said).batches(draws(epochs=2))]
+    assert_same(made, local(found, draws(epochs=2)))
+    assert said == [
+        "server 0 on host-1 is not asked: it makes other pixels of the same images: its libraries or its processor round otherwise"
+    ]
+    assert {count for server, count in right.asked if server == name} == {pool_module.PROOF}
+
+
+def test_a_broken_image_ends_the_run_with_its_own_error_where_it_is_to(channels, tmp_path, quick):
+    other = other_images(channels, tmp_path)
+    (other / "train/class-1/05.jpg").write_bytes(b"no image")
+    found = data(other, on_broken_image="fail")
+    servers = Threads(data(other, on_broken_image="fail").training, found.collate_training)
+    with pytest.raises(BrokenImage, match=r"05\.jpg"):
+        [*pool(servers, found, []).batches(draws(epochs=2))]
+
+
+def test_a_server_that_cannot_read_its_images_stops_nothing(channels, quick):
+    found, said = data(channels), []
+
+    class Unreadable:
+        def __len__(self):
+            return IMAGES
+
+        def listing(self):
+            return found.training.listing()
+
+        def __getitem__(self, draw):
+            if draw[1] % 7 == 0:
+                raise OSError(f"image {draw[1]}: Input/output error")
+            return found.training[draw]
+
+    servers = Threads(Unreadable(), found.collate_training, 1)
+    asked = pool(servers, found, said)
+    made = [*asked.batches(draws(epochs=2))]
+    assert_same(made, local(found, draws(epochs=2)))
+    assert asked.counts.alone > 0 and "Input/output error" in said[0]
+
+
+def test_parts_pair_what_mixing_pairs():
+    assert pool_module.PART % 2 == 0
+
+
+def test_a_part_is_as_its_fields(channels):
+    found = data(channels)
+    part = ImageServer(lambda: (found.training, found.collate_training)).make([(1, 3), (2, 5)])
+    assert part.seconds > 0 and [one.shape for one in part.fields] == [(2, 3, 24, 24), (2,), (2,), (2,), (2,), (2,)]
+    assert np.array_equal(part.fields[0][1], found.training[2, 5].image.numpy())
+
+
+def class_folders(root):
+    for part in ("train", "validation"):
+        for number in range(40):
+            file = root / part / f"class-{number % 2}" / f"{number}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(jpeg(Image.effect_noise((48, 40), 60).convert("RGB")))
+    return lambda: open_data(root / "train", root / "validation", settings(), 3)
+
+
+def class_shards(root):
+    for part in ("train", "validation"):
+        indexed(write_channel(root / part, 20, 20))
+    return lambda: open_data(root / "train", root / "validation", settings(), 3)
+
+
+def mask_folders(root):
+    for part in ("train", "validation"):
+        for number in range(40):
+            write_pair(root / part, f"{number}", np.full((40, 48), number % 3, np.uint8))
+    chosen = SegmentationSettings(
+        model="resnet10t", classes=3, image_size=(32, 32), global_batch_size=8, seed=3, min_scale=0.5
+    )
+    return lambda: masks.open_data(root / "train", root / "validation", chosen, 3)
+
+
+def mask_shards(root):
+    mask_folders(root / "files")
+    for part in ("train", "validation"):
+        members = {}
+        for image in sorted((root / "files" / part / "images").iterdir()):
+            members[image.name] = image.read_bytes()
+            members[f"{image.stem}.mask.png"] = (root / "files" / part / "masks" / f"{image.stem}.png").read_bytes()
+        write_shard(root / part / "part-0.tar", members)
+    chosen = SegmentationSettings(
+        model="resnet10t", classes=3, image_size=(32, 32), global_batch_size=8, seed=3, min_scale=0.5
+    )
+    return lambda: masks.open_data(root / "train", root / "validation", chosen, 3)
+
+
+@pytest.mark.parametrize("kind", [class_folders, class_shards, mask_folders, mask_shards])
+def test_every_kind_of_channel_opens_alike_on_another_host(tmp_path, monkeypatch, kind):
+    here = kind(tmp_path / "here")()
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    monkeypatch.setenv("SM_CHANNEL_TRAIN", str(tmp_path / "there" / "train"))  # which has no other channel
+    monkeypatch.setenv("SM_OUTPUT_DATA_DIR", str(tmp_path / "output"))
+    server = ImageServer(pickle.loads(pickle.dumps(here.elsewhere)))
+    assert server.about()[:2] == (40, here.training.listing())
+    keys = [(view, index) for view in (1, 2) for index in range(0, 40, 3)]
+    expected = here.collate_training([here.training[key] for key in keys])
+    found = server.make(keys)
+    assert found.batch is type(expected)
+    for name, a, b in zip(expected._fields, expected, found.fields):
+        assert a.dtype == torch.from_numpy(b).dtype and np.array_equal(a, b), name
