@@ -244,7 +244,7 @@ def _record_steps(
     window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
     speed = {"images_per_second": run.settings.global_batch_size / seconds["step"]}
     slowed = {"profiled": True} if run.operators.slowed() else {}
-    served = {"servers": run.servers.window()} if run.servers is not None else {}
+    served: dict[str, Any] = {"servers": run.servers.window()} if run.servers is not None else {}
     run.record.steps(
         place[0], place[2], shown, {**window, **speed, **used, **run.timeline.scheduling, **memory, **slowed, **served}
     )

@@ -75,18 +75,15 @@ class Placement:
                 continue
             self._tries[name] = self._tries.get(name, 0) + 1
             self._next[name] = now + min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2 ** (self._tries[name] - 1))
-            self._handles[name] = (
-                ray.remote(ImageServer)
-                .options(
-                    name=name,
-                    get_if_exists=True,
-                    num_cpus=threads,
-                    max_concurrency=threads + 1,
-                    max_restarts=-1,
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False),
-                )
-                .remote(self._open)
-            )
+            actor: Any = ray.remote(ImageServer)
+            self._handles[name] = actor.options(
+                name=name,
+                get_if_exists=True,
+                num_cpus=threads,
+                max_concurrency=threads + 1,
+                max_restarts=-1,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False),
+            ).remote(self._open)
 
 
 def servers_of(one: Mapping[str, Any]) -> list[tuple[str, int]]:
