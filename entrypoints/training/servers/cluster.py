@@ -66,7 +66,7 @@ class Placement:
                 actor.options(
                     name=f"{PREFIX}{one['NodeManagerAddress']}/{number}/{threads}/{one['NodeID'][:8]}",
                     num_cpus=threads,
-                    max_concurrency=threads + 1,
+                    max_concurrency=threads,
                     max_restarts=-1,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False),
                 ).remote(self._open)

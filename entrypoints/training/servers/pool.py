@@ -191,6 +191,11 @@ class Pool:
             stream.close()
 
     @property
+    def is_asking(self) -> bool:
+        """Whether any server has an answer to give."""
+        return any(one.asked or one.proof for one in self._servers.values())
+
+    @property
     def live(self) -> list[_Server]:
         return [one for one in self._servers.values() if one.state == "live"]
 
@@ -490,7 +495,8 @@ class _Stream:
         with self._changed:
             if self._next_is_there():
                 self._changed.notify_all()
-            if not self._closed and all(batch.missing == 0 for batch in self._batches):
+            rests = all(batch.missing == 0 for batch in self._batches) or not (self._here or pool.is_asking)
+            if not self._closed and rests:
                 self._changed.wait(_TURN)
 
     def _make_here(self, part: _Part) -> None:
