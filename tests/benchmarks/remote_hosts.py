@@ -171,7 +171,7 @@ def trainer(pipe: Connection, host: str, port: int, data: Path, size: int, serve
             stack.enter_context(Placement(partial(open_elsewhere, settings_of(size), 3, None)))
         said: list[str] = []
         pool = Pool(
-            RayServers(), opened, go_on=False, patience=START_SECONDS, threads=1, device=ALONE.device, say=said.append
+            RayServers(TRAINERS.index(host), len(TRAINERS)), opened, go_on=False, patience=START_SECONDS, threads=1, device=ALONE.device, say=said.append
         )
         batches: Iterator[Any] | None = None
         while (question := pipe.recv()) is not None:
