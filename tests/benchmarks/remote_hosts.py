@@ -171,7 +171,13 @@ def trainer(pipe: Connection, host: str, port: int, data: Path, size: int, serve
             stack.enter_context(Placement(partial(open_elsewhere, settings_of(size), 3, None)))
         said: list[str] = []
         pool = Pool(
-            RayServers(TRAINERS.index(host), len(TRAINERS)), opened, go_on=False, patience=START_SECONDS, threads=1, device=ALONE.device, say=said.append
+            RayServers(TRAINERS.index(host), len(TRAINERS)),
+            opened,
+            go_on=False,
+            patience=START_SECONDS,
+            threads=1,
+            device=ALONE.device,
+            say=said.append,
         )
         batches: Iterator[Any] | None = None
         while (question := pipe.recv()) is not None:
@@ -222,9 +228,7 @@ def endless(images: int) -> Iterator[list[SampleKey]]:
 
 def some(images: int, count: int, view: int = 1) -> Iterator[list[SampleKey]]:
     """So many batches, of the views from one on."""
-    return itertools.islice(
-        ([(each + view - 1, index) for each, index in draws] for draws in endless(images)), count
-    )
+    return itertools.islice(([(each + view - 1, index) for each, index in draws] for draws in endless(images)), count)
 
 
 def digest(batches: Iterator[Any]) -> str:
