@@ -17,6 +17,7 @@
 # make bench-planted-foreign    the same kinds in scripts that know nothing of the kit: plain PyTorch, Lightning, Trainer, and on a simulated accelerator
 # make bench-tune       launcher tune beside an exhaustive grid of what it may change, on slow jobs (about 45 minutes; goes on where it was)
 # make mutants      each operator of the diagnosis's rules turned, one at a time: how many do the tests notice (about 5 minutes)
+# make bench-remote     a server on one core and a trainer on the other: images/s beside the core's own, the trainer's CPU, a job, two trainers (about 10 minutes)
 # make bench-workers    what too many data workers cost, and what fewer bring, on a simulated accelerator (about 20 minutes)
 # make notebooks    every notebook executed, its outputs and pictures stored where they bear out its text (about 15 minutes)
 # make test-notebooks   the notebooks' tests, with nothing else beside them: what KT's journey measures has to be as its text says
@@ -42,7 +43,7 @@ DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -114,6 +115,9 @@ bench-planted-others: $(INSTALLED) $(OTHERS)/.installed
 
 bench-planted-foreign: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/planted_foreign.py
+
+bench-remote: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/remote.py
 
 bench-workers: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/simulated_workers.py

@@ -26,6 +26,7 @@ from training.servers.actor import Opened, made
 from training.servers.groups import Groups
 from training.servers.pool import Pool
 from training.servers.ray_node import connected, node
+from training.servers.stream import Stream
 from training.settings.scripts import LabelledImageSettings
 
 TRAINER_CORE, SERVER_CORE = 0, 1
@@ -168,16 +169,23 @@ def trainer(pipe: Connection, host: str, port: int, data: Path, size: int, serve
         from training.servers.cluster import Placement, RayServers  # imports Ray, which read its settings just now
 
         if groups.is_head:
-            stack.enter_context(Placement(partial(open_elsewhere, settings_of(size), 3, None)))
+            stack.enter_context(Placement(partial(open_elsewhere, settings_of(size), 3, None), print))
         said: list[str] = []
         pool = Pool(
-            RayServers(), opened, go_on=False, patience=START_SECONDS, threads=1, device=ALONE.device, say=said.append
+            RayServers(TRAINERS.index(host), len(TRAINERS)),
+            opened,
+            go_on=False,
+            patience=START_SECONDS,
+            first_patience=START_SECONDS,
+            threads=1,
+            device=ALONE.device,
+            say=said.append,
         )
         batches: Iterator[Any] | None = None
         while (question := pipe.recv()) is not None:
             kind, count = question[:2]
             if kind == "flow":
-                batches = batches or pool.batches(endless(len(opened.images)))
+                batches = batches or iter(Stream(pool, endless(len(opened.images))))
                 for _ in range(AHEAD):
                     next(batches)
                 pipe.send(_flow(batches, count, process.pid, server))
@@ -186,7 +194,7 @@ def trainer(pipe: Connection, host: str, port: int, data: Path, size: int, serve
                     batches.close()
                     batches = None
                 wall = time.perf_counter()
-                proof = digest(pool.batches(some(len(opened.images), count, *question[2:])))
+                proof = digest(Stream(pool, some(len(opened.images), count, *question[2:])))
                 pipe.send((proof, time.perf_counter() - wall))
             elif kind == "rest":
                 before = cost_of(process.pid), cost_of(server), time.process_time(), time.perf_counter()
@@ -222,9 +230,7 @@ def endless(images: int) -> Iterator[list[SampleKey]]:
 
 def some(images: int, count: int, view: int = 1) -> Iterator[list[SampleKey]]:
     """So many batches, of the views from one on."""
-    return itertools.islice(
-        ([(each + view - 1, index) for each, index in draws] for draws in endless(images)), count
-    )
+    return itertools.islice(([(each + view - 1, index) for each, index in draws] for draws in endless(images)), count)
 
 
 def digest(batches: Iterator[Any]) -> str:

@@ -80,7 +80,7 @@ class Placement:
                 name=name,
                 get_if_exists=True,
                 num_cpus=threads,
-                max_concurrency=threads + 1,
+                max_concurrency=threads,
                 max_restarts=-1,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False),
             ).remote(self._open)

@@ -31,6 +31,14 @@ PARTS_GB = 2.0
 
 SHARED_MEMORY = Path("/dev/shm")
 
+PART_IN_REPLY_BYTES = 2**26
+"""A part up to this size travels in the server's reply, from process to process; a larger one from store to store, by raylets, whose
+processes then copy it too."""
+
+KEPT_BYTES = 2**25, 2**29
+"""Of a server's process: blocks up to the first size come from the heap, and free memory up to the second stays there. Without it, every
+buffer of a part is given back to the kernel and comes back page by page (mallopt(3))."""
+
 _END_SECONDS = 20
 _PARENT_DEATH = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
@@ -146,6 +154,9 @@ def _started(command: list[str], groups: Groups, output: IO[bytes]) -> subproces
     """A process in a session of its own, so that a stop of this process's group leaves it; it ends when its parent has."""
     environment = dict(os.environ)
     _environment(groups, environment)
+    if groups.serves:
+        threshold, kept = KEPT_BYTES
+        environment |= {"MALLOC_MMAP_THRESHOLD_": str(threshold), "MALLOC_TRIM_THRESHOLD_": str(kept)}
     libc = ctypes.CDLL(None)
 
     def with_parent() -> None:
@@ -163,6 +174,8 @@ def _environment(groups: Groups, environ: dict[str, str] | os._Environ[str]) -> 
     environ["RAY_USAGE_STATS_ENABLED"] = "0"
     environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late call starts no cluster of its own
     environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nobody waits for what a node still makes
+    environ["RAY_max_direct_call_object_size"] = str(PART_IN_REPLY_BYTES)
+    environ["RAY_task_rpc_inlined_bytes_limit"] = str(PART_IN_REPLY_BYTES)
     # another job's cluster at the same address is not joined by mistake; it keeps nobody out who knows the job
     job = environ.get("TRAINING_JOB_NAME") or environ.get("SM_HPS", "")
     environ["RAY_AUTH_MODE"] = "token"
