@@ -76,19 +76,21 @@ def show_channel(at: Path, place: Path) -> None:
         (at / place.name).symlink_to(place)
 
 
-def resource_config(address: str, hosts: Sequence[tuple[str, str, str]], interface: str) -> dict[str, Any]:
+def resource_config(
+    host: tuple[str, str, str], hosts: Sequence[tuple[str, str, str]], interface: str
+) -> dict[str, Any]:
     """resourceconfig.json of a host.
 
     Args:
-        address: the host's.
-        hosts: (address, instance group, instance type) of every host, in SageMaker's order.
+        host: its address, instance group and instance type.
+        hosts: the same of every host, in SageMaker's order.
         interface: the script's network interface.
     """
     groups: dict[str, dict[str, Any]] = {}
-    for other, group, instance_type in hosts:
+    for address, group, instance_type in hosts:
         entry = {"instance_group_name": group, "instance_type": instance_type, "hosts": []}
-        groups.setdefault(group, entry)["hosts"].append(other)
-    [(group, instance_type)] = [(group, instance_type) for other, group, instance_type in hosts if other == address]
+        groups.setdefault(group, entry)["hosts"].append(address)
+    address, group, instance_type = host
     return {
         "current_host": address,
         "current_instance_type": instance_type,
@@ -102,14 +104,14 @@ def resource_config(address: str, hosts: Sequence[tuple[str, str, str]], interfa
 def config_files(plan: Plan, host: HostPlan, interface: str = "lo") -> dict[str, str]:
     """Name -> text of SageMaker's files below input/config."""
     in_order = sorted(plan.hosts, key=lambda other: int(other.name.removeprefix("algo-")))
-    hosts = [(other.address, other.group or HOMOGENEOUS, "local") for other in in_order]
+    this, *hosts = [(other.address, other.group or HOMOGENEOUS, "local") for other in (host, *in_order)]
     channels = {
         name: {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
         for name in plan.channels_of(host)
     }
     written: dict[str, Any] = {
         "hyperparameters.json": plan.hyperparameters,
-        "resourceconfig.json": resource_config(host.address, hosts, interface),
+        "resourceconfig.json": resource_config(this, hosts, interface),
         "inputdataconfig.json": channels,
     }
     if plan.job.profiling is not None:

@@ -105,9 +105,8 @@ def write_tree(job: TrainingJob, host: Host, hosts: list[Host], hyperparameters:
 
 def resource_config(host: Host, hosts: list[Host]) -> dict[str, Any]:
     """resourceconfig.json, with addresses instead of names, which would not resolve."""
-    return host_folders.resource_config(
-        host.address, [(other.address, other.group, other.instance_type) for other in hosts], "lo"
-    )
+    this, *all_hosts = [(other.address, other.group, other.instance_type) for other in (host, *hosts)]
+    return host_folders.resource_config(this, all_hosts, "lo")
 
 
 def training_hosts(job: TrainingJob, hosts: list[Host]) -> list[Host]:

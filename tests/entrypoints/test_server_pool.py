@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import shutil
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -19,9 +20,12 @@ from training.data.batches import SampleKey, TrainingBatches
 from training.data.decode.decoding import BrokenImage
 from training.data.views import open_data
 from training.distributed.world import World
+from training.servers import parts
 from training.servers import pool as pool_module
 from training.servers.actor import About, ImageServer, Opened, Part, PartFailed, ServerFailed
 from training.servers.pool import NoServers, Pool
+from training.servers.remote import RemoteLoader
+from training.servers.stream import Stream
 from training.settings.scripts import LabelledImageSettings
 from training.settings.segmentation import SegmentationSettings
 
@@ -128,7 +132,17 @@ def quick(monkeypatch):
 def pool(servers: Threads, found, said: list[str], **values) -> Pool:
     opened = Opened(found.training, found.collate_training)
     return Pool(
-        servers, opened, **{"go_on": True, "patience": 5.0, "threads": 1, "device": CPU, "say": said.append, **values}
+        servers,
+        opened,
+        **{
+            "go_on": True,
+            "patience": 5.0,
+            "first_patience": 5.0,
+            "threads": 1,
+            "device": CPU,
+            "say": said.append,
+            **values,
+        },
     )
 
 
@@ -156,7 +170,7 @@ def assert_same(one: list, other: list) -> None:
 def test_batches_are_those_of_the_process_itself_in_its_order(channels, rank, size, first_step):
     found, said = data(channels), []
     servers = Threads(data(channels).training, found.collate_training)
-    made = [*pool(servers, found, said).batches(draws(first_step, 2, rank, size))]
+    made = [*Stream(pool(servers, found, said), draws(first_step, 2, rank, size))]
     assert_same(made, local(found, draws(first_step, 2, rank, size)))
     assert len({server for server, _ in servers.asked}) == 2 and not said
 
@@ -167,20 +181,22 @@ def test_a_server_that_dies_costs_no_image(channels, quick):
     servers.slow = dict.fromkeys(servers.names(), 0.05)
     asked = pool(servers, found, said)
     made = []
-    for number, batch in enumerate(asked.batches(draws(epochs=3))):
+    for number, batch in enumerate(Stream(asked, draws(epochs=3))):
         made.append(batch)
         if number == 2:
             servers.dead = {*[*servers.names()][:2]}  # all but one
     assert_same(made, local(found, draws(epochs=3)))
     assert asked.counts.failures >= 2 and asked.counts.alone == 0
-    assert any("failed: it d" in line and "its part is made elsewhere" in line for line in said)
+    assert any("failed: it d" in line for line in said)
 
 
 @pytest.mark.parametrize("when", ["proving", "serving"])
 def test_a_server_may_fail_at_all_that_it_was_asked_at_once(channels, quick, monkeypatch, when):
     found, said = data(channels), []
     servers = Threads(data(channels).training, found.collate_training, 2)
-    first = next(iter(servers.names()))
+    monkeypatch.setattr(pool_module, "LOST_SECONDS", 30.0)
+    first, second = servers.names()
+    servers.slow = {second: 0.1}
     servers.silent, lost = {first} if when == "proving" else set(), []
     ticket = servers._ticket
 
@@ -191,7 +207,7 @@ def test_a_server_may_fail_at_all_that_it_was_asked_at_once(channels, quick, mon
 
     monkeypatch.setattr(servers, "_ticket", remembering)
     made = []
-    for number, batch in enumerate(pool(servers, found, said).batches(draws(epochs=3))):
+    for number, batch in enumerate(Stream(pool(servers, found, said), draws(epochs=3))):
         made.append(batch)
         if number == 1:
             servers.silent = {first}
@@ -209,7 +225,7 @@ def test_a_server_that_is_back_is_asked_again(channels, quick):
     servers = Threads(data(channels).training, found.collate_training, 1)
     servers.slow = dict.fromkeys(servers.names(), 0.02)
     made = []
-    for number, batch in enumerate(pool(servers, found, said).batches(draws(epochs=3))):
+    for number, batch in enumerate(Stream(pool(servers, found, said), draws(epochs=3))):
         made.append(batch)
         if number == 1:
             servers.dead = {*servers.names()}
@@ -223,7 +239,7 @@ def test_what_a_silent_server_was_asked_for_another_one_makes(channels, quick):
     servers = Threads(data(channels).training, found.collate_training)
     asked = pool(servers, found, said)
     made = []
-    for number, batch in enumerate(asked.batches(draws(epochs=3))):
+    for number, batch in enumerate(Stream(asked, draws(epochs=3))):
         made.append(batch)
         if number == 1:
             servers.silent = {next(iter(servers.names()))}
@@ -236,7 +252,7 @@ def test_a_faster_server_gets_more(channels):
     servers = Threads(data(channels).training, found.collate_training)
     slow, fast = servers.names()
     servers.slow = {slow: 0.2, fast: 0.02}
-    assert_same([*pool(servers, found, []).batches(draws(epochs=4))], local(found, draws(epochs=4)))
+    assert_same([*Stream(pool(servers, found, []), draws(epochs=4))], local(found, draws(epochs=4)))
     got = {name: sum(count for server, count in servers.asked if server == name) for name in servers.names()}
     assert got[fast] > 2 * got[slow] > 0
 
@@ -245,21 +261,23 @@ def test_no_more_is_asked_for_than_the_window_holds(channels):
     found = data(channels)
     servers = Threads(data(channels).training, found.collate_training, 1)
     asked = pool(servers, found, [])
-    batches = asked.batches(draws(epochs=20))
+    batches = iter(Stream(asked, draws(epochs=20)))
     next(batches)
     time.sleep(0.5)  # nobody takes a batch meanwhile
     got = sum(count for _, count in servers.asked)
-    assert got <= BATCH * (asked.window(BATCH, 1000) + 1) + pool_module.PROOF < 20 * IMAGES
+    assert got <= BATCH * (asked.window() + 1) + pool_module.PROOF < 20 * IMAGES
     batches.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "server pool"]
 
 
-def test_memory_bounds_the_window(channels):
+def test_memory_bounds_the_window(channels, monkeypatch):
     found = data(channels)
     servers = Threads(data(channels).training, found.collate_training, 1)
     asked = pool(servers, found, [])
-    [*asked.batches(draws())]
-    assert asked.window(8, 10) > pool_module.LEAST_BATCHES == asked.window(8, pool_module.MOST_BYTES)
+    [*Stream(asked, draws())]
+    assert asked.window() > pool_module.LEAST_BATCHES
+    monkeypatch.setattr(pool_module, "MOST_BYTES", 3 * 24 * 24 * BATCH)
+    assert asked.window() == pool_module.LEAST_BATCHES
 
 
 def test_with_no_server_left_the_process_goes_on_alone_until_one_is_back(channels, quick):
@@ -268,7 +286,7 @@ def test_with_no_server_left_the_process_goes_on_alone_until_one_is_back(channel
     servers.dead = {*servers.names()}
     asked = pool(servers, found, said, patience=0.3)
     made = []
-    for number, batch in enumerate(asked.batches(draws(epochs=6))):
+    for number, batch in enumerate(Stream(asked, draws(epochs=6))):
         made.append(batch)
         time.sleep(0.05)
         if number == 4:
@@ -285,7 +303,7 @@ def test_with_no_server_left_the_run_fails_where_it_is_to_fail(channels, quick):
     with pytest.raises(
         NoServers, match=r"no server has made an image for 0 s \(host-0, host-1\), and without_servers is fail"
     ):
-        next(pool(servers, found, [], go_on=False, patience=0.3).batches(draws()))
+        next(iter(Stream(pool(servers, found, [], go_on=False, patience=0.3, first_patience=0.3), draws())))
 
 
 def other_images(channels, tmp_path):
@@ -310,7 +328,7 @@ def test_a_server_with_other_images_is_refused(channels, tmp_path, quick, change
     change(other)
     found, said = data(channels), []
     servers = Threads(data(other).training, found.collate_training)
-    made = [*pool(servers, found, said, patience=0.3).batches(draws())]
+    made = [*Stream(pool(servers, found, said, patience=0.3), draws())]
     assert_same(made, local(found, draws()))
     assert len([line for line in said if "is not asked: it has" in line and why in line]) == 2
 
@@ -321,7 +339,7 @@ def test_a_server_that_makes_other_pixels_is_refused(channels, quick):
     right = Threads(data(channels).training, found.collate_training, 2)
     name = [*right.names()][1]
     right.servers[name] = servers.servers[next(iter(servers.names()))]
-    made = [*pool(right, found, said).batches(draws(epochs=2))]
+    made = [*Stream(pool(right, found, said), draws(epochs=2))]
     assert_same(made, local(found, draws(epochs=2)))
     assert said == [
         "server 0 on host-1 is not asked: it makes other pixels of the same images: its libraries or its processor round otherwise"
@@ -335,7 +353,7 @@ def test_a_broken_image_ends_the_run_with_its_own_error_where_it_is_to(channels,
     found = data(other, on_broken_image="fail")
     servers = Threads(data(other, on_broken_image="fail").training, found.collate_training)
     with pytest.raises(BrokenImage, match=r"05\.jpg"):
-        [*pool(servers, found, []).batches(draws(epochs=2))]
+        [*Stream(pool(servers, found, []), draws(epochs=2))]
 
 
 def test_a_server_that_cannot_read_its_images_stops_nothing(channels, quick):
@@ -355,13 +373,74 @@ def test_a_server_that_cannot_read_its_images_stops_nothing(channels, quick):
 
     servers = Threads(Unreadable(), found.collate_training, 1)
     asked = pool(servers, found, said)
-    made = [*asked.batches(draws(epochs=2))]
+    made = [*Stream(asked, draws(epochs=2))]
     assert_same(made, local(found, draws(epochs=2)))
     assert asked.counts.alone > 0 and "Input/output error" in said[0]
 
 
+def test_time_in_which_nobody_waits_for_images_is_no_time_without_servers(channels, quick):
+    found = data(channels)
+    asked = pool(
+        Threads(data(channels).training, found.collate_training),
+        found,
+        [],
+        go_on=False,
+        patience=0.3,
+        first_patience=0.3,
+    )
+    time.sleep(0.5)  # a teacher is evaluated first, for example
+    assert_same([*Stream(asked, draws())], local(found, draws()))
+    time.sleep(0.5)
+    assert_same([*Stream(asked, draws())], local(found, draws()))
+
+
+def test_an_image_that_only_a_server_cannot_read_is_the_one_that_is_trained_on(channels, tmp_path, monkeypatch, quick):
+    other = other_images(channels, tmp_path)
+    (other / "train/class-1/05.jpg").write_bytes(b"no image")
+    monkeypatch.setenv("SM_CHANNEL_TRAIN", str(other / "train"))
+    found, said = data(channels), []
+    opened, collate = found.elsewhere()
+    asked = pool(Threads(opened, collate), found, said)
+    assert_same([*Stream(asked, draws(epochs=3))], local(found, draws(epochs=3)))
+    assert asked.counts.alone > 0 and asked.counts.images > 0
+
+
+def test_a_pool_without_servers_waits_at_rest(channels):
+    found = data(channels)
+    asked = pool(Threads(data(channels).training, found.collate_training, 0), found, [], patience=1.5)
+    started = time.thread_time(), time.monotonic()
+    next(iter(Stream(asked, draws())))
+    assert time.monotonic() - started[1] > 1.4 and asked.counts.receiving_seconds < 0.3
+
+
+def test_a_waiting_trainer_has_every_server_at_work(channels):
+    found = data(channels)
+    servers = Threads(data(channels).training, found.collate_training, 8)
+    servers.slow = dict.fromkeys(servers.names(), 0.05)
+    asked, busy = pool(servers, found, []), []
+    keys = ([(1, index) for index in range(first, first + 8)] for _ in range(12) for first in range(0, IMAGES, 8))
+    for _ in Stream(asked, keys):  # batches of less than a part
+        busy.append(sum(1 for one in asked.live if one.asked))
+    assert statistics.median(busy[len(busy) // 2 :]) >= 5
+
+
+def test_an_abandoned_iteration_ends_with_the_next_one(channels):
+    found = data(channels)
+    loader = RemoteLoader(pool(Threads(data(channels).training, found.collate_training), found, []), Epoch())
+    first = iter(loader)
+    next(first)
+    assert_same([*loader], local(found, draws()))
+    loader.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "server pool"]
+
+
+class Epoch:
+    def __iter__(self):
+        return draws()
+
+
 def test_parts_pair_what_mixing_pairs():
-    assert pool_module.PART % 2 == 0
+    assert parts.PART % 2 == 0
 
 
 def test_a_part_is_as_its_fields(channels):

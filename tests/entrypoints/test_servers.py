@@ -140,17 +140,17 @@ def test_a_run_whose_images_another_host_prepares_ends_with_the_same_weights(dat
 
 @pytest.mark.slow
 def test_servers_killed_at_random_moments_change_nothing(data, undisturbed, tmp_path):
-    longer = {"epochs": 40}
+    longer = {"epochs": 20}
     with served_run(tmp_path, data, {**SETTINGS, **longer}, servers=2) as run:
-        killed = kill_servers(run, 10, (0.5, 2.0))
+        killed = kill_servers(run, 10, (0.3, 1.0))
         assert run.wait(240) == [0, 0, 0], run.log()
-        assert killed >= 5 and run.weights() == undisturbed(**longer)
-        assert "its part is made elsewhere" in run.log()
+        assert killed >= 3 and run.weights() == undisturbed(**longer)
+        assert "it is asked again in" in run.log()
 
 
 @pytest.mark.slow
 def test_a_run_goes_on_alone_where_every_serving_host_is_gone(data, undisturbed, tmp_path):
-    longer = {"epochs": 40}
+    longer = {"epochs": 20}
     with served_run(tmp_path, data, {**SETTINGS, **longer}, servers=1) as run:
         while not run.trained():
             time.sleep(0.2)
@@ -164,7 +164,7 @@ def test_a_run_goes_on_alone_where_every_serving_host_is_gone(data, undisturbed,
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_with_other_numbers_of_servers(data, undisturbed, tmp_path):
-    longer = {"epochs": 40}
+    longer = {"epochs": 20}
     with served_run(tmp_path, data, {**SETTINGS, **longer}, servers=1) as run:
         while " step 24/" not in run.log():
             time.sleep(0.05)

@@ -235,7 +235,7 @@ def open_elsewhere(
 ) -> tuple[TrainingViews, Collate]:
     """The training images of this host's own channel `train`, as `open_data` opens them, and what makes batches of them."""
     environment = read_environment()
-    broken = BrokenImages(settings.on_broken_image == "fail", environment.output_data_dir)
+    broken = BrokenImages(fail=True)  # whoever asked decides what comes in its place
     source = open_source(environment.channel("train"), settings, settings.images_per_class)
     return open_views(source, settings, channels, view_size, broken), collate_views
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -61,7 +60,6 @@ class About(NamedTuple):
 
     images: int
     listing: str
-    process: int
 
 
 class ImageServer:
@@ -70,10 +68,11 @@ class ImageServer:
     def __init__(self, open_images: Open):
         torch.set_num_threads(1)  # each of its threads makes a part of its own
         self._opened = Opened(*open_images())
+        self._about = About(len(self._opened.images), self._opened.images.listing())
 
     def about(self) -> About:
         """What is served here, for those who compare it with what they would make."""
-        return About(len(self._opened.images), self._opened.images.listing(), os.getpid())
+        return self._about
 
     def make(self, draws: list[SampleKey]) -> Part:
         """A part of a batch."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -24,6 +25,9 @@ AT_MOST = 32
 
 PREFIX = "images/"
 
+FIRST_BACK_OFF, LONGEST_BACK_OFF = 10.0, 120.0
+"""Seconds until a server that did not start is started again; twice as long after each further try."""
+
 LOOK_SECONDS = 2.0
 """Between two looks at which hosts are there."""
 
@@ -31,12 +35,14 @@ LOOK_SECONDS = 2.0
 class Placement:
     """Starts servers on every host that joins, as many as it has cores for. One process of the job has it.
 
-    Ray starts a server that died anew, on the same host.
+    Ray starts a server anew whose process died; one that could not open its images, or lost its host, is started anew here.
     """
 
-    def __init__(self, open_images: Open):
-        self._open, self._ended = open_images, threading.Event()
-        self._started: dict[str, list[ActorHandle[Any]]] = {}
+    def __init__(self, open_images: Open, say: Callable[[str], None]):
+        self._open, self._say, self._ended = open_images, say, threading.Event()
+        self._handles: dict[str, ActorHandle[Any]] = {}  # a server lives as long as one refers to it
+        self._tries: dict[str, int] = {}
+        self._next: dict[str, float] = {}
         self._thread = threading.Thread(target=self._look, name="server placement", daemon=True)
 
     def __enter__(self) -> Placement:
@@ -48,30 +54,50 @@ class Placement:
         self._thread.join()
 
     def _look(self) -> None:
+        last = ""
         while not self._ended.is_set():
-            with contextlib.suppress(ray.exceptions.RayError):  # the head does not answer: the next look tells more
+            try:
+                there = {*ray.util.list_named_actors()}
                 for one in ray.nodes():
-                    if one["Alive"] and SERVES in one["Resources"] and one["NodeID"] not in self._started:
-                        self._started[one["NodeID"]] = self._start(one)
+                    if one["Alive"] and SERVES in one["Resources"]:
+                        self._start_missing(one, there)
+            except Exception as error:  # the head does not answer, or not as ever: the next look tells more
+                if _why(error) != last:
+                    self._say(f"looking for serving hosts failed: {_why(error)}")
+                last = _why(error)
             self._ended.wait(LOOK_SECONDS)
 
-    def _start(self, one: Mapping[str, Any]) -> list[ActorHandle[Any]]:
-        cores = int(one["Resources"].get("CPU", 1))
-        count = math.ceil(cores / THREADS)
-        actor = ray.remote(ImageServer)
-        servers: list[Any] = []
-        for number in range(count):
-            threads = cores // count + (number < cores % count)
-            servers.append(
-                actor.options(
-                    name=f"{PREFIX}{one['NodeManagerAddress']}/{number}/{threads}/{one['NodeID'][:8]}",
+    def _start_missing(self, one: Mapping[str, Any], there: set[str]) -> None:
+        """Start the servers of a host that are not there."""
+        now = time.monotonic()
+        for name, threads in servers_of(one):
+            if name in there or now < self._next.get(name, 0.0):
+                continue
+            self._tries[name] = self._tries.get(name, 0) + 1
+            self._next[name] = now + min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2 ** (self._tries[name] - 1))
+            self._handles[name] = (
+                ray.remote(ImageServer)
+                .options(
+                    name=name,
+                    get_if_exists=True,
                     num_cpus=threads,
                     max_concurrency=threads + 1,
                     max_restarts=-1,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False),
-                ).remote(self._open)
+                )
+                .remote(self._open)
             )
-        return servers
+
+
+def servers_of(one: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The servers of a host, as Ray describes it: name and threads of each, THREADS at most, a thread for each core."""
+    cores = int(one["Resources"].get("CPU", 1))
+    count = math.ceil(cores / THREADS)
+    each = [cores // count + (index < cores % count) for index in range(count)]
+    return [
+        (f"{PREFIX}{one['NodeManagerAddress']}/{index}/{threads}/{one['NodeID'][:8]}", threads)
+        for index, threads in enumerate(each)
+    ]
 
 
 def share(names: Sequence[str], rank: int, size: int) -> list[str]:

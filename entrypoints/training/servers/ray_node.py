@@ -104,27 +104,31 @@ def connected(
     head, port = groups.meeting_place
     until = time.monotonic() + wait_seconds
     handler = signal.getsignal(signal.SIGTERM)
-    while True:
-        try:
-            ray.init(
-                address=f"{head}:{port}",
-                namespace=SERVES,
-                _node_ip_address=address_of(groups.host),
-                configure_logging=False,
-                log_to_driver=talks,
-            )
-            break
-        except (ConnectionError, RuntimeError, OSError) as error:
-            if process is not None and process.poll() is not None:
-                raise ConnectionError(f"Ray's node on {groups.host} ended with code {process.returncode}") from error
-            if time.monotonic() > until:
-                raise TimeoutError(f"{groups.host} could not join Ray's cluster at {head}:{port}: {error}") from error
-            time.sleep(0.5)
-    signal.signal(signal.SIGTERM, handler)  # ray.init takes it over
     try:
+        while not ray.is_initialized():
+            try:
+                ray.init(
+                    address=f"{head}:{port}",
+                    namespace=SERVES,
+                    _node_ip_address=address_of(groups.host),
+                    configure_logging=False,
+                    log_to_driver=talks,
+                )
+            except Exception as error:  # the head or this host's node is not up yet: Ray says it in several ways
+                ray.shutdown()
+                if process is not None and process.poll() is not None:
+                    code = process.returncode
+                    raise ConnectionError(f"Ray's node on {groups.host} ended with code {code}") from error
+                if time.monotonic() > until:
+                    raise TimeoutError(
+                        f"{groups.host} could not join Ray's cluster at {head}:{port}: {error}"
+                    ) from error
+                time.sleep(0.5)
+        signal.signal(signal.SIGTERM, handler)  # ray.init takes it over
         yield
     finally:
         ray.shutdown()
+        signal.signal(signal.SIGTERM, handler)
 
 
 def is_reachable(groups: Groups) -> bool | None:
@@ -157,6 +161,7 @@ def _environment(groups: Groups, environ: dict[str, str] | os._Environ[str]) -> 
     paths = [str(ENTRYPOINTS), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a late call starts no cluster of its own
     environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nobody waits for what a node still makes
     # another job's cluster at the same address is not joined by mistake; it keeps nobody out who knows the job
     job = environ.get("TRAINING_JOB_NAME") or environ.get("SM_HPS", "")
@@ -165,7 +170,7 @@ def _environment(groups: Groups, environ: dict[str, str] | os._Environ[str]) -> 
 
 
 def _shared_memory() -> int:
-    """Bytes for parts on their way: half of what is free, at most PARTS_GB."""
+    """Bytes for parts on their way: half of what is free, at most PARTS_GB, and the 80 MB that Ray needs."""
     free = os.statvfs(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else os.statvfs("/tmp")
     return max(80_000_000, min(int(PARTS_GB * 1e9), free.f_bavail * free.f_frsize // 2))
 

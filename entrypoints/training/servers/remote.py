@@ -17,6 +17,7 @@ from training.servers.actor import Opened
 from training.servers.groups import read_groups
 from training.servers.pool import Counts, Pool
 from training.servers.ray_node import connected, node, require_package
+from training.servers.stream import Stream
 from training.settings.scripts import TrainingSettings
 
 if TYPE_CHECKING:  # it imports ray, which other jobs lack
@@ -30,10 +31,18 @@ class RemoteLoader:
     """The batches of a sampler, in its order, made by other hosts."""
 
     def __init__(self, pool: Pool, batches: TrainingBatches):
-        self.pool, self.batches = pool, batches
+        self._pool, self._batches = pool, batches
+        self._stream: Stream | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return self.pool.batches(iter(self.batches))  # which epoch it is, is settled here, as in a DataLoader
+        self.close()
+        self._stream = Stream(self._pool, iter(self._batches))  # which epoch it is, is settled here, as in a DataLoader
+        return iter(self._stream)
+
+    def close(self) -> None:
+        """End what an iteration has on its way."""
+        if self._stream is not None:
+            self._stream.close()
 
 
 class ImageServers:
@@ -53,19 +62,22 @@ class ImageServers:
         assert data.elsewhere is not None, "every script's data can be opened on another host"
         if self._world.is_first and not self._placed:
             self._placed = True
-            self._stack.enter_context(Placement(data.elsewhere))
+            self._stack.enter_context(Placement(data.elsewhere, self._say))
         self._servers = RayServers(self._world.rank, self._world.size)
         self._pool = Pool(
             self._servers,
             Opened(data.training, data.collate_training),
             go_on=self._settings.without_servers == "go_on",
             patience=PATIENCE,
+            first_patience=max(PATIENCE, self._settings.process_group_minutes * 60),
             threads=choose_threads(self._settings).count,
             device=self._world.device,
             say=self._say,
         )
         self._before = Counts()
-        return RemoteLoader(self._pool, batches)
+        loader = RemoteLoader(self._pool, batches)
+        self._stack.callback(loader.close)  # before Ray goes, also after a failure
+        return loader
 
     def window(self) -> dict[str, float]:
         """What servers did for this process since the last call, for the timeline: its numbers are those of Counts; of now are `servers`
@@ -108,4 +120,5 @@ def image_servers(settings: TrainingSettings, environment: Environment, world: W
         with contextlib.ExitStack() as stack:
             stack.enter_context(connected(groups, process, wait_seconds, talks=world.is_first))
             yield ImageServers(settings, world, stack)
+        world.first_alone(lambda: None)  # without a limit: rank 0 may still export
         world.any(False)  # the head goes when all have left

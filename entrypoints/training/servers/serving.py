@@ -28,10 +28,10 @@ def serves(settings: TrainingSettings) -> bool:
 def serve(settings: TrainingSettings) -> None:
     """Serve until the training hosts have ended, however they did: their own end is the job's.
 
-    SIGTERM is not heeded: trainers that get it too still need images for their last steps.
+    Once the training hosts are there, SIGTERM is not heeded: trainers that get it too still need images for their last steps.
 
     Raises:
-        TimeoutError: they did not begin in time.
+        TimeoutError: they did not begin in time, or vanished.
         ConnectionError: Ray's node of this host failed while they were there.
     """
     environment, groups = read_environment(), read_groups()
@@ -40,13 +40,19 @@ def serve(settings: TrainingSettings) -> None:
         failure_file(environment.failure_file),
         system_monitor(environment.output_data_dir, 0, wanted=settings.system_monitor),
     ):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         write_line(f"{groups.host} prepares images for {', '.join(groups.training)}")
-        _wait_for_head(groups, settings.process_group_minutes * 60)
+        _wait_for_head(groups, 2 * settings.process_group_minutes * 60)  # which waits itself, for the ranks
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         failures = 0
         while True:
             with node(groups, environment.output_data_dir / "ray.log") as process:
+                heard = time.monotonic()
                 while process.poll() is None and not _is_gone(groups):
+                    heard = time.monotonic() if is_reachable(groups) else heard
+                    if time.monotonic() - heard > settings.process_group_minutes * 60:
+                        raise TimeoutError(
+                            f"{groups.training[0]} has not answered for {settings.process_group_minutes:g} min"
+                        )
                     time.sleep(LOOK_SECONDS)
                 if _is_gone(groups):
                     break
@@ -66,8 +72,8 @@ def _wait_for_head(groups: Groups, seconds: float) -> None:
         if time.monotonic() > until:
             host, port = groups.training[0], groups.port
             raise TimeoutError(
-                f"{groups.host} waited {seconds / 60:g} min for {host}, port {port}, where servers and trainers meet: the hosts' "
-                "security group must pass all traffic among its own members"
+                f"{groups.host} waited {seconds / 60:g} min for {host}, port {port}, where servers and trainers meet: see whether "
+                "training failed there first; else the hosts' security group must pass all traffic among its own members"
             )
         time.sleep(LOOK_SECONDS)
 

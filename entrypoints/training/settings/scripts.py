@@ -113,10 +113,11 @@ class TrainingSettings:
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         """What must hold, as (setting, holds, valid): the range of each field, and what fields must hold together."""
-        by_dali = self.preprocessing == "dali" and self.worker_type == "remote"
+        remote = self.worker_type == "remote"
         return [
             *limits(self),
-            ("worker_type", not by_dali, "another one with preprocessing dali, which has no workers"),
+            ("worker_type", not remote or self.preprocessing != "dali", "another one with preprocessing dali"),
+            ("probe_seconds", not remote or not self.probe_seconds, "0 with worker_type remote"),
         ]
 
 
@@ -176,6 +177,10 @@ class ClassifierSettings(LabelledImageSettings):
     """Height and width in pixels of the images that are made for that. None: image_size."""
     repeat_batch: bool = False
     """Every step gets the first batch again: how fast the model is alone. It learns nothing of use."""
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        other_size = self.probe_image_size is not None and self.worker_type == "remote"
+        return [*super().conditions(), ("probe_image_size", not other_size, "null with worker_type remote")]
 
 
 @dataclass(frozen=True, kw_only=True)
