@@ -97,14 +97,9 @@ def of_flow(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
         rest: Measured = first.ask("rest", 5)
     idle = rest.server.ray / rest.wall
     rows = [("", "images/s", "CPU ms an image", "of it Ray's own processes")]
-    costs = [
-        [1000 * (one.server.process + one.server.ray) / one.images for one in flows],
-        [1000 * one.cpu / one.images for one in own],
-    ]
+    costs = [[1000 * (one.server.process + one.server.ray) / one.images for one in flows], [1000 * one.cpu / one.images for one in own]]
     ray = [1000 * one.server.ray / one.images for one in flows]
-    rows.append(
-        ("a server", f"{middle(one.speed for one in flows):.0f}", f"{middle(costs[0]):.3f}", f"{middle(ray):.3f}")
-    )
+    rows.append(("a server", f"{middle(one.speed for one in flows):.0f}", f"{middle(costs[0]):.3f}", f"{middle(ray):.3f}"))
     rows.append(("the same core alone", f"{middle(one.speed for one in own):.0f}", f"{middle(costs[1]):.3f}", "-"))
     print(f"\nA server's core\n\n{table(rows)}\n\nAt rest Ray's processes take {100 * idle:.1f} % of it.", flush=True)
     # at rest they take a part of the core from the other side of the comparison too, which would have it without them
@@ -184,16 +179,9 @@ def of_trainers(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Ro
                 time.sleep(1)
             progress(f"round {number + 1} of {asked.rounds}")
     rows = [("images/s", ""), ("one trainer", f"{middle(single):.0f}"), ("two trainers", f"{middle(together):.0f}")]
-    print(
-        f"\nTwo trainers on one server\n\n{table(rows)}\n\nThe first had its epoch after {100 * middle(shares):.0f} % of the other's time.",
-        flush=True,
-    )
-    yield row(
-        "two trainers, images/s over one's", spread(together, single), f"{SHARED}", ratio(together, single)[0] >= SHARED
-    )
-    yield row(
-        "two trainers, batches as without servers, byte for byte", "equal" if same else "DIFFERENT", "equal", same
-    )
+    print(f"\nTwo trainers on one server\n\n{table(rows)}\n\nThe first had its epoch after {100 * middle(shares):.0f} % of the other's time.", flush=True)
+    yield row("two trainers, images/s over one's", spread(together, single), f"{SHARED}", ratio(together, single)[0] >= SHARED)
+    yield row("two trainers, batches as without servers, byte for byte", "equal" if same else "DIFFERENT", "equal", same)
 
 
 # -- a job -------------------------------------------------------------------------------------------------------------
@@ -217,16 +205,9 @@ def of_job(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
         rows.append((kind, f"{speed:.0f}", f"{100 * waits:.0f} %", f"{whole:.0f}"))
     print(f"\nA job: {JOB['model']} on views of {JOB['image_size']} px\n\n{table(rows)}", flush=True)
     speeds = {kind: [speed for speed, _, _ in runs] for kind, runs in found.items()}
-    alone, best = max(
-        (middle(values), kind) for kind, values in speeds.items() if kinds[kind]["worker_type"] != "remote"
-    )
+    alone, best = max((middle(values), kind) for kind, values in speeds.items() if kinds[kind]["worker_type"] != "remote")
     remote = speeds["a server on the other"]
-    yield row(
-        f"job, speed-up over {best}",
-        spread(remote, speeds[best]),
-        f"{SPEED_UP}",
-        ratio(remote, speeds[best])[0] >= SPEED_UP,
-    )
+    yield row(f"job, speed-up over {best}", spread(remote, speeds[best]), f"{SPEED_UP}", ratio(remote, speeds[best])[0] >= SPEED_UP)
 
 
 def train(data: Path, port: int, settings: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -267,9 +248,7 @@ def train(data: Path, port: int, settings: Mapping[str, Any]) -> tuple[float, fl
         lines = (Path(name) / TRAINERS[0] / "output" / TRAINERS[0] / "timeline-0.jsonl").read_text().splitlines()
     windows = [line for line in map(json.loads, lines) if line["kind"] == "steps" and line["step"] > WARM_STEPS]
     steps = [line["extra"]["steps"] for line in windows]
-    seconds, waits = (
-        sum(n * line["seconds"][kind] for n, line in zip(steps, windows)) for kind in ("step", "data_wait")
-    )
+    seconds, waits = (sum(n * line["seconds"][kind] for n, line in zip(steps, windows)) for kind in ("step", "data_wait"))
     return sum(steps) * settings["global_batch_size"] / seconds, waits / seconds, whole
 
 
@@ -283,10 +262,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ray's processes end with this one
     os.environ["TRAINING_JOB_NAME"] = f"bench-remote-{os.getpid()}"
     print(machine(1), flush=True)
-    print(
-        f"{asked.rounds} rounds, {asked.job_rounds} of the job; medians, in brackets quartiles of the rounds' ratios",
-        flush=True,
-    )
+    print(f"{asked.rounds} rounds, {asked.job_rounds} of the job; medians, in brackets quartiles of the rounds' ratios", flush=True)
     rows: list[Row] = [("", "measured", "target", "reached")]
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"

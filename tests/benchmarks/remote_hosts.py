@@ -222,7 +222,9 @@ def endless(images: int) -> Iterator[list[SampleKey]]:
 
 def some(images: int, count: int, view: int = 1) -> Iterator[list[SampleKey]]:
     """So many batches, of the views from one on."""
-    return itertools.islice(([(each + view - 1, index) for each, index in draws] for draws in endless(images)), count)
+    return itertools.islice(
+        ([(each + view - 1, index) for each, index in draws] for draws in endless(images)), count
+    )
 
 
 def digest(batches: Iterator[Any]) -> str:
