@@ -48,7 +48,7 @@ class TimelineFile:
         epoch: int,
         step: int,
         seconds: Mapping[str, float],
-        extra: Mapping[str, float],
+        extra: Mapping[str, float | Mapping[str, float]],
         ended: float | None = None,
     ) -> None:
         """A window of steps.

@@ -85,7 +85,8 @@ class Steps:
     """Name -> (n,): steps (of the window), slowest_step (seconds), images_per_second, memory_gib, cpu_seconds (a step, of the
     training process with all its threads), worker_cpu_seconds (a step, of its worker processes together) …"""
     servers: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Where other hosts make the images, name -> (n,): servers and threads (live ones), and of the window, not of a step: images and
+    """Where other hosts make the images, name -> (n,): servers and threads (live ones that this rank asks), part (which
+    that is of all servers' threads), and of the window, not of a step: images and
     megabytes (received from servers), alone (images made here), server_seconds (of one server thread), waited_seconds (from asking for a
     part of a batch to having it, over all parts), receiving_seconds (of the thread that receives), failures, late."""
 

@@ -11,7 +11,7 @@ from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Steps
 
-NUMBERS = ("threads", "images", "alone", "megabytes", "server_seconds", "waited_seconds", "receiving_seconds")
+NUMBERS = ("threads", "part", "images", "alone", "megabytes", "server_seconds", "waited_seconds", "receiving_seconds")
 """Those that shares and speeds are made of. A rank without one of them is left out."""
 
 
@@ -73,7 +73,7 @@ def served(evidence: Evidence) -> Served | None:
     total = {name: unrecorded * sum(one[name] for one in each) for name in NUMBERS}
     return Served(
         threads=float(np.mean([one["threads"] for one in each])),
-        most_threads=max(float(np.nanmax(steps.servers["threads"])) for steps in ranks),
+        most_threads=max(float(np.nanmax(_threads(steps))) for steps in ranks),
         images=total["images"],
         alone=total["alone"],
         megabytes=total["megabytes"],
@@ -123,7 +123,13 @@ def _of_a_rank(steps: Steps) -> dict[str, float] | None:
     if not whole:
         return None
     found = {name: float(steps.servers[name][kept].sum()) / whole for name in NUMBERS}
-    return {**found, "threads": float(np.average(steps.servers["threads"][kept], weights=seconds))}
+    return {**found, "threads": float(np.average(_threads(steps)[kept], weights=seconds))}
+
+
+def _threads(steps: Steps) -> np.ndarray:
+    """(n,) live threads of all servers, of which a rank may ask a part."""
+    found: np.ndarray = steps.servers["threads"] / np.maximum(steps.servers["part"], 1e-3)
+    return found
 
 
 def _finite(columns: Iterable[np.ndarray]) -> np.ndarray:

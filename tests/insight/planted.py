@@ -227,6 +227,7 @@ def serving(
     late: int = 0,
     kilobytes: float = 150.0,
     cores_in_use: float | None = None,
+    part: float = 1.0,
 ) -> dict[str, np.ndarray]:
     """What servers did for one rank, as the timeline has it.
 
@@ -239,6 +240,7 @@ def serving(
         receiving: share of the time in which the receiving thread is busy.
         alone: share of the images that the rank makes itself.
         failures, late: of the whole run, in its second half.
+        part: of the servers' threads, that the rank asks.
         cores_in_use: share of the serving hosts' cores; None: they were not watched.
     """
     count, received = len(seconds), images * (1 - alone)
@@ -246,7 +248,8 @@ def serving(
     once = np.arange(count) == count // 2
     return {
         "servers": np.full(count, float(-(-threads // 4))),
-        "threads": np.full(count, float(threads)),
+        "threads": np.full(count, threads * part),
+        "part": np.full(count, part),
         "images": np.full(count, received),
         "alone": np.full(count, images * alone),
         "megabytes": np.full(count, received * kilobytes / 1000),

@@ -120,7 +120,9 @@ def test_every_cure_is_a_setting_that_exists_and_differs(case):
             kind, _, name = (fix.setting or "").partition(".")
             if kind == "hyperparameters":
                 assert name in SETTINGS and fix.value != fix.now
-            assert kind in ("", "hyperparameters", "distribution", "environment")
+            if kind == "compute":
+                assert re.fullmatch(r"instance_groups\.[01]\.instance_count", name) and fix.value > fix.now
+            assert kind in ("", "hyperparameters", "distribution", "environment", "compute")
 
 
 @pytest.mark.parametrize("case", PLANTED, ids=" ".join)

@@ -182,6 +182,8 @@ def test_ranks_share_the_servers_and_their_numbers_add_up():
     now = served(Evidence(measured))
     assert now.threads == 8 and now.images == pytest.approx(256 / 0.25, rel=0.001)
     assert now.busy == pytest.approx(256 * 0.007 / 8 / 0.25, rel=0.001)
+    parts = plant(phases=GPU, ranks=4, gpu=95, noise=0.0, servers={**SERVERS, "milliseconds": 7.0, "part": 0.25})
+    assert served(Evidence(parts)).threads == 8, "each of the ranks asks a quarter of them"
     half = dataclasses.replace(measured, ranks=measured.ranks[:2])
     assert served(Evidence(half)).images == pytest.approx(now.images), "ranks whose record is elsewhere count too"
 

@@ -115,12 +115,17 @@ class RayServers:
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
         self._handles: dict[str, ActorHandle[Any]] = {}
+        self.part = 1.0
+        """Of the threads of all servers: those of this process's share."""
 
     def names(self) -> Mapping[str, int] | None:
         """Those of this process's share that were started and may live, with the threads of each. None: the head does not answer."""
         with contextlib.suppress(ray.exceptions.RayError):
             found = [name for name in ray.util.list_named_actors() if name.startswith(PREFIX)]
-            return {name: int(name.split("/")[3]) for name in share(found, self._rank, self._size)}
+            threads = {name: int(name.split("/")[3]) for name in found}
+            asked = {name: threads[name] for name in share(found, self._rank, self._size)}
+            self.part = sum(asked.values()) / sum(threads.values()) if threads else 1.0
+            return asked
         return None
 
     def about(self, server: str) -> Any:

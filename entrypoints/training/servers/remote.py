@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.data.batches import TrainingBatches
 from training.data.loaders import Batches, Data
@@ -19,6 +19,9 @@ from training.servers.pool import Counts, Pool
 from training.servers.ray_node import connected, node, require_package
 from training.servers.stream import Stream
 from training.settings.scripts import TrainingSettings
+
+if TYPE_CHECKING:  # it imports ray, which other jobs lack
+    from training.servers.cluster import RayServers
 
 PATIENCE = 30.0
 """Seconds without a server until this process goes on alone, or fails."""
@@ -49,6 +52,7 @@ class ImageServers:
         self._settings, self._world, self._stack = settings, world, stack
         self._placed = False
         self._pool: Pool | None = None
+        self._servers: RayServers | None = None
         self._before = Counts()
 
     def loader(self, data: Data[Any, Any], batches: TrainingBatches) -> Batches:
@@ -59,8 +63,9 @@ class ImageServers:
         if self._world.is_first and not self._placed:
             self._placed = True
             self._stack.enter_context(Placement(data.elsewhere, self._say))
+        self._servers = RayServers(self._world.rank, self._world.size)
         self._pool = Pool(
-            RayServers(self._world.rank, self._world.size),
+            self._servers,
             Opened(data.training, data.collate_training),
             go_on=self._settings.without_servers == "go_on",
             patience=PATIENCE,
@@ -75,15 +80,16 @@ class ImageServers:
         return loader
 
     def window(self) -> dict[str, float]:
-        """What servers did for this process since the last call, for the timeline: its numbers are those of Counts, and `servers` and
-        `threads` are of now."""
-        if self._pool is None:
+        """What servers did for this process since the last call, for the timeline: its numbers are those of Counts; of now are `servers`
+        and `threads`, the live ones that this process asks, and `part`, which that is of all servers' threads."""
+        if self._pool is None or self._servers is None:
             return {}
         now, before = replace(self._pool.counts), self._before
         self._before = now
         live = self._pool.live
         happened = {name: value - getattr(before, name) for name, value in asdict(now).items()}
-        return {"servers": len(live), "threads": sum(one.threads for one in live), **happened}
+        threads = sum(one.threads for one in live)
+        return {"servers": len(live), "threads": threads, "part": self._servers.part, **happened}
 
     def _say(self, text: str) -> None:
         write_line(f"rank {self._world.rank}: {text}")
