@@ -15,10 +15,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from launcher_observer.system.host import usable_cores
 
+from training.runtime.reporting import write_line
 from training.servers.groups import Groups, address_of
 
 ENTRYPOINTS = Path(__file__).parents[2]
@@ -39,6 +39,11 @@ KEPT_BYTES = 2**25, 2**29
 """Of a server's process: blocks up to the first size come from the heap, and free memory up to the second stays there. Without it, every
 buffer of a part is given back to the kernel and comes back page by page (mallopt(3))."""
 
+LOOK_SECONDS = 0.5
+
+STARTS = 4
+"""Of a host's node."""
+
 _END_SECONDS = 20
 _PARENT_DEATH = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
@@ -56,15 +61,68 @@ def require_package() -> None:
         )
 
 
+class RayNode:
+    """Ray's processes of this host, in a session of their own, so that a stop of this process's group leaves them; they end when it has."""
+
+    def __init__(self, options: list[str], groups: Groups, log: Path):
+        self._command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options]
+        self._groups, self._log, self._starts = groups, log, 0
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._process = self._started()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that keeps the others."""
+        return self._process.pid
+
+    def keep(self) -> None:
+        """Start the processes again where they have ended: on a busy host they take longer than the 30 s that Ray allows.
+
+        Raises:
+            ConnectionError: they ended as often as STARTS says.
+        """
+        code = self._process.poll()
+        if code is None:
+            return
+        ended = f"Ray's node on {self._groups.host} ended with code {code}"
+        if self._starts == STARTS:
+            raise ConnectionError(f"{ended}, started {STARTS} times: see {self._log}")
+        write_line(f"{ended}: starting it again")
+        self._process = self._started()
+
+    def end(self) -> None:
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        self._starts += 1
+        environment = dict(os.environ)
+        _environment(self._groups, environment)
+        if self._groups.serves:
+            threshold, kept = KEPT_BYTES
+            environment |= {"MALLOC_MMAP_THRESHOLD_": str(threshold), "MALLOC_TRIM_THRESHOLD_": str(kept)}
+        libc = ctypes.CDLL(None)
+
+        def with_parent() -> None:
+            libc.prctl(_PARENT_DEATH, signal.SIGTERM)
+
+        with open(self._log, "ab") as log:
+            return subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=environment, start_new_session=True, preexec_fn=with_parent
+            )
+
+
 @contextlib.contextmanager
-def node(groups: Groups, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def node(groups: Groups, log: Path) -> Iterator[RayNode]:
     """Ray's processes of this host, as long as the context lasts or this process lives. Those of the first training host are the head.
 
     Args:
         log: gets what they print.
-
-    Returns:
-        The process that keeps the others; it has ended where the cluster has.
     """
     address = address_of(groups.host)
     head, port = groups.meeting_place
@@ -83,28 +141,22 @@ def node(groups: Groups, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             options += ["--num-cpus", str(max(1, int(usable_cores()))), "--resources", f'{{"{SERVES}": 1}}']
         else:
             options += ["--num-cpus", "0"]
-        log.parent.mkdir(parents=True, exist_ok=True)
-        output = stack.enter_context(open(log, "ab"))
-        process = _started([sys.executable, "-m", "ray.scripts.scripts", "start", *options], groups, output)
-        try:
-            yield process
-        finally:
-            _end(process)
+        made = RayNode(options, groups, log)
+        stack.callback(made.end)
+        yield made
 
 
 @contextlib.contextmanager
-def connected(
-    groups: Groups, process: subprocess.Popen[bytes] | None, wait_seconds: float, *, talks: bool
-) -> Iterator[None]:
+def connected(groups: Groups, own: RayNode | None, wait_seconds: float, *, talks: bool) -> Iterator[None]:
     """This process as a member of the cluster, through its own host's node.
 
     Args:
-        process: as `node` gives it; None where another process of this host has it.
+        own: as `node` gives it; None where another process of this host has it.
         talks: whether this process prints what servers print.
 
     Raises:
         TimeoutError: the node did not start in time.
-        ConnectionError: it ended.
+        ConnectionError: it ended, each time that it was started.
     """
     _environment(groups, os.environ)
     import ray  # reads the environment
@@ -124,14 +176,13 @@ def connected(
                 )
             except Exception as error:  # the head or this host's node is not up yet: Ray says it in several ways
                 ray.shutdown()
-                if process is not None and process.poll() is not None:
-                    code = process.returncode
-                    raise ConnectionError(f"Ray's node on {groups.host} ended with code {code}") from error
+                if own is not None:
+                    own.keep()
                 if time.monotonic() > until:
                     raise TimeoutError(
                         f"{groups.host} could not join Ray's cluster at {head}:{port}: {error}"
                     ) from error
-                time.sleep(0.5)
+                time.sleep(LOOK_SECONDS)
         signal.signal(signal.SIGTERM, handler)  # ray.init takes it over
         yield
     finally:
@@ -150,21 +201,21 @@ def is_reachable(groups: Groups) -> bool | None:
     return True
 
 
-def _started(command: list[str], groups: Groups, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, so that a stop of this process's group leaves it; it ends when its parent has."""
-    environment = dict(os.environ)
-    _environment(groups, environment)
-    if groups.serves:
-        threshold, kept = KEPT_BYTES
-        environment |= {"MALLOC_MMAP_THRESHOLD_": str(threshold), "MALLOC_TRIM_THRESHOLD_": str(kept)}
-    libc = ctypes.CDLL(None)
+def wait_for_head(groups: Groups, seconds: float) -> None:
+    """Wait until the first training host answers at the meeting place: Ray's node of another host ends at once without it.
 
-    def with_parent() -> None:
-        libc.prctl(_PARENT_DEATH, signal.SIGTERM)
-
-    return subprocess.Popen(
-        command, stdout=output, stderr=output, env=environment, start_new_session=True, preexec_fn=with_parent
-    )
+    Raises:
+        TimeoutError: it did not in time.
+    """
+    until = time.monotonic() + seconds
+    while not is_reachable(groups):
+        if time.monotonic() > until:
+            host, port = groups.training[0], groups.port
+            raise TimeoutError(
+                f"{groups.host} waited {seconds / 60:g} min for {host}, port {port}, where servers and trainers meet: see whether "
+                "training failed there first; else the hosts' security group must pass all traffic among its own members"
+            )
+        time.sleep(LOOK_SECONDS)
 
 
 def _environment(groups: Groups, environ: dict[str, str] | os._Environ[str]) -> None:
@@ -186,13 +237,3 @@ def _shared_memory() -> int:
     """Bytes for parts on their way: half of what is free, at most PARTS_GB, and the 80 MB that Ray needs."""
     free = os.statvfs(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else os.statvfs("/tmp")
     return max(80_000_000, min(int(PARTS_GB * 1e9), free.f_bavail * free.f_frsize // 2))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_SECONDS)
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

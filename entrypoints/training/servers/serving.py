@@ -11,7 +11,7 @@ from training.runtime.environment import read_environment
 from training.runtime.failure import failure_file
 from training.runtime.reporting import write_line
 from training.servers.groups import Groups, read_groups
-from training.servers.ray_node import is_reachable, node, require_package
+from training.servers.ray_node import is_reachable, node, require_package, wait_for_head
 from training.settings.scripts import TrainingSettings
 
 LOOK_SECONDS = 1.0
@@ -41,41 +41,18 @@ def serve(settings: TrainingSettings) -> None:
         system_monitor(environment.output_data_dir, 0, wanted=settings.system_monitor),
     ):
         write_line(f"{groups.host} prepares images for {', '.join(groups.training)}")
-        _wait_for_head(groups, 2 * settings.process_group_minutes * 60)  # which waits itself, for the ranks
+        wait_for_head(groups, 2 * settings.process_group_minutes * 60)  # which waits itself, for the ranks
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        failures = 0
-        while True:
-            with node(groups, environment.output_data_dir / "ray.log") as process:
-                heard = time.monotonic()
-                while process.poll() is None and not _is_gone(groups):
-                    heard = time.monotonic() if is_reachable(groups) else heard
-                    if time.monotonic() - heard > settings.process_group_minutes * 60:
-                        raise TimeoutError(
-                            f"{groups.training[0]} has not answered for {settings.process_group_minutes:g} min"
-                        )
-                    time.sleep(LOOK_SECONDS)
-                if _is_gone(groups):
-                    break
-            failures += 1  # the node ended and the head is there: it joins again
-            if failures > 3:
-                raise ConnectionError(
-                    f"Ray's node on {groups.host} ended {failures} times, the last time with code {process.returncode}: "
-                    f"see {environment.output_data_dir / 'ray.log'}"
-                )
-            write_line(f"Ray's node on {groups.host} ended with code {process.returncode}: starting it again")
+        with node(groups, environment.output_data_dir / "ray.log") as own:
+            heard = time.monotonic()
+            while not _is_gone(groups):
+                own.keep()
+                heard = time.monotonic() if is_reachable(groups) else heard
+                if time.monotonic() - heard > settings.process_group_minutes * 60:
+                    silent = f"{settings.process_group_minutes:g} min"
+                    raise TimeoutError(f"{groups.training[0]} has not answered for {silent}")
+                time.sleep(LOOK_SECONDS)
         write_line("the training hosts have ended, and so do their servers")
-
-
-def _wait_for_head(groups: Groups, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not is_reachable(groups):
-        if time.monotonic() > until:
-            host, port = groups.training[0], groups.port
-            raise TimeoutError(
-                f"{groups.host} waited {seconds / 60:g} min for {host}, port {port}, where servers and trainers meet: see whether "
-                "training failed there first; else the hosts' security group must pass all traffic among its own members"
-            )
-        time.sleep(LOOK_SECONDS)
 
 
 def _is_gone(groups: Groups) -> bool:
