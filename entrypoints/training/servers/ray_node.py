@@ -40,6 +40,7 @@ KEPT_BYTES = 2**25, 2**29
 buffer of a part is given back to the kernel and comes back page by page (mallopt(3))."""
 
 _END_SECONDS = 20
+_LOOK_SECONDS = 1.0
 _PARENT_DEATH = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
@@ -144,6 +145,23 @@ def is_reachable(groups: Groups) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def wait_for_head(groups: Groups, seconds: float) -> None:
+    """Until something answers at the meeting place, without which no other host's node starts.
+
+    Raises:
+        TimeoutError: nothing did.
+    """
+    until = time.monotonic() + seconds
+    while not is_reachable(groups):
+        if time.monotonic() > until:
+            host, port = groups.training[0], groups.port
+            raise TimeoutError(
+                f"{groups.host} waited {seconds / 60:g} min for {host}, port {port}, where servers and trainers meet: the hosts' "
+                "security group must pass all traffic among its own members"
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def _started(command: list[str], groups: Groups, output: IO[bytes]) -> subprocess.Popen[bytes]:

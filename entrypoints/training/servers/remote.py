@@ -16,7 +16,7 @@ from training.runtime.reporting import write_line
 from training.servers.actor import Opened
 from training.servers.groups import read_groups
 from training.servers.pool import Counts, Pool
-from training.servers.ray_node import connected, node, require_package
+from training.servers.ray_node import connected, node, require_package, wait_for_head
 from training.settings.scripts import TrainingSettings
 
 PATIENCE = 30.0
@@ -98,6 +98,8 @@ def image_servers(settings: TrainingSettings, environment: Environment, world: W
     with contextlib.ExitStack() as outer:
         process = None
         if world.is_first_on_host:
+            if not groups.is_head:
+                wait_for_head(groups, wait_seconds)
             process = outer.enter_context(node(groups, environment.output_data_dir / "ray.log"))
         with contextlib.ExitStack() as stack:
             stack.enter_context(connected(groups, process, wait_seconds, talks=world.is_first))

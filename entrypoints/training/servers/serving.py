@@ -11,7 +11,7 @@ from training.runtime.environment import read_environment
 from training.runtime.failure import failure_file
 from training.runtime.reporting import write_line
 from training.servers.groups import Groups, read_groups
-from training.servers.ray_node import is_reachable, node, require_package
+from training.servers.ray_node import is_reachable, node, require_package, wait_for_head
 from training.settings.scripts import TrainingSettings
 
 LOOK_SECONDS = 1.0
@@ -42,7 +42,7 @@ def serve(settings: TrainingSettings) -> None:
     ):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         write_line(f"{groups.host} prepares images for {', '.join(groups.training)}")
-        _wait_for_head(groups, settings.process_group_minutes * 60)
+        wait_for_head(groups, settings.process_group_minutes * 60)
         failures = 0
         while True:
             with node(groups, environment.output_data_dir / "ray.log") as process:
@@ -58,18 +58,6 @@ def serve(settings: TrainingSettings) -> None:
                 )
             write_line(f"Ray's node on {groups.host} ended with code {process.returncode}: starting it again")
         write_line("the training hosts have ended, and so do their servers")
-
-
-def _wait_for_head(groups: Groups, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not is_reachable(groups):
-        if time.monotonic() > until:
-            host, port = groups.training[0], groups.port
-            raise TimeoutError(
-                f"{groups.host} waited {seconds / 60:g} min for {host}, port {port}, where servers and trainers meet: the hosts' "
-                "security group must pass all traffic among its own members"
-            )
-        time.sleep(LOOK_SECONDS)
 
 
 def _is_gone(groups: Groups) -> bool:
