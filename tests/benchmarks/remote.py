@@ -150,9 +150,11 @@ def hosts(data: Path, port: int, trainers: int) -> Iterator[list[Child]]:
     children = [Child(SERVER_CORE, alone, data, SIZE)]
     serving = Child(SERVER_CORE, serving_host, port, data)
     try:
-        node = serving.answer()
         for host in TRAINERS[:trainers]:
-            children.append(Child(TRAINER_CORE, trainer, host, port, data, SIZE, node))
+            children.append(Child(TRAINER_CORE, trainer, host, port, data, SIZE))
+        node = serving.answer()
+        for child in children[1:]:
+            child.send(node)
         yield children
     finally:
         for child in [*children, serving][::-1]:

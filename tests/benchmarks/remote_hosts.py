@@ -25,8 +25,12 @@ from training.data.views import open_data, open_elsewhere
 from training.servers.actor import Opened, made
 from training.servers.groups import Groups
 from training.servers.pool import Pool
+<<<<<<< HEAD
 from training.servers.ray_node import connected, node
 from training.servers.stream import Stream
+=======
+from training.servers.ray_node import connected, node, wait_for_head
+>>>>>>> remote-bench
 from training.settings.scripts import LabelledImageSettings
 
 TRAINER_CORE, SERVER_CORE = 0, 1
@@ -38,7 +42,7 @@ BATCH = 64
 AHEAD = 8
 """Batches that are taken before a clock starts: more than are on their way to this one trainer."""
 
-START_SECONDS = 60.0
+START_SECONDS = 150.0
 
 FORKED = multiprocessing.get_context("fork")
 
@@ -139,6 +143,7 @@ def _on_core(core: int, work: Callable[..., None], pipe: Connection, *arguments:
 
 def serving_host(pipe: Connection, port: int, data: Path) -> None:
     """A host that serves. Its first answer is the process of its node."""
+    wait_for_head(groups_of(SERVER, port), START_SECONDS)
     os.environ["SM_CHANNEL_TRAIN"] = str(data / "train")
     with node(groups_of(SERVER, port), data.parent / "ray-server.log") as process:
         pipe.send(process.pid)
@@ -160,16 +165,23 @@ def alone(pipe: Connection, data: Path, size: int) -> None:
         pipe.send(Measured(count * BATCH, time.perf_counter() - wall, time.process_time() - cpu))
 
 
-def trainer(pipe: Connection, host: str, port: int, data: Path, size: int, server: int) -> None:
-    """A host that trains, without training."""
+def trainer(pipe: Connection, host: str, port: int, data: Path, size: int) -> None:
+    """A host that trains, without training. What it is sent first is the process of the server's node."""
     groups, opened = groups_of(host, port), opened_from(data, size)
     with contextlib.ExitStack() as stack:
+        if not groups.is_head:
+            wait_for_head(groups, START_SECONDS)
         process = stack.enter_context(node(groups, data.parent / f"ray-{host}.log"))
         stack.enter_context(connected(groups, process, START_SECONDS, talks=False))
         from training.servers.cluster import Placement, RayServers  # imports Ray, which read its settings just now
 
         if groups.is_head:
+<<<<<<< HEAD
             stack.enter_context(Placement(partial(open_elsewhere, settings_of(size), 3, None), print))
+=======
+            stack.enter_context(Placement(partial(open_elsewhere, settings_of(size), 3, None)))
+        (server,) = pipe.recv()
+>>>>>>> remote-bench
         said: list[str] = []
         pool = Pool(
             RayServers(TRAINERS.index(host), len(TRAINERS)),
