@@ -25,12 +25,8 @@ from training.data.views import open_data, open_elsewhere
 from training.servers.actor import Opened, made
 from training.servers.groups import Groups
 from training.servers.pool import Pool
-<<<<<<< HEAD
-from training.servers.ray_node import connected, node
-from training.servers.stream import Stream
-=======
 from training.servers.ray_node import connected, node, wait_for_head
->>>>>>> remote-bench
+from training.servers.stream import Stream
 from training.settings.scripts import LabelledImageSettings
 
 TRAINER_CORE, SERVER_CORE = 0, 1
@@ -176,12 +172,8 @@ def trainer(pipe: Connection, host: str, port: int, data: Path, size: int) -> No
         from training.servers.cluster import Placement, RayServers  # imports Ray, which read its settings just now
 
         if groups.is_head:
-<<<<<<< HEAD
             stack.enter_context(Placement(partial(open_elsewhere, settings_of(size), 3, None), print))
-=======
-            stack.enter_context(Placement(partial(open_elsewhere, settings_of(size), 3, None)))
         (server,) = pipe.recv()
->>>>>>> remote-bench
         said: list[str] = []
         pool = Pool(
             RayServers(TRAINERS.index(host), len(TRAINERS)),
