@@ -15,7 +15,7 @@
 # make bench-planted    a run with a bottleneck of each kind, its diagnosis, and what the fix brought (about 80 minutes)
 # make bench-planted-others    the harsher ones watched by TraceML and gpuprof, and judged by Debugger's rules (about 75 minutes)
 # make bench-planted-foreign    the same kinds in scripts that know nothing of the kit: plain PyTorch, Lightning, Trainer, and on a simulated accelerator
-# make bench-tune       launcher tune beside an exhaustive grid of what it may change, on slow jobs (about 45 minutes; goes on where it was)
+# make bench-tune       launcher tune beside an exhaustive grid of what it may change, on slow jobs (about 80 minutes; goes on where it was)
 # make mutants      each operator of the diagnosis's rules turned, one at a time: how many do the tests notice (about 5 minutes)
 # make bench-remote     a server on one core and a trainer on the other: images/s beside the core's own, the trainer's CPU, a job, two trainers (about 10 minutes)
 # make bench-workers    what too many data workers cost, and what fewer bring, on a simulated accelerator (about 20 minutes)
