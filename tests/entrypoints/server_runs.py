@@ -24,19 +24,24 @@ SERVER = "ImageServer"
 
 
 def environment(
-    folder: Path, host: str, hosts: list[str], data: Path, settings: Mapping[str, Any], port: int
+    folder: Path, host: str, hosts: list[str], trainers: int, data: Path, settings: Mapping[str, Any], ports: list[int]
 ) -> dict[str, str]:
-    """What SageMaker's toolkit gives a script on one of the hosts, of which the first trains."""
-    groups = {"gpus": {"instance_group_name": "gpus", "hosts": hosts[:1]}}
-    if hosts[1:]:
-        groups["cpus"] = {"instance_group_name": "cpus", "hosts": hosts[1:]}
+    """What SageMaker's toolkit and torchrun give a script on one of the hosts, of which the first ones train."""
+    groups = {"gpus": {"instance_group_name": "gpus", "hosts": hosts[:trainers]}}
+    if hosts[trainers:]:
+        groups["cpus"] = {"instance_group_name": "cpus", "hosts": hosts[trainers:]}
+    ranks = {}
+    if trainers > 1 and host in hosts[:trainers]:
+        ranks = {"RANK": str(hosts.index(host)), "WORLD_SIZE": str(trainers), "LOCAL_RANK": "0"}
+        ranks |= {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(ports[1])}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SM_", "RAY_"))}
     return {
         **kept,
+        **ranks,
         "PYTHONPATH": str(ENTRYPOINTS),
         "OMP_NUM_THREADS": "1",
         "TRAINING_JOB_NAME": str(folder),
-        "TRAINING_SERVERS_PORT": str(port),
+        "TRAINING_SERVERS_PORT": str(ports[0]),
         "SAGEMAKER_BASE_DIR": str(folder / host),
         "SM_CURRENT_HOST": host,
         "SM_HOSTS": json.dumps(hosts),
@@ -54,20 +59,19 @@ def environment(
 class ServedRun:
     """One run; its logs and results lie below `<folder>/<host>`."""
 
-    def __init__(
-        self, folder: Path, data: Path, settings: Mapping[str, Any], *, servers: int, script: str = "train_classifier"
-    ):
+    def __init__(self, folder: Path, data: Path, settings: Mapping[str, Any], *, servers: int, trainers: int = 1):
         self.folder = folder
-        self.hosts = [f"127.0.0.{number + 1}" for number in range(servers + 1)]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        self.hosts = [f"127.0.0.{number + 1}" for number in range(trainers + servers)]
+        with socket.socket() as one, socket.socket() as other:
+            for free in (one, other):
+                free.bind(("127.0.0.1", 0))
+            ports = [free.getsockname()[1] for free in (one, other)]
         self.processes: list[subprocess.Popen[bytes]] = []
         for host in self.hosts:
             (folder / host / "checkpoints").mkdir(parents=True, exist_ok=True)
             with open(folder / host / "log", "ab") as log:
-                command = [sys.executable, str(ENTRYPOINTS / f"{script}.py")]
-                env = environment(folder, host, self.hosts, data, settings, port)
+                command = [sys.executable, str(ENTRYPOINTS / "train_classifier.py")]
+                env = environment(folder, host, self.hosts, trainers, data, settings, ports)
                 self.processes.append(
                     subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
                 )

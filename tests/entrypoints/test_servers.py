@@ -49,12 +49,12 @@ def undisturbed(data, tmp_path_factory):
     """Weights by settings, of runs that make their images themselves."""
     known = {}
 
-    def weights(**values) -> bytes:
-        key = str(values)
+    def weights(trainers: int = 1, **values) -> bytes:
+        key = f"{trainers} {values}"
         if key not in known:
             settings = {**SETTINGS, "worker_type": "threads", **values}
-            with served_run(tmp_path_factory.mktemp("local"), data, settings, servers=0) as run:
-                assert run.wait(120) == [0], run.log()
+            with served_run(tmp_path_factory.mktemp("local"), data, settings, servers=0, trainers=trainers) as run:
+                assert run.wait(120) == [0] * trainers, run.log()
                 known[key] = run.weights()
         return known[key]
 
@@ -146,6 +146,14 @@ def test_servers_killed_at_random_moments_change_nothing(data, undisturbed, tmp_
         assert run.wait(240) == [0, 0, 0], run.log()
         assert killed >= 3 and run.weights() == undisturbed(**longer)
         assert "it is asked again in" in run.log()
+
+
+@pytest.mark.slow
+def test_two_hosts_that_train_share_a_server_and_end_with_the_weights_of_two_without(data, undisturbed, tmp_path):
+    with served_run(tmp_path, data, SETTINGS, servers=1, trainers=2) as run:
+        assert run.wait(240) == [0, 0, 0], run.log() + run.log(1) + run.log(2)
+        assert run.weights() == undisturbed(2)
+        assert "rank 0:" not in run.log() and "rank 1:" not in run.log(1)
 
 
 @pytest.mark.slow
