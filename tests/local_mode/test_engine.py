@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -13,12 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image
 
 import launcher
 from launcher.backends import docker, docker_containers, local_hosts, supervision
 from launcher.insight.measurements import read
 from launcher.record.records import RunFolder
-from tests.conftest import SLEEPER, TORCH_LOOP, processes_of, wait_for_ready, wait_until
+from tests.conftest import ROOT, SLEEPER, TORCH_LOOP, processes_of, wait_for_ready, wait_until
 from tests.local_mode.conftest import assert_nothing_left, left, wait_for_state
 
 TWO_HOSTS = {"distribution": "torchrun", "compute": {"instance_count": 2}}
@@ -283,3 +285,24 @@ def test_what_a_dead_janitor_left_is_removed_by_the_next_run(engine, tmp_path):
     subprocess.run(["docker", "network", "create", *labels, name], check=True, capture_output=True)
     docker.sweep()  # a run that another test starts meanwhile may have been first
     assert not left(name)
+
+
+def test_containers_of_another_group_prepare_the_images_of_the_one_that_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part, label, number in itertools.product(("train", "validation"), "ab", range(24)):
+        file = tmp_path / "data/photos" / part / label / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((80, 70), 40).convert("RGB").save(file)
+    steps = ["hyperparameters.max_steps=3", "hyperparameters.log_every=1"]
+    one_group = ["compute={instance_type: ml.g5.2xlarge}", "hyperparameters.worker_type=threads"]
+    one_group += [f"inputs.{part}.instance_groups=null" for part in ("train", "validation")]
+    config, found = ROOT / "configs/remote_preprocessing.yaml", {}
+    for name, changes in (("together", []), ("alone", one_group)):
+        run = launcher.run(launcher.plan(launcher.load(config, [*steps, *changes], smoke=True), on="docker"))
+        wait_for_state(run, "Completed", 240)
+        found[name] = [values["loss"] for values in run.metrics() if "loss" in values]
+        if name == "together":
+            assert "algo-2 prepares images for algo-1" in run.folder.log("algo-2").read_text()
+            assert "rank 0:" not in run.folder.log("algo-1").read_text(), "no server failed"
+        assert not left(run)
+    assert len(found["alone"]) == 3 and found["together"] == found["alone"]

@@ -75,6 +75,10 @@ class RayNode:
         """Of the process that keeps the others."""
         return self._process.pid
 
+    def has_ended(self) -> bool:
+        """Whether the processes are gone, as where the head is."""
+        return self._process.poll() is not None
+
     def keep(self) -> None:
         """Start the processes again where they have ended: on a busy host they take longer than the 30 s that Ray allows.
 

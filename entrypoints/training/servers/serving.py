@@ -10,14 +10,15 @@ from launcher_observer.system.monitor import system_monitor
 from training.runtime.environment import read_environment
 from training.runtime.failure import failure_file
 from training.runtime.reporting import write_line
-from training.servers.groups import Groups, read_groups
+from training.servers.groups import read_groups
 from training.servers.ray_node import is_reachable, node, require_package, wait_for_head
 from training.settings.scripts import TrainingSettings
 
 LOOK_SECONDS = 1.0
 
-GONE_SECONDS = 5.0
-"""The meeting place refuses connections so long before the training hosts count as gone."""
+REFUSED_SECONDS, SILENT_SECONDS = 3.0, 15.0
+"""The training hosts count as gone after that many seconds of refused connections; or of no answer at all, as where their name is gone
+too, once Ray's node of this host has given them up."""
 
 
 def serves(settings: TrainingSettings) -> bool:
@@ -45,21 +46,17 @@ def serve(settings: TrainingSettings) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with node(groups, environment.output_data_dir / "ray.log") as own:
             heard = time.monotonic()
-            while not _is_gone(groups):
-                own.keep()
-                heard = time.monotonic() if is_reachable(groups) else heard
-                if time.monotonic() - heard > settings.process_group_minutes * 60:
-                    silent = f"{settings.process_group_minutes:g} min"
-                    raise TimeoutError(f"{groups.training[0]} has not answered for {silent}")
+            while True:
+                reachable = is_reachable(groups)
+                heard = time.monotonic() if reachable else heard
+                silent = time.monotonic() - heard
+                given_up = own.has_ended() and silent > SILENT_SECONDS
+                if given_up or (reachable is False and silent > REFUSED_SECONDS):
+                    break
+                if silent > settings.process_group_minutes * 60:
+                    minutes = f"{settings.process_group_minutes:g} min"
+                    raise TimeoutError(f"{groups.training[0]} has not answered for {minutes}")
+                if reachable:
+                    own.keep()
                 time.sleep(LOOK_SECONDS)
         write_line("the training hosts have ended, and so do their servers")
-
-
-def _is_gone(groups: Groups) -> bool:
-    """Whether the meeting place has refused connections for a while. Lost packets are no refusal."""
-    until = time.monotonic() + GONE_SECONDS
-    while is_reachable(groups) is False:
-        if time.monotonic() > until:
-            return True
-        time.sleep(LOOK_SECONDS)
-    return False
