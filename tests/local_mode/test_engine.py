@@ -305,4 +305,4 @@ def test_containers_of_another_group_prepare_the_images_of_the_one_that_trains(t
             assert "algo-2 prepares images for algo-1" in run.folder.log("algo-2").read_text()
             assert "rank 0:" not in run.folder.log("algo-1").read_text(), "no server failed"
         assert not left(run)
-    assert len(found["alone"]) == 3 and found["together"] == found["alone"]
+    assert len(found["alone"]) == 3 and found["together"] == pytest.approx(found["alone"], rel=1e-4)
