@@ -125,11 +125,22 @@ def test_every_condition_refuses_what_it_says(settings_class, name, value):
     assert made is None and [problem[0] for problem in problems] == [name]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "refused"),
+    [("preprocessing", "dali", "worker_type"), ("probe_seconds", 10.0, "probe_seconds"), ("probe_image_size", 64, "probe_image_size")],
+)  # fmt: skip
+def test_other_hosts_make_images_neither_by_dali_nor_for_a_probe(name, value, refused):
+    assert check(ClassifierSettings, {"model": "x", name: value})[1] == []
+    made, problems = check(ClassifierSettings, {"model": "x", "worker_type": "remote", name: value})
+    assert made is None and [problem[0] for problem in problems] == [refused]
+
+
 def test_every_condition_has_a_case_above():
     common = {name for name, *_ in TeacherSettings().conditions()}
     assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {
         "teacher_cache",
         "compose_augmentation",
+        "worker_type",
     }
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION

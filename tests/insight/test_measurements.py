@@ -163,7 +163,13 @@ def test_a_run_on_sagemaker_is_read_where_its_agent_wrote(in_s3, store):
     (folder / "request.json").write_text(json.dumps({"ProfilerConfig": profiling}))
     found = read("job-1")
     assert same(found, read(str(in_s3))) and found.settings == {"epochs": 3}
-    assert found.facts == {"started_by": "aws", "hosts": 2, "instance_type": "ml.p4d.24xlarge", "environment": {}}
+    assert found.facts == {
+        "started_by": "aws",
+        "hosts": 2,
+        "instance_type": "ml.p4d.24xlarge",
+        "environment": {},
+        "one_machine": False,
+    }
 
 
 def test_s3_that_does_not_answer_is_the_users_to_fix(in_s3):
