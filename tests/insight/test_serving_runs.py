@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 
 import numpy as np
@@ -11,8 +10,6 @@ from PIL import Image
 
 import launcher
 from tests.conftest import assert_nothing_left
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 
 COSTLY = 24
 """Rounds of augmentation, which make an image dearer than the small model's step."""

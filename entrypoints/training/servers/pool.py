@@ -30,10 +30,10 @@ MOST_BYTES = 2**30
 """Of batches on their way, but for LEAST_BATCHES."""
 
 LATE, LEAST_LATE = 5.0, 2.0
-"""A part is late after so many times what parts take, and at least so many seconds."""
+"""A part is late after that many times what parts take, and at least that many seconds."""
 
 LOST_SECONDS = 60.0
-"""A server that has not answered for so long is put aside, with what it was asked for."""
+"""A server that has not answered for that long is put aside, with what it was asked for."""
 
 BACK_OFF, LONGEST_BACK_OFF = 1.0, 60.0
 """Seconds until a failed server is asked again; twice as long after each further failure."""
