@@ -136,7 +136,7 @@ def test_receiving_on_this_machine_wants_more_processes_on_its_host():
     assert (fix.setting, fix.now, fix.value) == ("compute.processes_per_host", 1, 2)
 
 
-# What is told apart
+# What the rule distinguishes
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,8 @@ def test_memory_is_as_the_job_says_or_a_share_of_this_machines(script_job):
     assert (given.shm_mb, given.memory_mb) == (1536, 3072)
     alone = docker.limits(script_job("print(1)"))
     many = docker.limits(script_job("print(1)", distribution="torchrun", compute={"instance_count": 4}))
-    machine = psutil.virtual_memory().total / 2**20
-    assert alone.memory_mb == pytest.approx(0.9 * machine, abs=1.5) and alone.shm_mb == pytest.approx(
-        machine / 2, abs=1
-    )
+    machine = psutil.virtual_memory().total // 2**20
+    assert alone.memory_mb == pytest.approx(0.9 * machine, abs=1) and alone.shm_mb == pytest.approx(machine / 2, abs=1)
     assert (many.memory_mb, many.shm_mb) == (alone.memory_mb // 4, alone.shm_mb // 4)
 
 

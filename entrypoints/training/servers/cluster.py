@@ -150,7 +150,7 @@ class RayServers:
         return list(ray.wait([*tickets], num_returns=len(tickets), timeout=0)[0])
 
     def redeem(self, ticket: Any) -> Part | About:
-        """What was asked for. Its arrays are read-only, and lie in shared memory as long as anything refers to them.
+        """What was asked for. Its arrays are read-only: of a large part they lie in shared memory as long as anything refers to them.
 
         Raises:
             PartFailed: it failed there.

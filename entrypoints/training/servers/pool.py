@@ -45,6 +45,10 @@ PROOF = 3
 """Images that a server makes first, and this process too: a server counts only where both are equal, byte for byte."""
 
 
+IN_A_ROW = 3
+"""Parts that a server could not make, one after another, from which it is put aside: one alone may hold a broken image."""
+
+
 class Servers(Protocol):
     """Those that can be asked."""
 
@@ -53,10 +57,6 @@ class Servers(Protocol):
     def ask(self, server: str, draws: Sequence[SampleKey]) -> Any: ...
     def done(self, tickets: Sequence[Any], seconds: float) -> list[Any]: ...
     def redeem(self, ticket: Any) -> Part | About: ...
-
-
-IN_A_ROW = 3
-"""Parts that a server could not make, one after another, from which it is put aside: one alone may hold a broken image."""
 
 
 class NoServers(ConnectionError):

@@ -27,7 +27,7 @@ SERVES = "serves"
 """The resource of a node on which servers run."""
 
 PARTS_GB = 2.0
-"""Of shared memory at most, for parts of batches on their way."""
+"""Of shared memory at most, for parts that do not fit into a reply."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -238,6 +238,6 @@ def _environment(groups: Groups, environ: dict[str, str] | os._Environ[str]) -> 
 
 
 def _shared_memory() -> int:
-    """Bytes for parts on their way: half of what is free, at most PARTS_GB, and the 80 MB that Ray needs."""
+    """Bytes of shared memory: half of what is free, at most PARTS_GB, and the 80 MB that Ray needs."""
     free = os.statvfs(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else os.statvfs("/tmp")
     return max(80_000_000, min(int(PARTS_GB * 1e9), free.f_bavail * free.f_frsize // 2))
