@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from remote_hosts import (
     Child,
     Measured,
     alone,
+    bare_socket,
     free_port,
     serving_host,
     trainer,
@@ -85,15 +87,19 @@ def spread(first: Sequence[float], second: Sequence[float]) -> str:
 
 def of_flow(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
     """A server beside its core alone, and what its images cost the trainer."""
-    with hosts(data, port, trainers=1) as (here, first, *_):
+    with hosts(data, port, trainers=1) as (here, first, *_), bare_sockets() as (sender, receiver):
         flows: list[Measured] = []
         own: list[Measured] = []
+        sent: list[Measured] = []
+        received: list[Measured] = []
         first.ask("flow", asked.batches), here.ask("flow", asked.batches)
         for number in range(asked.rounds):
             works = [(flows, first), (own, here)]
             for found, child in works[:: 1 if number % 2 else -1]:
                 found.append(child.ask("flow", asked.batches))
                 time.sleep(1)  # what is on its way arrives
+            sender.send("flow", asked.batches), receiver.send("flow", asked.batches)
+            sent.append(sender.answer()), received.append(receiver.answer())
             progress(f"round {number + 1} of {asked.rounds}")
         rest: Measured = first.ask("rest", 5)
     idle = rest.server.ray / rest.wall
@@ -107,6 +113,8 @@ def of_flow(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
         ("a server", f"{middle(one.speed for one in flows):.0f}", f"{middle(costs[0]):.3f}", f"{middle(ray):.3f}")
     )
     rows.append(("the same core alone", f"{middle(one.speed for one in own):.0f}", f"{middle(costs[1]):.3f}", "-"))
+    bare = [1000 * one.cpu / one.images for one in sent]
+    rows.append(("a bare socket that sends the same bytes", "-", f"{middle(bare):.3f}", "-"))
     print(f"\nA server's core\n\n{table(rows)}\n\nAt rest Ray's processes take {100 * idle:.1f} % of it.", flush=True)
     # at rest they take a part of the core from the other side of the comparison too, which would have it without them
     speeds = [one.speed for one in flows], [one.speed / (1 - idle) for one in own]
@@ -125,6 +133,8 @@ def of_flow(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
     process = [1000 * one.cpu / one.images for one in flows]
     raylet, others = ([1000 * getattr(one.trainer, kind) / one.images for one in flows] for kind in ("raylet", "rest"))
     rows = [("", "CPU ms an image"), ("the process that takes the batches", f"{middle(process):.3f}")]
+    bare = [1000 * one.cpu / one.images for one in received]
+    rows += [("a bare socket that receives the same bytes", f"{middle(bare):.3f}")]
     rows += [("raylet", f"{middle(raylet):.3f}"), ("Ray's other processes", f"{middle(others):.3f}")]
     busy = rest.trainer.ray / rest.wall
     print(
@@ -159,6 +169,19 @@ def hosts(data: Path, port: int, trainers: int) -> Iterator[list[Child]]:
     finally:
         for child in [*children, serving][::-1]:
             child.end()
+
+
+@contextmanager
+def bare_sockets() -> Iterator[tuple[Child, Child]]:
+    """Two processes, joined by a TCP connection: the first sends, on the server's core, the second receives, on the trainer's."""
+    port = free_port()
+    sender = Child(SERVER_CORE, partial(bare_socket, sends=True), port, SIZE)
+    receiver = Child(TRAINER_CORE, partial(bare_socket, sends=False), port, SIZE)
+    try:
+        receiver.send(sender.answer())
+        yield sender, receiver
+    finally:
+        sender.end(), receiver.end()
 
 
 # -- two trainers ------------------------------------------------------------------------------------------------------
