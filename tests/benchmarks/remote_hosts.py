@@ -183,6 +183,7 @@ def trainer(pipe: Connection, host: str, port: int, data: Path, size: int) -> No
             first_patience=START_SECONDS,
             threads=1,
             device=ALONE.device,
+            processes=1,
             say=said.append,
         )
         batches: Iterator[Any] | None = None
