@@ -16,7 +16,7 @@ def add(to: arguments.Add) -> None:
     arguments.config(made)
     arguments.hosts(made)
     made.add_argument("--kills", type=int, default=3, metavar="N", help="number of kills (default: 3)")
-    made.add_argument("--hosts-after", type=int, metavar="N", help="use N hosts for every other run")
+    made.add_argument("--hosts-after", type=int, metavar="N", help="use N hosts that train for every other run")
     made.add_argument(
         "--seed", type=int, default=0, metavar="S", help="seed of the times and hosts of the kills (default: 0)"
     )

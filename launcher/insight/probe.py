@@ -28,7 +28,9 @@ BUSY = 0.7
 
 IDLE = 0.5
 
-INPUT_KINDS = {"too_few_workers", "too_many_workers", "data_bound", "storage_bound"}
+SERVER_KINDS = {"too_few_servers", "servers_network_bound", "receiving_bound"}
+
+INPUT_KINDS = {"too_few_workers", "too_many_workers", "data_bound", "storage_bound", *SERVER_KINDS}
 
 STEP_KINDS = {
     "gpu_starved",
@@ -140,15 +142,23 @@ class Probe:
         return self.workers if self.today is not None else None
 
     @property
+    def remote(self) -> bool:
+        """Whether other hosts make the images."""
+        return self.worker_kind == "remote"
+
+    @property
     def at_most(self) -> float | None:
-        """Bound on the speed-up by another number of workers: the slower half alone over whole steps; None: not measured."""
+        """Bound on the speed-up by another number of workers: the slower half alone over whole steps; by more servers, whose number is not
+        tried: steps without input over whole steps. None: not measured."""
         if self.fastest is None:
             return None
+        if self.remote:
+            return max(1.0, self.one_batch / self.speed)
         return max(1.0, min(self.one_batch, self.fastest.images_per_second) / self.speed)
 
     @property
     def feeds(self) -> bool:
-        """Whether some number of workers alone is as fast as the model alone."""
+        """Whether some number of workers alone, or the servers alone, is as fast as the model alone."""
         return self.fastest is not None and self.fastest.images_per_second >= self.one_batch
 
     @property
@@ -222,7 +232,11 @@ def _unlike(evidence: Evidence, probe: Probe) -> str:
 def _answer(probe: Probe, unlike: str) -> ProbeAnswer:
     sentences = [f"It does not judge the findings below: {unlike}."] if unlike else []
     sentences += _about_the_workers(probe)
-    if probe.device == "cpu" and probe.bound in ("input", "shared_cores"):
+    if probe.remote:
+        sentences.append(
+            "Servers and trainers of a probe share this machine: servers on hosts of their own can be faster."
+        )
+    elif probe.device == "cpu" and probe.bound in ("input", "shared_cores"):
         sentences.append("Model and workers share the cores here, so these gains are upper bounds.")
     if probe.trouble:
         sentences.append(f"It did not finish: {probe.trouble}")
@@ -254,6 +268,9 @@ def _title(probe: Probe) -> str:
 def _rows(probe: Probe) -> list[tuple[str, str, str]]:
     kind = "" if probe.worker_kind == "dali" else f" ({probe.worker_kind})"
 
+    def made_by(one: InputAlone) -> str:
+        return "servers" if probe.remote else f"{_counted(one.workers)}{kind if one.workers else ''}"
+
     def row(what: str, speed: float) -> tuple[str, str, str]:
         return what, f"{speed:.4g}", f"{speed / probe.speed:.2f}"
 
@@ -262,9 +279,7 @@ def _rows(probe: Probe) -> list[tuple[str, str, str]]:
         rows.append(row("the same without the teacher", probe.one_batch_without_teacher))
     for one in probe.input_alone:
         today = ", as it is" if one.workers == probe.workers else ""
-        rows.append(
-            row(f"input alone, {_counted(one.workers)}{kind if one.workers else ''}{today}", one.images_per_second)
-        )
+        rows.append(row(f"input alone, {made_by(one)}{today}", one.images_per_second))
     if probe.with_workers is not None:
         rows.append(row(f"whole steps with {_counted(probe.with_workers[0])}", probe.with_workers[1]))
     return rows
@@ -278,6 +293,12 @@ def _about_the_workers(probe: Probe) -> list[str]:
             f"Whole steps as they are were measured twice: {' and '.join(f'{speed:.4g}' for speed in probe.as_it_is)} images/s."
         )
     if probe.fastest is None or probe.bound in ("teacher", "model"):
+        return sentences
+    if probe.remote:
+        sentences.append(
+            f"More servers can bring a speed-up of at most {probe.at_most:.2f}: steps without input over steps as they are, "
+            f"{probe.one_batch:.4g} / {probe.speed:.4g}. Their number was not changed."
+        )
         return sentences
     sentences.append(
         f"The number of workers can bring a speed-up of at most {probe.at_most:.2f}: the slower half alone over steps as they are, "
@@ -343,6 +364,10 @@ def _said(finding: Finding, probe: Probe) -> str | None:
         return None
     if probe.input_share < NOTICEABLE:
         return f"refuted: {alone}"
+    if probe.remote:
+        if finding.kind != "too_few_servers" or probe.fastest is None or probe.feeds:
+            return None  # it does not show what the servers wait for, nor what they do with the cores to themselves
+        return f"confirmed: {alone}, and servers alone bring {probe.fastest.images_per_second:.4g} images/s"
     if finding.kind in ("too_few_workers", "too_many_workers"):
         return _said_of_workers(finding.kind, probe)
     if probe.with_workers is not None and probe.helped:

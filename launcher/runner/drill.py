@@ -23,6 +23,7 @@ from launcher.backends import toolkit
 from launcher.backends.plans import plan
 from launcher.config.issues import mistake
 from launcher.config.job import Job
+from launcher.planner import groups
 from launcher.planner.plan import Plan, refuse_errors
 from launcher.record import metrics_file, records
 from launcher.runner.run import Run, start
@@ -111,7 +112,7 @@ def drill(
 
     Args:
         kills: how many. If the job ends before the last one, it starts over.
-        hosts_after: every other run has this many hosts instead of the job's own.
+        hosts_after: every other run has this many hosts that train instead of the job's own; those of other groups stay as they are.
         seed: of the times and hosts of the kills.
         say: takes a line for people at each stage.
 
@@ -125,12 +126,12 @@ def drill(
     job = job.model_copy(update={"name": name})
     if job.source is None:  # compare every step of this kit's scripts
         job = job.model_copy(update={"hyperparameters": {"log_every": 1, **job.hyperparameters}})
-    counts = (job.compute.instance_count, hosts_after or job.compute.instance_count)
-    for count in counts:
-        refuse_errors(plan(_with_hosts(job, count)))  # before anything starts
+    jobs = [job, job if hosts_after is None else _with_hosts(job, hosts_after)]
+    for one in jobs:
+        refuse_errors(plan(one))  # before anything starts
     undisturbed = start(plan(job))
     say(f"undisturbed: {undisturbed.name}")
-    result = Drill(undisturbed, exact=len(set(counts)) == 1)
+    result = Drill(undisturbed, exact=len({groups.training_host_count(one) for one in jobs}) == 1)
     if undisturbed.wait() != records.COMPLETED:
         result.difference = f"{_end(undisturbed)} without a kill"
         return result
@@ -139,8 +140,8 @@ def drill(
     if result.steps < 2:
         found = f"{undisturbed.name} reported {'one step' if result.steps else 'no metric'}"
         raise mistake("script", found, "let it train several steps, and report each as training.runtime.reporting does")
-    job = job.model_copy(update={"source": str(undisturbed.folder.code)})
-    series = _Series([_with_hosts(job, count) for count in counts], result, reference, seed, say)
+    jobs = [one.model_copy(update={"source": str(undisturbed.folder.code)}) for one in jobs]
+    series = _Series(jobs, result, reference, seed, say)
     in_vain = 0
     while len(result.kills) < kills and not result.difference:
         before = len(result.kills)
@@ -312,7 +313,21 @@ def _off(expected: Any, value: Any, largest: float) -> float:
 
 
 def _with_hosts(job: Job, count: int) -> Job:
-    return job.model_copy(update={"compute": job.compute.model_copy(update={"instance_count": count})})
+    """The job with another number of hosts that train."""
+    compute = job.compute
+    training = groups.training_groups(job)
+    if len(training) > 1:
+        names = ", ".join(group.name for group in training)
+        raise mistake(
+            "--hosts-after",
+            f"{count}, but the groups {names} all train",
+            "name one in compute.training_groups, or leave --hosts-after out",
+        )
+    counted = {"instance_count": count}
+    if training:
+        places = [group.model_copy(update=counted) if group in training else group for group in compute.instance_groups]
+        counted = {"instance_groups": places}
+    return job.model_copy(update={"compute": compute.model_copy(update=counted)})
 
 
 def _resumed_from(run: Run) -> int:

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from planted_foreign_cases import ON_A_DEVICE, SIMULATED
 from planted_foreign_cases import Case as OnADevice
 from planted_gains import GAINED, Row, first_finding, summary, with_gain
 
+from launcher.backends import local_hosts
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.findings import Finding
@@ -40,6 +41,9 @@ from launcher.insight.speed import start_seconds
 from launcher.show.table import Table
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
+
+SERVERS_END_SECONDS = 120
+"""For hosts that prepare images, after the one that trains, with a part of a core."""
 
 
 def train(
@@ -80,13 +84,60 @@ def train(
         start = [*other_diagnosers.TRACEML, str(folder / "logs"), "--nproc-per-node", str(case.ranks)]
     elif case.ranks > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(case.ranks)]
-    done = subprocess.run([*start, str(folder / "planted.py")], env=environment, capture_output=True, text=True)
+    with servers(case.servers, folder, environment) as grouped:
+        done = subprocess.run(
+            [*start, str(folder / "planted.py")], env=environment | grouped, capture_output=True, text=True
+        )
     if done.returncode:
         raise RuntimeError(f"{case.kind} {case.form} {tool}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     for root in CONTROL_GROUPS:
         for group in Path(root).glob("planted-*"):
             group.rmdir()
     return folder
+
+
+@contextlib.contextmanager
+def servers(count: int, folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Hosts that prepare the images of a run, from its start to its end; what the run's environment has besides."""
+    if not count:
+        yield {}
+        return
+    port, reservation = local_hosts.servers_port(2)
+    hosts = [f"127.0.0.{number + 1}" for number in range(1 + count)]
+    groups = {
+        name: {"instance_group_name": name, "hosts": listed}
+        for name, listed in (("trains", hosts[:1]), ("serves", hosts[1:]))
+    }
+    grouped = {
+        "SM_CURRENT_HOST": hosts[0],
+        "SM_HOSTS": json.dumps(hosts),
+        "SM_INSTANCE_GROUPS_DICT": json.dumps(groups),
+        "SM_FRAMEWORK_PARAMS": json.dumps({"sagemaker_distribution_instance_groups": ["trains"]}),
+        "TRAINING_JOB_NAME": str(folder),
+        **port,
+    }
+    processes = []
+    for host in hosts[1:]:
+        with open(folder / f"{host}.log", "wb") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(folder / "planted.py")],
+                    env={**environment, **grouped, "SM_CURRENT_HOST": host},
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+    try:
+        yield grouped
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its images have been trained on
+                process.wait(SERVERS_END_SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        assert reservation is not None
+        reservation.close()
 
 
 def others(case: Case, data: Path, teacher: Path | None, ours: Path) -> list[str]:
@@ -141,6 +192,10 @@ def row(case: Case, data: Path, teacher: Path | None, options: argparse.Namespac
     found = Row(case.kind, case.form, None if top is None else top.kind)
     if options.others:
         return found.cells[:4] + others(case, data, teacher, folder)
+    if found.right and top is not None and case.servers:
+        after_case = replace(case, servers=int(str(top.fixes[0].value).split()[0]))  # "2 hosts that serve instead of 1"
+        after = Diagnosis(read(str(train(after_case, base(case), case.plant, data, teacher))))
+        return with_gain(found, top.gain, before, after)
     change = changed(case, top) if found.right and top is not None else None
     if change is None or top is None or top.gain is None:
         return found
@@ -185,9 +240,10 @@ def main() -> None:
     options = parser.parse_args()
     chosen = chosen_of(CASES, options)
     on_a_device = () if options.others else chosen_of(ON_A_DEVICE, options)
-    if os.geteuid():
-        chosen = [case for case in chosen if case.kind != "cpu_throttled"]
-        print("cpu_throttled is not run: only root may set a quota", file=sys.stderr)
+    if os.geteuid() and any(case.sets_a_quota for case in chosen):
+        left_out = ", ".join(sorted({str(case.kind) for case in chosen if case.sets_a_quota}))
+        chosen = [case for case in chosen if not case.sets_a_quota]
+        print(f"not run, since only root may set a quota: {left_out}", file=sys.stderr)
     rows: list[Row | list[str]] = []
     if options.runs:
         options.runs.mkdir(parents=True)

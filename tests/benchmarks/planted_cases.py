@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,9 @@ TEACHER = {"model": "resnet34"}
 
 DISTILS = {"image_size": 64, "epochs": 10, "max_steps": 120, "images_per_class": 38}
 """So many epochs that a cache of the teacher's answers is read more often than it is filled."""
+
+SERVED = {"worker_type": "remote", "without_servers": "fail", "augmentation_load": 1}
+"""Images that other hosts prepare, and none of them the training process."""
 
 # What is planted in code runs before the script. Each patches one place, and says by its numbers how harsh it is.
 PYTHON_IN_THE_LOOP = """
@@ -114,6 +118,15 @@ else:
     (group / "cpu.cfs_quota_us").write_text("{quota}")
 (group / "cgroup.procs").write_text(str(os.getpid()))
 """
+SERVERS_OF_A_PART_OF_A_CORE = f"""
+import os
+if os.environ["SM_CURRENT_HOST"] == "127.0.0.1":
+    os.sched_setaffinity(0, [0])
+else:
+    os.sched_setaffinity(0, [1])
+{textwrap.indent(QUOTA, "    ")}
+"""
+"""The host that trains has the first core; those that prepare its images share the second one, of which each has a quota."""
 CONTROL_GROUPS = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"]
 """Where the CPU's quotas are set: version 1, version 2."""
 
@@ -150,6 +163,13 @@ class Case:
     removed, which is that change."""
     distils: bool = False
     checkpoints: bool = False
+    servers: int = 0
+    """Hosts that prepare the images, as processes of this machine; the fix is another number of them."""
+
+    @property
+    def sets_a_quota(self) -> bool:
+        """Whether only root can run it."""
+        return "cpu.max" in self.plant
 
 
 CASES = (
@@ -258,6 +278,22 @@ CASES = (
     Case("host_to_device_bound", "most of the step", HEAVY, SLOW_COPIES.format(seconds=1.5), fixed={}),
     Case("cpu_throttled", "1.2 cores", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=120_000), fixed={}),
     Case("cpu_throttled", "half a core", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=50_000), fixed={}),
+    Case(
+        "too_few_servers",
+        "one of 0.4 cores, a trainer of half its time",
+        {**SERVED, "model": "resnet10t"},
+        SERVERS_OF_A_PART_OF_A_CORE.format(roots=CONTROL_GROUPS, quota=40_000),
+        threads=1,
+        servers=1,
+    ),
+    Case(
+        "too_few_servers",
+        "one of 0.3 cores, a cheap trainer",
+        SERVED,
+        SERVERS_OF_A_PART_OF_A_CORE.format(roots=CONTROL_GROUPS, quota=30_000),
+        threads=1,
+        servers=1,
+    ),
     Case("slow_start", "150 s", HEAVY, "import time; time.sleep(150)", fixed={}),
     Case(None, "a worker", HEAVY),
     Case(None, "threads", {**HEAVY, "worker_type": "threads"}),

@@ -1,4 +1,4 @@
-"""train_classifier.py on hosts of this machine, one that trains and some that prepare its images; and what kills servers meanwhile."""
+"""A script of the kit on hosts of this machine, some that train and some that prepare their images; and what kills servers meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ SERVER = "ImageServer"
 def environment(
     folder: Path, host: str, hosts: list[str], trainers: int, data: Path, settings: Mapping[str, Any], ports: list[int]
 ) -> dict[str, str]:
-    """What SageMaker's toolkit and torchrun give a script on one of the hosts, of which the first ones train."""
+    """What SageMaker's toolkit and torchrun give a script on one of the hosts, of which the first ones train.
+
+    Args:
+        data: its folders are the channels; hosts that prepare images have `train` alone.
+    """
+    channels = [folder.name for folder in data.iterdir()] if host in hosts[:trainers] else ["train"]
     groups = {"gpus": {"instance_group_name": "gpus", "hosts": hosts[:trainers]}}
     if hosts[trainers:]:
         groups["cpus"] = {"instance_group_name": "cpus", "hosts": hosts[trainers:]}
@@ -51,15 +56,23 @@ def environment(
         "SM_MODEL_DIR": str(folder / host / "model"),
         "SM_OUTPUT_DIR": str(folder / host / "output"),
         "SM_OUTPUT_DATA_DIR": str(folder / host / "output" / "data"),
-        "SM_CHANNEL_TRAIN": str(data / "train"),
-        "SM_CHANNEL_VALIDATION": str(data / "validation"),
+        **{f"SM_CHANNEL_{channel.upper()}": str(data / channel) for channel in channels},
     }
 
 
 class ServedRun:
     """One run; its logs and results lie below `<folder>/<host>`."""
 
-    def __init__(self, folder: Path, data: Path, settings: Mapping[str, Any], *, servers: int, trainers: int = 1):
+    def __init__(
+        self,
+        folder: Path,
+        data: Path,
+        settings: Mapping[str, Any],
+        *,
+        servers: int,
+        trainers: int = 1,
+        script: str = "train_classifier.py",
+    ):
         self.folder = folder
         self.hosts = [f"127.0.0.{number + 1}" for number in range(trainers + servers)]
         with socket.socket() as one, socket.socket() as other:
@@ -70,7 +83,7 @@ class ServedRun:
         for host in self.hosts:
             (folder / host / "checkpoints").mkdir(parents=True, exist_ok=True)
             with open(folder / host / "log", "ab") as log:
-                command = [sys.executable, str(ENTRYPOINTS / "train_classifier.py")]
+                command = [sys.executable, str(ENTRYPOINTS / script)]
                 env = environment(folder, host, self.hosts, trainers, data, settings, ports)
                 self.processes.append(
                     subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)

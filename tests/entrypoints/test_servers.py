@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
+from training.models import timm_models
 from training.servers.cluster import share
 from training.servers.groups import Groups, address_of, read_groups
 from training.servers.remote import image_servers
 from training.settings.scripts import ClassifierSettings
 
+from . import teachers
 from .photographs import jpeg
 from .server_runs import kill_servers, served_run
+from .shard_channels import indexed, write_shard
+from .test_masks import write_pair
 from .test_threads import world
 
 SETTINGS = {
@@ -49,16 +57,20 @@ def undisturbed(data, tmp_path_factory):
     """Weights by settings, of runs that make their images themselves."""
     known = {}
 
-    def weights(trainers: int = 1, **values) -> bytes:
-        key = f"{trainers} {values}"
+    def weights(**values) -> bytes:
+        key = f"{values}"
         if key not in known:
-            settings = {**SETTINGS, "worker_type": "threads", **values}
-            with served_run(tmp_path_factory.mktemp("local"), data, settings, servers=0, trainers=trainers) as run:
-                assert run.wait(120) == [0] * trainers, run.log()
-                known[key] = run.weights()
+            known[key] = local_weights(tmp_path_factory.mktemp("local"), data, {**SETTINGS, **values})
         return known[key]
 
     return weights
+
+
+def local_weights(folder: Path, data: Path, settings: dict, **options) -> bytes:
+    """The weights of a run whose training hosts make their images themselves."""
+    with served_run(folder, data, {**settings, "worker_type": "threads"}, servers=0, **options) as run:
+        assert not any(run.wait(120)), run.log()
+        return run.weights()
 
 
 def contract(monkeypatch, **values):
@@ -138,49 +150,106 @@ def test_a_run_whose_images_another_host_prepares_ends_with_the_same_weights(dat
         assert [process.cmdline() for process in run.left()] == []
 
 
+def test_a_serving_host_that_is_stopped_before_training_hosts_are_there_ends_at_once(data, tmp_path):
+    with served_run(tmp_path, data, SETTINGS, servers=1) as run:
+        run.processes[0].kill()  # as it imports torch
+        while "prepares images for" not in run.log(1):
+            time.sleep(0.05)
+            assert run.processes[1].poll() is None, run.log(1)
+        run.processes[1].send_signal(signal.SIGTERM)
+        assert run.processes[1].wait(10) == 0, run.log(1)
+        assert run.log(1).endswith("stopped on SIGTERM before the training hosts were there\n")
+
+
 @pytest.mark.slow
-def test_servers_killed_at_random_moments_change_nothing(data, undisturbed, tmp_path):
+def test_whatever_happens_to_servers_the_weights_are_the_same(data, undisturbed, tmp_path):
+    """They are killed at random moments; the run is stopped, and resumed with another number of servers; then their only host is lost."""
     longer = {"epochs": 20}
     with served_run(tmp_path, data, {**SETTINGS, **longer}, servers=2) as run:
-        killed = kill_servers(run, 10, (0.3, 1.0))
-        assert run.wait(240) == [0, 0, 0], run.log()
-        assert killed >= 3 and run.weights() == undisturbed(**longer)
-        assert "it is asked again in" in run.log()
-
-
-@pytest.mark.slow
-def test_two_hosts_that_train_share_a_server_and_end_with_the_weights_of_two_without(data, undisturbed, tmp_path):
-    with served_run(tmp_path, data, SETTINGS, servers=1, trainers=2) as run:
-        assert run.wait(240) == [0, 0, 0], run.log() + run.log(1) + run.log(2)
-        assert run.weights() == undisturbed(2)
-        assert "rank 0:" not in run.log() and "rank 1:" not in run.log(1)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_alone_where_every_serving_host_is_gone(data, undisturbed, tmp_path):
-    longer = {"epochs": 20}
+        assert kill_servers(run, 4, (0.3, 1.0)) == 4 and "it is asked again in" in run.log(), run.log()
+        for process in run.processes:  # as SageMaker stops a job: every host at once
+            process.send_signal(signal.SIGTERM)
+        assert run.wait(120) == [0, 0, 0], run.log() + run.log(1) + run.log(2)
+        assert "on SIGTERM" in run.log()
     with served_run(tmp_path, data, {**SETTINGS, **longer}, servers=1) as run:
-        while not run.trained():
-            time.sleep(0.2)
+        while " step " not in run.log().partition("resuming from the checkpoint")[2]:
+            time.sleep(0.05)
             assert run.processes[0].poll() is None, run.log()
         for process in [one for one in run.left() if one.environ().get("SM_CURRENT_HOST") == "127.0.0.2"]:
             process.kill()
         assert run.processes[0].wait(240) == 0, run.log()
-        assert run.weights() == undisturbed(**longer)
         assert "this process makes them itself until one is back" in run.log()
+        assert run.weights() == undisturbed(**longer)
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_with_other_numbers_of_servers(data, undisturbed, tmp_path):
-    longer = {"epochs": 20}
-    with served_run(tmp_path, data, {**SETTINGS, **longer}, servers=1) as run:
-        while " step 24/" not in run.log():
-            time.sleep(0.05)
-            assert run.processes[0].poll() is None, run.log()
-        for process in run.processes:  # as SageMaker stops a job: every host at once
-            process.send_signal(signal.SIGTERM)
+def test_a_probe_measures_the_servers_as_they_are(data, tmp_path):
+    with served_run(tmp_path, data, {**SETTINGS, "probe_seconds": 30}, servers=1) as run:
         assert run.wait(120) == [0, 0], run.log() + run.log(1)
-        assert "on SIGTERM" in run.log()
-    with served_run(tmp_path, data, {**SETTINGS, **longer}, servers=2) as run:
-        assert run.wait(240) == [0, 0, 0], run.log()
-        assert "resuming from the checkpoint" in run.log() and run.weights() == undisturbed(**longer)
+        found = json.loads((tmp_path / "127.0.0.1/output/data/127.0.0.1/probe.json").read_text())
+        assert found["finished"] and (found["worker_kind"], found["with_workers"]) == ("remote", None)
+        [alone] = found["input_alone"]
+        assert alone["workers"] == 0 and min(*found["as_it_is"], found["one_batch"], alone["images_per_second"]) > 0
+
+
+def shards_and_a_teacher(root: Path) -> None:
+    """Channels of three classes in shards, and a teacher of these."""
+    classes = [f"class {label}" for label in range(3)]
+    for part, count in (("train", 4), ("validation", 1)):
+        for shard in range(count):
+            members = {}
+            for number in range(24):
+                image = Image.effect_noise((24, 20), 30 + 40 * (number % 3))
+                members |= {f"{shard}-{number:02}.jpg": jpeg(image), f"{shard}-{number:02}.cls": b"%d" % (number % 3)}
+            write_shard(root / part / f"part-{shard}.tar", members)
+        (root / part / "classes.txt").write_text("\n".join(classes))
+        indexed(root / part)
+    torch.manual_seed(1)
+    teachers.save(timm_models.build(teachers.NAME, teachers.OPTIONS, 3), root / "teacher", classes=classes)
+
+
+def images_and_masks(root: Path) -> None:
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 48), ("validation", 8)):
+        for number in range(count):
+            write_pair(root / part, f"{number}", rng.integers(0, 3, (5, 6), np.uint8).repeat(9, 0).repeat(8, 1), ".jpg")
+
+
+WHOLE = {
+    "train_kd.py": (
+        shards_and_a_teacher,
+        2,
+        {
+            "student": teachers.NAME,
+            "student_options": teachers.OPTIONS,
+            "image_size": 16,
+            "epochs": 3,
+            "teacher_cache": {"views": 2, "top_k": 2},
+            "min_crop_area": 0.4,
+            "mixup": 0.2,
+            "cutmix": 1.0,
+            "shuffle_window_shards": 2,
+        },
+    ),
+    "train_segmentation.py": (
+        images_and_masks,
+        1,
+        {"model": "resnet10t", "classes": 3, "image_size": [32, 32], "epochs": 2, "min_scale": 0.5, "overlays": 0},
+    ),
+}
+"""Script -> its channels, how many hosts train, and its settings."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", WHOLE)
+def test_every_script_ends_with_the_weights_of_a_run_without_servers(script, tmp_path):
+    """Distillation from shards with a teacher cache, on two hosts that share a server; segmentation from folders."""
+    channels, trainers, values = WHOLE[script]
+    channels(tmp_path / "channels")
+    common = {"global_batch_size": 16, "horizontal_flip": True, "log_every": 1, "system_monitor": False}
+    settings, options = {**common, **values, "worker_type": "remote"}, {"trainers": trainers, "script": script}
+    with served_run(tmp_path / "remote", tmp_path / "channels", settings, servers=1, **options) as run:
+        assert not any(run.wait(240)), "".join(map(run.log, range(trainers + 1)))
+        assert not any(f"rank {rank}:" in run.log(rank) for rank in range(trainers)), "no server failed"
+        weights = run.weights()
+    assert weights == local_weights(tmp_path / "local", tmp_path / "channels", settings, **options)

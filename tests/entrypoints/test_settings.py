@@ -127,9 +127,9 @@ def test_every_condition_refuses_what_it_says(settings_class, name, value):
 
 @pytest.mark.parametrize(
     ("name", "value", "refused"),
-    [("preprocessing", "dali", "worker_type"), ("probe_seconds", 10.0, "probe_seconds"), ("probe_image_size", 64, "probe_image_size")],
-)  # fmt: skip
-def test_other_hosts_make_images_neither_by_dali_nor_for_a_probe(name, value, refused):
+    [("preprocessing", "dali", "worker_type"), ("probe_image_size", 64, "probe_image_size")],
+)
+def test_other_hosts_make_images_neither_by_dali_nor_of_another_size(name, value, refused):
     assert check(ClassifierSettings, {"model": "x", name: value})[1] == []
     made, problems = check(ClassifierSettings, {"model": "x", "worker_type": "remote", name: value})
     assert made is None and [problem[0] for problem in problems] == [refused]

@@ -33,7 +33,7 @@ def probe_of(measured: Measurements, workers: int, alone: dict[int, float], *, c
         ],
         "with_workers": tried and {"workers": tried[0], "images_per_second": tried[1] * speed},
         "workers": workers,
-        "worker_kind": "threads",
+        "worker_kind": speeds.pop("worker_kind", "threads"),
         "cores_a_process": cores,
         "left_out": {},
         "world_size": 1,
@@ -139,6 +139,25 @@ def test_a_refuted_finding_comes_after_the_others_and_before_risks():
     after = [finding.kind for finding in Diagnosis(measured, probe).findings]
     assert sorted(after) == sorted(before) and after[-2:] == ["data_bound", "memory_growth"]
     assert Diagnosis(measured, probe).headline.startswith(Diagnosis(measured, probe).findings[0].title)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "bound", "at_most", "said"),
+    [
+        (dict(alone={0: 1.1}, one_batch=3.0), "input", 3.0, "confirmed: without input, the speed-up of steps is 3.00, and servers alone bring"),
+        (dict(alone={0: 3.5}, one_batch=3.0), "shared_cores", 3.0, None),
+        (dict(alone={0: 3.5}, one_batch=1.05), "model", 1.05, "refuted: without input, the speed-up of steps is 1.05"),
+    ],
+)  # fmt: skip
+def test_a_probe_of_servers_tells_whether_more_of_them_could_help(speeds, bound, at_most, said):
+    measured = plant(**PLANTED["too_few_servers", "harsh"])
+    found = Diagnosis(measured, probe_of(measured, 0, worker_kind="remote", **speeds))
+    [now] = [finding for finding in found.findings if finding.kind == "too_few_servers"]
+    assert found.probe.bound == bound and found.probe.at_most == pytest.approx(at_most)
+    assert now.probe is None if said is None else now.probe.startswith(said)
+    answer = str(found.report.probe)
+    assert "input alone, servers, as it is" in answer and "workers" not in answer
+    assert (f"More servers can bring a speed-up of at most {at_most:.2f}" in answer) == (bound != "model")
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,15 @@ def test_a_job_with_nothing_to_compare_is_refused(script_job, said):
         drill(script_job("print('done')"), kills=0)
     with pytest.raises(launcher.UserError, match="global_batch_size: 3 images do not divide evenly among 2 processes"):
         drill(script_job("x = 1", hyperparameters={"global_batch_size": 3}), hosts_after=2, say=pytest.fail)
+    gpus, cpus = ({"name": name, "instance_type": "ml.c5.large", "instance_count": 1} for name in ("gpus", "cpus"))
+    several = {"instance_groups": [cpus, gpus]}
+    odd = {"distribution": "torchrun", "hyperparameters": {"global_batch_size": 3}}
+    with pytest.raises(launcher.UserError, match="3 images do not divide evenly among 2 processes"):
+        drill(
+            script_job("x = 1", compute={**several, "training_groups": ["gpus"]}, **odd), hosts_after=2, say=pytest.fail
+        )
+    with pytest.raises(launcher.UserError, match="--hosts-after: 2, but the groups cpus, gpus all train"):
+        drill(script_job("x = 1", compute=several), hosts_after=2, say=pytest.fail)
     failed = drill(script_job("raise ValueError('no')"), say=said.append)
     assert failed.difference.endswith("without a kill") and "is Failed" in failed.difference
     _Series([], failed, {}, 0, said.append).judge(failed.undisturbed, {}, None)

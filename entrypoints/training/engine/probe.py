@@ -31,6 +31,7 @@ from training.engine.run import Run
 from training.engine.state import TrainingState
 from training.measure.timeline import WARM_UP_STEPS
 from training.runtime import accelerator
+from training.servers.remote import RemoteLoader
 from training.settings.scripts import TrainingSettings
 
 FILE = "probe.json"
@@ -134,7 +135,8 @@ class _Bench:
         for count in counts:
             if self.there_is_time_for("input_alone", str(count)):
                 found["input_alone"].append(self.input_alone(self._open(count), count))
-                self.log_speed(f"the input alone, {count} workers", found["input_alone"][-1]["images_per_second"])
+                by = "servers" if self.kind == "remote" else f"{count} workers"
+                self.log_speed(f"the input alone, {by}", found["input_alone"][-1]["images_per_second"])
         best = self.best_workers()
         if best is not None and self.there_is_time_for("with_workers"):
             speed = self.whole_steps(task, self._open(best), "with_workers", best)
@@ -147,7 +149,10 @@ class _Bench:
         self._write()
 
     def worker_counts(self) -> list[int]:
-        """Which numbers of workers are tried: none, powers of two up to the cores of a process, those, and today's."""
+        """Which numbers of workers are tried: none, powers of two up to the cores of a process, those, and today's. Where other hosts make
+        the images, today's alone."""
+        if self.kind == "remote":
+            return [self.today]
         cores = int(self._agreed(self.found["cores_a_process"]))
         powers = [2**power for power in range(cores.bit_length()) if 2**power <= cores]
         none = [] if self.kind == "dali" else [0]  # DALI has one thread at least
@@ -255,7 +260,10 @@ class _Bench:
 
 
 def _workers(loaders: Loaders) -> tuple[int, str]:
-    """How many workers make the training images now, and of what kind: threads, processes, or DALI's threads."""
+    """How many workers make the training images now, and of what kind: threads, processes, DALI's threads, or remote, where this process
+    has none."""
+    if isinstance(loaders.train, RemoteLoader):
+        return 0, "remote"
     if isinstance(loaders.train, DaliBatches):
         return loaders.train.threads.count, "dali"
     return loaders.workers.count, loaders.workers.kind

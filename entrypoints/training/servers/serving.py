@@ -26,10 +26,15 @@ def serves(settings: TrainingSettings) -> bool:
     return settings.worker_type == "remote" and read_groups().serves
 
 
+class _Stopped(Exception):
+    """SIGTERM came before the training hosts were there."""
+
+
 def serve(settings: TrainingSettings) -> None:
     """Serve until the training hosts have ended, however they did: their own end is the job's.
 
-    Once the training hosts are there, SIGTERM is not heeded: trainers that get it too still need images for their last steps.
+    SIGTERM ends a host that still waits for them. Once they are there it is not heeded: trainers that get it too still need images for
+    their last steps.
 
     Raises:
         TimeoutError: they did not begin in time, or vanished.
@@ -42,8 +47,13 @@ def serve(settings: TrainingSettings) -> None:
         system_monitor(environment.output_data_dir, 0, wanted=settings.system_monitor),
     ):
         write_line(f"{groups.host} prepares images for {', '.join(groups.training)}")
-        wait_for_head(groups, 2 * settings.process_group_minutes * 60)  # which waits itself, for the ranks
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            signal.signal(signal.SIGTERM, _stop)
+            wait_for_head(groups, 2 * settings.process_group_minutes * 60)  # which waits itself, for the ranks
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        except _Stopped:
+            write_line("stopped on SIGTERM before the training hosts were there")
+            return
         with node(groups, environment.output_data_dir / "ray.log") as own:
             heard = time.monotonic()
             while True:
@@ -60,3 +70,8 @@ def serve(settings: TrainingSettings) -> None:
                     own.keep()
                 time.sleep(LOOK_SECONDS)
         write_line("the training hosts have ended, and so do their servers")
+
+
+def _stop(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes again does not disturb the end
+    raise _Stopped

@@ -94,8 +94,8 @@ class TrainingSettings:
     """Steps that come before these, in which memory is allocated and libraries choose their kernels."""
     probe_seconds: float = setting(0.0, at_least=0, on_resume="may change")
     """Measure instead of training, until about N seconds after the process's start: whole steps, steps on one batch over and
-    over, without a teacher, and the input side alone by its number of workers; probe.json in the output folder has the speeds.
-    There is no checkpoint and no model. `launcher diagnose RUN --probe` sets it. 0: train."""
+    over, without a teacher, and the input side alone by its number of workers, or as it is with worker_type remote; probe.json in the
+    output folder has the speeds. There is no checkpoint and no model. `launcher diagnose RUN --probe` sets it. 0: train."""
     process_group_minutes: float = setting(10.0, above=0, on_resume="may change")
     """How long processes wait for each other, at the start and in every collective."""
 
@@ -117,7 +117,6 @@ class TrainingSettings:
         return [
             *limits(self),
             ("worker_type", not remote or self.preprocessing != "dali", "another one with preprocessing dali"),
-            ("probe_seconds", not remote or not self.probe_seconds, "0 with worker_type remote"),
         ]
 
 
