@@ -23,7 +23,7 @@
 # make test-notebooks   the notebooks' tests, with nothing else beside them: what KT's journey measures has to be as its text says
 # make gpu          every check that needs a GPU, wherever there is one, into docs/results/gpu.md (PART=2: one part of six, 8 minutes at most)
 # make gpu-if-any   the same; where there is no GPU it says so and ends well
-# make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed and compared with one undisturbed
+# make drill        20 kills of a run at random moments and 4 of one on two hosts, resumed, and 50 of servers; compared with one undisturbed
 # make image        the CPU image of SageMaker's local mode (needs a Docker engine; docker/README.md)
 # make image-base   its base by debootstrap, where no registry of images can be reached
 # make image-training   the image for SageMaker, on one of AWS's Deep Learning Containers
@@ -147,6 +147,8 @@ drill: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
 	$(LAUNCHER) drill configs/quickstart_teacher.yaml hyperparameters.epochs=6 hyperparameters.checkpoint_every=7 --kills 20
 	$(LAUNCHER) drill configs/quickstart_teacher.yaml distribution=torchrun hyperparameters.epochs=2 hyperparameters.checkpoint_every=7 --hosts 2 --kills 4
+	$(LAUNCHER) prepare photos data/photos
+	$(LAUNCHER) drill configs/remote_preprocessing.yaml --smoke --servers --kills 50 hyperparameters.max_steps=300 hyperparameters.epochs=10 hyperparameters.evaluate_every=10
 
 image: $(INSTALLED)
 	docker/build local

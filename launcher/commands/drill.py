@@ -18,6 +18,11 @@ def add(to: arguments.Add) -> None:
     made.add_argument("--kills", type=int, default=3, metavar="N", help="number of kills (default: 3)")
     made.add_argument("--hosts-after", type=int, metavar="N", help="use N hosts that train for every other run")
     made.add_argument(
+        "--servers",
+        action="store_true",
+        help="kill servers of a job with worker_type remote, which goes on; nothing is resumed",
+    )
+    made.add_argument(
         "--seed", type=int, default=0, metavar="S", help="seed of the times and hosts of the kills (default: 0)"
     )
 
@@ -26,6 +31,13 @@ def carry_out(options: argparse.Namespace) -> int:
     from launcher.runner.drill import drill
 
     job = launcher.load(options.config, arguments.overrides_of(options), smoke=options.smoke)
-    found = drill(job, kills=options.kills, hosts_after=options.hosts_after, seed=options.seed, say=arguments.say)
+    found = drill(
+        job,
+        kills=options.kills,
+        hosts_after=options.hosts_after,
+        servers=options.servers,
+        seed=options.seed,
+        say=arguments.say,
+    )
     print(found)
     return RUN_FAILED if found.difference else DONE

@@ -1,4 +1,4 @@
-"""Drill: a job killed at random moments and resumed must follow the curve of the same job undisturbed.
+"""Drill: a job killed at random moments and resumed, or whose servers are killed, must follow the curve of the same job undisturbed.
 
 On the same number of hosts every value of every step and the final weights must be equal bit for bit. On another number of hosts
 the sums over processes are taken in another order, so that values differ by rounding and what follows from it.
@@ -36,6 +36,9 @@ ORDER = (WORKERS, STOP, HOST, MACHINE)
 MEASURED = re.compile(r".*(/s|_s|_share|_gib)")
 """Metrics of speed, time and memory, which differ from run to run."""
 
+SERVER, SERVER_TITLE = "SIGKILL to a server", "ray::ImageServer"
+"""How a drill of servers kills, and how the title of a server's process begins, as Ray gives it."""
+
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of files in SM_MODEL_DIR that hold nothing but weights."""
 
@@ -63,9 +66,9 @@ class Kill:
     at_step: int
     """The last step that the killed run reported."""
     resumed_from: int = 0
-    """The step from which the next run resumed; 0: it started over."""
+    """The step from which the next run resumed; 0: it started over. Of a server: the same step, since the run goes on."""
     seconds: float = 0.0
-    """Seconds from the kill to the next run's first metric line."""
+    """Seconds from the kill to the next run's first metric line; of a server, to the run's own next one."""
 
 
 @dataclass
@@ -106,13 +109,20 @@ class Drill:
 
 
 def drill(
-    job: Job, *, kills: int = 3, hosts_after: int | None = None, seed: int = 0, say: Callable[[str], None] = print
+    job: Job,
+    *,
+    kills: int = 3,
+    hosts_after: int | None = None,
+    servers: bool = False,
+    seed: int = 0,
+    say: Callable[[str], None] = print,
 ) -> Drill:
     """Run a job undisturbed, then again, killed and resumed, all on the process backend.
 
     Args:
         kills: how many. If the job ends before the last one, it starts over.
         hosts_after: every other run has this many hosts that train instead of the job's own; those of other groups stay as they are.
+        servers: kill servers of a job with worker_type remote instead, one at a time; its runs go on without them until they are back.
         seed: of the times and hosts of the kills.
         say: takes a line for people at each stage.
 
@@ -122,6 +132,11 @@ def drill(
     for option, count in (("--kills", kills), ("--hosts-after", hosts_after)):
         if count is not None and count < 1:
             raise mistake(option, str(count), f"write {option} 1 or more")
+    if servers and not groups.is_remote(job):
+        found = f"worker_type is {job.hyperparameters.get('worker_type', 'auto')}"
+        raise mistake("--servers", found, "set hyperparameters.worker_type=remote, with a group that does not train")
+    if servers and hosts_after is not None:
+        raise mistake("--hosts-after", f"{hosts_after}, beside --servers", "give one of the two: no run is resumed")
     name = f"{job.name[:36].rstrip('-')}-drill"  # so that none is the latest run of the job's own name
     job = job.model_copy(update={"name": name})
     if job.source is None:  # compare every step of this kit's scripts
@@ -141,14 +156,14 @@ def drill(
         found = f"{undisturbed.name} reported {'one step' if result.steps else 'no metric'}"
         raise mistake("script", found, "let it train several steps, and report each as training.runtime.reporting does")
     jobs = [one.model_copy(update={"source": str(undisturbed.folder.code)}) for one in jobs]
-    series = _Series(jobs, result, reference, seed, say)
+    series = (_ServerSeries if servers else _Series)(jobs, result, reference, seed, say)
     in_vain = 0
     while len(result.kills) < kills and not result.difference:
         before = len(result.kills)
         series.train(kills - before)
         in_vain = in_vain + 1 if len(result.kills) == before else 0
         if in_vain == TRIES and not result.difference:
-            fix = "train longer, for example with hyperparameters.epochs"
+            fix = "train longer, for example with hyperparameters.epochs and, where it is set, max_steps"
             raise mistake("script", f"its {result.steps} steps ended before it could be killed", fix)
     return result
 
@@ -186,10 +201,7 @@ class _Series:
             earlier = run
         if not self.result.difference:
             self.say(f"to the end: {run.name}")
-            self.result.difference = missing(self.reference, reported)
-            other = other_file(self.result.weights, weights(run)) if self.result.exact else ""
-            if other and not self.result.difference:
-                self.result.difference = f"{other} of {run.name} differs from the undisturbed run's"
+            self.result.difference = self.ends_otherwise(run, reported)
 
     def plan(self, earlier: Run | None) -> Plan:
         """The next run's plan: from the checkpoints of the run before, or from the start where it left none."""
@@ -231,6 +243,49 @@ class _Series:
         furthest, difference = compare(self.reference, found, 0.0 if self.result.exact else TOLERANCE)
         self.result.furthest = max(self.result.furthest, furthest)
         self.result.difference = difference and f"{difference} in {run.name}"
+
+    def ends_otherwise(self, run: Run, reported: Curve) -> str:
+        """What a training lacks, or in which file of weights its last run differs; "" where it ended as the undisturbed run."""
+        if lacks := missing(self.reference, reported):
+            return lacks
+        other = other_file(self.result.weights, weights(run)) if self.result.exact else ""
+        return other and f"{other} of {run.name} differs from the undisturbed run's"
+
+
+class _ServerSeries(_Series):
+    """Trainings whose servers are killed. No run ends by it."""
+
+    def train(self, kills: int) -> None:
+        """One training with up to N kills, at random moments from its first step on; adds to the result."""
+        run = start(self.plan(None))
+        self.result.runs.append(run)
+        seconds_a_step = self.result.undisturbed.outcome()["seconds"] / self.result.steps
+        progress, struck, kill = run.progress(follow=True), 0.0, None
+        for metric in progress:
+            if kill is not None:
+                self.result.kills.append(replace(kill, resumed_from=kill.at_step, seconds=time.monotonic() - struck))
+                self.say(f"kill {len(self.result.kills)}: {SERVER} at step {kill.at_step} of {run.name}")
+                kill = None
+            if len(self.result.kills) < kills and metric.step < self.result.steps:
+                time.sleep(self.rng.uniform(0, seconds_a_step))
+                if self.kill_one(run):
+                    kill, struck = Kill(SERVER, metric.step), time.monotonic()
+        run.wait()
+        found = curve(run)
+        self.judge(run, found, None)
+        if not self.result.difference:
+            self.say(f"to the end: {run.name}")
+            self.result.difference = self.ends_otherwise(run, found)
+
+    def kill_one(self, run: Run) -> bool:
+        """SIGKILL to a server of a run, whatever it does; whether there was one."""
+        with contextlib.suppress(psutil.NoSuchProcess):  # the run, or the server, has just ended by itself
+            supervisor = psutil.Process(run.folder.read(run.folder.supervisor)["pid"])
+            servers = [child for child in supervisor.children(recursive=True) if _is_server(child)]
+            if servers:
+                self.rng.choice(servers).kill()
+                return True
+        return False
 
 
 def curve(run: Run) -> Curve:
@@ -323,7 +378,7 @@ def _with_hosts(job: Job, count: int) -> Job:
             f"{count}, but the groups {names} all train",
             "name one in compute.training_groups, or leave --hosts-after out",
         )
-    counted = {"instance_count": count}
+    counted: dict[str, Any] = {"instance_count": count}
     if training:
         places = [group.model_copy(update=counted) if group in training else group for group in compute.instance_groups]
         counted = {"instance_groups": places}
@@ -370,6 +425,12 @@ def _kill(run: Run, how: str, rng: random.Random) -> None:
     else:
         for root in [supervisor] if how == MACHINE else shims:
             _kill_tree(root)
+
+
+def _is_server(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "".join(process.cmdline()[:1]).startswith(SERVER_TITLE)
+    return False
 
 
 def _kill_tree(root: psutil.Process) -> None:

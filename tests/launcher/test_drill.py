@@ -14,6 +14,7 @@ from launcher.prepare import prepare
 from launcher.runner.drill import (
     HOST,
     MACHINE,
+    SERVER,
     STOP,
     WORKERS,
     _checksum,
@@ -172,6 +173,40 @@ def test_a_job_that_is_over_at_once_cannot_be_killed(script_job, said, monkeypat
     monkeypatch.setattr("launcher.runner.drill.TRIES", 1)
     with pytest.raises(launcher.UserError, match="its 2 steps ended before it could be killed"):
         drill(script_job("print('epoch 1/1 step 1/2 loss 1.0\\nepoch 1/1 step 2/2 loss 1.0')"), say=said.append)
+
+
+def test_servers_can_be_killed_only_where_there_are_some(script_job):
+    with pytest.raises(launcher.UserError, match="--servers: worker_type is auto") as raised:
+        drill(script_job(COUNTS), servers=True)
+    assert "hyperparameters.worker_type=remote" in str(raised.value)
+    remote = script_job(COUNTS).model_copy(update={"hyperparameters": {"worker_type": "remote"}})
+    with pytest.raises(launcher.UserError, match="--hosts-after: 2, beside --servers"):
+        drill(remote, servers=True, hosts_after=2)
+
+
+@pytest.mark.timeout(900)  # two trainings, beside whatever else the machine does
+@pytest.mark.slow
+def test_a_run_whose_servers_are_killed_goes_on_and_is_the_same(tmp_path, said):
+    prepare("digits", tmp_path / "digits")
+    group = {"instance_type": "ml.c5.xlarge", "instance_count": 1}
+    job = launcher.from_values({
+        "name": "served",
+        "script": "train_classifier.py",
+        "inputs": {name: {"folder": str(tmp_path / "digits" / name)} for name in ("train", "validation")},
+        "compute": {"instance_groups": [{"name": "trains", **group}, {"name": "serves", **group}], "training_groups": ["trains"]},
+        "hyperparameters": {
+            "model": "mobilenetv3_small_050", "model_options": {"in_chans": 1}, "image_size": 32, "global_batch_size": 64,
+            "augmentation_load": 10, "epochs": 2, "evaluate_every": 2, "worker_type": "remote",
+        },
+    })  # fmt: skip
+    found = drill(job, kills=2, servers=True, seed=1, say=said.append)
+    assert found.difference == "" and found.steps == 42, found
+    assert [kill.how for kill in found.kills] == [SERVER] * 2 and all(kill.seconds > 0 for kill in found.kills)
+    assert all(kill.resumed_from == kill.at_step for kill in found.kills), "no run ended"
+    for run in found.runs:
+        log = "\n".join(line for _, line in run.logs())
+        assert "server 0 on" in log and " failed: " in log, "and it was noticed"
+        assert_nothing_left(run)
 
 
 @pytest.mark.timeout(900)  # four trainings, beside whatever else the machine does
