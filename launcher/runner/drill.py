@@ -323,12 +323,11 @@ def _with_hosts(job: Job, count: int) -> Job:
             f"{count}, but the groups {names} all train",
             "name one in compute.training_groups, or leave --hosts-after out",
         )
-    changes: dict[str, Any] = {"instance_count": count}
+    counted: dict[str, Any] = {"instance_count": count}
     if training:
-        all_groups = compute.instance_groups
-        counted = [group.model_copy(update=changes) if group in training else group for group in all_groups]
-        changes = {"instance_groups": counted}
-    return job.model_copy(update={"compute": compute.model_copy(update=changes)})
+        places = [group.model_copy(update=counted) if group in training else group for group in compute.instance_groups]
+        counted = {"instance_groups": places}
+    return job.model_copy(update={"compute": compute.model_copy(update=counted)})
 
 
 def _resumed_from(run: Run) -> int:
