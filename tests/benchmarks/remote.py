@@ -5,6 +5,7 @@ photographs of 500 x 375 pixels; views have 224. What is compared takes turns, r
 
     server      images/s of a server, beside the same core without Ray: a process of one thread that keeps nothing
     trainer     what an image costs the trainer's core: in the process that takes the batches, and in Ray's own
+    scale       the same reckoned up to 1,024 training processes and 512 servers, with what a look at the servers takes of the head
     job         train_classifier.py on one core alone, and with a server on the other
     trainers    two trainers on one server, beside one: what each gets, byte for byte, and how fast
 
@@ -24,6 +25,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +42,19 @@ from remote_hosts import (
     Child,
     Measured,
     alone,
+    bare_socket,
     free_port,
     serving_host,
     trainer,
 )
+from remote_scale import GPUS, HOSTS, SERVERS, of_head, reckoned
 
 SIZE = 224
 
 AS_LOCAL, TRAINER_MS, SPEED_UP, SHARED = 0.95, 0.1, 1.6, 0.9
 """Targets: a server's images/s over its core's alone; CPU milliseconds an image; a job's speed-up; two trainers' images/s over one's."""
 
-PARTS = ("server", "trainer", "job", "trainers")
+PARTS = ("server", "trainer", "scale", "job", "trainers")
 
 JOB = {
     "model": "mobilenetv3_small_050",
@@ -83,19 +88,41 @@ def spread(first: Sequence[float], second: Sequence[float]) -> str:
 # -- a server and one trainer ------------------------------------------------------------------------------------------
 
 
-def of_flow(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
-    """A server beside its core alone, and what its images cost the trainer."""
-    with hosts(data, port, trainers=1) as (here, first, *_):
-        flows: list[Measured] = []
+@dataclass(frozen=True)
+class Flow:
+    """What was measured of a server and one trainer, round by round."""
+
+    served: list[Measured]
+    own: list[Measured]
+    """The server's core alone."""
+    sent: list[Measured]
+    """A bare socket's two ends."""
+    received: list[Measured]
+    rest: Measured
+    """Nothing is asked."""
+
+
+def flow_of(data: Path, port: int, asked: argparse.Namespace) -> Flow:
+    with hosts(data, port, trainers=1) as (here, first, *_), bare_sockets() as (sender, receiver):
+        served: list[Measured] = []
         own: list[Measured] = []
+        sent: list[Measured] = []
+        received: list[Measured] = []
         first.ask("flow", asked.batches), here.ask("flow", asked.batches)
         for number in range(asked.rounds):
-            works = [(flows, first), (own, here)]
+            works = [(served, first), (own, here)]
             for found, child in works[:: 1 if number % 2 else -1]:
                 found.append(child.ask("flow", asked.batches))
                 time.sleep(1)  # what is on its way arrives
+            sender.send("flow", asked.batches), receiver.send("flow", asked.batches)
+            sent.append(sender.answer()), received.append(receiver.answer())
             progress(f"round {number + 1} of {asked.rounds}")
-        rest: Measured = first.ask("rest", 5)
+        return Flow(served, own, sent, received, first.ask("rest", 5))
+
+
+def of_flow(flow: Flow) -> Iterator[Row]:
+    """A server beside its core alone, and what its images cost the trainer."""
+    flows, own, rest = flow.served, flow.own, flow.rest
     idle = rest.server.ray / rest.wall
     rows = [("", "images/s", "CPU ms an image", "of it Ray's own processes")]
     costs = [
@@ -107,6 +134,8 @@ def of_flow(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
         ("a server", f"{middle(one.speed for one in flows):.0f}", f"{middle(costs[0]):.3f}", f"{middle(ray):.3f}")
     )
     rows.append(("the same core alone", f"{middle(one.speed for one in own):.0f}", f"{middle(costs[1]):.3f}", "-"))
+    bare = [1000 * one.cpu / one.images for one in flow.sent]
+    rows.append(("a bare socket that sends the same bytes", "-", f"{middle(bare):.3f}", "-"))
     print(f"\nA server's core\n\n{table(rows)}\n\nAt rest Ray's processes take {100 * idle:.1f} % of it.", flush=True)
     # at rest they take a part of the core from the other side of the comparison too, which would have it without them
     speeds = [one.speed for one in flows], [one.speed / (1 - idle) for one in own]
@@ -125,6 +154,8 @@ def of_flow(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
     process = [1000 * one.cpu / one.images for one in flows]
     raylet, others = ([1000 * getattr(one.trainer, kind) / one.images for one in flows] for kind in ("raylet", "rest"))
     rows = [("", "CPU ms an image"), ("the process that takes the batches", f"{middle(process):.3f}")]
+    bare = [1000 * one.cpu / one.images for one in flow.received]
+    rows += [("a bare socket that receives the same bytes", f"{middle(bare):.3f}")]
     rows += [("raylet", f"{middle(raylet):.3f}"), ("Ray's other processes", f"{middle(others):.3f}")]
     busy = rest.trainer.ray / rest.wall
     print(
@@ -138,6 +169,20 @@ def of_flow(data: Path, port: int, asked: argparse.Namespace) -> Iterator[Row]:
         f"{TRAINER_MS}",
         middle(process) <= TRAINER_MS,
     )
+
+
+def scale(flow: Flow, folder: Path) -> None:
+    """What these figures come to in a large cluster."""
+    few, many = of_head(free_port(), folder)
+    found = reckoned(
+        few,
+        many,
+        server_ms=middle(1000 * (one.server.process + one.server.ray) / one.images for one in flow.served),
+        trainer_ms=middle(1000 * one.cpu / one.images for one in flow.served),
+        host_ms=middle(1000 * one.trainer.ray / one.images for one in flow.served),
+        kilobytes=3 * SIZE**2 / 1000,
+    )
+    print(f"\n{HOSTS} hosts of {GPUS} GPUs and {SERVERS} servers, on paper\n\n{found}", flush=True)
 
 
 def middle(values: Iterator[float] | Sequence[float]) -> float:
@@ -159,6 +204,19 @@ def hosts(data: Path, port: int, trainers: int) -> Iterator[list[Child]]:
     finally:
         for child in [*children, serving][::-1]:
             child.end()
+
+
+@contextmanager
+def bare_sockets() -> Iterator[tuple[Child, Child]]:
+    """Two processes, joined by a TCP connection: the first sends, on the server's core, the second receives, on the trainer's."""
+    port = free_port()
+    sender = Child(SERVER_CORE, partial(bare_socket, sends=True), port, SIZE)
+    receiver = Child(TRAINER_CORE, partial(bare_socket, sends=False), port, SIZE)
+    try:
+        receiver.send(sender.answer())
+        yield sender, receiver
+    finally:
+        sender.end(), receiver.end()
 
 
 # -- two trainers ------------------------------------------------------------------------------------------------------
@@ -297,8 +355,11 @@ def main() -> None:
         data = Path(folder) / "data"
         writer = FORKED.Process(target=photographs, args=(data,))
         writer.start(), writer.join()
-        if {"server", "trainer"} & {*asked.only}:
-            rows += of_flow(data, free_port(), asked)
+        if {"server", "trainer", "scale"} & {*asked.only}:
+            flow = flow_of(data, free_port(), asked)
+            rows += of_flow(flow)
+            if "scale" in asked.only:
+                scale(flow, Path(folder))
         if "job" in asked.only:
             rows += of_job(data, free_port(), asked)
         if "trainers" in asked.only:

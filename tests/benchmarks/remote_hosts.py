@@ -183,6 +183,7 @@ def trainer(pipe: Connection, host: str, port: int, data: Path, size: int) -> No
             first_patience=START_SECONDS,
             threads=1,
             device=ALONE.device,
+            processes=1,
             say=said.append,
         )
         batches: Iterator[Any] | None = None
@@ -219,6 +220,30 @@ def _between(images: int, before: tuple[Cost, Cost, float, float], after: tuple[
     return Measured(images, after[3] - before[3], after[2] - before[2], after[0] - before[0], after[1] - before[1])
 
 
+def bare_socket(pipe: Connection, port: int, size: int, *, sends: bool) -> None:
+    """One end of a TCP connection that carries batches and nothing else: what any transport between hosts costs at least."""
+    if sends:
+        with socket.create_server((SERVER, port)) as listener:
+            pipe.send(None)
+            connection, _ = listener.accept()
+    else:
+        pipe.recv()
+        connection = socket.create_connection((SERVER, port))
+    ready = np.zeros((BATCH, 3, size, size), np.uint8)
+    with connection:
+        while (question := pipe.recv()) is not None:
+            _, count = question
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(count):
+                if sends:
+                    connection.sendall(ready.data)
+                else:
+                    left = np.empty_like(ready).data.cast("B")  # each batch has its own memory
+                    while left:
+                        left = left[connection.recv_into(left) :]
+            pipe.send(Measured(count * BATCH, time.perf_counter() - wall, time.process_time() - cpu))
+
+
 def opened_from(data: Path, size: int) -> Opened:
     found = open_data(data / "train", data / "validation", settings_of(size), 3)
     return Opened(found.training, found.collate_training)
@@ -233,7 +258,7 @@ def endless(images: int) -> Iterator[list[SampleKey]]:
 
 
 def some(images: int, count: int, view: int = 1) -> Iterator[list[SampleKey]]:
-    """So many batches, of the views from one on."""
+    """A number of batches, of the views from one on."""
     return itertools.islice(([(each + view - 1, index) for each, index in draws] for draws in endless(images)), count)
 
 

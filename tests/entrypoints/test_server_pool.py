@@ -23,7 +23,7 @@ from training.distributed.world import World
 from training.servers import parts
 from training.servers import pool as pool_module
 from training.servers.actor import About, ImageServer, Opened, Part, PartFailed, ServerFailed
-from training.servers.pool import NoServers, Pool
+from training.servers.pool import NoServers, Pool, look_seconds
 from training.servers.remote import RemoteLoader
 from training.servers.stream import Stream
 from training.settings.scripts import LabelledImageSettings
@@ -140,6 +140,7 @@ def pool(servers: Threads, found, said: list[str], **values) -> Pool:
             "first_patience": 5.0,
             "threads": 1,
             "device": CPU,
+            "processes": 1,
             "say": said.append,
             **values,
         },
@@ -304,6 +305,28 @@ def test_with_no_server_left_the_run_fails_where_it_is_to_fail(channels, quick):
         NoServers, match=r"no server has made an image for 0 s \(host-0, host-1\), and without_servers is fail"
     ):
         next(iter(Stream(pool(servers, found, [], go_on=False, patience=0.3, first_patience=0.3), draws())))
+
+
+def test_a_thousand_processes_look_at_the_head_as_often_in_all_as_250():
+    assert [look_seconds(processes) for processes in (1, 250, 1000)] == [5.0, 5.0, 20.0]
+
+
+def test_a_server_that_failed_proves_itself_anew_between_two_looks(channels, quick, monkeypatch):
+    monkeypatch.setattr(pool_module, "LOOK_SECONDS", 3600.0)
+    found, looks = data(channels), []
+    servers = Threads(data(channels).training, found.collate_training)
+    names = servers.names
+    monkeypatch.setattr(servers, "names", lambda: looks.append(True) or names())
+    asking = pool(servers, found, said := [])
+    servers.dead = {"images/host-0/0/1/x"}
+    asking.look()
+    servers.dead.clear()
+    deadline = time.monotonic() + 30
+    while len(asking.live) < 2 and time.monotonic() < deadline:
+        asking.look()
+        asking.receive(0.05)
+    assert said == ["server 0 on host-0 failed: it is dead; it is asked again in 0 s", "server 0 on host-0 is back"]
+    assert len(looks) == 1
 
 
 def other_images(channels, tmp_path):

@@ -74,12 +74,27 @@ def job_of(measured: Measurements, images: Path, **settings) -> tuple[launcher.J
         "distribution": "torchrun" if processes > 1 else "none",
         "hyperparameters": {**DISTILS, **settings},
     }
+    serving = [group["instance_count"] for group in measured.facts.get("serving_groups", ())]
+    if serving:
+        values["hyperparameters"]["worker_type"] = "remote"
     if measured.facts.get("device") == "cuda" or any(host.gpus for host in measured.hosts.values()):
-        compute = {"instance_type": "ml.g5.2xlarge", "instance_count": processes, "max_hours": 1}
+        compute = {**of_hosts("ml.g5.2xlarge", processes, serving), "max_hours": 1}
         return launcher.from_values({**values, **WITH_GPUS, "compute": compute}), "aws"
     inputs = {part: {"folder": str(images / part)} for part in ("train", "validation")}
-    compute = {"processes_per_host": processes}
+    compute = {**(of_hosts("ml.c5.4xlarge", 1, serving) if serving else {}), "processes_per_host": processes}
     return launcher.from_values({**values, "inputs": inputs, "compute": compute}), "process"
+
+
+def of_hosts(instance_type: str, count: int, serving: Sequence[int]) -> dict[str, Any]:
+    """The compute of a job: hosts that train, and groups of hosts that serve."""
+    if not serving:
+        return {"instance_type": instance_type, "instance_count": count}
+    groups = [{"name": "training", "instance_type": instance_type, "instance_count": count}]
+    groups += [
+        {"name": f"serving-{number}", "instance_type": "ml.c5.4xlarge", "instance_count": hosts}
+        for number, hosts in enumerate(serving, start=1)
+    ]
+    return {"instance_groups": groups, "training_groups": ["training"]}
 
 
 def recorded(job: launcher.Job, on: str = "process") -> RunFolder:
@@ -116,9 +131,9 @@ def carried_out(command: str) -> launcher.Plan:
 
 
 def value_at(values: Mapping[str, Any], key: str) -> object:
-    at = values
+    at: Any = values
     for name in key.split("."):
-        at = at[name]
+        at = at[int(name) if isinstance(at, list) else name]
     return at
 
 
@@ -131,24 +146,26 @@ def check(fix: Fix) -> None:
         assert value_at(plan.job.model_dump(), key) == value, fix.command
 
 
-def planted_fixes(replayed: Replay | None, variant: Mapping[str, Any]) -> Iterator[Fix]:
+def planted_fixes(replayed: Replay, variant: Mapping[str, Any]) -> Iterator[tuple[Fix, Measurements]]:
+    """Each fix, with what it is for."""
     for planted in [*PLANTED.values(), *HALVES.values()]:
         measured = plant(**{**planted, "settings": {**planted.get("settings", {}), **variant}})
         for finding in Diagnosis(replace(measured, replay=replayed)).findings:
-            yield from finding.fixes
+            yield from ((fix, measured) for fix in finding.fixes)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_every_fix_by_a_setting_has_a_command_that_holds_it(variant, images):
     seen = set()
-    for fix in planted_fixes(Replay("slow-20261122-100000-abcd", str(images)), variant):
+    for fix, measured in planted_fixes(Replay("slow-20261122-100000-abcd", str(images)), variant):
         assert fix.setting is None or fix.command is not None, fix
         if fix.command is not None and fix.command not in seen:
             seen.add(fix.command)
             *before, last = [main.read(words[1:]) for words in split(shlex.split(fix.command))]
             assert [options.command for options in before] == ["prepare"] * bool(fix.first)
             assert (last.command, last.run) == ("replay", fix.run)
-            changed, problems = yaml_file.override(yaml_file.Config("job", {}), last.overrides)
+            job, _ = job_of(measured, images, **variant)
+            changed, problems = yaml_file.override(yaml_file.Config("job", job.model_dump()), last.overrides)
             assert problems == [] and {key: value_at(changed.values, key) for key in fix.keys} == fix.keys
     assert len(seen) > 20
 

@@ -39,7 +39,10 @@ BACK_OFF, LONGEST_BACK_OFF = 1.0, 60.0
 """Seconds until a failed server is asked again; twice as long after each further failure."""
 
 LOOK_SECONDS = 5.0
-"""Between two looks at which servers there are; a fifth of it while there are none."""
+"""Between two looks of a training process at which servers there are; a fifth of it while there are none."""
+
+LOOKS = 50.0
+"""Such looks a second that the head answers in all: where there are more processes than that allows, each looks more rarely."""
 
 PROOF = 3
 """Images that a server makes first, and this process too: a server counts only where both are equal, byte for byte."""
@@ -125,6 +128,7 @@ class Pool:
         first_patience: the same until there has been a server, where the run is not to go on.
         threads: of this process, for that.
         device: that gets the batches.
+        processes: training processes of the job.
         say: logs what happens to servers.
     """
 
@@ -138,6 +142,7 @@ class Pool:
         first_patience: float,
         threads: int,
         device: torch.device,
+        processes: int,
         say: Callable[[str], None],
     ):
         self.threads, self.device, self.counts = threads, device, Counts()
@@ -148,7 +153,7 @@ class Pool:
         self._servers: dict[str, _Server] = {}
         self._listing: str | None = None
         self._proofs = random.Random(0)
-        self._looked = 0.0
+        self._looked, self._look_seconds = 0.0, look_seconds(processes)
         self._without: float | None = None
         """Since when parts wait and nobody can be asked."""
         self._alone = self._met = False
@@ -178,16 +183,9 @@ class Pool:
     def look(self) -> None:
         """Meet new servers, and let go of those that are gone."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS / (1 if self.live else 5):
-            return
-        self._looked = now
-        names = self._ask.names()
-        if names is not None:
-            for name in [name for name, one in self._servers.items() if name not in names and not one.asked]:
-                del self._servers[name]
-            for name, threads in names.items():
-                if name not in self._servers:
-                    self._servers[name] = _Server(name, threads)
+        if now - self._looked >= self._look_seconds / (1 if self.live else 5):
+            self._looked = now
+            self._learn(self._ask.names())
         for server in self._servers.values():
             if server.state == "new" and now >= server.until:
                 self._prove(server)
@@ -299,6 +297,15 @@ class Pool:
         for server in self._servers.values():
             server.asked.clear()
 
+    def _learn(self, names: Mapping[str, int] | None) -> None:
+        if names is None:
+            return
+        for name in [name for name, one in self._servers.items() if name not in names and not one.asked]:
+            del self._servers[name]
+        for name, threads in names.items():
+            if name not in self._servers:
+                self._servers[name] = _Server(name, threads)
+
     def _request(self, server: _Server, part: PendingPart) -> bool:
         try:
             ticket = self._ask.ask(server.name, part.draws)
@@ -388,6 +395,11 @@ class Pool:
         return (
             None if same else "it makes other pixels of the same images: its libraries or its processor round otherwise"
         )
+
+
+def look_seconds(processes: int) -> float:
+    """Between two looks of one of a job's training processes."""
+    return max(LOOK_SECONDS, processes / LOOKS)
 
 
 def _place(server: _Server) -> str:

@@ -72,6 +72,7 @@ class ImageServers:
             first_patience=max(PATIENCE, self._settings.process_group_minutes * 60),
             threads=choose_threads(self._settings).count,
             device=self._world.device,
+            processes=self._world.size,
             say=self._say,
         )
         self._before = Counts()
