@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -92,6 +93,9 @@ def train(
         raise RuntimeError(f"{case.kind} {case.form} {tool}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     for root in CONTROL_GROUPS:
         for group in Path(root).glob("planted-*"):
+            until = time.monotonic() + SERVERS_END_SECONDS
+            while (group / "cgroup.procs").read_text() and time.monotonic() < until:
+                time.sleep(0.1)  # Ray's processes end after those that started them
             group.rmdir()
     return folder
 

@@ -280,15 +280,15 @@ CASES = (
     Case("cpu_throttled", "half a core", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=50_000), fixed={}),
     Case(
         "too_few_servers",
-        "one of 0.4 cores, a trainer of half its time",
-        {**SERVED, "model": "resnet10t"},
+        "one of 0.4 cores",
+        SERVED,
         SERVERS_OF_A_PART_OF_A_CORE.format(roots=CONTROL_GROUPS, quota=40_000),
         threads=1,
         servers=1,
     ),
     Case(
         "too_few_servers",
-        "one of 0.3 cores, a cheap trainer",
+        "one of 0.3 cores",
         SERVED,
         SERVERS_OF_A_PART_OF_A_CORE.format(roots=CONTROL_GROUPS, quota=30_000),
         threads=1,

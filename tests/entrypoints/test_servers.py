@@ -184,7 +184,7 @@ def test_whatever_happens_to_servers_the_weights_are_the_same(data, undisturbed,
 
 @pytest.mark.slow
 def test_a_probe_measures_the_servers_as_they_are(data, tmp_path):
-    with served_run(tmp_path, data, {**SETTINGS, "probe_seconds": 30}, servers=1) as run:
+    with served_run(tmp_path, data, {**SETTINGS, "probe_seconds": 60}, servers=1) as run:
         assert run.wait(120) == [0, 0], run.log() + run.log(1)
         found = json.loads((tmp_path / "127.0.0.1/output/data/127.0.0.1/probe.json").read_text())
         assert found["finished"] and (found["worker_kind"], found["with_workers"]) == ("remote", None)
