@@ -1,4 +1,4 @@
-"""train_classifier.py on hosts of this machine, one that trains and some that prepare its images; and what kills servers meanwhile."""
+"""A script on hosts of this machine, some that train and some that prepare their images; and what kills servers meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ SERVER = "ImageServer"
 def environment(
     folder: Path, host: str, hosts: list[str], trainers: int, data: Path, settings: Mapping[str, Any], ports: list[int]
 ) -> dict[str, str]:
-    """What SageMaker's toolkit and torchrun give a script on one of the hosts, of which the first ones train."""
+    """What SageMaker's toolkit and torchrun give a script on one of the hosts, of which the first ones train.
+
+    The channel `teacher`, where there is one, is on the hosts that run it.
+    """
     groups = {"gpus": {"instance_group_name": "gpus", "hosts": hosts[:trainers]}}
     if hosts[trainers:]:
         groups["cpus"] = {"instance_group_name": "cpus", "hosts": hosts[trainers:]}
@@ -34,10 +37,13 @@ def environment(
     if trainers > 1 and host in hosts[:trainers]:
         ranks = {"RANK": str(hosts.index(host)), "WORLD_SIZE": str(trainers), "LOCAL_RANK": "0"}
         ranks |= {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(ports[1])}
+    teaches = host not in hosts[:trainers] or "teacher_servers" not in settings
+    teacher = {"SM_CHANNEL_TEACHER": str(data / "teacher")} if teaches and (data / "teacher").is_dir() else {}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SM_", "RAY_"))}
     return {
         **kept,
         **ranks,
+        **teacher,
         "PYTHONPATH": str(ENTRYPOINTS),
         "OMP_NUM_THREADS": "1",
         "TRAINING_JOB_NAME": str(folder),
@@ -59,7 +65,16 @@ def environment(
 class ServedRun:
     """One run; its logs and results lie below `<folder>/<host>`."""
 
-    def __init__(self, folder: Path, data: Path, settings: Mapping[str, Any], *, servers: int, trainers: int = 1):
+    def __init__(
+        self,
+        folder: Path,
+        data: Path,
+        settings: Mapping[str, Any],
+        *,
+        servers: int,
+        trainers: int = 1,
+        script: str = "train_classifier.py",
+    ):
         self.folder = folder
         self.hosts = [f"127.0.0.{number + 1}" for number in range(trainers + servers)]
         with socket.socket() as one, socket.socket() as other:
@@ -70,7 +85,7 @@ class ServedRun:
         for host in self.hosts:
             (folder / host / "checkpoints").mkdir(parents=True, exist_ok=True)
             with open(folder / host / "log", "ab") as log:
-                command = [sys.executable, str(ENTRYPOINTS / "train_classifier.py")]
+                command = [sys.executable, str(ENTRYPOINTS / script)]
                 env = environment(folder, host, self.hosts, trainers, data, settings, ports)
                 self.processes.append(
                     subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
