@@ -7,7 +7,8 @@
 
 The loss is `hard_label_weight` × cross-entropy with the labels + the rest × the teacher's part, by default the temperature KL
 of Hinton et al. (https://arxiv.org/abs/1503.02531). Both models look at the same augmented pixels, each with its own
-normalisation and resolution. With `teacher_cache` the teacher runs once for each view of an image.
+normalisation and resolution. With `teacher_cache` the teacher runs once for each view of an image, with `teacher_servers` on the hosts
+that make the images.
 """
 
 from functools import partial
@@ -26,9 +27,9 @@ from training.models import timm_models
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.scripts import DistillationSettings
-from training.tasks.distillation import Distillation, open_cache, with_teacher
+from training.tasks.distillation import Distillation, ask_servers, load_teacher, open_cache, with_teacher
 from training.tasks.evaluation import evaluate
-from training.teacher import acceptance, frozen
+from training.teacher import acceptance
 
 
 def main(settings: DistillationSettings) -> None:
@@ -61,18 +62,11 @@ def main(settings: DistillationSettings) -> None:
         steps = total_steps(settings, len(data.training))
         state = prepare(student, settings, steps, world)
         now, without = memory.measure(state, settings, data)
-        teacher = None
-        if settings.teacher_weight > 0:
-            teacher = frozen.load(
-                None if settings.teacher_pretrained else environment.channel("teacher"),
-                data.classes,
-                channels=channels,
-                image_size=settings.view_size or settings.image_size,
-                name=settings.teacher,
-                options=settings.teacher_options,
-                precision=settings.teacher_number_format,
-                compile=settings.compile_teacher,
-            ).to(world.device)
+        teacher = remote = None
+        if settings.teacher_servers is not None:
+            remote = ask_servers(settings, data, channels, run)
+        elif settings.teacher_weight > 0:
+            teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
             cached, image = settings.teacher_cache is not None, memory.example(data, world.device)
             now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
         bare = Distillation(state.model, teacher and teacher.eager(), None, settings, Timeline(world.device))
@@ -85,20 +79,22 @@ def main(settings: DistillationSettings) -> None:
 
         cache = taught = None
         teacher_logits: list[torch.Tensor] | None = None
-        if teacher is not None:
+        asked = teacher or remote
+        if asked is not None:
             held_out = loaders.validation
             if settings.view_size not in (None, settings.image_size):
                 resized, size = data.held_out.resized(settings.view_size), loaders.train_batches.batch_size_per_device
                 held_out = held_out_loader(resized, size, loaders.workers, world)
             teacher_logits = []
-            metrics = evaluate(teacher, held_out, world, keep=teacher_logits)
+            metrics = evaluate(asked, held_out, world, keep=teacher_logits)
             taught = acceptance.accept(
-                teacher, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say
+                asked, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say
             )
+        if teacher is not None:
             cache = open_cache(settings, teacher, data, environment, world)
             if cache is not None:
                 say(cache.say())
-        task = Distillation(state.trained, teacher, cache, settings, run.timeline)
+        task = Distillation(state.trained, teacher, cache, settings, run.timeline, remote.layout if remote else None)
         measure = partial(
             evaluate,
             loader=loaders.validation,

@@ -130,7 +130,7 @@ def _groups(job: Job) -> Iterator[Issue]:
 
 def _idle_gpus(job: Job) -> Iterator[Issue]:
     """GPUs of hosts that preprocess on their CPUs."""
-    if not groups.is_remote(job):
+    if not groups.is_remote(job) or groups.has_teacher_servers(job):
         return
     for index, group in enumerate(job.compute.instance_groups):
         machine = catalog.instance(group.instance_type)

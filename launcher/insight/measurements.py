@@ -87,8 +87,9 @@ class Steps:
     servers: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Where other hosts make the images, name -> (n,): servers and threads (live ones that this rank asks), part (which
     that is of all servers' threads), and of the window, not of a step: images and
-    megabytes (received from servers), alone (images made here), server_seconds (of one server thread), waited_seconds (from asking for a
-    part of a batch to having it, over all parts), receiving_seconds (of the thread that receives), failures, late."""
+    megabytes (received from servers), alone (images made here), server_seconds (of one server thread), teacher_seconds (of these, the
+    teacher's), waited_seconds (from asking for a part of a batch to having it, over all parts), receiving_seconds (of the thread that
+    receives), failures, late."""
 
 
 @dataclass(frozen=True, kw_only=True)

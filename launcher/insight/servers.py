@@ -11,7 +11,10 @@ from launcher.insight import windows
 from launcher.insight.evidence import Evidence
 from launcher.insight.measurements import Steps
 
-NUMBERS = ("threads", "part", "images", "alone", "megabytes", "server_seconds", "waited_seconds", "receiving_seconds")
+NUMBERS = (
+    *("threads", "part", "images", "alone", "megabytes"),
+    *("server_seconds", "teacher_seconds", "waited_seconds", "receiving_seconds"),
+)
 """Those that shares and speeds are made of. A rank without one of them is left out."""
 
 
@@ -31,6 +34,8 @@ class Served:
     """A second, for all ranks together."""
     making: float
     """Seconds of a server's threads a second, for all ranks: the mean number of busy threads."""
+    teaching: float
+    """Of these, with the teacher."""
     on_the_way: float
     """Parts of batches that were asked for and not there yet, without those in a thread: mean number, for all ranks."""
     receiving: float
@@ -45,6 +50,11 @@ class Served:
     def seconds_an_image(self) -> float | None:
         """Of one thread of a server; None: none was received."""
         return self.making / self.images if self.images else None
+
+    @property
+    def teacher_share(self) -> float:
+        """Share of the threads' busy time that is the teacher's."""
+        return self.teaching / self.making if self.making else 0.0
 
     @property
     def alone_share(self) -> float:
@@ -78,6 +88,7 @@ def served(evidence: Evidence) -> Served | None:
         alone=total["alone"],
         megabytes=total["megabytes"],
         making=total["server_seconds"],
+        teaching=total["teacher_seconds"],
         on_the_way=max(0.0, total["waited_seconds"] - total["server_seconds"]),
         receiving=float(np.median([one["receiving_seconds"] for one in each])),
     )

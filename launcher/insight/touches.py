@@ -123,6 +123,7 @@ TOUCHES = (
         None,
         "threads hold Python's lock, which the training thread needs; with remote, other hosts make the batches",
     ),
+    Touch(("teacher_servers",), None, "other hosts run the teacher, whose logits come with the images"),
     Touch(("preprocessing",), None, "images are prepared elsewhere, such as on the device"),
     Touch(("global_batch_size", "batch_size_per_device"), None, "every phase works on another number of images"),
     Touch(("log_every",), None, "to read a loss waits for the device"),

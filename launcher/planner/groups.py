@@ -14,11 +14,11 @@ from launcher.config.job import Job
 from launcher.config.sections import InstanceGroup
 from launcher.planner.plan import GroupPlan
 
-TRAINS, PREPROCESSES, RUNS = "trains", "preprocesses", "runs the script"
+TRAINS, PREPROCESSES, TEACHES, RUNS = "trains", "preprocesses", "preprocesses and runs the teacher", "runs the script"
 """What the hosts of a group do."""
 
-CHANNEL = "train"
-"""The channel whose images preprocessing hosts decode."""
+CHANNEL, TEACHER = "train", "teacher"
+"""The channels whose images preprocessing hosts decode, and whose teacher they run with teacher_servers."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,18 @@ def is_remote(job: Job) -> bool:
     return job.hyperparameters.get("worker_type") == "remote"
 
 
+def has_teacher_servers(job: Job) -> bool:
+    """Whether hosts that do not train run the teacher too."""
+    return is_remote(job) and job.hyperparameters.get("teacher_servers") is not None
+
+
 def shown(job: Job, usd_per_hour: Mapping[str, float]) -> tuple[GroupPlan, ...]:
     """A job's groups for its plan, in their own order.
 
     Args:
         usd_per_hour: of all hosts of a group, by its name, where known.
     """
-    others = PREPROCESSES if is_remote(job) else RUNS
+    others = TEACHES if has_teacher_servers(job) else PREPROCESSES if is_remote(job) else RUNS
     training = job.compute.training_groups
     return tuple(
         GroupPlan(
@@ -169,7 +174,7 @@ def _channels(job: Job) -> Iterator[Issue]:
                 yield _unknown(key, name, names)
         if not of_the_kit:
             continue
-        readers = names if channel == CHANNEL else job.compute.training_groups
+        readers = _readers(job, channel)
         without = [name for name in readers if name in names and name not in (given.instance_groups or names)]
         if without:
             yield Issue(
@@ -178,13 +183,21 @@ def _channels(job: Job) -> Iterator[Issue]:
                 valid=f"with {', '.join(readers)}",
                 fix=f"add {', '.join(without)}",
             )
-        if given.sharded and channel == CHANNEL:
+        if given.sharded and channel in ((CHANNEL, TEACHER) if has_teacher_servers(job) else (CHANNEL,)):
             yield Issue(
                 key=f"inputs.{channel}.sharded",
-                found="true with worker_type: remote: a host would lack the images of the others",
+                found=f"true with worker_type: remote: a host would lack {'the images' if channel == CHANNEL else 'files'} of the others",
                 valid="false",
-                fix="remove it; mode: FastFile copies no image that a host does not read",
+                fix="remove it; mode: FastFile copies no file that a host does not read",
             )
+
+
+def _readers(job: Job, channel: str) -> list[str]:
+    """The groups whose hosts read a channel."""
+    names, training = [group.name for group in job.compute.instance_groups], job.compute.training_groups
+    if channel == TEACHER and has_teacher_servers(job):
+        return [name for name in names if name not in training]
+    return names if channel == CHANNEL else list(training)
 
 
 def _unknown(key: str, name: str, names: list[str]) -> Issue:

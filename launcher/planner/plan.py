@@ -46,7 +46,7 @@ class GroupPlan:
     hosts: tuple[str, ...]
     """Their names: algo-1 …"""
     does: str
-    """trains, preprocesses, or runs the script."""
+    """trains, preprocesses (and runs the teacher), or runs the script."""
     usd_per_hour: float | None = None
     """Of all its hosts, on demand; None: unknown, or free."""
 

@@ -25,6 +25,19 @@ REMOTE = {
 """The same, with the other group's hosts preprocessing for the training group's."""
 
 S3 = "s3://amzn-s3-demo-bucket/"
+SERVED = {"worker_type": "remote", "without_servers": "fail", "teacher_servers": {"top_k": 10}}
+TAUGHT = {
+    **REMOTE,
+    "script": "train_kd.py",
+    "hyperparameters": {"student": "resnet18", **SERVED},
+    "inputs": {
+        "train": {"s3": f"{S3}train/", "instance_groups": ["gpus", "cpus"]},
+        "validation": {"s3": f"{S3}validation/", "instance_groups": ["gpus"]},
+        "teacher": {"s3": f"{S3}teacher/", "instance_groups": ["cpus"]},
+    },
+}
+"""A job whose other group's hosts run the teacher too."""
+
 GOOD = {
     "name": "test",
     "script": "train.py",

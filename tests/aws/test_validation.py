@@ -16,7 +16,7 @@ from launcher.aws import catalog, cluster, limits, validation
 from launcher.config.issues import Issue
 from launcher.config.loading import SDK_NAMES, _field_at
 from launcher.planner import groups
-from tests.aws.jobs import CPU, FSX, G5, GROUPED, GROUPS, KIT, P3, P4D, REMOTE, S3, VPC, changed
+from tests.aws.jobs import CPU, FSX, G5, GROUPED, GROUPS, KIT, P3, P4D, REMOTE, S3, TAUGHT, VPC, changed
 
 US_WEST_2 = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
 
@@ -72,6 +72,8 @@ ERRORS = [
     ({**REMOTE, "inputs.train.instance_groups": ["gpus"], "inputs.validation.instance_groups": ["gpus"]}, "inputs.train.instance_groups", "cpus without train", "add cpus"),
     ({**REMOTE, "inputs.train.instance_groups": ["gpus", "cpus"], "inputs.validation.instance_groups": ["cpus"]}, "inputs.validation.instance_groups", "gpus without validation", "add gpus"),
     ({**REMOTE, "inputs.train.sharded": True}, "inputs.train.sharded", "a host would lack the images of the others", "FastFile"),
+    ({**TAUGHT, "inputs.teacher.instance_groups": ["gpus"]}, "inputs.teacher.instance_groups", "cpus without teacher", "add cpus"),
+    ({**TAUGHT, "inputs.teacher.sharded": True}, "inputs.teacher.sharded", "a host would lack files of the others", "FastFile"),
     ({"compute": GROUPED, "inputs.train.instance_groups": ["gpu"]}, "inputs.train.instance_groups", "no group gpu", "did you mean gpus?"),
     ({"compute": GROUPED, "inputs.train.instance_groups": ["gpus"]}, "inputs.validation", "on every channel or on none", "add instance_groups: [gpus, cpus]"),
     ({"compute": GROUPED, "inputs.validation.instance_groups": ["gpus"], "inputs.train": FSX, "network": VPC}, "inputs.train", "a file system goes to all groups", "remove instance_groups"),
@@ -196,6 +198,7 @@ FINE = [
     {"compute": {"instance_groups": GROUPS[:1]}, "distribution": "torchrun"},
     REMOTE,
     {**REMOTE, "inputs.train.instance_groups": ["gpus", "cpus"], "inputs.validation.instance_groups": ["gpus"]},
+    {**TAUGHT, "compute.instance_groups": [GROUPS[0], {**GROUPS[1], "instance_type": G5}]},
     {"compute": GROUPED, "inputs.train.instance_groups": ["gpus"], "inputs.validation.instance_groups": ["cpus"]},
     {"compute.spot": True, "checkpoints": S3},
     {"compute.spot": True, "checkpoints": S3, "compute.max_hours": 6.0, "compute.max_wait_hours": 6.0},

@@ -29,9 +29,10 @@ def environment(
     """What SageMaker's toolkit and torchrun give a script on one of the hosts, of which the first ones train.
 
     Args:
-        data: its folders are the channels; hosts that prepare images have `train` alone.
+        data: its folders are the channels; hosts that prepare images have `train` alone. The channel `teacher` is on the hosts that run it.
     """
-    channels = [folder.name for folder in data.iterdir()] if host in hosts[:trainers] else ["train"]
+    served = {"teacher"} if "teacher_servers" in settings else set()
+    channels = {folder.name for folder in data.iterdir()} - served if host in hosts[:trainers] else {"train"} | served
     groups = {"gpus": {"instance_group_name": "gpus", "hosts": hosts[:trainers]}}
     if hosts[trainers:]:
         groups["cpus"] = {"instance_group_name": "cpus", "hosts": hosts[trainers:]}

@@ -22,7 +22,7 @@ from training.data.views import open_data
 from training.distributed.world import World
 from training.servers import parts
 from training.servers import pool as pool_module
-from training.servers.actor import About, ImageServer, Opened, Part, PartFailed, ServerFailed
+from training.servers.actor import About, Answer, ImageServer, Opened, Part, PartFailed, ServerFailed
 from training.servers.pool import NoServers, Pool, look_seconds
 from training.servers.remote import RemoteLoader
 from training.servers.stream import Stream
@@ -66,9 +66,10 @@ def data(channels, **values):
 class Threads:
     """Servers as the pool asks them: each a thread over its own images, with faults that a test turns on."""
 
-    def __init__(self, images, collate, count: int = 2):
+    def __init__(self, images, collate, count: int = 2, teacher=None):
         self._pools = {f"images/host-{number}/0/1/x": ThreadPoolExecutor(1) for number in range(count)}
-        self.images, self.servers = images, {name: ImageServer(lambda: (images, collate)) for name in self._pools}
+        self.images = images
+        self.servers = {name: ImageServer(lambda: (images, collate, teacher)) for name in self._pools}
         self.dead: set[str] = set()
         self.silent: set[str] = set()
         self.slow: dict[str, float] = {}
@@ -89,10 +90,13 @@ class Threads:
             self.most = max(self.most, self.waiting)
         return self._ticket(server, lambda: self.servers[server].make([*draws]))
 
+    def teach(self, server: str, images):
+        return self._ticket(server, lambda: self.servers[server].teach(images))
+
     def done(self, tickets, seconds: float):
         return [*wait(tickets, timeout=seconds, return_when=FIRST_COMPLETED).done] if tickets else []
 
-    def redeem(self, ticket: Future) -> Part | About:
+    def redeem(self, ticket: Future) -> Part | About | Answer:
         error = ticket.exception()
         if error is not None:
             raise error if isinstance(error, ServerFailed) else PartFailed(str(error)) from error

@@ -135,12 +135,32 @@ def test_other_hosts_make_images_neither_by_dali_nor_of_another_size(name, value
     assert made is None and [problem[0] for problem in problems] == [refused]
 
 
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"hard_label_weight": 1}, "teacher_servers"),
+        ({"worker_type": "auto"}, "teacher_servers"),
+        ({"teacher_cache": {"views": 1}}, "teacher_cache"),
+        ({"without_servers": "go_on"}, "without_servers"),
+        ({"compile_teacher": True}, "compile_teacher"),
+    ],
+)
+def test_servers_run_a_teacher_where_nothing_else_does(changes, refused):
+    served = {"student": "x", "worker_type": "remote", "without_servers": "fail", "teacher_servers": {"top_k": 5}}
+    assert check(DistillationSettings, served)[1] == []
+    made, problems = check(DistillationSettings, {**served, **changes})
+    assert made is None and [problem[0] for problem in problems] == [refused]
+
+
 def test_every_condition_has_a_case_above():
     common = {name for name, *_ in TeacherSettings().conditions()}
     assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {
         "teacher_cache",
         "compose_augmentation",
         "worker_type",
+        "teacher_servers",
+        "without_servers",
+        "compile_teacher",
     }
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION

@@ -228,6 +228,7 @@ def serving(
     kilobytes: float = 150.0,
     cores_in_use: float | None = None,
     part: float = 1.0,
+    teacher: float = 0.0,
 ) -> dict[str, np.ndarray]:
     """What servers did for one rank, as the timeline has it.
 
@@ -241,6 +242,7 @@ def serving(
         alone: share of the images that the rank makes itself.
         failures, late: of the whole run, in its second half.
         part: of the servers' threads, that the rank asks.
+        teacher: share of the threads' busy time.
         cores_in_use: share of the serving hosts' cores; None: they were not watched.
     """
     count, received = len(seconds), images * (1 - alone)
@@ -254,6 +256,7 @@ def serving(
         "alone": np.full(count, images * alone),
         "megabytes": np.full(count, received * kilobytes / 1000),
         "server_seconds": making,
+        "teacher_seconds": teacher * making,
         "waited_seconds": making + on_the_way * seconds * _noisy(random, count, noise),
         "receiving_seconds": receiving * seconds * _noisy(random, count, noise / 5),
         "failures": failures * once.astype(float),

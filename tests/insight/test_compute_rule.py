@@ -115,6 +115,10 @@ def test_a_teacher_is_told_only_what_it_does_not_do_yet(settings, advised):
     assert f"{'with' if cached else 'without'} a cache" in found.evidence[1]
 
 
+def test_a_teacher_on_other_hosts_is_not_blamed_for_what_reading_its_logits_takes():
+    assert taught(settings={"teacher_servers": {"top_k": 10}}) is None
+
+
 def test_on_the_cpu_fewer_bits_make_no_teacher_faster():
     found = taught(gpu=None, settings={"precision": "fp32"})
     assert "teacher_precision" not in str(found.fixes)

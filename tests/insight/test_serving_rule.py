@@ -170,6 +170,20 @@ def test_servers_whose_cores_idle_wait_for_reads():
     )
 
 
+@pytest.mark.parametrize(("share", "kind"), [(0.45, "storage_bound"), (0.55, "too_few_servers")])
+def test_cores_that_idle_while_a_gpu_runs_the_teacher_do_not_wait_for_reads(share, kind):
+    assert found(kind, planted(0.06, cores_in_use=0.2, teacher=share))
+
+
+def test_a_teacher_that_fills_the_servers_wants_gpus_and_not_cheaper_images():
+    measured = planted(0.06, teacher=0.8)
+    served_teacher = {**measured.settings, "teacher_servers": {"top_k": 10}}
+    one = found("too_few_servers", dataclasses.replace(measured, settings=served_teacher))
+    assert one.cause.startswith("the teacher fills") and len(one.fixes) == 2
+    assert "serving hosts with GPUs" in one.fixes[1].value
+    assert "the teacher takes 80 % of the time that servers' threads are busy" in one.evidence
+
+
 def test_no_server_at_all_is_said_and_needs_no_number():
     for servers in ({"alone": 0.6}, {"threads": 0, "alone": 1.0}):
         finding = found("too_few_servers", planted(0.3, **servers))

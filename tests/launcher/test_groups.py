@@ -203,6 +203,12 @@ def test_a_plan_says_who_preprocesses_and_that_ray_is_missing(tmp_path, monkeypa
     assert plan.errors == ()
     assert "group       cpus preprocesses: 2 hosts of ml.c5.xlarge (algo-1, algo-2)\n" in str(plan)
     assert "group       gpus trains: 2 hosts of ml.g5.xlarge (algo-3, algo-4)\n" in str(plan)
+    taught = {"student": "resnet18", "worker_type": "remote", "without_servers": "fail", "teacher_servers": {}}
+    inputs["teacher"] = {"folder": str(tmp_path), "instance_groups": ["cpus"]}
+    values = {**REMOTE, "script": "train_kd.py", "inputs": inputs, "hyperparameters": taught}
+    assert "group       cpus preprocesses and runs the teacher: 2 hosts" in str(
+        launcher.plan(launcher.from_values(values))
+    )
     monkeypatch.setattr(Process, "lacks", lambda self, module: module == "ray")
     [issue] = launcher.plan(job).errors
     assert issue.key == "hyperparameters.worker_type" and "'.[remote]'" in issue.fix

@@ -46,6 +46,19 @@ class LabelledBatch(NamedTuple):
     """int64 (batch,), which view of each."""
 
 
+class TaughtBatch(NamedTuple):
+    """A LabelledBatch, with the teacher's logits for its images."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    labels_b: torch.Tensor
+    lam: torch.Tensor
+    indices: torch.Tensor
+    views: torch.Tensor
+    records: torch.Tensor
+    """uint8 (batch, record size), the logits as training.teacher.logit_records encodes them."""
+
+
 class MaskedBatch(NamedTuple):
     """Training images, each with its mask."""
 
@@ -53,6 +66,10 @@ class MaskedBatch(NamedTuple):
     """uint8 (batch, channels, height, width)."""
     masks: torch.Tensor
     """uint8 (batch, height, width), class numbers, or `ignore_index`."""
+
+
+STAYING = ("indices", "views", "records")
+"""Fields of a batch that are read on the CPU, whatever device trains."""
 
 
 def view_of(epoch: int, views: int | None) -> int:

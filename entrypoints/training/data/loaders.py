@@ -64,8 +64,9 @@ class Data(Generic[Training, HeldOut]):
     """What was chosen in opening the data, and why: for the log."""
     recipe: Recipe[Any, Any] | None = None
     """How DALI makes the training batches. None: workers do."""
-    elsewhere: Callable[[], tuple[Any, Collate]] | None = None
-    """Opens the training images on the host where it is called, with what makes batches of them; it can be pickled."""
+    elsewhere: Callable[[], tuple[Any, ...]] | None = None
+    """Opens the training images on the host where it is called, with what makes batches of them, and what opens a teacher where servers run
+    it; it can be pickled."""
 
 
 Remote = Callable[[Data[Any, Any], TrainingBatches], Batches]

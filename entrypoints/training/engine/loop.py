@@ -13,7 +13,7 @@ import torch
 from launcher_observer.process import grad_sync_seconds
 from torch import nn
 
-from training.data.batches import TrainingBatches
+from training.data.batches import STAYING, TrainingBatches
 from training.data.loaders import Loaders
 from training.distributed.data_parallel import synchronise
 from training.distributed.world import World
@@ -193,7 +193,7 @@ def _step(
 
 
 def _on_device(batches: Iterator[NamedTuple], world: World, timeline: Timeline) -> Iterator[NamedTuple]:
-    """The loader's batches with their tensors on this rank's device; `indices` and `views` stay where they are."""
+    """The loader's batches with their tensors on this rank's device, but for those of STAYING."""
     while True:
         with timeline.phase("data_wait"):
             batch = next(batches, None)
@@ -203,7 +203,7 @@ def _on_device(batches: Iterator[NamedTuple], world: World, timeline: Timeline) 
             moved = {
                 name: value.to(world.device, non_blocking=True)
                 for name, value in batch._asdict().items()
-                if name not in ("indices", "views")
+                if name not in STAYING
             }
         yield batch._replace(**moved)
 

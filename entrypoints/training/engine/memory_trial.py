@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from training.data.batches import Images
+from training.data.batches import STAYING, Images
 from training.data.loaders import Data
 from training.distributed.world import World
 from training.engine.state import TrainingState
@@ -54,9 +54,7 @@ class StepTrial:
     def _step(self, size: int, device: torch.device) -> None:
         values = (value.expand(size, *value.shape[1:]) for value in self._one)
         names = self._one._fields
-        batch = self._one._make(
-            value if name in ("indices", "views") else value.to(device) for name, value in zip(names, values)
-        )
+        batch = self._one._make(value if name in STAYING else value.to(device) for name, value in zip(names, values))
         state = torch.empty(self._optimizer_bytes, dtype=torch.uint8, device=device)
         with self._state.precision.autocast():
             loss = self._task(batch)["loss"]

@@ -43,6 +43,12 @@ def find(local_rank: int) -> torch.device:
     return device
 
 
+def in_turn(index: int) -> torch.device:
+    """The GPU of one of several processes that share a machine's, by the process's index; the CPU where the machine has none."""
+    count = torch.cuda.device_count()
+    return find(index % count) if count else torch.device("cpu")
+
+
 def is_gpu(device: torch.device) -> bool:
     """Whether a device runs its kernels beside the host."""
     return device.type not in NO_GPU

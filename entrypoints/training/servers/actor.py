@@ -1,7 +1,8 @@
-"""A server: the training images of its host, and parts of batches made of them."""
+"""A server: the training images of its host, parts of batches made of them, and a frozen teacher's logits where there is one."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -24,16 +25,39 @@ class Images(Protocol):
         """What tells these images, in their order, from others."""
 
 
+class AboutTeacher(NamedTuple):
+    """Which teacher there is."""
+
+    name: str
+    parameters: int
+    digest: str
+    """Of all that its logits depend on but the images."""
+
+
+class Teacher(Protocol):
+    """A frozen teacher: a server's own, or as a training process asks servers for it."""
+
+    def about(self) -> AboutTeacher: ...
+
+    def __call__(self, images: torch.Tensor, /) -> torch.Tensor:
+        """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes), on the device of the images."""
+
+    def taught(self, batch: Any) -> Any:
+        """A batch with its images' logits: a NamedTuple with one field more, the last."""
+
+
 class Opened(NamedTuple):
     """What a server serves."""
 
     images: Images
     collate: Callable[[list[Any]], Any]
     """Makes a batch of items: a NamedTuple of tensors, each with the batch's images first."""
+    teacher: Callable[[int], Teacher] | None = None
+    """Opens the teacher of a server, by the server's index on its host. None: there is none."""
 
 
-Open = Callable[[], tuple[Any, Callable[..., Any]]]
-"""Opens the images, and what makes batches of them, on the host where it is called; travels there."""
+Open = Callable[[], tuple[Any, ...]]
+"""Opens what Opened has, on the host where it is called; travels there."""
 
 
 class PartFailed(Exception):
@@ -49,6 +73,8 @@ class Part(NamedTuple):
 
     seconds: float
     """That making it took."""
+    teacher_seconds: float
+    """Of these, the teacher's."""
     batch: type[Any]
     """Of what the batch is: a NamedTuple of tensors."""
     fields: list[np.ndarray]
@@ -60,30 +86,71 @@ class About(NamedTuple):
 
     images: int
     listing: str
+    teacher: AboutTeacher | None = None
+
+
+class Answer(NamedTuple):
+    """A teacher's logits for images that came from elsewhere, as they travel."""
+
+    digest: str
+    """Of the teacher."""
+    logits: np.ndarray
+    """float32 (batch, classes)."""
 
 
 class ImageServer:
-    """Serves one process's worth of a host's cores. Its methods run in several threads at once."""
+    """Serves one process's worth of a host's cores. Its methods run in several threads at once.
 
-    def __init__(self, open_images: Open):
+    Args:
+        index: among the servers of its host.
+    """
+
+    def __init__(self, open_images: Open, index: int = 0):
         torch.set_num_threads(1)  # each of its threads makes a part of its own
-        self._opened = Opened(*open_images())
+        self._opened, self._index = Opened(*open_images()), index
         self._about = About(len(self._opened.images), self._opened.images.listing())
+        self._teacher: Teacher | None = None
+        self._loading = threading.Lock()
 
     def about(self) -> About:
-        """What is served here, for those who compare it with what they would make."""
-        return self._about
+        """What is served here, for those who compare it with what they would make.
+
+        Raises:
+            ValueError: there is no such teacher as the settings ask for.
+        """
+        teacher = self._own_teacher()
+        return self._about if teacher is None else self._about._replace(teacher=teacher.about())
 
     def make(self, draws: list[SampleKey]) -> Part:
         """A part of a batch."""
-        return made(self._opened, draws)
+        return made(self._opened, draws, self._own_teacher())
+
+    def teach(self, images: np.ndarray) -> Answer:
+        """The teacher's logits for images, uint8 (batch, channels, height, width)."""
+        teacher = self._own_teacher()
+        assert teacher is not None, "a server without a teacher was asked for logits"
+        return Answer(teacher.about().digest, teacher(torch.tensor(images)).numpy())
+
+    def _own_teacher(self) -> Teacher | None:
+        """Loaded when it is first asked for: where that fails, whoever asks gets the reason, and not a dead server."""
+        with self._loading:
+            if self._teacher is None and self._opened.teacher is not None:
+                self._teacher = self._opened.teacher(self._index)
+        return self._teacher
 
 
-def made(opened: Opened, draws: list[SampleKey]) -> Part:
-    """A part of a batch, made here."""
+def made(opened: Opened, draws: list[SampleKey], teacher: Teacher | None = None) -> Part:
+    """A part of a batch, made here.
+
+    Args:
+        teacher: gives its logits too.
+    """
     started = time.perf_counter()
     begin = getattr(opened.images, "begin_batch", None)
     item = begin() if begin is not None else opened.images.__getitem__
     batch = opened.collate([item(draw) for draw in draws])
-    fields = [field.numpy() for field in batch]
-    return Part(time.perf_counter() - started, type(batch), fields)
+    of_teacher = time.perf_counter()
+    if teacher is not None:
+        batch = teacher.taught(batch)
+    now = time.perf_counter()
+    return Part(now - started, now - of_teacher, type(batch), [field.numpy() for field in batch])

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from training.data.batches import SampleKey
-from training.servers.actor import About, ImageServer, Open, Part, PartFailed, ServerFailed
+from training.servers.actor import About, Answer, ImageServer, Open, Part, PartFailed, ServerFailed
 from training.servers.ray_node import SERVES
 
 THREADS = 4
@@ -70,7 +71,7 @@ class Placement:
     def _start_missing(self, one: Mapping[str, Any], there: set[str]) -> None:
         """Start the servers of a host that are not there."""
         now = time.monotonic()
-        for name, threads in servers_of(one):
+        for index, (name, threads) in enumerate(servers_of(one)):
             if name in there or now < self._next.get(name, 0.0):
                 continue
             self._tries[name] = self._tries.get(name, 0) + 1
@@ -83,7 +84,7 @@ class Placement:
                 max_concurrency=threads,
                 max_restarts=-1,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False),
-            ).remote(self._open)
+            ).remote(self._open, index)
 
 
 def servers_of(one: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -140,6 +141,14 @@ class RayServers:
         """
         return self._handle(server).make.remote([*draws])
 
+    def teach(self, server: str, images: np.ndarray) -> Any:
+        """A ticket for the teacher's logits of images, uint8 (batch, channels, height, width).
+
+        Raises:
+            ServerFailed: there is no such server any more.
+        """
+        return self._handle(server).teach.remote(images)
+
     def done(self, tickets: Sequence[Any], seconds: float) -> list[Any]:
         """Those that can be redeemed: as soon as there is one, or none when the time is over."""
         if not tickets:
@@ -149,15 +158,15 @@ class RayServers:
             return []
         return list(ray.wait([*tickets], num_returns=len(tickets), timeout=0)[0])
 
-    def redeem(self, ticket: Any) -> Part | About:
+    def redeem(self, ticket: Any) -> Part | About | Answer:
         """What was asked for. Its arrays are read-only: of a large part they lie in shared memory as long as anything refers to them.
 
         Raises:
-            PartFailed: it failed there.
+            PartFailed: it failed there; its cause is an instance of what was raised there.
             ServerFailed: the server died.
         """
         try:
-            found: Part | About = ray.get(ticket)
+            found: Part | About | Answer = ray.get(ticket)
         except ray.exceptions.RayTaskError as error:
             raise PartFailed(_why(error)) from error
         except ray.exceptions.RayError as error:

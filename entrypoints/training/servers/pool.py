@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from training.data.batches import SampleKey
-from training.servers.actor import About, Opened, Part, PartFailed, ServerFailed, made
+from training.servers.actor import About, Answer, Opened, Part, PartFailed, ServerFailed, Teacher, made
 from training.servers.parts import PART, PendingBatch, PendingPart
 
 QUEUED = 2
@@ -58,8 +58,9 @@ class Servers(Protocol):
     def names(self) -> Mapping[str, int] | None: ...
     def about(self, server: str) -> Any: ...
     def ask(self, server: str, draws: Sequence[SampleKey]) -> Any: ...
+    def teach(self, server: str, images: np.ndarray) -> Any: ...
     def done(self, tickets: Sequence[Any], seconds: float) -> list[Any]: ...
-    def redeem(self, ticket: Any) -> Part | About: ...
+    def redeem(self, ticket: Any) -> Part | About | Answer: ...
 
 
 class NoServers(ConnectionError):
@@ -77,6 +78,8 @@ class Counts:
     megabytes: float = 0.0
     server_seconds: float = 0.0
     """Of one thread of a server, for these images."""
+    teacher_seconds: float = 0.0
+    """Of these, the teacher's."""
     waited_seconds: float = 0.0
     """From asking for a part to having it, over all parts."""
     receiving_seconds: float = 0.0
@@ -130,6 +133,8 @@ class Pool:
         device: that gets the batches.
         processes: training processes of the job.
         say: logs what happens to servers.
+        teacher: asks servers for the teacher's logits of images that this process makes itself; a server with another one is refused.
+            None: servers have none.
     """
 
     def __init__(
@@ -144,12 +149,13 @@ class Pool:
         device: torch.device,
         processes: int,
         say: Callable[[str], None],
+        teacher: Teacher | None = None,
     ):
         self.threads, self.device, self.counts = threads, device, Counts()
         self.waiting: deque[PendingPart] = deque()
         """Parts that nobody makes yet."""
         self._ask, self._opened, self._go_on, self._say = servers, opened, go_on, say
-        self._patience, self._first_patience = patience, first_patience
+        self._patience, self._first_patience, self._teacher = patience, first_patience, teacher
         self._servers: dict[str, _Server] = {}
         self._listing: str | None = None
         self._proofs = random.Random(0)
@@ -283,7 +289,7 @@ class Pool:
 
     def make_here(self, draws: list[SampleKey]) -> Part:
         """A part of a batch, by this process. In any thread."""
-        return made(self._opened, draws)
+        return made(self._opened, draws, self._teacher)
 
     def made_here(self, part: PendingPart, found: Part) -> None:
         """Take a part that this process made."""
@@ -324,6 +330,7 @@ class Pool:
         counts.images += len(part.draws)
         counts.megabytes += size / 1e6
         counts.server_seconds += found.seconds
+        counts.teacher_seconds += found.teacher_seconds
         counts.waited_seconds += seconds
         self._image_bytes = size / len(part.draws)
 
@@ -368,6 +375,7 @@ class Pool:
         except (PartFailed, ServerFailed) as error:
             self._fail(server, error)
             return
+        assert not isinstance(found, Answer), "a proof asks for no logits"
         server.heard = time.monotonic()
         wrong = self._differs(found) if isinstance(found, About) else self._looks_different(server, found)
         if wrong is not None:
@@ -385,11 +393,19 @@ class Pool:
         images = len(self._opened.images)
         if found.images != images:
             return f"it has {found.images:,} training images, this process {images:,}"
-        return None if found.listing == self._listing else "it has other training images, or has them in another order"
+        if found.listing != self._listing:
+            return "it has other training images, or has them in another order"
+        wanted = None if self._teacher is None else self._teacher.about()
+        return (
+            None
+            if found.teacher == wanted
+            else "its teacher has other weights than that of the server that was met first"
+        )
 
     def _looks_different(self, server: _Server, found: Part) -> str | None:
-        own = self.make_here(server.proof_draws)
-        same = len(own.fields) == len(found.fields) and all(
+        own = made(self._opened, server.proof_draws)  # without the teacher's logits, which come last
+        fields = len(own.fields) + (self._teacher is not None)
+        same = fields == len(found.fields) and all(
             a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(own.fields, found.fields)
         )
         return (

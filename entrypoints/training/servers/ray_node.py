@@ -110,6 +110,7 @@ class RayNode:
         if self._groups.serves:
             threshold, kept = KEPT_BYTES
             environment |= {"MALLOC_MMAP_THRESHOLD_": str(threshold), "MALLOC_TRIM_THRESHOLD_": str(kept)}
+            environment["OMP_NUM_THREADS"] = "1"  # of each thread of a server, whose teacher then adds up in one order
         libc = ctypes.CDLL(None)
 
         def with_parent() -> None:

@@ -13,7 +13,7 @@ from training.data.workers import choose_threads
 from training.distributed.world import World
 from training.runtime.environment import Environment
 from training.runtime.reporting import write_line
-from training.servers.actor import Opened
+from training.servers.actor import Opened, Teacher
 from training.servers.groups import read_groups
 from training.servers.pool import Counts, Pool
 from training.servers.ray_node import connected, node, require_package, wait_for_head
@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # it imports ray, which other jobs lack
     from training.servers.cluster import RayServers
 
 PATIENCE = 30.0
-"""Seconds without a server until this process goes on alone, or fails."""
+"""Seconds without a server until this process goes on alone, or fails. With teachers, half of process_group_minutes where that is more: a
+server that starts anew loads its teacher anew."""
 
 
 class RemoteLoader:
@@ -46,34 +47,46 @@ class RemoteLoader:
 
 
 class ImageServers:
-    """The servers of a job, for one training process."""
+    """The servers of a job, for one training process.
+
+    Attributes:
+        teacher: asks servers for the logits of a teacher that they have; a script sets it before the first loader.
+    """
 
     def __init__(self, settings: TrainingSettings, world: World, stack: contextlib.ExitStack):
         self._settings, self._world, self._stack = settings, world, stack
+        self.teacher: Teacher | None = None
         self._placed = False
         self._pool: Pool | None = None
         self._servers: RayServers | None = None
         self._before = Counts()
 
-    def loader(self, data: Data[Any, Any], batches: TrainingBatches) -> Batches:
-        """The training batches of these data; servers open them too, when the first loader is made."""
+    def asked(self, data: Data[Any, Any]) -> RayServers:
+        """The servers as this process asks them. They open the data when that is first called."""
         from training.servers.cluster import Placement, RayServers
 
         assert data.elsewhere is not None, "every script's data can be opened on another host"
         if self._world.is_first and not self._placed:
             self._placed = True
-            self._stack.enter_context(Placement(data.elsewhere, self._say))
-        self._servers = RayServers(self._world.rank, self._world.size)
+            self._stack.enter_context(Placement(data.elsewhere, self.say))
+        return RayServers(self._world.rank, self._world.size)
+
+    def loader(self, data: Data[Any, Any], batches: TrainingBatches) -> Batches:
+        """The training batches of these data."""
+        self._servers = self.asked(data)
+        wait_seconds = self._settings.process_group_minutes * 60
+        patience = PATIENCE if self.teacher is None else max(PATIENCE, wait_seconds / 2)
         self._pool = Pool(
             self._servers,
             Opened(data.training, data.collate_training),
             go_on=self._settings.without_servers == "go_on",
-            patience=PATIENCE,
-            first_patience=max(PATIENCE, self._settings.process_group_minutes * 60),
+            patience=patience,
+            first_patience=max(PATIENCE, wait_seconds),
             threads=choose_threads(self._settings).count,
             device=self._world.device,
             processes=self._world.size,
-            say=self._say,
+            say=self.say,
+            teacher=self.teacher,
         )
         self._before = Counts()
         loader = RemoteLoader(self._pool, batches)
@@ -92,7 +105,8 @@ class ImageServers:
         threads = sum(one.threads for one in live)
         return {"servers": len(live), "threads": threads, "part": self._servers.part, **happened}
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """A line of the log, with this process's rank."""
         write_line(f"rank {self._world.rank}: {text}")
 
 

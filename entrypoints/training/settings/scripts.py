@@ -243,6 +243,19 @@ class TeacherCacheSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherServersSettings:
+    """What servers send of the teacher's logits."""
+
+    top_k: int | None = setting(10, at_least=1)
+    """Largest logits sent of an image, with the log-sum-exp of the rest, as teacher_cache keeps them. None: all of them."""
+    precision: Literal["fp16", "fp32"] = "fp16"
+    """Of the logits sent."""
+
+    def __post_init__(self) -> None:
+        require(*limits(self))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """Settings of train_kd.py. The teacher arrives as the channel `teacher`, or by its published weights."""
 
@@ -266,6 +279,9 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """Refuse to start with a teacher whose accuracy on the validation images is lower, 0 to 1."""
     teacher_cache: TeacherCacheSettings | None = None
     """Keep the teacher's logits, so that later epochs and runs need no teacher. None: it runs on every step."""
+    teacher_servers: TeacherServersSettings | None = None
+    """With worker_type remote: the hosts that make the training images run the teacher too, on their GPUs where they have some, and send
+    its logits with the images. None: the training processes run it."""
     method: Literal["kl", "hard", "dkd", "dist"] = "kl"
     """The teacher's part of the loss: temperature KL (https://arxiv.org/abs/1503.02531), hard labels of the teacher
     (https://arxiv.org/abs/2012.12877), decoupled KD (https://arxiv.org/abs/2203.08679), DIST (https://arxiv.org/abs/2205.10536)."""
@@ -286,7 +302,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
         return super().channels() + teacher + cache
 
     def conditions(self) -> list[tuple[str, bool, str]]:
-        one_teacher = isinstance(self.teacher, str)
+        one_teacher, served = isinstance(self.teacher, str), self.teacher_servers is not None
         return super().conditions() + [
             (
                 "teacher_options",
@@ -294,5 +310,20 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
                 "empty where `teacher` names no model, or several",
             ),
             ("teacher_pretrained", not self.teacher_pretrained or self.teacher is not None, "false without `teacher`"),
-            ("teacher_cache", self.teacher_cache is None or self.teacher_weight > 0, "null where there is no teacher"),
+            (
+                "teacher_cache",
+                self.teacher_cache is None or (self.teacher_weight > 0 and not served),
+                "null where there is no teacher, and with teacher_servers",
+            ),
+            (
+                "teacher_servers",
+                not served or (self.teacher_weight > 0 and self.worker_type == "remote"),
+                "null where there is no teacher, and without worker_type remote",
+            ),
+            (
+                "without_servers",
+                not served or self.without_servers == "fail",
+                "fail with teacher_servers: training processes have no teacher to go on with",
+            ),
+            ("compile_teacher", not served or not self.compile_teacher, "false with teacher_servers"),
         ]

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from training.data.batches import LabelledBatch, TrainingBatches, view_of
-from training.data.loaders import Data
-from training.data.views import HeldOutImages, TrainingViews
+from training.data.batches import LabelledBatch, TaughtBatch, TrainingBatches, view_of
+from training.data.loaders import Collate, Data
+from training.data.views import HeldOutImages, TrainingViews, open_elsewhere
 from training.distributed.world import World
 from training.engine import memory
 from training.engine.memory import Footprint
+from training.engine.run import Run
 from training.measure.timeline import Timeline
-from training.runtime.environment import Environment
+from training.runtime import accelerator
+from training.runtime.environment import Environment, read_environment
 from training.settings.scripts import DistillationSettings, TeacherSettings
 from training.tasks.losses import distillation_loss, label_cross_entropy
+from training.teacher import frozen, served
 from training.teacher.cache import TeacherCache
 from training.teacher.frozen import Teacher
+from training.teacher.logit_records import RecordLayout, record_layout
 
 
 class Distillation:
@@ -35,14 +40,16 @@ class Distillation:
         cache: TeacherCache | None,
         settings: DistillationSettings,
         timeline: Timeline,
+        layout: RecordLayout | None = None,
     ):
         """
         Args:
             student: as TrainingState.trained has it.
-            teacher: None: labels alone.
+            teacher: None: labels alone, or the logits come with the images.
             cache: keeps the teacher's logits; None: the teacher runs on every step.
+            layout: of the logits that come with the images. None: none do.
         """
-        self.student, self.teacher, self.cache = student, teacher, cache
+        self.student, self.teacher, self.cache, self.layout = student, teacher, cache, layout
         self.settings, self.timeline = settings, timeline
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
@@ -52,19 +59,20 @@ class Distillation:
             if complete and self.teacher is not None:
                 self.teacher.to(torch.device("cpu"))
 
-    def __call__(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
+    def __call__(self, batch: LabelledBatch | TaughtBatch) -> dict[str, torch.Tensor]:
         """The losses of a micro-batch on the student's device; scalars in nats."""
         settings, phase = self.settings, self.timeline.phase
-        if self.teacher is not None:
+        target = None
+        if self.teacher is not None or self.layout is not None:
             with phase("teacher_forward"):
-                target = self._ask(batch.images) if self.cache is None else self.cache.logits(batch, self._ask)
+                target = self._target(batch)
         with phase("student_forward"):
             logits = self.student(batch.images)
         with phase("loss"):
             labels = label_cross_entropy(
                 logits, batch.labels, batch.labels_b, batch.lam, smoothing=settings.label_smoothing
             )
-            if self.teacher is None:
+            if target is None:
                 return {"loss": labels}
             parts = distillation_loss(logits, target, batch, settings)
             teacher = torch.stack([*parts.values()]).sum()
@@ -75,9 +83,70 @@ class Distillation:
                 **(parts if len(parts) > 1 else {}),
             }
 
+    def _target(self, batch: LabelledBatch | TaughtBatch) -> torch.Tensor:
+        """The teacher's logits, float32 (batch, classes)."""
+        if isinstance(batch, TaughtBatch):
+            assert self.layout is not None, "whoever asks for taught batches knows their layout"
+            return self.layout.decode(batch.records.numpy(), batch.images.device)
+        return self._ask(batch.images) if self.cache is None else self.cache.logits(batch, self._ask)
+
     def _ask(self, images: torch.Tensor) -> torch.Tensor:
         assert self.teacher is not None
         return self.teacher.to(images.device)(images)
+
+
+def load_teacher(
+    settings: DistillationSettings, environment: Environment, classes: Sequence[str], channels: int
+) -> Teacher:
+    """The teacher that the settings ask for, on the CPU; `channels` are those of the images.
+
+    Raises:
+        ValueError: as frozen.load.
+    """
+    return frozen.load(
+        None if settings.teacher_pretrained else environment.channel("teacher"),
+        classes,
+        channels=channels,
+        image_size=settings.view_size or settings.image_size,
+        name=settings.teacher,
+        options=settings.teacher_options,
+        precision=settings.teacher_number_format,
+        compile=settings.compile_teacher,
+    )
+
+
+def ask_servers(
+    settings: DistillationSettings, data: Data[TrainingViews, HeldOutImages], channels: int, run: Run
+) -> served.RemoteTeacher:
+    """The teacher that servers run beside making the training images. A collective, before the first loader.
+
+    Raises:
+        ValueError: servers find no such teacher.
+        NoServers: none has answered for process_group_minutes.
+    """
+    assert run.servers is not None and settings.teacher_servers is not None, "worker_type remote, as the settings say"
+    layout = record_layout(len(data.classes), settings.teacher_servers.top_k, settings.teacher_servers.precision)
+    servers = run.servers.asked(replace(data, elsewhere=partial(open_taught, settings, channels, layout)))
+    teacher = served.meet(servers, layout, run.world, settings.process_group_minutes * 60, run.servers.say)
+    run.servers.teacher = teacher
+    return teacher
+
+
+def open_taught(
+    settings: DistillationSettings, channels: int, layout: RecordLayout
+) -> tuple[TrainingViews, Collate, partial[served.ServerTeacher]]:
+    """The training images of a serving host, what makes batches of them, and what opens the teacher of one of its servers."""
+    views, collate = open_elsewhere(settings, channels, settings.view_size)
+    return views, collate, partial(_server_teacher, settings, views.source.classes, channels, layout)
+
+
+def _server_teacher(
+    settings: DistillationSettings, classes: Sequence[str], channels: int, layout: RecordLayout, index: int
+) -> served.ServerTeacher:
+    """On the GPUs of the host in turn, else on the CPU."""
+    device = accelerator.in_turn(index)
+    teacher = load_teacher(settings, read_environment(), classes, channels).to(device)
+    return served.ServerTeacher(teacher, device, layout)
 
 
 def with_teacher(

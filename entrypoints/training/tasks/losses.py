@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from training.data.batches import LabelledBatch
+from training.data.batches import LabelledBatch, TaughtBatch
 from training.settings.scripts import DistillationSettings
 
 EPSILON = 1e-8
@@ -13,7 +13,10 @@ EPSILON = 1e-8
 
 
 def distillation_loss(
-    student_logits: torch.Tensor, teacher_logits: torch.Tensor, batch: LabelledBatch, settings: DistillationSettings
+    student_logits: torch.Tensor,
+    teacher_logits: torch.Tensor,
+    batch: LabelledBatch | TaughtBatch,
+    settings: DistillationSettings,
 ) -> dict[str, torch.Tensor]:
     """The teacher's part of the loss, by `settings.method`, as named scalars whose sum it is.
 

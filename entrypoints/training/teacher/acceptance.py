@@ -7,6 +7,7 @@ from typing import Any
 
 from training.runtime.metrics import ACCURACY, MIOU
 from training.teacher.frozen import Teacher
+from training.teacher.served import RemoteTeacher
 
 HINTS = {
     ACCURACY.name: (
@@ -24,7 +25,11 @@ HINTS = {
 
 
 def accept(
-    teacher: Teacher, metrics: Mapping[str, Any], minimum: float, number_format: str, say: Callable[[str], None]
+    teacher: Teacher | RemoteTeacher,
+    metrics: Mapping[str, Any],
+    minimum: float,
+    number_format: str,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Log a teacher's quality, and refuse one below the minimum.
 

@@ -94,7 +94,7 @@ class RecordLayout:
             raise ValueError(
                 f"the teacher gave logits that are not finite, or beyond what {self.precision} holds "
                 f"(the largest: {largest:g}): set teacher_precision to bf16 or fp32, "
-                "and where they are finite, teacher_cache.precision to fp32"
+                "and where they are finite, the precision of teacher_cache or teacher_servers to fp32"
             )
         return records
 

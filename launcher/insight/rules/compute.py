@@ -52,6 +52,8 @@ def transfer(evidence: Evidence) -> Answer:
 
 def teacher(evidence: Evidence) -> Answer:
     """The teacher takes much of the step, though its logits can be cached."""
+    if evidence.settings.get("teacher_servers"):
+        return DoesNotApply("other hosts run the teacher")
     share = evidence.share("teacher_forward")
     if share is None:
         frozen = evidence.script and evidence.script.frozen_model

@@ -34,7 +34,7 @@ def cheaper_images(evidence: Evidence) -> tuple[Fix, ...]:
         )
     fixes.append(_scaled(evidence))
     if evidence.remote:
-        return tuple(fixes)  # by servers, which have no GPU
+        return tuple(fixes)  # by servers, which decode on their CPUs
     if evidence.on_gpu and pipeline != "dali":
         fixes.append(dali(evidence, "decoding and augmentation move to the GPU"))
     fixes.append(

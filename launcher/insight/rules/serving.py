@@ -26,6 +26,9 @@ TRAVELS = 1.0
 """Parts on their way over parts in the making from which the way is long: what waits at a server beside those in its threads (QUEUED in
 training/servers/pool.py) is less where threads are free."""
 
+TEACHER = 0.5
+"""Share of the busy time of servers' threads from which the teacher is what fills them; on a GPU their cores idle meanwhile."""
+
 ALONE = 0.5
 """Share of the images made by the training processes themselves from which servers are missing, not slow."""
 
@@ -51,7 +54,8 @@ def waiting(evidence: Evidence) -> Answer:
     if max(now.busy, now.receiving) >= AT_LIMIT:
         if now.receiving > now.busy:
             return _receiving(evidence, now, wait)
-        reads = evidence.serving_busy is not None and evidence.serving_busy < WORKING
+        idle_cores = evidence.serving_busy is not None and evidence.serving_busy < WORKING
+        reads = idle_cores and now.teacher_share < TEACHER
         return (_slow_reads if reads else _too_few)(evidence, now, wait)
     if now.on_the_way >= TRAVELS * now.making:
         return _network(evidence, now, wait)
@@ -76,6 +80,8 @@ def _numbers(evidence: Evidence, now: Served, wait: float) -> list[str]:
             f"{now.images:.4g} images/s received, each {1000 * now.seconds_an_image:.3g} ms of a server's thread; "
             f"{now.megabytes:.3g} MB/s"
         )
+    if evidence.settings.get("teacher_servers"):
+        numbers.append(f"the teacher takes {percent(now.teacher_share)} of the time that servers' threads are busy")
     numbers.append(f"the receiving thread of a training process is busy {percent(now.receiving)} of the time")
     if evidence.serving_busy is not None:
         numbers.append(f"{percent(evidence.serving_busy)} of the serving hosts' cores in use")
@@ -133,17 +139,20 @@ def _gain(
 def _too_few(evidence: Evidence, now: Served, wait: float) -> Finding:
     fix, factor = _more_servers(evidence, now, wait)
     cores = math.ceil(now.most_threads / (serving_hosts(evidence) or 1) * factor - 0.01)
+    instance = Fix(setting=None, value=f"an instance type with {cores} cores, for no more serving hosts than now")
+    cause, others = "decoding and augmentation fill", (instance, *cheaper_images(evidence))
+    if now.teacher_share >= TEACHER:
+        cause = "the teacher fills"
+        others = (
+            Fix(setting=None, value="serving hosts with GPUs, or with more or faster ones, which run the teacher"),
+        )
     return Finding(
         kind="too_few_servers",
         title="Too few servers: training waits for images of other hosts, whose threads are busy",
         share=wait * evidence.steps_part,
         evidence=tuple(_numbers(evidence, now, wait)),
-        cause="decoding and augmentation fill the threads of the servers, one for each of their hosts' cores",
-        fixes=(
-            fix,
-            Fix(setting=None, value=f"an instance type with {cores} cores, for no more serving hosts than now"),
-            *cheaper_images(evidence),
-        ),
+        cause=f"{cause} the threads of the servers, one for each of their hosts' cores",
+        fixes=(fix, *others),
         gain=_gain(evidence, now, wait, "too_few_servers", servers=now.making / now.most_threads / factor),
     )
 
@@ -278,9 +287,10 @@ def _divisor(batch: object, least: int, beside: int) -> int:
 
 def _by_this_host(evidence: Evidence) -> Fix:
     used = "" if evidence.busy is None else f", {percent(evidence.busy)} of whose cores are in use"
-    return Fix(
-        setting=None, value=f"worker_type auto without the serving group: images made by the training hosts{used}"
+    without = (
+        "the serving group and teacher_servers" if evidence.settings.get("teacher_servers") else "the serving group"
     )
+    return Fix(setting=None, value=f"worker_type auto without {without}: images made by the training hosts{used}")
 
 
 def _no_servers(evidence: Evidence, now: Served, wait: float) -> Finding:

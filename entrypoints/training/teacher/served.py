@@ -1,0 +1,225 @@
+"""A frozen teacher on the hosts that make the training images: its logits travel with the images, in the records of the teacher cache."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from training.data.batches import LabelledBatch, TaughtBatch
+from training.distributed.world import World
+from training.servers.actor import About, AboutTeacher, Answer, PartFailed, ServerFailed
+from training.servers.parts import PART
+from training.servers.pool import BACK_OFF, LONGEST_BACK_OFF, LOST_SECONDS, QUEUED, NoServers, Servers
+from training.teacher.frozen import Teacher
+from training.teacher.logit_records import RecordLayout
+
+LOOK_SECONDS = 1.0
+"""Between two looks at which servers there are."""
+
+
+class ServerTeacher:
+    """The teacher of a server. In several threads at once.
+
+    Args:
+        teacher: on its device.
+        layout: of the records that travel.
+    """
+
+    def __init__(self, teacher: Teacher, device: torch.device, layout: RecordLayout):
+        self._teacher, self._device, self._layout = teacher, device, layout
+        self._about = AboutTeacher(teacher.name, teacher.parameters, teacher.digest())
+
+    def about(self) -> AboutTeacher:
+        return self._about
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return self._teacher(images.to(self._device)).to(images.device)
+
+    def taught(self, batch: LabelledBatch) -> TaughtBatch:
+        """
+        Raises:
+            ValueError: logits are not finite, or beyond what the records hold.
+        """
+        return _with_records(batch, self._teacher(batch.images.to(self._device)), self._layout)
+
+
+class _Asked(NamedTuple):
+    """A part of a batch of images that a server has."""
+
+    part: int
+    server: str
+    when: float
+
+
+class RemoteTeacher:
+    """The servers' teacher, for images that a training process made itself. In several threads at once.
+
+    Args:
+        about: of the teacher that servers must have.
+        layout: as the servers' own teachers have it.
+        wait_seconds: without an answer until it gives up.
+        say: logs which server failed.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        about: AboutTeacher,
+        layout: RecordLayout,
+        wait_seconds: float,
+        say: Callable[[str], None],
+    ):
+        self.layout = layout
+        self._servers, self._about, self._wait_seconds, self._say = servers, about, wait_seconds, say
+        self._failures: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+
+    @property
+    def name(self) -> str:
+        return self._about.name
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of all its models."""
+        return self._about.parameters
+
+    def about(self) -> AboutTeacher:
+        return self._about
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes), on the device of the images.
+
+        What a server fails at, another one is asked for, or the same one later.
+
+        Raises:
+            NoServers: none has answered for as long as this waits.
+            ValueError: logits are not finite, or beyond what the records hold.
+        """
+        parts = [part.cpu().numpy() for part in images.split(PART)]
+        waiting, found = deque(range(len(parts))), [torch.empty(0)] * len(parts)
+        asked: dict[Any, _Asked] = {}
+        names: Mapping[str, int] = {}
+        heard, looked, why = time.monotonic(), 0.0, "no host has joined"
+        while waiting or asked:
+            now = time.monotonic()
+            if now - heard > self._wait_seconds:
+                raise NoServers(f"no server has given the teacher's logits for {self._wait_seconds:.0f} s: {why}")
+            if now - looked > LOOK_SECONDS:
+                names, looked = self._servers.names() or names, now
+            while waiting and (server := self._free(names, asked)) is not None:
+                try:
+                    asked[self._servers.teach(server, parts[waiting[0]])] = _Asked(waiting[0], server, now)
+                except ServerFailed as error:
+                    why = self._put_aside(server, error)
+                else:
+                    waiting.popleft()
+            done = self._servers.done([*asked], LOOK_SECONDS)
+            for ticket in done:
+                part, server, _ = asked.pop(ticket)
+                try:
+                    found[part] = self._logits(ticket)
+                except (PartFailed, ServerFailed) as error:
+                    why = self._put_aside(server, error)
+                    waiting.append(part)
+                else:
+                    heard = time.monotonic()
+                    self._failures.pop(server, None)
+            for ticket, (part, server, when) in [*asked.items()]:
+                if now - when > LOST_SECONDS:
+                    why = self._put_aside(server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
+                    del asked[ticket]
+                    waiting.append(part)
+            if waiting and not done and not asked:
+                time.sleep(LOOK_SECONDS / 10)
+        logits = torch.cat(found)
+        self.layout.encode(self.layout.pack(logits).numpy())  # of held-out images too: before the first step
+        return logits.to(images.device)
+
+    def taught(self, batch: LabelledBatch) -> TaughtBatch:
+        """
+        Raises:
+            NoServers, ValueError: as a call.
+        """
+        return _with_records(batch, self(batch.images), self.layout)
+
+    def _free(self, names: Mapping[str, int], asked: Mapping[Any, _Asked]) -> str | None:
+        """The server that has the fewest parts for its threads; None: all have enough, or have failed just now."""
+        load = dict.fromkeys(names, 0)
+        for one in asked.values():
+            load[one.server] = load.get(one.server, 0) + 1
+        now = time.monotonic()
+        free = [
+            name
+            for name, threads in names.items()
+            if now >= self._until.get(name, 0.0) and load[name] < threads + QUEUED
+        ]
+        return min(free, key=lambda name: load[name] / names[name], default=None)
+
+    def _logits(self, ticket: Any) -> torch.Tensor:
+        answer = self._servers.redeem(ticket)
+        assert isinstance(answer, Answer)
+        if answer.digest != self._about.digest:
+            raise PartFailed("its teacher has other weights than that of the server that was met first")
+        return torch.tensor(answer.logits)
+
+    def _put_aside(self, server: str, error: Exception) -> str:
+        """Ask a server nothing for a while. Returns what to say of it."""
+        self._failures[server] = self._failures.get(server, 0) + 1
+        self._until[server] = time.monotonic() + min(LONGEST_BACK_OFF, BACK_OFF * 2 ** (self._failures[server] - 1))
+        why = f"{server.split('/')[1]}: {error}"
+        if self._failures[server] in (1, 4):
+            self._say(f"no logits of the teacher from a server on {why}")
+        return why
+
+
+def meet(
+    servers: Servers, layout: RecordLayout, world: World, wait_seconds: float, say: Callable[[str], None]
+) -> RemoteTeacher:
+    """The servers' teacher: that of the server which answers rank 0 first. A collective.
+
+    Raises:
+        ValueError: that server has no such teacher as the settings ask for.
+        NoServers: none has answered in time.
+    """
+    found = world.first_alone(lambda: json.dumps(_first(servers, wait_seconds, say)))
+    about = AboutTeacher(*json.loads(world.broadcast_bytes(None if found is None else found.encode())))
+    return RemoteTeacher(servers, about, layout, wait_seconds, say)
+
+
+def _first(servers: Servers, wait_seconds: float, say: Callable[[str], None]) -> AboutTeacher:
+    until, asked, said = time.monotonic() + wait_seconds, dict[Any, str](), set[str]()
+    why = "no host has joined"
+    while time.monotonic() < until:
+        for name in servers.names() or {}:
+            if name not in asked.values():
+                try:
+                    asked[servers.about(name)] = name
+                except ServerFailed as error:
+                    why = f"{name.split('/')[1]}: {error}"
+        for ticket in servers.done([*asked], LOOK_SECONDS):
+            host = asked.pop(ticket).split("/")[1]
+            try:
+                found = servers.redeem(ticket)
+            except PartFailed as error:
+                if isinstance(error.__cause__, (ValueError, FileNotFoundError)):  # the files are the same on every host
+                    raise ValueError(f"the teacher on {host}: {error}") from error
+                why = f"{host}: {error}"
+            except ServerFailed as error:
+                why = f"{host}: {error}"
+            else:
+                assert isinstance(found, About) and found.teacher is not None
+                return found.teacher
+            if why not in said:
+                said.add(why)
+                say(f"no teacher on {why}")
+        time.sleep(LOOK_SECONDS / 2)
+    raise NoServers(f"no server has opened the teacher for {wait_seconds:.0f} s: {why}")
+
+
+def _with_records(batch: LabelledBatch, logits: torch.Tensor, layout: RecordLayout) -> TaughtBatch:
+    return TaughtBatch(*batch, torch.from_numpy(layout.encode(layout.pack(logits).cpu().numpy())))
