@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from launcher.config.issues import Unreachable, UserError, mistake
 from launcher.record import failure_causes
@@ -31,6 +32,8 @@ SIGN_IN = ("TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenErro
 
 ACCOUNT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
 """Variables that select the account and the endpoint. In a notebook they change within one process."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 MAX_ATTEMPTS = 8
 """Attempts of one call."""
@@ -59,6 +62,11 @@ def _client(service: str, region: str, account: tuple[str | None, ...]) -> Any:
 
     retries = {"mode": "adaptive", "max_attempts": MAX_ATTEMPTS}
     return made.client(service, config=Config(retries=retries, connect_timeout=10, read_timeout=60))
+
+
+def is_emulated() -> bool:
+    """Whether the environment's account is an emulator's on this machine, by its address."""
+    return urlsplit(os.environ.get("AWS_ENDPOINT_URL") or "").hostname in LOOPBACK
 
 
 def forget_clients() -> None:

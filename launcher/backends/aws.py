@@ -133,6 +133,10 @@ class Aws(Backend):
             planned.append(HostPlan(place.name, place.name, tuple(command), dict(job.environment), place.group))
         return tuple(planned)
 
+    def hosts_share_a_machine(self) -> bool:
+        """On an emulator's machine they do."""
+        return session.is_emulated()
+
     def world_size(self, job: Job) -> int:
         """Training processes on all hosts that train."""
         if job.distribution == "none":

@@ -221,6 +221,10 @@ class Backend(Starter, ABC):
         """Whether a Python module is known to be missing."""
         return False
 
+    def hosts_share_a_machine(self) -> bool:
+        """Whether all hosts of a run lie on one machine, whose cores they share."""
+        return self.on_this_machine
+
     def why_not_resumed(self, job: Job, folder: RunFolder) -> Issue | None:
         """Why a run cannot be resumed; None: it left a checkpoint, or may have."""
         if folder.left_checkpoints():

@@ -23,7 +23,7 @@ def add(to: arguments.Add) -> None:
     for option, what in (
         ("--models", "timm models, for example resnet18,resnet50"),
         ("--loads", "augmentation load factors, for example 1,12"),
-        ("--pipelines", "of cpu_reference, cpu, cpu_composed, dali; the others are compared with the first"),
+        ("--pipelines", "of cpu_reference, cpu, cpu_composed, dali, remote; the others are compared with the first"),
     ):
         made.add_argument(option, metavar="A,B,…", help=f"short for study.{option[2:]}=[…]: {what}")
     _trials(made)

@@ -15,6 +15,7 @@ from launcher.config.sections import (
     Debugger,
     Image,
     Input,
+    InstanceGroup,
     Network,
     Part,
     Profiling,
@@ -25,8 +26,8 @@ from launcher.config.sections import (
 from launcher.show import html
 
 Distribution = Literal["smddp", "torchrun", "none"]
-Pipeline = Literal["cpu_reference", "cpu", "cpu_composed", "dali"]
-"""The values of the setting `preprocessing`, and cpu_composed: cpu with compose_augmentation."""
+Pipeline = Literal["cpu_reference", "cpu", "cpu_composed", "dali", "remote"]
+"""The values of the setting `preprocessing`; cpu_composed: cpu with compose_augmentation; and remote: cpu on other hosts."""
 
 
 class StudySection(Part):
@@ -45,10 +46,18 @@ class StudySection(Part):
     """Preprocessing: augmentation load factors. The defaults are those of AWS's DALI post."""
     pipelines: list[Pipeline] = Field(
         default_factory=list,
-        description="cpu_reference, cpu, cpu_composed, dali",
+        description="cpu_reference, cpu, cpu_composed, dali, remote",
         examples=["[cpu_reference, dali]"],
     )
-    """Preprocessing: the pipelines, of which the first is the baseline. Empty: all that this machine can run."""
+    """Preprocessing: the pipelines, of which the first is the baseline. Empty: all that this machine can run; remote only where the config
+    says which hosts preprocess."""
+    serving_groups: list[InstanceGroup] = Field(
+        default_factory=list,
+        description="a list of {name, instance_type, instance_count}",
+        examples=["[{name: cpus, instance_type: ml.c6i.4xlarge, instance_count: 1}]"],
+    )
+    """Preprocessing: with the pipeline remote, the hosts that preprocess for those of `compute`. Empty: the job's own groups that do not
+    train; without such groups, one ml.c6i.4xlarge."""
     hosts: list[Annotated[int, Field(ge=1, le=MAX_HOSTS)]] = Field(
         default_factory=lambda: [1, 2, 4, 8],
         min_length=1,

@@ -13,7 +13,7 @@ from launcher import backends
 from launcher.backends.plans import check, plan
 from launcher.config.issues import UserError, mistake
 from launcher.config.job import Job
-from launcher.planner.plan import refuse_cost
+from launcher.planner.plan import Plan, refuse_cost
 from launcher.planner.source_package import code_checksum, source_files
 from launcher.record import records
 from launcher.runner.run import Run, to_its_end
@@ -111,7 +111,7 @@ def _to_its_end(job: Job, on: str, say: Say) -> Run:
 
 
 def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Say) -> None:
-    """Say what all trials cost at most, before the first of them starts.
+    """Say what the instance groups of trials do, and what all trials cost at most, before the first of them starts.
 
     Args:
         jobs: at least one.
@@ -119,19 +119,25 @@ def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Sa
     Raises:
         UserError: together they could cost more than `max_cost` US dollars, or their price is not known.
     """
-    first = plan(jobs[0], on=on)
-    if first.price is None:
+    plans = _plans_by_hosts(jobs, on)
+    for planned, trials in plans:
+        if planned.groups:
+            say(f"{counted(trials, 'trial')} with {counted(len(planned.groups), 'instance group')}:")
+        hours = None if planned.price is None else planned.job.compute.max_hours
+        for group in planned.groups:
+            say(f"  {group.text(hours)}")
+    if plans[0][0].price is None:
         return
-    if first.price.ceiling is None:
-        first = check(first)  # reads AWS's price list, and the prices of all other trials with it
     known = [backends.get(on).price(job) for job in jobs]
     ceilings = [(price.ceiling, price.text) for price in known if price is not None and price.ceiling is not None]
     count = counted(len(jobs), "trial")
     if len(ceilings) < len(jobs):
-        assert first.price is not None
-        say(f"{count}, each: {first.price.text}")
+        unpriced = next(planned for planned, _ in plans if planned.price is None or planned.price.ceiling is None)
+        assert unpriced.price is not None
+        about = f"{len(jobs) - len(ceilings)} of {count}" if ceilings else count
+        say(f"{about}, each: {unpriced.price.text}")
         if max_cost is not None:
-            refuse_cost(first, max_cost)
+            refuse_cost(unpriced, max_cost)
         return
     total, (_, highest) = sum(ceiling for ceiling, _ in ceilings), max(ceilings, key=lambda price: price[0])
     alike = len({ceiling for ceiling, _ in ceilings}) == 1
@@ -139,3 +145,16 @@ def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Sa
     if max_cost is not None and not total <= max_cost:  # nan allows nothing
         fix = "lower compute.max_hours or study.repeats, or allow more"
         raise mistake("--max-cost", f"at most {dollars(total)} in all", fix, valid=f"at most {dollars(max_cost)}")
+
+
+def _plans_by_hosts(jobs: Sequence[Job], on: str) -> list[tuple[Plan, int]]:
+    """A plan for each kind of hosts that the jobs have, with its price where AWS's list has it, and how many jobs have these hosts."""
+    alike: dict[Hashable, list[Job]] = {}
+    for job in jobs:
+        alike.setdefault((job.compute.instance_type, *job.compute.instance_groups), []).append(job)
+    plans = [(plan(each[0], on=on), len(each)) for each in alike.values()]
+    # a check reads AWS's price list, and the prices of all trials on these instance types with it
+    return [
+        (check(planned) if planned.price is not None and planned.price.ceiling is None else planned, count)
+        for planned, count in plans
+    ]

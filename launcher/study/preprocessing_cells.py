@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from launcher.show.spread import Spread, spread
+from launcher.study.preprocessing_hosts import REMOTE
 from launcher.study.results import NOT_MEASURED
 from launcher.study.trial_table import Repeats, Row
 
@@ -108,9 +109,9 @@ def tried(cells: Sequence[Cell], pipelines: Sequence[str]) -> list[str]:
 
 def heaviest(cells: Sequence[Cell], pipelines: Sequence[str]) -> tuple[int, dict[str, float]]:
     """The heaviest load, and the images a second that a core prepares under it, by pipeline. dali is left out where it had no GPU to
-    work on."""
-    load = max(cell.load for cell in cells)
-    names = [name for name in pipelines if name != "dali" or any(row["gpu"] for cell in cells for row in cell.rows)]
+    work on, and remote, whose images the cores of other hosts prepare."""
+    load, on_a_gpu = max(cell.load for cell in cells), any(row["gpu"] for cell in cells for row in cell.rows)
+    names = [name for name in pipelines if name != REMOTE and (name != "dali" or on_a_gpu)]
     return load, {name: rate for name in names if (rate := core_rate(cells, name, load)) is not None}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.config.issues import mistake
+from launcher.planner.groups import TRAINS
 from launcher.runner.run import Run
 from launcher.study.question import WARM_UP_STEPS
 
@@ -30,13 +31,19 @@ def of_run(run: Run) -> dict[str, Any]:
     Raises:
         UserError: it has too few steps for a speed.
     """
-    return measure(run.metrics(), run.result(), len(run.hosts), run.name)
+    groups = run.folder.read(run.folder.plan)["groups"]
+    training = sum(len(group["hosts"]) for group in groups if group["does"] == TRAINS) if groups else len(run.hosts)
+    return measure(run.metrics(), run.result(), training, run.name)
 
 
 def measure(
     metrics: Sequence[Mapping[str, Any]], result: Mapping[str, Any], hosts: int = 1, name: str = "the run"
 ) -> dict[str, Any]:
-    """Everything in MEASURED, from a run's metric lines and its result."""
+    """Everything in MEASURED, from a run's metric lines and its result.
+
+    Args:
+        hosts: that train.
+    """
     batch, hardware = result["settings"]["global_batch_size"], result.get("hardware", {})
     lines = [line for line in metrics if line.get("rank", 0) == 0 and "images/s" in line]
     before = [0, *(line["step"] for line in lines)]

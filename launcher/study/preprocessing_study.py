@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from launcher import backends
+from launcher.config.job import Job
 from launcher.show.table import Table
-from launcher.study import engine, preprocessing_charts, preprocessing_tables, preprocessing_verdict
+from launcher.study import (
+    engine,
+    preprocessing_charts,
+    preprocessing_cost,
+    preprocessing_tables,
+    preprocessing_verdict,
+)
 from launcher.study.preprocessing_cells import Cell, cells
+from launcher.study.preprocessing_hosts import REMOTE
 from launcher.study.preprocessing_question import PreprocessingQuestion
 from launcher.study.results import Study
 
 
+@dataclass(repr=False)
 class PreprocessingStudy(Study):
     """What the trials say. `print` it, show it in a notebook, `plot` it; `table` and `cells` are for machines.
 
@@ -26,6 +37,9 @@ class PreprocessingStudy(Study):
 
     kind: ClassVar[str] = "preprocessing"
 
+    remote: Job | None = None
+    """The job with hosts that preprocess; None: the grid has no pipeline remote."""
+
     @property
     def cells(self) -> list[Cell]:
         """Those with at least one trial, in the grid's order."""
@@ -33,14 +47,31 @@ class PreprocessingStudy(Study):
 
     def tables(self) -> list[Table]:
         found = self.cells
-        return preprocessing_tables.tables(found, self.grid.pipelines, self.job) if found else []
+        if not found:
+            return []
+        tables = preprocessing_tables.tables(found, self.grid.pipelines, self.job)
+        if self._priced:
+            tables.append(preprocessing_cost.table(preprocessing_cost.costs(found, self.job, self.remote)))
+        return tables
 
     def sentences(self) -> list[str]:
-        return preprocessing_verdict.sentences(self.cells, self.grid.pipelines, self.job)
+        """The best pipelines and machines, and whether remote pays. Where all hosts share one machine, remote is not judged."""
+        found, on_one_machine = self.cells, backends.get(self.on).hosts_share_a_machine()
+        judged = [cell for cell in found if not (on_one_machine and cell.pipeline == REMOTE)]
+        lines = preprocessing_verdict.sentences(judged, self.grid.pipelines, self.job) if judged else []
+        pays = preprocessing_cost.sentences(
+            found, self.job, self.remote, on_one_machine=on_one_machine, priced=self._priced
+        )
+        return [*lines, *pays]
 
     def charts(self) -> str:
         """Seconds an epoch, and how much less the other pipelines take than the first."""
         return preprocessing_charts.charts(self.cells, self.grid.pipelines)
+
+    @property
+    def _priced(self) -> bool:
+        """Whether the hosts cost money: this machine has no price."""
+        return not backends.get(self.on).on_this_machine
 
 
 def preprocessing(
@@ -74,4 +105,8 @@ def preprocessing(
     """
     question = PreprocessingQuestion.of(config, overrides, on, smoke)
     done = engine.run(question, table, max_cost, say)
-    return PreprocessingStudy(question.job, on, done.file, question.grid, done.rows, question.notes, done.failed)
+    if question.remote is not None:
+        preprocessing_cost.read_price_of_larger_machine(question.job, on)
+    return PreprocessingStudy(
+        question.job, on, done.file, question.grid, done.rows, question.notes, done.failed, question.remote
+    )

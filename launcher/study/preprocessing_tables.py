@@ -20,6 +20,7 @@ from launcher.study.preprocessing_cells import (
     tried,
 )
 from launcher.study.preprocessing_demand import demands, image_size, input_size
+from launcher.study.preprocessing_hosts import REMOTE
 from launcher.study.preprocessing_measures import PERCENTILES
 from launcher.study.results import NOT_MEASURED
 
@@ -32,12 +33,13 @@ def tables(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> list[Ta
         pipelines: the first is what the others are compared with.
     """
     there = tried(cells, pipelines)
+    own = [name for name in there if name != REMOTE]
     return [
         _epochs(cells, there, job),
         _limits(cells, job),
-        _cores(cells, there, job),
-        _supply(cells, there),
-        _instances(cells, there, job),
+        _cores(cells, own, job),
+        _supply(cells, own),
+        _instances(cells, own, job),
     ]
 
 
@@ -45,7 +47,7 @@ def _epochs(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> Table:
     """The post's own table."""
     first, *others = pipelines
     head = ["model", "load", f"A {first}"]
-    for letter, name in zip("BCD", others):
+    for letter, name in zip("BCDE", others):
         head += [f"{letter} {name}", f"{letter} saves, %"]
     rows = []
     for model, load in places(cells):
@@ -93,6 +95,10 @@ def _limits(cells: Sequence[Cell], job: Job) -> Table:
         f"A cell is partly input-bound from {percent(MODERATELY)} lost, input-bound from {percent(HIGHLY)}, as in TensorFlow's profiler.",
         "data_wait: the share of a step in which the process waits for a batch.",
     ]
+    if any(cell.pipeline == REMOTE for cell in cells):
+        notes.append(
+            f"remote: CPU is that of the hosts that train; input alone is for images of {image_size(job)} pixels."
+        )
     if input_size(job) != image_size(job):
         notes.append(f"input alone is for images of {input_size(job)} pixels; the model sees {image_size(job)} here.")
     if not any(row["gpu"] for cell in cells for row in cell.rows):

@@ -50,8 +50,7 @@ class Fit:
         """US dollars to train on a million images; None where the price or the demand is not known."""
         if self.demand is None or self.usd_per_hour is None:
             return None
-        rate = self.gpus * min(self.fed, self.demand.images_per_second)
-        return self.usd_per_hour / 3600 / rate * 1e6
+        return usd_a_million(self.usd_per_hour, self.gpus * min(self.fed, self.demand.images_per_second))
 
 
 def fit(instance_type: str, core_rate: float, demands: Mapping[str, Demand], job: Job | None = None) -> Fit:
@@ -66,8 +65,24 @@ def fit(instance_type: str, core_rate: float, demands: Mapping[str, Demand], job
     assert facts is not None and facts.gpus and facts.gpu is not None
     each = facts.vcpus / facts.gpus
     fed = max(each - RESERVED, 0) * core_rate
-    price = None if job is None else _price(job, instance_type)
+    price = None if job is None else price_of_one(job, instance_type)
     return Fit(instance_type, facts.gpu, each, fed, demands.get(facts.gpu), price, facts.gpus)
+
+
+def usd_a_million(usd_per_hour: float, images_per_second: float) -> float:
+    """US dollars to train on a million images."""
+    return usd_per_hour / 3600 / images_per_second * 1e6
+
+
+def next_size(instance_type: str) -> str | None:
+    """The next larger type of a family with as many GPUs, and more vCPUs; None where there is none, or no GPU."""
+    facts = catalog.instance(instance_type)
+    if facts is None or not facts.gpus:
+        return None
+    family = instance_type.rpartition(".")[0] + "."
+    known = [catalog.instance(name) for name in catalog.instance_types() if name.startswith(family)]
+    larger = [each for each in known if each is not None and each.gpus == facts.gpus and each.vcpus > facts.vcpus]
+    return min(larger, key=lambda each: each.vcpus).name if larger else None
 
 
 def instance_types() -> list[str]:
@@ -125,15 +140,14 @@ def post() -> Mapping[str, Any]:
     return facts
 
 
-def _price(job: Job, instance_type: str) -> float | None:
-    """US dollars an hour: the job's own price for its own instance type, else AWS's price list as last read on this machine."""
+def price_of_one(job: Job, instance_type: str) -> float | None:
+    """US dollars an hour of a host: the job's own price for its own instance type, else AWS's price list as last read on this machine."""
+    return prices.price(on_one(job, instance_type)).per_hour
+
+
+def on_one(job: Job, instance_type: str) -> Job:
+    """The job on one host of an instance type."""
     own = instance_type == job.compute.instance_type
-    compute = job.compute.model_copy(
-        update={
-            "instance_type": instance_type,
-            "instance_count": 1,
-            "instance_groups": [],
-            "price_per_hour": job.compute.price_per_hour if own else None,
-        }
-    )
-    return prices.price(job.model_copy(update={"compute": compute})).per_hour
+    hosts = {"instance_type": instance_type, "instance_count": 1, "instance_groups": []}
+    price = {"price_per_hour": job.compute.price_per_hour if own else None}
+    return job.model_copy(update={"compute": job.compute.model_copy(update={**hosts, **price})})

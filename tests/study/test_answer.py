@@ -12,10 +12,11 @@ from launcher.config.job import StudySection
 from launcher.show.spread import Spread
 from launcher.study import sizing
 from launcher.study.preprocessing_cells import COMPUTE_BOUND, INPUT_BOUND, PARTLY, Cell, cells, improvement
-from launcher.study.preprocessing_measures import MEASURED, measure, percentile
+from launcher.study.preprocessing_measures import measure, percentile
 from launcher.study.preprocessing_question import PIPELINES, PreprocessingQuestion
 from launcher.study.preprocessing_study import PreprocessingStudy
 from launcher.study.preprocessing_verdict import sentences
+from tests.study.trial_rows import row
 
 PUBLISHED = {
     "resnet18": [48.88, 57.21, 65.95, 72.59],
@@ -27,20 +28,6 @@ PUBLISHED = {
 LOADS = [1, 4, 8, 12]
 JOB = launcher.from_values({"name": "post", "script": "train_classifier.py", "region": "us-west-2"})
 A, B = "cpu_reference", "dali"
-
-
-def row(model: str, pipeline: str, load: int | str, repeat: int, seconds: float, **more: object) -> dict[str, str]:
-    part = "training" if pipeline else "model"
-    values = {
-        "part": part,
-        "model": model,
-        "pipeline": pipeline,
-        "load": load,
-        "repeat": repeat,
-        "epoch_seconds": seconds,
-    }
-    values |= {"images_per_second": 9469 / seconds, "training_images": 9469, "data_wait_share": 0.5, "run": "r", **more}
-    return {name: str(values.get(name, "")) for name in (*PreprocessingQuestion.keys, *MEASURED, "run")}
 
 
 @pytest.fixture

@@ -22,11 +22,18 @@ import launcher
 from launcher import backends
 from launcher.config.job import StudySection
 from launcher.prepare import photos
+from launcher.study.preprocessing_hosts import REMOTE
 from launcher.study.preprocessing_question import PIPELINES, VARIED, PreprocessingQuestion
 from tests.conftest import ROOT
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
-HERE = [name for name in PIPELINES if name != "dali" or not backends.get("process").lacks("nvidia.dali")]
+HERE = [
+    name
+    for name in PIPELINES
+    if name != REMOTE and (name != "dali" or not backends.get("process").lacks("nvidia.dali"))
+]
+"""Pipelines of one process; tests/entrypoints/test_servers.py compares remote's batches with those of cpu."""
+
 IMAGES, BATCH = 12, 4
 
 
@@ -86,7 +93,7 @@ def test_every_pipeline_makes_the_same_views_of_the_same_shuffled_images(folder,
 def test_trials_differ_in_the_pipeline_alone():
     job = launcher.load(ROOT / "configs/dali_imagenette.yaml")
     assert job.study is not None
-    grid = StudySection(models=["resnet18"], pipelines=list(PIPELINES))
+    grid = StudySection(models=["resnet18"], pipelines=[name for name in PIPELINES if name != REMOTE])
     question = PreprocessingQuestion(job=job, base=job, on="process", small=False, grid=grid)
     for _, cell in itertools.groupby(question.trials(), lambda trial: trial.key["load"]):
         jobs = [trial.job.model_dump() for trial in cell]

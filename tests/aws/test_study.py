@@ -1,0 +1,80 @@
+"""`launcher study preprocessing --on aws` with hosts that preprocess, against the emulator: unlike hosts, each with its own price."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import launcher
+from launcher.commands import main
+from launcher.prepare import photos
+from tests.aws.conftest import BUCKET, REGION, ROLE
+
+pytestmark = pytest.mark.usefixtures("connected")
+
+
+@pytest.fixture
+def config(tmp_path, emulator) -> Path:
+    emulator.set_price("ml.c6i.4xlarge", 0.9, REGION)
+    for split, numbers in (("train", range(10)), ("validation", range(10, 12))):
+        for label in photos.CLASSES:
+            (tmp_path / split / label).mkdir(parents=True)
+            for number in numbers:
+                photos.draw(label, number).save(tmp_path / split / label / f"{number}.jpg", quality=95)
+    job = {
+        "name": "far",
+        "script": "train_classifier.py",
+        "role": ROLE,
+        "region": REGION,
+        "output": f"s3://{BUCKET}/runs",
+        "image": {"framework_version": "2.8.0", "python": "py312"},
+        "compute": {"instance_type": "ml.g5.xlarge", "max_hours": 1},
+        "inputs": {name: {"folder": str(tmp_path / name)} for name in ("train", "validation")},
+        "hyperparameters": {
+            "model": "mobilenetv3_small_050",
+            "image_size": 32,
+            "global_batch_size": 4,
+            "max_steps": 8,
+            "log_every": 1,
+        },
+        "study": {"loads": [0], "pipelines": ["remote"], "repeats": 1},
+    }
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job, sort_keys=False))
+    return file
+
+
+def test_the_price_of_trials_on_unlike_hosts_is_told_and_refused_before_the_first(config, capsys):
+    words = ["study", "preprocessing", str(config), "--pipelines", "cpu,remote", "--on", "aws", "--max-cost", "5"]
+    assert main.main(words) == 2
+    told = capsys.readouterr()
+    assert (
+        "1 trial with 2 instance groups:\n"
+        "  gpus trains: 1 host of ml.g5.xlarge (algo-1); at most $1.41, at $1.41 an hour\n"
+        "  cpus preprocesses: 1 host of ml.c6i.4xlarge (algo-2); at most $0.90, at $0.90 an hour\n"
+        "3 trials: at most $5.13 in all; the most expensive at most $2.31"
+    ) in told.out
+    assert "at most $5.13 in all" in told.err and launcher.runs() == []
+
+
+def test_a_price_that_the_list_lacks_is_named(config, capsys):
+    words = ["study", "preprocessing", str(config), "--pipelines", "cpu,remote", "--on", "aws", "--max-cost", "5"]
+    words += ["study.serving_groups=[{name: cpus, instance_type: ml.c6i.8xlarge, instance_count: 1}]"]
+    assert main.main(words) == 2
+    told = capsys.readouterr()
+    assert "cpus preprocesses: 1 host of ml.c6i.8xlarge (algo-2); price not known" in told.out
+    assert "1 of 3 trials, each: price not known for ml.c6i.8xlarge" in told.out
+    assert "price not known for ml.c6i.8xlarge" in told.err and launcher.runs() == []
+
+
+@pytest.mark.slow
+def test_remote_runs_on_hosts_of_the_emulator_and_its_images_have_a_price(config, tmp_path):
+    found = launcher.study.preprocessing(config, on="aws", table=tmp_path / "trials.csv", say=lambda line: None)
+    assert found.failed == [] and [cell.pipeline for cell in found.cells] == ["remote"]
+    text = str(found)
+    assert "1 ml.g5.xlarge, 1 ml.c6i.4xlarge" in text and " 2.31 " in text
+    assert "so it cannot win and is not judged" in found.verdict
+    [trial] = [run for run in launcher.runs() if run.name == found.table[-1]["run"]]
+    assert (trial.backend, len(trial.hosts)) == ("aws", 2)
