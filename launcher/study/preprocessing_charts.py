@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from launcher.show.bars import BarChart, bar_charts
 from launcher.show.spread import Spread
 from launcher.study.preprocessing_cells import Cell, improvement, places, tried
+from launcher.study.preprocessing_hosts import REMOTE
 
 
-def charts(cells: Sequence[Cell], pipelines: Sequence[str]) -> str:
-    """Both as SVG."""
-    first, *others = there = tried(cells, pipelines)
+def charts(cells: Sequence[Cell], pipelines: Sequence[str], *, on_one_machine: bool) -> str:
+    """Both as SVG.
+
+    Args:
+        on_one_machine: whether all hosts lie on one, so that remote is not compared.
+    """
+    there = tried(cells, pipelines)
+    first, *others = [name for name in there if name != REMOTE or not on_one_machine] or there
     by_place = {(cell.model, cell.load, cell.pipeline): cell for cell in cells}
     where = places(cells)
     models = dict.fromkeys(model for model, _ in where)

@@ -49,24 +49,28 @@ class PreprocessingStudy(Study):
         found = self.cells
         if not found:
             return []
-        tables = preprocessing_tables.tables(found, self.grid.pipelines, self.job)
+        tables = preprocessing_tables.tables(found, self.grid.pipelines, self.job, on_one_machine=self._on_one_machine)
         if self._priced:
             tables.append(preprocessing_cost.table(preprocessing_cost.costs(found, self.job, self.remote)))
         return tables
 
     def sentences(self) -> list[str]:
         """The best pipelines and machines, and whether remote pays. Where all hosts share one machine, remote is not judged."""
-        found, on_one_machine = self.cells, backends.get(self.on).hosts_share_a_machine()
-        judged = [cell for cell in found if not (on_one_machine and cell.pipeline == REMOTE)]
+        found = self.cells
+        judged = [cell for cell in found if not (self._on_one_machine and cell.pipeline == REMOTE)]
         lines = preprocessing_verdict.sentences(judged, self.grid.pipelines, self.job) if judged else []
         pays = preprocessing_cost.sentences(
-            found, self.job, self.remote, on_one_machine=on_one_machine, priced=self._priced
+            found, self.job, self.remote, on_one_machine=self._on_one_machine, priced=self._priced
         )
         return [*lines, *pays]
 
     def charts(self) -> str:
         """Seconds an epoch, and how much less the other pipelines take than the first."""
-        return preprocessing_charts.charts(self.cells, self.grid.pipelines)
+        return preprocessing_charts.charts(self.cells, self.grid.pipelines, on_one_machine=self._on_one_machine)
+
+    @property
+    def _on_one_machine(self) -> bool:
+        return backends.get(self.on).hosts_share_a_machine()
 
     @property
     def _priced(self) -> bool:

@@ -25,17 +25,18 @@ from launcher.study.preprocessing_measures import PERCENTILES
 from launcher.study.results import NOT_MEASURED
 
 
-def tables(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> list[Table]:
+def tables(cells: Sequence[Cell], pipelines: Sequence[str], job: Job, *, on_one_machine: bool) -> list[Table]:
     """All of them.
 
     Args:
         cells: at least one.
         pipelines: the first is what the others are compared with.
+        on_one_machine: whether all hosts lie on one, so that remote is not compared.
     """
     there = tried(cells, pipelines)
     own = [name for name in there if name != REMOTE]
     return [
-        _epochs(cells, there, job),
+        _epochs(cells, there, job, REMOTE if on_one_machine else None),
         _limits(cells, job),
         _cores(cells, own, job),
         _supply(cells, own),
@@ -43,7 +44,7 @@ def tables(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> list[Ta
     ]
 
 
-def _epochs(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> Table:
+def _epochs(cells: Sequence[Cell], pipelines: Sequence[str], job: Job, not_compared: str | None) -> Table:
     """The post's own table."""
     first, *others = pipelines
     head = ["model", "load", f"A {first}"]
@@ -54,7 +55,7 @@ def _epochs(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> Table:
         here = {cell.pipeline: cell for cell in cells if (cell.model, cell.load) == (model, load)}
         row = [model, str(load), _range(here[first].seconds) if first in here else "-"]
         for name in others:
-            both = name in here and first in here
+            both = name in here and first in here and not_compared not in (name, first)
             row.append(_range(here[name].seconds) if name in here else "-")
             row.append(_saving(here[first], here[name]) if both else "-")
         rows.append(row)
@@ -70,6 +71,8 @@ def _epochs(cells: Sequence[Cell], pipelines: Sequence[str], job: Job) -> Table:
         notes.append("One run has no spread: a difference may be chance. --repeats 3 shows it.")
     if "cpu_composed" in pipelines:
         notes.append("cpu_composed applies the same draws as one warp: it interpolates once, the others at every step.")
+    if not_compared in pipelines:
+        notes.append(f"{not_compared} is not compared: its hosts share one machine.")
     if any("~" in cell for row in rows for cell in row):
         notes.append("~: the ranges overlap, so the difference may be chance.")
     return Table(head, rows, "seconds an epoch", notes)

@@ -276,6 +276,9 @@ def test_hosts_of_one_machine_cannot_win(priced, monkeypatch, on):
         "remote: its hosts share one machine here and bring no cores, so it cannot win and is not judged"
     )
     assert "only cpu was tried" in found.verdict
+    epochs = next(text for text in str(found).splitlines() if text.startswith("resnet18"))
+    assert epochs.split() == ["resnet18", "12", "31.56", "10.52", "-"] and "remote is not compared" in str(found)
+    assert found.charts().count("remote</text>") == 1, "in the first chart alone"
     assert ("what the images cost" in str(found)) == ("this machine has no price" not in line) == (on == "aws")
 
 
@@ -286,7 +289,7 @@ def test_hosts_of_one_machine_cannot_win(priced, monkeypatch, on):
 def test_a_small_study_of_remote_runs_whole_on_hosts_of_this_machine(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     table = tmp_path / "trials.csv"
-    words = ["study", "preprocessing", str(place / "config.yaml"), "--table", str(table)]
+    words = ["study", "preprocessing", str(place / "config.yaml"), "--pipelines", "remote", "--table", str(table)]
     assert main.main(words) == 0
     told = capsys.readouterr().out
     assert "1 trial with 2 instance groups:\n  gpus trains: 1 host of ml.g5.2xlarge (algo-1)\n" in told
@@ -294,7 +297,7 @@ def test_a_small_study_of_remote_runs_whole_on_hosts_of_this_machine(place, tmp_
     assert "so it cannot win and is not judged, and this machine has no price" in told
     assert "what the images cost" not in told
     rows = list(csv.DictReader(table.open()))
-    assert [(line["pipeline"], line["serving"]) for line in rows] == [("", ""), ("cpu", ""), ("remote", f"1 {SERVING}")]
+    assert [(line["pipeline"], line["serving"]) for line in rows] == [("", ""), ("remote", f"1 {SERVING}")]
     remote = rows[-1]
     assert float(remote["images_per_second"]) > 0 and float(remote["input_images_per_second"]) > 0
     assert remote["world_size"] == "1" and 0 < float(remote["cpu_share_p50"]) <= 1.2, "of the training host's process"
@@ -303,4 +306,4 @@ def test_a_small_study_of_remote_runs_whole_on_hosts_of_this_machine(place, tmp_
     served = run.diagnose().to_dict()["servers"]
     assert served["images"] > 0 and served["alone"] == 0
     assert main.main(words) == 0
-    assert "3 trials, 3 of them in" in capsys.readouterr().out
+    assert "2 trials, 2 of them in" in capsys.readouterr().out
