@@ -11,6 +11,7 @@ import hashlib
 import json
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,9 @@ ORDER = (WORKERS, STOP, HOST, MACHINE)
 
 MEASURED = re.compile(r".*(/s|_s|_share|_gib)")
 """Metrics of speed, time and memory, which differ from run to run."""
+
+PAUSE_SECONDS = 2.0
+"""Longest time from a step to the next kill of a server: some hit it at work, others while it starts."""
 
 SERVER, SERVER_TITLE = "SIGKILL to a server", "ray::ImageServer"
 """How a drill of servers kills, and how the title of a server's process begins, as Ray gives it."""
@@ -68,7 +72,7 @@ class Kill:
     resumed_from: int = 0
     """The step from which the next run resumed; 0: it started over. Of a server: the same step, since the run goes on."""
     seconds: float = 0.0
-    """Seconds from the kill to the next run's first metric line; of a server, to the run's own next one."""
+    """Seconds from the kill to the next run's first metric line; of a server, to the run's next step."""
 
 
 @dataclass
@@ -164,7 +168,7 @@ def drill(
         in_vain = in_vain + 1 if len(result.kills) == before else 0
         if in_vain == TRIES and not result.difference:
             fix = "train longer, for example with hyperparameters.epochs and, where it is set, max_steps"
-            raise mistake("script", f"its {result.steps} steps ended before it could be killed", fix)
+            raise mistake("script", series.too_short(), fix)
     return result
 
 
@@ -202,6 +206,10 @@ class _Series:
         if not self.result.difference:
             self.say(f"to the end: {run.name}")
             self.result.difference = self.ends_otherwise(run, reported)
+
+    def too_short(self) -> str:
+        """Why no training could be killed."""
+        return f"its {self.result.steps} steps ended before it could be killed"
 
     def plan(self, earlier: Run | None) -> Plan:
         """The next run's plan: from the checkpoints of the run before, or from the start where it left none."""
@@ -252,30 +260,56 @@ class _Series:
         return other and f"{other} of {run.name} differs from the undisturbed run's"
 
 
+class _Newest:
+    """The step that a run reported last, 0 before the first; kept by a thread of its own until the run is over."""
+
+    def __init__(self, run: Run):
+        self.step = 0
+        self._run = run
+        threading.Thread(target=self._follow, name="newest step", daemon=True).start()
+
+    def _follow(self) -> None:
+        for metric in self._run.progress(follow=True):
+            self.step = max(self.step, metric.step)
+
+
 class _ServerSeries(_Series):
     """Trainings whose servers are killed. No run ends by it."""
 
+    def too_short(self) -> str:
+        return "no server of its runs was there when a kill was due"
+
     def train(self, kills: int) -> None:
-        """One training with up to N kills, at random moments from its first step on; adds to the result."""
+        """One training with up to N kills, at random moments from its first step on, each after a step that follows the one before;
+        adds to the result."""
         run = start(self.plan(None))
         self.result.runs.append(run)
-        seconds_a_step = self.result.undisturbed.outcome()["seconds"] / self.result.steps
-        progress, struck, kill = run.progress(follow=True), 0.0, None
-        for metric in progress:
-            if kill is not None:
-                self.result.kills.append(replace(kill, resumed_from=kill.at_step, seconds=time.monotonic() - struck))
-                self.say(f"kill {len(self.result.kills)}: {SERVER} at step {kill.at_step} of {run.name}")
-                kill = None
-            if len(self.result.kills) < kills and metric.step < self.result.steps:
-                time.sleep(self.rng.uniform(0, seconds_a_step))
-                if self.kill_one(run):
-                    kill, struck = Kill(SERVER, metric.step), time.monotonic()
+        newest = _Newest(run)
+        for _ in range(kills):
+            if not self.killed(run, newest):
+                break
         run.wait()
         found = curve(run)
         self.judge(run, found, None)
         if not self.result.difference:
             self.say(f"to the end: {run.name}")
             self.result.difference = self.ends_otherwise(run, found)
+
+    def killed(self, run: Run, newest: _Newest) -> bool:
+        """Kill one server and wait for a further step, which is added to the result; False where the training ended before."""
+        last = self.result.steps
+        while newest.step < last and run.state not in records.OVER:
+            time.sleep(self.rng.uniform(0, PAUSE_SECONDS))
+            at_step, struck = newest.step, time.monotonic()
+            if not 0 < at_step < last or not self.kill_one(run):
+                continue
+            while newest.step == at_step and run.state not in records.OVER:
+                time.sleep(0.01)
+            seconds = time.monotonic() - struck
+            self.result.kills.append(Kill(SERVER, at_step, resumed_from=at_step, seconds=seconds))
+            self.say(f"kill {len(self.result.kills)}: {SERVER} at step {at_step} of {run.name}")
+            return True
+        return False
 
     def kill_one(self, run: Run) -> bool:
         """SIGKILL to a server of a run, whatever it does; whether there was one."""

@@ -107,26 +107,39 @@ def slow(self):
     return fields(self)
 batches.LabelledBatch._asdict = slow
 """
-QUOTA = """
+GROUP = """
 import os, pathlib
 root = next(place for place in map(pathlib.Path, {roots!r}) if place.is_dir())
 group = root / f"planted-{{os.getpid()}}"
 group.mkdir()
+(group / "cgroup.procs").write_text(str(os.getpid()))
+"""
+LIMIT = """
 if (group / "cpu.max").exists():
     (group / "cpu.max").write_text("{quota} 100000")
 else:
     (group / "cpu.cfs_quota_us").write_text("{quota}")
-(group / "cgroup.procs").write_text(str(os.getpid()))
 """
+QUOTA = GROUP + LIMIT
 SERVERS_OF_A_PART_OF_A_CORE = f"""
-import os
-if os.environ["SM_CURRENT_HOST"] == "127.0.0.1":
-    os.sched_setaffinity(0, [0])
-else:
-    os.sched_setaffinity(0, [1])
-{textwrap.indent(QUOTA, "    ")}
+import os, threading, time
+serves = os.environ["SM_CURRENT_HOST"] != "127.0.0.1"
+os.sched_setaffinity(0, [int(serves)])
+def is_server(process):
+    try:
+        return pathlib.Path("/proc", process, "comm").read_text().startswith("ray::ImageServ")
+    except OSError:
+        return False
+def limit_when_served():
+    while not any(map(is_server, (group / "cgroup.procs").read_text().split())):
+        time.sleep(0.1)
+{textwrap.indent(LIMIT, "    ")}
+if serves:
+{textwrap.indent(GROUP, "    ")}
+    threading.Thread(target=limit_when_served, daemon=True).start()
 """
-"""The host that trains has the first core; those that prepare its images share the second one, of which each has a quota."""
+"""The host that trains has the first core. Those that prepare its images share the second one, of which each has a quota as soon as its
+server is there: Ray starts slowly on a part of a core."""
 CONTROL_GROUPS = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"]
 """Where the CPU's quotas are set: version 1, version 2."""
 

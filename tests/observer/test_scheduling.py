@@ -113,7 +113,7 @@ def test_a_kernel_that_counts_nothing_tells_nothing(tmp_path, monkeypatch, text)
 
 
 def test_programs_outside_the_run_are_named_and_those_of_the_run_are_not(tmp_path):
-    for name in ("outside-it", "inside-it"):
+    for name in ("outside-it", "inside-it", "of-its-child"):
         (tmp_path / name).symlink_to("/bin/sh")
     found = ran(
         f"""
@@ -121,8 +121,10 @@ def test_programs_outside_the_run_are_named_and_those_of_the_run_are_not(tmp_pat
         from launcher_observer.system.neighbours import Neighbours
         of_nothing = {{name: value for name, value in os.environ.items() if name != "TRAINING_JOB_NAME"}}
         loop = ["-c", "while :; do :; done"]
-        running = [subprocess.Popen([{str(tmp_path)!r} + "/outside-it", *loop], env=of_nothing),
-                   subprocess.Popen([{str(tmp_path)!r} + "/inside-it", *loop])]
+        start = {str(tmp_path)!r} + "/outside-it -c 'while :; do :; done' >/dev/null 2>&1 & echo $!"
+        outside = subprocess.run(["sh", "-c", start], env=of_nothing, capture_output=True, check=True).stdout  # nobody's child
+        inside = [subprocess.Popen([{str(tmp_path)!r} + "/inside-it", *loop]),
+                  subprocess.Popen([{str(tmp_path)!r} + "/of-its-child", *loop], env=of_nothing)]
         try:
             neighbours = Neighbours()
             assert neighbours.look(time.monotonic()) == {{}}
@@ -130,19 +132,20 @@ def test_programs_outside_the_run_are_named_and_those_of_the_run_are_not(tmp_pat
             time.sleep(1.1)
             print(neighbours.look(time.monotonic()))
         finally:
-            for process in running:
+            os.kill(int(outside), 9)
+            for process in inside:
                 process.kill()
         """,
         TRAINING_JOB_NAME="a-run-of-this-test",
     )
-    assert "outside-it" in found and "inside-it" not in found
+    assert "outside-it" in found and "inside-it" not in found and "of-its-child" not in found
 
 
 def test_names_are_safe_to_write_and_each_look_has_a_total(tmp_path):
-    def process(number: int, name: str, ticks: int, environ: bytes) -> None:
+    def process(number: int, name: str, ticks: int, environ: bytes, parent: int = 1) -> None:
         place = tmp_path / str(number)
         place.mkdir(exist_ok=True)
-        fields = ["S", *["0"] * 10, str(ticks), "0", *["0"] * 6, "77"]
+        fields = ["S", str(parent), *["0"] * 9, str(ticks), "0", *["0"] * 6, "77"]
         (place / "stat").write_text(f"{number} ({name}) {' '.join(fields)}\n")
         (place / "environ").write_bytes(environ)
 
@@ -154,6 +157,8 @@ def test_names_are_safe_to_write_and_each_look_has_a_total(tmp_path):
         process(10, 'a "b" (c', ticks, b"TRAINING_JOB_NAME=another\0")
         process(11, "mine", ticks, b"B=2\0TRAINING_JOB_NAME=mine\0")
         process(12, "idle", ticks // 100, b"")
+        process(13, "with a title", ticks, b"title\0\0\0", parent=14)
+        process(14, "its parent", 0, b"\0", parent=11)
         if not ticks:
             neighbours = Neighbours(tmp_path)
             assert neighbours.look(100.0) == {}

@@ -83,9 +83,17 @@ class Neighbours:
 
     def _is_inside(self, process: tuple[str, bytes]) -> bool:
         if process not in self._inside:
-            try:
-                environ = (self._proc / process[0] / "environ").read_bytes().split(b"\0")
-            except OSError:  # another user's
-                environ = []
-            self._inside[process] = self._mark in environ
+            self._inside[process] = self._is_marked(process[0])
         return self._inside[process]
+
+    def _is_marked(self, process: str) -> bool:
+        """Whether a process or one of its ancestors has the variable: one that sets its title, as Ray's do, writes over its environment."""
+        while process not in ("0", "1"):
+            try:
+                if self._mark in (self._proc / process / "environ").read_bytes().split(b"\0"):
+                    return True
+                stat = (self._proc / process / "stat").read_bytes()
+            except OSError:  # another user's, or it has ended
+                return False
+            process = stat.rpartition(b")")[2].split()[1].decode()  # proc(5): ppid
+        return False

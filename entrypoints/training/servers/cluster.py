@@ -130,7 +130,8 @@ class RayServers:
         return None
 
     def about(self, server: str) -> Any:
-        """A ticket for what a server says of itself."""
+        """A ticket for what a server says of itself. Whoever has its name by now is asked: it may be another one than before."""
+        self._handles.pop(server, None)
         return self._handle(server).about.remote()
 
     def ask(self, server: str, draws: Sequence[SampleKey]) -> Any:
