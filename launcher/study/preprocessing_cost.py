@@ -112,8 +112,9 @@ def sentences(
     if on_one_machine:
         price = "" if priced else ", and this machine has no price"
         yield (
-            f"remote: its hosts share one machine here and bring no cores, so it cannot win and is not judged{price}. A difference from "
-            "cpu is chance, or how threads share the cores. Whether it pays is measured on SageMaker, where each host has its own"
+            f"remote: its hosts share one machine here and bring no cores, so it cannot win by them and is not judged{price}. A "
+            "difference from cpu is how threads share the cores, of which training takes fewer beside other hosts, or chance. Whether it "
+            "pays is measured on SageMaker, where each host has its own"
         )
         return
     unpriced = [known.text for each in (job, remote) if each and (known := prices.price(each)).per_hour is None]

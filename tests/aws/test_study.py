@@ -75,6 +75,6 @@ def test_remote_runs_on_hosts_of_the_emulator_and_its_images_have_a_price(config
     assert found.failed == [] and [cell.pipeline for cell in found.cells] == ["remote"]
     text = str(found)
     assert "1 ml.g5.xlarge, 1 ml.c6i.4xlarge" in text and " 2.31 " in text
-    assert "so it cannot win and is not judged" in found.verdict
+    assert "so it cannot win by them and is not judged" in found.verdict
     [trial] = [run for run in launcher.runs() if run.name == found.table[-1]["run"]]
     assert (trial.backend, len(trial.hosts)) == ("aws", 2)

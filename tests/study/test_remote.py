@@ -273,7 +273,7 @@ def test_hosts_of_one_machine_cannot_win(priced, monkeypatch, on):
     found = study(("", 1000), ("cpu", 300), ("remote", 900), on=on)
     [line] = judged(found)
     assert line.startswith(
-        "remote: its hosts share one machine here and bring no cores, so it cannot win and is not judged"
+        "remote: its hosts share one machine here and bring no cores, so it cannot win by them and is not judged"
     )
     assert "only cpu was tried" in found.verdict
     epochs = next(text for text in str(found).splitlines() if text.startswith("resnet18"))
@@ -294,7 +294,7 @@ def test_a_small_study_of_remote_runs_whole_on_hosts_of_this_machine(place, tmp_
     told = capsys.readouterr().out
     assert "1 trial with 2 instance groups:\n  gpus trains: 1 host of ml.g5.2xlarge (algo-1)\n" in told
     assert "  cpus preprocesses: 1 host of ml.c6i.4xlarge (algo-2)\n" in told
-    assert "so it cannot win and is not judged, and this machine has no price" in told
+    assert "so it cannot win by them and is not judged, and this machine has no price" in told
     assert "what the images cost" not in told
     rows = list(csv.DictReader(table.open()))
     assert [(line["pipeline"], line["serving"]) for line in rows] == [("", ""), ("remote", f"1 {SERVING}")]
