@@ -151,6 +151,15 @@ def test_logits_for_the_training_processs_own_images_come_from_servers_that_are_
     assert {line.split(": ")[1] for line in said} == {"it is dead", "no answer for 1 s"}
 
 
+def test_a_server_that_answers_slowly_is_not_taken_for_a_silent_one(channels, monkeypatch):
+    monkeypatch.setattr(served, "LOST_SECONDS", 0.5)
+    said = []
+    servers = taught_servers(channels, 1)
+    remote = meet(servers, said)
+    servers.slow = dict.fromkeys(servers.names(), 0.25)
+    assert len(remote(torch.zeros(96, 3, 8, 8, dtype=torch.uint8))) == 96 and not said  # the third waits for 0.75 s
+
+
 def test_without_any_server_logits_are_waited_for_and_then_the_run_fails(channels):
     servers = taught_servers(channels, 1)
     remote = meet(servers, [], 0.5)
@@ -218,10 +227,10 @@ def with_teacher(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def in_place(with_teacher, tmp_path_factory):
-    """Weights of the student whose training process runs the teacher."""
-    settings = {**SETTINGS, "worker_type": "threads"}
-    with served_run(tmp_path_factory.mktemp("local"), with_teacher, settings, servers=0, script="train_kd.py") as run:
-        assert run.wait(120) == [0], run.log()
+    """Weights of the student whose two training processes run the teacher."""
+    folder, settings = tmp_path_factory.mktemp("local"), {**SETTINGS, "worker_type": "threads"}
+    with served_run(folder, with_teacher, settings, servers=0, trainers=2, script="train_kd.py") as run:
+        assert run.wait(120) == [0, 0], run.log()
         return run.weights()
 
 
@@ -229,10 +238,11 @@ def in_place(with_teacher, tmp_path_factory):
 def test_a_student_of_servers_that_are_killed_has_the_weights_of_one_beside_its_teacher(
     with_teacher, in_place, tmp_path
 ):
-    """All logits travel, in fp32; a batch is one part, so that the teacher sees the same sixteen images."""
-    with served_run(tmp_path, with_teacher, {**SETTINGS, **SERVED}, servers=1, script="train_kd.py") as run:
+    """All logits travel, in fp32, to two training processes; each batch is one part, so that the teacher sees the same eight images."""
+    settings = {**SETTINGS, **SERVED}
+    with served_run(tmp_path, with_teacher, settings, servers=1, trainers=2, script="train_kd.py") as run:
         killed = kill_servers(run, 1, (0.1, 0.3))
-        assert run.wait(180) == [0, 0], run.log() + run.log(1)
+        assert run.wait(180) == [0, 0, 0], run.log() + run.log(1) + run.log(2)
         assert killed == 1 and run.weights() == in_place
         assert "teacher vit_tiny_patch16_224: " in run.log() and "it is asked again in" in run.log()
 

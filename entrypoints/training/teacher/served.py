@@ -53,7 +53,8 @@ class _Asked(NamedTuple):
 
     part: int
     server: str
-    when: float
+    heard: float
+    """When it was asked for, or the server last answered: it may have many processes' parts."""
 
 
 class RemoteTeacher:
@@ -129,8 +130,10 @@ class RemoteTeacher:
                 else:
                     heard = time.monotonic()
                     self._failures.pop(server, None)
-            for ticket, (part, server, when) in [*asked.items()]:
-                if now - when > LOST_SECONDS:
+                    for other, one in asked.items():
+                        asked[other] = one._replace(heard=heard) if one.server == server else one
+            for ticket, (part, server, last) in [*asked.items()]:
+                if now - last > LOST_SECONDS:
                     why = self._put_aside(server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
                     del asked[ticket]
                     waiting.append(part)
