@@ -136,19 +136,20 @@ if serves:
 else:
     from training.engine import loop
     from training.servers.pool import Pool
-    step, init, pools = loop._step, Pool.__init__, []
+    train, init, pools = loop.train, Pool.__init__, []
     def kept(self, *arguments, **options):
         init(self, *arguments, **options)
         pools.append(self)
     def when_all_serve(*arguments):
         while len(pools[-1].live) < len(json.loads(os.environ["SM_HOSTS"])) - 1:
-            time.sleep(0.1)
+            pools[-1].look()
+            pools[-1].receive(0.1)
         all_serve.touch()
-        return step(*arguments)
-    Pool.__init__, loop._step = kept, when_all_serve
+        return train(*arguments)
+    Pool.__init__, loop.train = kept, when_all_serve
 """
-"""The host that trains has the first core. Those that prepare its images share the second one, of which each has a quota from the first
-step on: that begins when all of them serve, since Ray starts slowly on a part of a core."""
+"""The host that trains has the first core. Those that prepare its images share the second one, of which each has a quota from when
+training begins. It begins when all of them serve, since Ray starts slowly on a part of a core."""
 CONTROL_GROUPS = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"]
 """Where the CPU's quotas are set: version 1, version 2."""
 
