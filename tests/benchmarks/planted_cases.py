@@ -122,24 +122,34 @@ else:
 """
 QUOTA = GROUP + LIMIT
 SERVERS_OF_A_PART_OF_A_CORE = f"""
-import os, threading, time
+import json, os, pathlib, threading, time
+all_serve = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "all-serve")
 serves = os.environ["SM_CURRENT_HOST"] != "127.0.0.1"
 os.sched_setaffinity(0, [int(serves)])
-def is_server(process):
-    try:
-        return pathlib.Path("/proc", process, "comm").read_text().startswith("ray::ImageServ")
-    except OSError:
-        return False
-def limit_when_served():
-    while not any(map(is_server, (group / "cgroup.procs").read_text().split())):
-        time.sleep(0.1)
-{textwrap.indent(LIMIT, "    ")}
 if serves:
 {textwrap.indent(GROUP, "    ")}
-    threading.Thread(target=limit_when_served, daemon=True).start()
+    def limit():
+        while not all_serve.exists():
+            time.sleep(0.1)
+{textwrap.indent(LIMIT, "        ")}
+    threading.Thread(target=limit, daemon=True).start()
+else:
+    from training.engine import loop
+    from training.servers.pool import Pool
+    train, init, pools = loop.train, Pool.__init__, []
+    def kept(self, *arguments, **options):
+        init(self, *arguments, **options)
+        pools.append(self)
+    def when_all_serve(*arguments):
+        while len(pools[-1].live) < len(json.loads(os.environ["SM_HOSTS"])) - 1:
+            pools[-1].look()
+            pools[-1].receive(0.1)
+        all_serve.touch()
+        return train(*arguments)
+    Pool.__init__, loop.train = kept, when_all_serve
 """
-"""The host that trains has the first core. Those that prepare its images share the second one, of which each has a quota as soon as its
-server is there: Ray starts slowly on a part of a core."""
+"""The host that trains has the first core. Those that prepare its images share the second one, of which each has a quota from when
+training begins. It begins when all of them serve, since Ray starts slowly on a part of a core."""
 CONTROL_GROUPS = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"]
 """Where the CPU's quotas are set: version 1, version 2."""
 
