@@ -74,8 +74,10 @@ def main(settings: DistillationSettings) -> None:
         opened = fitting_loaders(bare, state, data, now, without, run, views=views)
         loaders = opened(settings, say=say)
         if settings.probe_seconds:  # without a cache: measured is the pass that fills it
-            task, alone = (Distillation(state.trained, one, None, settings, run.timeline) for one in (teacher, None))
-            return probe.measure(task, state, loaders, opened, run, without_teacher=alone if teacher else None)
+            layout = remote.layout if remote else None
+            task = Distillation(state.trained, teacher, None, settings, run.timeline, layout)
+            alone = Distillation(state.trained, None, None, settings, run.timeline) if teacher else None
+            return probe.measure(task, state, loaders, opened, run, without_teacher=alone)
 
         cache = taught = None
         teacher_logits: list[torch.Tensor] | None = None

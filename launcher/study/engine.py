@@ -13,7 +13,7 @@ from launcher import backends
 from launcher.backends.plans import check, plan
 from launcher.config.issues import UserError, mistake
 from launcher.config.job import Job
-from launcher.planner.plan import Plan, refuse_cost
+from launcher.planner.plan import Plan, refuse_cost, refuse_errors
 from launcher.planner.source_package import code_checksum, source_files
 from launcher.record import records
 from launcher.runner.run import Run, to_its_end
@@ -117,10 +117,11 @@ def tell_the_price(jobs: Sequence[Job], on: str, max_cost: float | None, say: Sa
         jobs: at least one.
 
     Raises:
-        UserError: together they could cost more than `max_cost` US dollars, or their price is not known.
+        UserError: together they could cost more than `max_cost` US dollars, or their price is not known; or AWS would refuse some of them.
     """
     plans = _plans_by_hosts(jobs, on)
     for planned, trials in plans:
+        refuse_errors(planned)
         if planned.groups:
             say(f"{counted(trials, 'trial')} with {counted(len(planned.groups), 'instance group')}:")
         hours = None if planned.price is None else planned.job.compute.max_hours
@@ -153,8 +154,5 @@ def _plans_by_hosts(jobs: Sequence[Job], on: str) -> list[tuple[Plan, int]]:
     for job in jobs:
         alike.setdefault((job.compute.instance_type, *job.compute.instance_groups), []).append(job)
     plans = [(plan(each[0], on=on), len(each)) for each in alike.values()]
-    # a check reads AWS's price list, and the prices of all trials on these instance types with it
-    return [
-        (check(planned) if planned.price is not None and planned.price.ceiling is None else planned, count)
-        for planned, count in plans
-    ]
+    # a check reads AWS's price list, and the prices of all trials on these instance types with it; a quota of 0 is found before any trial
+    return [(check(planned) if planned.price is not None else planned, count) for planned, count in plans]

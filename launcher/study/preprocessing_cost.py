@@ -46,7 +46,7 @@ class LargerMachine:
     instance_type: str
     smaller: str
     vcpus: tuple[int, int]
-    """Of the smaller one, on which the trials ran, and of this one."""
+    """That images have, of the smaller one, on which the trials ran, and of this one: all but one for each GPU's own process."""
     cell: Cell
     """The trials that it is estimated from: the fastest pipeline that takes vCPUs."""
     model_rate: float
@@ -64,8 +64,8 @@ class LargerMachine:
         before, after = self.vcpus
         rate = three_digits(self.cell.rate.median)
         return (
-            f"estimated from {self.cell.pipeline}'s {rate} images/s on {self.smaller}, x {after}/{before} vCPUs, at most the model's own "
-            f"{three_digits(self.model_rate)}"
+            f"estimated from {self.cell.pipeline}'s {rate} images/s on {self.smaller}, x {after}/{before} vCPUs for images, at most "
+            f"the model's own {three_digits(self.model_rate)}"
         )
 
 
@@ -127,12 +127,14 @@ def sentences(
         yield from _about_a_place(f"{model}, load {load}", here, job)
 
 
-def read_price_of_larger_machine(job: Job, on: str) -> None:
-    """Read AWS's price list for the next size of the job's instance type, where its price is not known."""
+def read_prices(job: Job, remote: Job, on: str) -> None:
+    """Read AWS's price list for what is compared and has no price yet: both jobs' hosts, and the next size of the job's instance type."""
     larger = sizing.next_size(job.compute.instance_type or "")
-    if larger is not None and sizing.price_of_one(job, larger) is None:
-        with contextlib.suppress(UserError):  # AWS does not answer: the answer says that the price is not known
-            check(plan(sizing.on_one(job, larger), on=on))
+    compared = [job, remote, *([] if larger is None else [sizing.on_one(job, larger)])]
+    for one in compared:
+        if prices.price(one).per_hour is None:
+            with contextlib.suppress(UserError):  # AWS does not answer: the answer says that the price is not known
+                check(plan(one, on=on))
 
 
 def _about_a_place(about: str, here: Sequence[Cost], job: Job) -> Iterator[str]:
@@ -153,7 +155,8 @@ def _about_a_place(about: str, here: Sequence[Cost], job: Job) -> Iterator[str]:
     pays = "pays" if usd.median < alone.median else "does not pay"
     if several and not usd.apart(alone):
         pays = "neither pays nor costs more, as far as the repeats can tell"
-    doubt = "" if several else "; one run each, so it may be chance"
+    once = [cost.cell.pipeline for cost in (remote, best) if len(cost.cell.rows) == 1]
+    doubt = f"; one run of {' and '.join(once)}, so it may be chance" if once else ""
     yield (
         f"{about}: remote {pays}: {shown}, {dollars(alone.median)} at {three_digits(best.cell.rate.median)} with {best.cell.pipeline} on "
         f"{best.hosts} alone{doubt}"
@@ -170,17 +173,27 @@ def _about_a_larger_machine(about: str, remote: Cost, others: Sequence[Cell], jo
         return
     most = three_digits(found.images_per_second)
     if found.usd_per_hour is None:
-        yield f"{about}: {found.instance_type} alone, its price not known, has at most {most} images/s, {found}"
+        yield f"{about}: {found.instance_type} alone with {found.cell.pipeline}, its price not known, has at most {most} images/s, {found}"
         return
     least = sizing.usd_a_million(found.usd_per_hour, found.images_per_second)
     which = "more than remote" if least > usd.median else "so it may be cheaper than remote"
-    yield f"{about}: {found.instance_type} alone takes at least {dollars(least)} a million images, {which}: {most} images/s, {found}"
+    yield (
+        f"{about}: {found.instance_type} alone with {found.cell.pipeline} takes at least {dollars(least)} a million images, {which}: "
+        f"{most} images/s, {found}"
+    )
 
 
 def _why_no_larger_machine(others: Sequence[Cell], job: Job) -> str:
     name = job.compute.instance_type
-    if name is None or sizing.next_size(name) is None:
-        return f"the catalog has no larger {name} with as many GPUs"
+    facts = None if name is None else catalog.instance(name)
+    if facts is None:
+        return (
+            "the catalog does not know the instance type" if name else "the job's hosts are of several instance types"
+        )
+    if not facts.gpus:
+        return f"{facts.name} has no GPU"
+    if sizing.next_size(facts.name) is None:
+        return f"the catalog has no larger {facts.name} with as many GPUs"
     return "it needs a trial of a cpu pipeline, and of the model alone"
 
 
@@ -201,4 +214,5 @@ def larger_machine(cells: Sequence[Cell], job: Job) -> LargerMachine | None:
     assert cell.alone is not None
     price = sizing.price_of_one(job, then.name)
     usd = None if price is None else price * job.compute.instance_count
-    return LargerMachine(then.name, now.name, (now.vcpus, then.vcpus), cell, cell.alone.median, usd)
+    before, after = (facts.vcpus - sizing.RESERVED * facts.gpus for facts in (now, then))
+    return LargerMachine(then.name, now.name, (max(before, 1), after), cell, cell.alone.median, usd)

@@ -69,6 +69,11 @@ class PreprocessingStudy(Study):
         return preprocessing_charts.charts(self.cells, self.grid.pipelines, on_one_machine=self._on_one_machine)
 
     @property
+    def compares_prices(self) -> bool:
+        """Whether it says if remote pays: on hosts of their own, which cost money."""
+        return self.remote is not None and self._priced and not self._on_one_machine
+
+    @property
     def _on_one_machine(self) -> bool:
         return backends.get(self.on).hosts_share_a_machine()
 
@@ -109,8 +114,9 @@ def preprocessing(
     """
     question = PreprocessingQuestion.of(config, overrides, on, smoke)
     done = engine.run(question, table, max_cost, say)
-    if question.remote is not None:
-        preprocessing_cost.read_price_of_larger_machine(question.job, on)
-    return PreprocessingStudy(
+    found = PreprocessingStudy(
         question.job, on, done.file, question.grid, done.rows, question.notes, done.failed, question.remote
     )
+    if question.remote is not None and found.compares_prices:
+        preprocessing_cost.read_prices(question.job, question.remote, on)
+    return found

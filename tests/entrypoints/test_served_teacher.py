@@ -53,8 +53,8 @@ def taught_servers(channels, count: int = 2, teacher: Tiny | None = None) -> Thr
     return Threads(found.training, found.collate_training, count, opener(teacher or Tiny()))
 
 
-def meet(servers: Threads, said: list[str], wait_seconds: float = 10.0) -> RemoteTeacher:
-    return served.meet(servers, LAYOUT, ALONE, wait_seconds, said.append)
+def meet(servers: Threads, said: list[str], wait_seconds: float = 20.0, hosts: int = 1) -> RemoteTeacher:
+    return served.meet(servers, LAYOUT, ALONE, wait_seconds, said.append, hosts=hosts)
 
 
 def taught(batches: list, teacher: Tiny) -> list[TaughtBatch]:
@@ -133,7 +133,7 @@ def test_a_server_with_another_teacher_is_refused_and_not_asked_for_logits(chann
     assert torch.equal(remote(images), torch.cat([teacher(part) for part in images.split(16)]))
     made = [*Stream(pool(servers, found, said, teacher=remote), draws(epochs=2))]
     assert_same(made, taught(local(found, draws(epochs=2)), teacher))
-    why = "its teacher has other weights than that of the server that was met first"
+    why = "it has another teacher than the server that was met first"
     assert f"server 0 on host-1 is not asked: {why}" in said
     assert f"no logits of the teacher from a server on host-1: {why}" in said
 
@@ -162,7 +162,7 @@ def test_a_server_that_answers_slowly_is_not_taken_for_a_silent_one(channels, mo
 
 def test_without_any_server_logits_are_waited_for_and_then_the_run_fails(channels):
     servers = taught_servers(channels, 1)
-    remote = meet(servers, [], 0.5)
+    remote = meet(servers, [], 1.0)
     servers.dead = {*servers.names()}
     started = time.monotonic()
     with pytest.raises(NoServers, match="has given the teacher's logits for 0 s: host-0: it is dead"):
@@ -170,6 +170,46 @@ def test_without_any_server_logits_are_waited_for_and_then_the_run_fails(channel
     assert time.monotonic() - started >= 0.5
     with pytest.raises(NoServers, match="no server has opened the teacher for 0 s: host-0: it is dead"):
         meet(servers, [], 0.5)
+
+
+def test_logits_that_are_late_are_asked_of_another_server(channels, monkeypatch):
+    monkeypatch.setattr(served, "LOST_SECONDS", 60.0)
+    monkeypatch.setattr(served, "LEAST_LATE", 0.2)
+    said, teacher = [], Tiny()
+    servers = taught_servers(channels, 2, teacher)
+    remote = meet(servers, said)
+    images = torch.randint(0, 256, (64, 3, 24, 24), dtype=torch.uint8)
+    expected = torch.cat([teacher(part) for part in images.split(16)])
+    assert torch.equal(remote(images), expected)
+    servers.silent = {[*servers.names()][1]}
+    started = time.monotonic()
+    assert torch.equal(remote(images), expected) and time.monotonic() - started < 30 and not said
+
+
+def test_who_gets_the_first_part_changes(channels):
+    servers = taught_servers(channels, 3)
+    remote = meet(servers, [])
+    asked, teach = [], servers.teach
+    servers.teach = lambda server, images: asked.append(server) or teach(server, images)
+    for _ in range(30):
+        remote(torch.zeros(4, 3, 8, 8, dtype=torch.uint8))
+    assert {*asked} == {*servers.names()} and len(asked) == 30
+
+
+def test_one_host_with_a_damaged_teacher_is_left_out(channels):
+    def damaged(index):
+        raise ValueError("damaged weights")
+
+    found, said = data(channels), []
+    servers = taught_servers(channels, 2)
+    first, _ = servers.names()
+    servers.servers[first] = Threads(found.training, found.collate_training, 1, damaged).servers[first]
+    remote = meet(servers, said, hosts=2)
+    assert remote(torch.zeros(40, 3, 8, 8, dtype=torch.uint8)).shape == (40, 3)
+    assert all("damaged weights" in line for line in said)
+    servers.servers = dict.fromkeys(servers.names(), servers.servers[first])
+    with pytest.raises(ValueError, match="the teacher on host-[01]: .*damaged weights"):
+        meet(servers, said, 60.0, hosts=2)
 
 
 def test_a_teacher_that_cannot_be_one_ends_the_run_at_once_with_its_reason(channels):

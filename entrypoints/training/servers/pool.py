@@ -47,9 +47,10 @@ LOOKS = 50.0
 PROOF = 3
 """Images that a server makes first, and this process too: a server counts only where both are equal, byte for byte."""
 
-
 IN_A_ROW = 3
 """Parts that a server could not make, one after another, from which it is put aside: one alone may hold a broken image."""
+
+OTHER_TEACHER = "it has another teacher than the server that was met first"
 
 
 class Servers(Protocol):
@@ -396,11 +397,7 @@ class Pool:
         if found.listing != self._listing:
             return "it has other training images, or has them in another order"
         wanted = None if self._teacher is None else self._teacher.about()
-        return (
-            None
-            if found.teacher == wanted
-            else "its teacher has other weights than that of the server that was met first"
-        )
+        return None if found.teacher == wanted else OTHER_TEACHER
 
     def _looks_different(self, server: _Server, found: Part) -> str | None:
         own = made(self._opened, server.proof_draws)  # without the teacher's logits, which come last

@@ -69,7 +69,7 @@ class TrainingSettings:
     needs. remote: the hosts of the instance groups that do not train, by Ray; held-out images are made as with auto."""
     without_servers: Literal["go_on", "fail"] = setting("go_on", on_resume="may change")
     """With worker_type remote, where no other host has made an image for 30 s: make them in the training processes, until one is back;
-    or fail."""
+    or fail. With teacher_servers only fail, after half of process_group_minutes."""
     shuffle_window_shards: int = setting(32, at_least=1)
     """Where the training images come in shards, those among which images are shuffled; more mix better, and take more disk."""
     shard_cache_gb: float | None = setting(None, above=0, on_resume="may change")

@@ -22,6 +22,7 @@ from training.engine.run import Run
 from training.measure.timeline import Timeline
 from training.runtime import accelerator
 from training.runtime.environment import Environment, read_environment
+from training.servers.groups import read_groups
 from training.settings.scripts import DistillationSettings, TeacherSettings
 from training.tasks.losses import distillation_loss, label_cross_entropy
 from training.teacher import frozen, served
@@ -127,7 +128,8 @@ def ask_servers(
     assert run.servers is not None and settings.teacher_servers is not None, "worker_type remote, as the settings say"
     layout = record_layout(len(data.classes), settings.teacher_servers.top_k, settings.teacher_servers.precision)
     servers = run.servers.asked(replace(data, elsewhere=partial(open_taught, settings, channels, layout)))
-    teacher = served.meet(servers, layout, run.world, settings.process_group_minutes * 60, run.servers.say)
+    wait_seconds, hosts = settings.process_group_minutes * 60, len(read_groups().serving)
+    teacher = served.meet(servers, layout, run.world, wait_seconds, run.servers.say, hosts=hosts)
     run.servers.teacher = teacher
     return teacher
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,12 +15,26 @@ from training.data.batches import LabelledBatch, TaughtBatch
 from training.distributed.world import World
 from training.servers.actor import About, AboutTeacher, Answer, PartFailed, ServerFailed
 from training.servers.parts import PART
-from training.servers.pool import BACK_OFF, LONGEST_BACK_OFF, LOST_SECONDS, QUEUED, NoServers, Servers
+from training.servers.pool import (
+    BACK_OFF,
+    LATE,
+    LEAST_LATE,
+    LONGEST_BACK_OFF,
+    LOST_SECONDS,
+    OTHER_TEACHER,
+    QUEUED,
+    NoServers,
+    Servers,
+    look_seconds,
+)
 from training.teacher.frozen import Teacher
 from training.teacher.logit_records import RecordLayout
 
 LOOK_SECONDS = 1.0
-"""Between two looks at which servers there are."""
+"""Between two looks at which servers there are, while none is known; and the longest wait for an answer at a time."""
+
+AGAIN_SECONDS = 5.0
+"""Until a server that could not open the teacher is asked to try again."""
 
 
 class ServerTeacher:
@@ -53,6 +68,7 @@ class _Asked(NamedTuple):
 
     part: int
     server: str
+    when: float
     heard: float
     """When it was asked for, or the server last answered: it may have many processes' parts."""
 
@@ -64,6 +80,7 @@ class RemoteTeacher:
         about: of the teacher that servers must have.
         layout: as the servers' own teachers have it.
         wait_seconds: without an answer until it gives up.
+        processes: training processes of the job.
         say: logs which server failed.
     """
 
@@ -73,12 +90,18 @@ class RemoteTeacher:
         about: AboutTeacher,
         layout: RecordLayout,
         wait_seconds: float,
+        processes: int,
         say: Callable[[str], None],
     ):
         self.layout = layout
         self._servers, self._about, self._wait_seconds, self._say = servers, about, wait_seconds, say
         self._failures: dict[str, int] = {}
         self._until: dict[str, float] = {}
+        self._names: Mapping[str, int] = {}
+        self._looked, self._look_seconds = 0.0, look_seconds(processes)
+        self._seconds: float | None = None
+        """From asking to an answer, of late. None: there was none."""
+        self._ties = random.Random()
 
     @property
     def name(self) -> str:
@@ -102,26 +125,25 @@ class RemoteTeacher:
             ValueError: logits are not finite, or beyond what the records hold.
         """
         parts = [part.cpu().numpy() for part in images.split(PART)]
-        waiting, found = deque(range(len(parts))), [torch.empty(0)] * len(parts)
+        waiting, found = deque(range(len(parts))), dict[int, torch.Tensor]()
         asked: dict[Any, _Asked] = {}
-        names: Mapping[str, int] = {}
-        heard, looked, why = time.monotonic(), 0.0, "no host has joined"
-        while waiting or asked:
+        heard, why = time.monotonic(), "no host has joined"
+        while len(found) < len(parts):
             now = time.monotonic()
             if now - heard > self._wait_seconds:
                 raise NoServers(f"no server has given the teacher's logits for {self._wait_seconds:.0f} s: {why}")
-            if now - looked > LOOK_SECONDS:
-                names, looked = self._servers.names() or names, now
-            while waiting and (server := self._free(names, asked)) is not None:
+            self._look(now)
+            waiting.extend(part for part in self._late(asked, found, now) if part not in waiting)
+            while waiting and (server := self._free(asked, waiting[0])) is not None:
                 try:
-                    asked[self._servers.teach(server, parts[waiting[0]])] = _Asked(waiting[0], server, now)
+                    ticket = self._servers.teach(server, parts[waiting[0]])
                 except ServerFailed as error:
                     why = self._put_aside(server, error)
                 else:
-                    waiting.popleft()
+                    asked[ticket] = _Asked(waiting.popleft(), server, now, now)
             done = self._servers.done([*asked], LOOK_SECONDS)
             for ticket in done:
-                part, server, _ = asked.pop(ticket)
+                part, server, when, _ = asked.pop(ticket)
                 try:
                     found[part] = self._logits(ticket)
                 except (PartFailed, ServerFailed) as error:
@@ -129,17 +151,21 @@ class RemoteTeacher:
                     waiting.append(part)
                 else:
                     heard = time.monotonic()
+                    self._seconds = (
+                        heard - when if self._seconds is None else 0.8 * self._seconds + 0.2 * (heard - when)
+                    )
                     self._failures.pop(server, None)
                     for other, one in asked.items():
                         asked[other] = one._replace(heard=heard) if one.server == server else one
-            for ticket, (part, server, last) in [*asked.items()]:
-                if now - last > LOST_SECONDS:
-                    why = self._put_aside(server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
+            for ticket, one in [*asked.items()]:
+                if now - one.heard > LOST_SECONDS:
+                    why = self._put_aside(one.server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
                     del asked[ticket]
-                    waiting.append(part)
+                    waiting.append(one.part)
+            waiting = deque(part for part in dict.fromkeys(waiting) if part not in found)
             if waiting and not done and not asked:
                 time.sleep(LOOK_SECONDS / 10)
-        logits = torch.cat(found)
+        logits = torch.cat([found[part] for part in range(len(parts))])
         self.layout.encode(self.layout.pack(logits).numpy())  # of held-out images too: before the first step
         return logits.to(images.device)
 
@@ -150,24 +176,39 @@ class RemoteTeacher:
         """
         return _with_records(batch, self(batch.images), self.layout)
 
-    def _free(self, names: Mapping[str, int], asked: Mapping[Any, _Asked]) -> str | None:
-        """The server that has the fewest parts for its threads; None: all have enough, or have failed just now."""
-        load = dict.fromkeys(names, 0)
-        for one in asked.values():
-            load[one.server] = load.get(one.server, 0) + 1
+    def _look(self, now: float) -> None:
+        """Learn which servers there are."""
+        if now - self._looked > (self._look_seconds if self._names else LOOK_SECONDS):
+            self._names, self._looked = self._servers.names() or self._names, now
+
+    def _late(self, asked: Mapping[Any, _Asked], found: Mapping[int, torch.Tensor], now: float) -> list[int]:
+        """Parts that take far longer than usual at the one server that has them: another is asked too, and the first answer counts."""
+        if self._seconds is None:
+            return []
+        times = Counter(one.part for one in asked.values())
+        late = now - max(LEAST_LATE, LATE * self._seconds)
+        return [
+            one.part for one in asked.values() if one.when < late and times[one.part] == 1 and one.part not in found
+        ]
+
+    def _free(self, asked: Mapping[Any, _Asked], part: int) -> str | None:
+        """The server that has the fewest parts for its threads, one of them by lot; None: all have enough, have this part, or have failed
+        just now."""
+        load = Counter(one.server for one in asked.values())
+        have = {one.server for one in asked.values() if one.part == part}
         now = time.monotonic()
         free = [
             name
-            for name, threads in names.items()
-            if now >= self._until.get(name, 0.0) and load[name] < threads + QUEUED
+            for name, threads in self._names.items()
+            if now >= self._until.get(name, 0.0) and load[name] < threads + QUEUED and name not in have
         ]
-        return min(free, key=lambda name: load[name] / names[name], default=None)
+        return min(free, key=lambda name: (load[name] / self._names[name], self._ties.random()), default=None)
 
     def _logits(self, ticket: Any) -> torch.Tensor:
         answer = self._servers.redeem(ticket)
         assert isinstance(answer, Answer)
         if answer.digest != self._about.digest:
-            raise PartFailed("its teacher has other weights than that of the server that was met first")
+            raise PartFailed(OTHER_TEACHER)
         return torch.tensor(answer.logits)
 
     def _put_aside(self, server: str, error: Exception) -> str:
@@ -181,37 +222,51 @@ class RemoteTeacher:
 
 
 def meet(
-    servers: Servers, layout: RecordLayout, world: World, wait_seconds: float, say: Callable[[str], None]
+    servers: Servers,
+    layout: RecordLayout,
+    world: World,
+    wait_seconds: float,
+    say: Callable[[str], None],
+    *,
+    hosts: int,
 ) -> RemoteTeacher:
     """The servers' teacher: that of the server which answers rank 0 first. A collective.
 
+    Args:
+        wait_seconds: until a first server has opened the teacher; logits are waited for half as long, so that the run fails by its cause
+            and not by a collective of the other processes.
+        hosts: that serve.
+
     Raises:
-        ValueError: that server has no such teacher as the settings ask for.
+        ValueError: two hosts, or the only one, have no such teacher as the settings ask for.
         NoServers: none has answered in time.
     """
-    found = world.first_alone(lambda: json.dumps(_first(servers, wait_seconds, say)))
+    found = world.first_alone(lambda: json.dumps(_first(servers, wait_seconds, say, hosts)))
     about = AboutTeacher(*json.loads(world.broadcast_bytes(None if found is None else found.encode())))
-    return RemoteTeacher(servers, about, layout, wait_seconds, say)
+    return RemoteTeacher(servers, about, layout, wait_seconds / 2, world.size, say)
 
 
-def _first(servers: Servers, wait_seconds: float, say: Callable[[str], None]) -> AboutTeacher:
+def _first(servers: Servers, wait_seconds: float, say: Callable[[str], None], hosts: int) -> AboutTeacher:
     until, asked, said = time.monotonic() + wait_seconds, dict[Any, str](), set[str]()
-    why = "no host has joined"
-    while time.monotonic() < until:
+    why, without, again = "no host has joined", set[str](), dict[str, float]()
+    while (now := time.monotonic()) < until:
         for name in servers.names() or {}:
-            if name not in asked.values():
+            if name not in asked.values() and now >= again.get(name, 0.0):
                 try:
                     asked[servers.about(name)] = name
                 except ServerFailed as error:
                     why = f"{name.split('/')[1]}: {error}"
         for ticket in servers.done([*asked], LOOK_SECONDS):
-            host = asked.pop(ticket).split("/")[1]
+            name = asked.pop(ticket)
+            again[name], host = now + AGAIN_SECONDS, name.split("/")[1]
             try:
                 found = servers.redeem(ticket)
             except PartFailed as error:
-                if isinstance(error.__cause__, (ValueError, FileNotFoundError)):  # the files are the same on every host
-                    raise ValueError(f"the teacher on {host}: {error}") from error
                 why = f"{host}: {error}"
+                if isinstance(error.__cause__, (ValueError, FileNotFoundError)):
+                    without.add(host)
+                if len(without) >= min(2, hosts):  # one alone may have a damaged copy
+                    raise ValueError(f"the teacher on {why}") from error
             except ServerFailed as error:
                 why = f"{host}: {error}"
             else:
