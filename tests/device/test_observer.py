@@ -62,7 +62,9 @@ def test_a_loop_on_a_gpu_is_timed_by_events_without_a_wait_of_ours(gpu, observed
     assert sum(window["extra"]["steps"] for window in windows) == windows[-1]["step"] == 16
     for window in windows:
         phases = {name: seconds for name, seconds in window["seconds"].items() if name != "step"}
-        assert {*phases} == {"data_wait", "host_to_device", "forward", "backward", "optimizer"}
+        # the first step shows that there is a GPU; where it took long, it has a window of its own
+        copies = {"host_to_device"} if window["step"] > 1 else set()
+        assert {*phases} == {"data_wait", "forward", "backward", "optimizer"} | copies
         assert min(phases.values()) > 0 and sum(phases.values()) <= window["seconds"]["step"] + 1e-6
     assert (lines[0]["device"], lines[0]["device_name"]) == ("gpu", "Stand-in GPU")
     [copy] = [line for line in lines if line["kind"] == "setup" and line["of"] == "copy"]
