@@ -19,6 +19,7 @@ from training.teacher.logit_records import record_layout
 from training.teacher.served import RemoteTeacher, ServerTeacher
 
 from .photographs import jpeg
+from .ranks import run_ranks
 from .server_runs import kill_servers, served_run
 from .teacher_caches import ALONE, PARTS, no_teacher
 from .test_server_pool import BATCH, CPU, IMAGES, Threads, channels, data, draws, local, other_images, pool, quick
@@ -136,6 +137,21 @@ def test_a_server_with_another_teacher_is_refused_and_not_asked_for_logits(chann
     why = "it has another teacher than the server that was met first"
     assert f"server 0 on host-1 is not asked: {why}" in said
     assert f"no logits of the teacher from a server on host-1: {why}" in said
+
+
+RANKS = """
+    from tests.entrypoints.test_served_teacher import LAYOUT, Threads, Tiny, opener, served
+    class Images:
+        def __len__(self): return 4
+        def listing(self): return "four images"
+    with process_group() as world:
+        servers = Threads(Images(), None, 1, opener(Tiny(seed=1 + world.rank)))
+        print(served.meet(servers, LAYOUT, world, 30.0, print).about().digest)
+"""
+
+
+def test_all_training_processes_take_the_teacher_of_the_server_that_the_first_one_met(tmp_path):
+    assert [rank.stdout.strip() for rank in run_ranks(tmp_path, RANKS)] == ["weights 1", "weights 1"]
 
 
 def test_logits_for_the_training_processs_own_images_come_from_servers_that_are_there(channels):
@@ -267,10 +283,10 @@ def with_teacher(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def in_place(with_teacher, tmp_path_factory):
-    """Weights of the student whose two training processes run the teacher."""
-    folder, settings = tmp_path_factory.mktemp("local"), {**SETTINGS, "worker_type": "threads"}
-    with served_run(folder, with_teacher, settings, servers=0, trainers=2, script="train_kd.py") as run:
-        assert run.wait(120) == [0, 0], run.log()
+    """Weights of the student whose training process runs the teacher."""
+    settings = {**SETTINGS, "worker_type": "threads"}
+    with served_run(tmp_path_factory.mktemp("local"), with_teacher, settings, servers=0, script="train_kd.py") as run:
+        assert run.wait(120) == [0], run.log()
         return run.weights()
 
 
@@ -278,11 +294,10 @@ def in_place(with_teacher, tmp_path_factory):
 def test_a_student_of_servers_that_are_killed_has_the_weights_of_one_beside_its_teacher(
     with_teacher, in_place, tmp_path
 ):
-    """All logits travel, in fp32, to two training processes; each batch is one part, so that the teacher sees the same eight images."""
-    settings = {**SETTINGS, **SERVED}
-    with served_run(tmp_path, with_teacher, settings, servers=1, trainers=2, script="train_kd.py") as run:
+    """All logits travel, in fp32; a batch is one part, so that the teacher sees the same sixteen images."""
+    with served_run(tmp_path, with_teacher, {**SETTINGS, **SERVED}, servers=1, script="train_kd.py") as run:
         killed = kill_servers(run, 1, (0.1, 0.3))
-        assert run.wait(180) == [0, 0, 0], run.log() + run.log(1) + run.log(2)
+        assert run.wait(180) == [0, 0], run.log() + run.log(1)
         assert killed == 1 and run.weights() == in_place
         assert "teacher vit_tiny_patch16_224: " in run.log() and "it is asked again in" in run.log()
 
