@@ -146,7 +146,7 @@ RANKS = """
         def listing(self): return "four images"
     with process_group() as world:
         servers = Threads(Images(), None, 1, opener(Tiny(seed=1 + world.rank)))
-        print(served.meet(servers, LAYOUT, world, 30.0, print).about().digest)
+        print(served.meet(servers, LAYOUT, world, 30.0, print, hosts=1).about().digest)
 """
 
 
