@@ -263,7 +263,7 @@ def test_no_new_option_by_accident(capsys):
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
         "--last", "--all", "--yes", "--older-than", "--state",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
-        "--kills", "--hosts-after", "--seed", "--shards", "--jobs", "--jpeg-quality", "--verify",
+        "--kills", "--hosts-after", "--servers", "--seed", "--shards", "--jobs", "--jpeg-quality", "--verify",
         "--models", "--loads", "--pipelines", "--repeats", "--table", "--html", "--batches", "--mode", "--with", "--probe", "--resume",
     }  # fmt: skip
     reference = (Path(ROOT) / "docs/reference/commands.md").read_text()
