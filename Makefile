@@ -148,7 +148,7 @@ drill: $(INSTALLED)
 	$(LAUNCHER) drill configs/quickstart_teacher.yaml hyperparameters.epochs=6 hyperparameters.checkpoint_every=7 --kills 20
 	$(LAUNCHER) drill configs/quickstart_teacher.yaml distribution=torchrun hyperparameters.epochs=2 hyperparameters.checkpoint_every=7 --hosts 2 --kills 4
 	$(LAUNCHER) prepare photos data/photos
-	$(LAUNCHER) drill configs/remote_preprocessing.yaml --smoke --servers --kills 50 hyperparameters.max_steps=300 hyperparameters.epochs=10 hyperparameters.evaluate_every=10
+	$(LAUNCHER) drill configs/remote_preprocessing.yaml --smoke --servers --kills 50 hyperparameters.max_steps=300 hyperparameters.epochs=10 hyperparameters.evaluate_every=10 hyperparameters.log_every=1
 
 image: $(INSTALLED)
 	docker/build local

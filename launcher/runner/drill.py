@@ -7,13 +7,11 @@ the sums over processes are taken in another order, so that values differ by rou
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,12 @@ import psutil
 
 from launcher.backends import toolkit
 from launcher.backends.plans import plan
-from launcher.config.issues import mistake
+from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.planner import groups
 from launcher.planner.plan import Plan, refuse_errors
-from launcher.record import metrics_file, records
+from launcher.record import records
+from launcher.runner.curves import Curve, compare, curve, missing, other_file, weights
 from launcher.runner.run import Run, start
 from launcher.show.table import Table
 
@@ -34,17 +33,11 @@ WORKERS, STOP, HOST, MACHINE = "SIGKILL to the script", "SIGTERM", "SIGKILL to a
 ORDER = (WORKERS, STOP, HOST, MACHINE)
 """How runs are ended, in turn: one host's training processes die; the run is stopped; a host is lost; the machine fails."""
 
-MEASURED = re.compile(r".*(/s|_s|_share|_gib)")
-"""Metrics of speed, time and memory, which differ from run to run."""
-
 PAUSE_SECONDS = 2.0
 """Longest time from a step to the next kill of a server: some hit it at work, others while it starts."""
 
 SERVER, SERVER_TITLE = "SIGKILL to a server", "ray::ImageServer"
 """How a drill of servers kills, and how the title of a server's process begins, as Ray gives it."""
-
-WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
-"""Suffixes of files in SM_MODEL_DIR that hold nothing but weights."""
 
 TOLERANCE = 0.01
 """Largest difference allowed on another number of hosts, as a share of the metric's largest value on the curve."""
@@ -55,11 +48,10 @@ WRITING_SECONDS = 20
 TRIES = 5
 """Trainings in a row that may end before their first kill."""
 
+LONGER = "train longer, for example with hyperparameters.epochs and, where it is set, max_steps"
+
 GOES_ON = re.compile(r"^resuming from the checkpoint of step (\d+)$")
 """How a script reports where it resumes, as entrypoints/training/engine/loop.py does."""
-
-Curve = dict[int, dict[str, Any]]
-"""Step -> rank 0's metrics by name, without those of MEASURED."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +125,7 @@ def drill(
     Raises:
         UserError: the plan has errors, or the job gives nothing to kill or to compare.
     """
-    for option, count in (("--kills", kills), ("--hosts-after", hosts_after)):
-        if count is not None and count < 1:
-            raise mistake(option, str(count), f"write {option} 1 or more")
-    if servers and not groups.is_remote(job):
-        found = f"worker_type is {job.hyperparameters.get('worker_type', 'auto')}"
-        raise mistake("--servers", found, "set hyperparameters.worker_type=remote, with a group that does not train")
-    if servers and hosts_after is not None:
-        raise mistake("--hosts-after", f"{hosts_after}, beside --servers", "give one of the two: no run is resumed")
+    _refuse_options(job, kills, hosts_after, servers)
     name = f"{job.name[:36].rstrip('-')}-drill"  # so that none is the latest run of the job's own name
     job = job.model_copy(update={"name": name})
     if job.source is None:  # compare every step of this kit's scripts
@@ -167,9 +152,29 @@ def drill(
         series.train(kills - before)
         in_vain = in_vain + 1 if len(result.kills) == before else 0
         if in_vain == TRIES and not result.difference:
-            fix = "train longer, for example with hyperparameters.epochs and, where it is set, max_steps"
-            raise mistake("script", series.too_short(), fix)
+            raise mistake("script", *series.in_vain())
     return result
+
+
+def _refuse_options(job: Job, kills: int, hosts_after: int | None, servers: bool) -> None:
+    """
+    Raises:
+        UserError: every option that cannot be carried out.
+    """
+    found = [
+        Issue(key=option, found=str(count), fix=f"write {option} 1 or more")
+        for option, count in (("--kills", kills), ("--hosts-after", hosts_after))
+        if count is not None and count < 1
+    ]
+    if servers and not groups.is_remote(job):
+        kind = job.hyperparameters.get("worker_type", "auto")
+        fix = "set hyperparameters.worker_type=remote, with a group that does not train"
+        found.append(Issue(key="--servers", found=f"worker_type is {kind}", fix=fix))
+    if servers and hosts_after is not None:
+        fix = "give one of the two: no run is resumed"
+        found.append(Issue(key="--hosts-after", found=f"{hosts_after}, beside --servers", fix=fix))
+    if found:
+        raise UserError(found)
 
 
 class _Series:
@@ -207,9 +212,9 @@ class _Series:
             self.say(f"to the end: {run.name}")
             self.result.difference = self.ends_otherwise(run, reported)
 
-    def too_short(self) -> str:
-        """Why no training could be killed."""
-        return f"its {self.result.steps} steps ended before it could be killed"
+    def in_vain(self) -> tuple[str, str]:
+        """Why no training could be killed, and what helps."""
+        return f"its {self.result.steps} steps ended before it could be killed", LONGER
 
     def plan(self, earlier: Run | None) -> Plan:
         """The next run's plan: from the checkpoints of the run before, or from the start where it left none."""
@@ -276,8 +281,9 @@ class _Newest:
 class _ServerSeries(_Series):
     """Trainings whose servers are killed. No run ends by it."""
 
-    def too_short(self) -> str:
-        return "no server of its runs was there when a kill was due"
+    def in_vain(self) -> tuple[str, str]:
+        seen = "no server of its runs was there when a kill was due"
+        return seen, f"{LONGER}; where servers never come, ray.log among the outputs says why"
 
     def train(self, kills: int) -> None:
         """One training with up to N kills, at random moments from its first step on, each after a step that follows the one before;
@@ -320,85 +326,6 @@ class _ServerSeries(_Series):
                 self.rng.choice(servers).kill()
                 return True
         return False
-
-
-def curve(run: Run) -> Curve:
-    """Rank 0's metrics at full precision, as far as the run got."""
-    if not run.folder.outcome.is_file():  # its supervisor was killed before it wrote them
-        metrics_file.merge(run.folder, run.hosts)
-    found: Curve = {}
-    for line in run.metrics():
-        if line.get("rank", 0) == 0 and "step" in line and metrics_file.OBSERVED not in line:
-            values = {name: value for name, value in line.items() if not MEASURED.fullmatch(name)}
-            found.setdefault(line["step"], {}).update(values)
-    return found
-
-
-def weights(run: Run) -> dict[str, str]:
-    """File of weights on the first host -> SHA-256."""
-    root = run.folder.host(run.hosts[0]) / "model"
-    files = sorted(file for file in root.rglob("*") if file.suffix in WEIGHTS)
-    return {file.relative_to(root).as_posix(): _checksum(file) for file in files}
-
-
-def _checksum(file: Path) -> str:
-    """SHA-256; of a safetensors file with its header's keys in order, which the library writes in a hash map's."""
-    contents = file.read_bytes()
-    end = 8 + int.from_bytes(contents[:8], "little")
-    with contextlib.suppress(ValueError, RecursionError):  # it is no such file, or a damaged one
-        if file.suffix == ".safetensors":
-            contents = json.dumps(json.loads(contents[8:end]), sort_keys=True).encode() + contents[end:]
-    return hashlib.sha256(contents).hexdigest()
-
-
-def compare(reference: Curve, found: Curve, tolerance: float) -> tuple[float, str]:
-    """Differences of values of the same step and name, as shares of the metric's largest value in `reference`.
-
-    Returns:
-        The largest difference; and the first above the tolerance, in words, or "".
-    """
-    largest = _largest(reference)
-    furthest = 0.0
-    for step in sorted(set(found) & set(reference)):
-        for name in sorted(set(found[step]) & set(reference[step])):
-            expected, value = reference[step][name], found[step][name]
-            off = _off(expected, value, largest.get(name, 0.0))
-            furthest = max(furthest, off)
-            if off > tolerance:
-                return furthest, f"step {step}: {name} is {expected!r} undisturbed and {value!r}"
-    return furthest, ""
-
-
-def missing(reference: Curve, found: Curve) -> str:
-    """The first metric that only `reference` has, in words; "" where there is none."""
-    for step in sorted(reference):
-        for name in sorted(set(reference[step]) - set(found.get(step, {}))):
-            return f"step {step}: only the undisturbed run reported {name}"
-    return ""
-
-
-def other_file(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """The first file whose checksum differs, or that only one side has; "" where there is none."""
-    return next((name for name in sorted({**expected, **found}) if expected.get(name) != found.get(name)), "")
-
-
-def _largest(reference: Curve) -> dict[str, float]:
-    """The largest finite magnitude of each metric."""
-    found: dict[str, float] = {}
-    for values in reference.values():
-        for name, value in values.items():
-            if isinstance(value, (int, float)) and abs(value) < float("inf"):
-                found[name] = max(found.get(name, 0.0), abs(value))
-    return found
-
-
-def _off(expected: Any, value: Any, largest: float) -> float:
-    """The difference of two values as a share of `largest`; 0 only where they are equal."""
-    if value == expected or (value != value and expected != expected):
-        return 0.0
-    numbers = isinstance(value, (int, float)) and isinstance(expected, (int, float))
-    share = abs(value - expected) / largest if numbers and largest else float("inf")
-    return share if share == share else float("inf")
 
 
 def _with_hosts(job: Job, count: int) -> Job:

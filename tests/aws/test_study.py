@@ -9,8 +9,8 @@ import yaml
 
 import launcher
 from launcher.commands import main
-from launcher.prepare import photos
 from tests.aws.conftest import BUCKET, REGION, ROLE
+from tests.photo_folders import draw_photos
 
 pytestmark = pytest.mark.usefixtures("connected")
 
@@ -18,11 +18,7 @@ pytestmark = pytest.mark.usefixtures("connected")
 @pytest.fixture
 def config(tmp_path, emulator) -> Path:
     emulator.set_price("ml.c6i.4xlarge", 0.9, REGION)
-    for split, numbers in (("train", range(10)), ("validation", range(10, 12))):
-        for label in photos.CLASSES:
-            (tmp_path / split / label).mkdir(parents=True)
-            for number in numbers:
-                photos.draw(label, number).save(tmp_path / split / label / f"{number}.jpg", quality=95)
+    draw_photos(tmp_path, range(10), range(10, 12))
     job = {
         "name": "far",
         "script": "train_classifier.py",
@@ -57,6 +53,14 @@ def test_the_price_of_trials_on_unlike_hosts_is_told_and_refused_before_the_firs
         "3 trials: at most $5.13 in all; the most expensive at most $2.31"
     ) in told.out
     assert "at most $5.13 in all" in told.err and launcher.runs() == []
+
+
+def test_hosts_that_the_account_may_not_have_are_found_before_the_first_trial(config, emulator, capsys):
+    emulator.set_quota("ml.c6i.4xlarge for training job usage", 0, REGION)
+    words = ["study", "preprocessing", str(config), "--pipelines", "cpu,remote", "--on", "aws", "--max-cost", "50"]
+    assert main.main(words) == 2
+    told = capsys.readouterr()
+    assert "quota" in told.err and "ml.c6i.4xlarge" in told.err and launcher.runs() == []
 
 
 def test_a_price_that_the_list_lacks_is_named(config, capsys):

@@ -301,21 +301,16 @@ CASES = (
     Case("host_to_device_bound", "most of the step", HEAVY, SLOW_COPIES.format(seconds=1.5), fixed={}),
     Case("cpu_throttled", "1.2 cores", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=120_000), fixed={}),
     Case("cpu_throttled", "half a core", HEAVY, QUOTA.format(roots=CONTROL_GROUPS, quota=50_000), fixed={}),
-    Case(
-        "too_few_servers",
-        "one of 0.4 cores",
-        SERVED,
-        SERVERS_OF_A_PART_OF_A_CORE.format(roots=CONTROL_GROUPS, quota=40_000),
-        threads=1,
-        servers=1,
-    ),
-    Case(
-        "too_few_servers",
-        "one of 0.3 cores",
-        SERVED,
-        SERVERS_OF_A_PART_OF_A_CORE.format(roots=CONTROL_GROUPS, quota=30_000),
-        threads=1,
-        servers=1,
+    *(
+        Case(
+            "too_few_servers",
+            f"one of {cores} cores",
+            SERVED,
+            SERVERS_OF_A_PART_OF_A_CORE.format(roots=CONTROL_GROUPS, quota=round(100_000 * cores)),
+            threads=1,
+            servers=1,
+        )
+        for cores in (0.4, 0.3)
     ),
     Case("slow_start", "150 s", HEAVY, "import time; time.sleep(150)", fixed={}),
     Case(None, "a worker", HEAVY),

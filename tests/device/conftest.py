@@ -46,7 +46,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         config.workeroutput["device lines"] = [*device_lines.seen]
         return
     chosen = any(config.getoption(name, None) for name in ("keyword", "markexpr", "deselect", "lf", "collectonly"))
-    if [*map(Path.absolute, map(Path, config.args))] != [HERE] or chosen or exitstatus != pytest.ExitCode.OK:
+    ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    if [*map(Path.absolute, map(Path, config.args))] != [HERE] or chosen or not ended:
         return
     problems = device_lines.problems()
     if problems:

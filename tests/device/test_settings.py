@@ -15,6 +15,8 @@ from training.measure import annotate, sagemaker_profiler
 from training.models import precision
 from training.runtime import accelerator
 from training.teacher import frozen
+from training.teacher.logit_records import record_layout
+from training.teacher.served import ServerTeacher
 
 from tests.device.runs import CLASSES, SIDE, Runs, left_behind, weights_of
 from tests.device.stand_in.kernels import Memory
@@ -30,6 +32,9 @@ def test_a_process_takes_the_gpu_of_its_number(gpu, monkeypatch):
     assert accelerator.find(1) == torch.device("cuda", 1) and taken == [torch.device("cuda", 1)]
     with pytest.raises(ValueError, match="local rank 2 has no GPU of its own: 2 are visible"):
         accelerator.find(2)
+    assert [accelerator.in_turn(index).index for index in range(4)] == [0, 1, 0, 1], "servers share a host's GPUs"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert accelerator.in_turn(3) == torch.device("cpu")
 
 
 def test_ranges_go_to_nvtx_where_a_gpu_is_in_use(monkeypatch):
@@ -59,6 +64,20 @@ def test_a_teacher_moves_as_a_whole_and_keeps_its_types(gpu, channels):
         moved = weights_of(loaded.to(device))
         assert {value.device for value in moved.values()} == {device}
         assert {name: value.dtype for name, value in moved.items()} == types_before
+
+
+def test_the_teacher_of_a_server_computes_on_its_gpu_and_answers_where_the_images_are(gpu, channels):
+    cpu, layout = torch.device("cpu"), record_layout(len(CLASSES), 2, "fp16")
+    images = torch.randint(0, 256, (4, 3, SIDE, SIDE), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    batch, found = LabelledBatch(images, *torch.zeros(5, 4)), {}
+    for device in (cpu, gpu):
+        teacher = frozen.load(channels / "ensemble", CLASSES, channels=3, image_size=SIDE, precision="fp32")
+        server = ServerTeacher(teacher.to(device), device, layout)
+        logits, records = server(images), server.taught(batch).records
+        assert (logits.device, records.device) == (cpu, cpu)
+        found[device] = logits, layout.decode(records.numpy(), cpu)
+    for one, other in zip(found[cpu], found[gpu]):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
 def test_everything_by_itself_and_recorded(runs: Runs, monkeypatch):

@@ -41,3 +41,17 @@ def psnr(one: np.ndarray, other: np.ndarray, where: np.ndarray | None = None) ->
     squared = (one.astype(np.float64) - other) ** 2
     error = (squared if where is None else squared[where]).mean()
     return 10 * np.log10(255**2 / error) if error else np.inf
+
+
+def draw_noise(root: Path, size: tuple[int, int], train: int, validation: int) -> None:
+    """Two classes of images of noise, one with more of it, as channels: a number of each class.
+
+    Args:
+        size: width and height.
+    """
+    for part, images in (("train", train), ("validation", validation)):
+        for label in range(2):
+            (root / part / f"class-{label}").mkdir(parents=True)
+            for number in range(images):
+                image = Image.effect_noise(size, 30 + 40 * label).convert("RGB")
+                (root / part / f"class-{label}" / f"{number}.jpg").write_bytes(jpeg(image))

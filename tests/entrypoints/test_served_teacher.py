@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from training.data.batches import TaughtBatch
 from training.models import export, timm_models
 from training.servers.pool import NoServers
@@ -18,7 +18,7 @@ from training.teacher.cache import TeacherCache
 from training.teacher.logit_records import record_layout
 from training.teacher.served import RemoteTeacher, ServerTeacher
 
-from .photographs import jpeg
+from .photographs import draw_noise
 from .ranks import run_ranks
 from .server_runs import kill_servers, served_run
 from .teacher_caches import ALONE, PARTS, no_teacher
@@ -267,12 +267,7 @@ SERVED = {"worker_type": "remote", "without_servers": "fail", "teacher_servers":
 def with_teacher(tmp_path_factory):
     """Two classes of images, and a teacher of theirs."""
     root = tmp_path_factory.mktemp("taught")
-    for part, images in (("train", 64), ("validation", 8)):
-        for label in range(2):
-            (root / part / f"class-{label}").mkdir(parents=True)
-            for number in range(images):
-                image = Image.effect_noise((40, 36), 30 + 40 * label).convert("RGB")
-                (root / part / f"class-{label}" / f"{number}.jpg").write_bytes(jpeg(image))
+    draw_noise(root, (40, 36), train=64, validation=8)
     torch.manual_seed(5)
     options = {**STUDENT, "embed_dim": 48, "depth": 2}
     model = timm_models.build("vit_tiny_patch16_224", options, 2)
@@ -312,3 +307,19 @@ def test_a_teacher_that_does_not_fit_ends_the_run_on_every_host(with_teacher, tm
     with served_run(tmp_path / "run", other, {**SETTINGS, **SERVED}, servers=1, script="train_kd.py") as run:
         assert run.wait(120) == [1, 0], run.log() + run.log(1)
         assert "the teacher knows the classes class-0, class-1, the training images have class-0, class-2" in run.log()
+
+
+@pytest.mark.slow
+def test_a_probe_measures_the_servers_and_their_teacher_as_they_are(with_teacher, tmp_path):
+    settings = {**SETTINGS, **SERVED, "probe_seconds": 60}
+    with served_run(tmp_path, with_teacher, settings, servers=1, script="train_kd.py") as run:
+        assert run.wait(150) == [0, 0], run.log() + run.log(1)
+        output = tmp_path / "127.0.0.1/output/data/127.0.0.1"
+        found = json.loads((output / "probe.json").read_text())
+        assert found["finished"] and (found["worker_kind"], found["with_workers"]) == ("remote", None)
+        [alone] = found["input_alone"]
+        assert alone["workers"] == 0 and min(*found["as_it_is"], found["one_batch"], alone["images_per_second"]) > 0
+        steps = [json.loads(line) for line in (output / "timeline-0.jsonl").read_text().splitlines()]
+        assert any("teacher_forward" in line.get("seconds", {}) for line in steps), (
+            "the student learns from the teacher"
+        )

@@ -315,13 +315,12 @@ def test_a_thousand_processes_look_at_the_head_as_often_in_all_as_250():
     assert [look_seconds(processes) for processes in (1, 250, 1000)] == [5.0, 5.0, 20.0]
 
 
-def test_a_server_that_failed_proves_itself_anew_between_two_looks(channels, quick, monkeypatch):
-    monkeypatch.setattr(pool_module, "LOOK_SECONDS", 3600.0)
+def test_a_server_that_failed_proves_itself_anew_between_the_rare_looks_of_many_processes(channels, quick, monkeypatch):
     found, looks = data(channels), []
     servers = Threads(data(channels).training, found.collate_training)
     names = servers.names
     monkeypatch.setattr(servers, "names", lambda: looks.append(True) or names())
-    asking = pool(servers, found, said := [])
+    asking = pool(servers, found, said := [], processes=180_000)  # each looks once in an hour
     servers.dead = {"images/host-0/0/1/x"}
     asking.look()
     servers.dead.clear()

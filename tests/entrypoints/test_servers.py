@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -20,7 +19,7 @@ from training.servers.remote import image_servers
 from training.settings.scripts import ClassifierSettings
 
 from . import teachers
-from .photographs import jpeg
+from .photographs import draw_noise, jpeg
 from .server_runs import kill_servers, served_run
 from .shard_channels import indexed, write_shard
 from .test_masks import write_pair
@@ -43,12 +42,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
-    for part, images in (("train", 64), ("validation", 8)):
-        for label in range(2):
-            (root / part / f"class-{label}").mkdir(parents=True)
-            for number in range(images):
-                image = Image.effect_noise((60, 50), 30 + 40 * label).convert("RGB")
-                (root / part / f"class-{label}" / f"{number}.jpg").write_bytes(jpeg(image))
+    draw_noise(root, (60, 50), train=64, validation=8)
     return root
 
 
@@ -180,16 +174,6 @@ def test_whatever_happens_to_servers_the_weights_are_the_same(data, undisturbed,
         assert run.processes[0].wait(240) == 0, run.log()
         assert "this process makes them itself until one is back" in run.log()
         assert run.weights() == undisturbed(**longer)
-
-
-@pytest.mark.slow
-def test_a_probe_measures_the_servers_as_they_are(data, tmp_path):
-    with served_run(tmp_path, data, {**SETTINGS, "probe_seconds": 60}, servers=1) as run:
-        assert run.wait(120) == [0, 0], run.log() + run.log(1)
-        found = json.loads((tmp_path / "127.0.0.1/output/data/127.0.0.1/probe.json").read_text())
-        assert found["finished"] and (found["worker_kind"], found["with_workers"]) == ("remote", None)
-        [alone] = found["input_alone"]
-        assert alone["workers"] == 0 and min(*found["as_it_is"], found["one_batch"], alone["images_per_second"]) > 0
 
 
 def shards_and_a_teacher(root: Path) -> None:

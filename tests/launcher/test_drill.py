@@ -11,20 +11,8 @@ import pytest
 
 import launcher
 from launcher.prepare import prepare
-from launcher.runner.drill import (
-    HOST,
-    MACHINE,
-    SERVER,
-    STOP,
-    WORKERS,
-    _checksum,
-    _Series,
-    compare,
-    curve,
-    drill,
-    missing,
-    other_file,
-)
+from launcher.runner.curves import _checksum, compare, curve, missing, other_file
+from launcher.runner.drill import HOST, MACHINE, SERVER, STOP, WORKERS, _Series, drill
 from tests.conftest import assert_nothing_left
 
 COUNTS = """
@@ -182,6 +170,8 @@ def test_servers_can_be_killed_only_where_there_are_some(script_job):
     remote = script_job(COUNTS).model_copy(update={"hyperparameters": {"worker_type": "remote"}})
     with pytest.raises(launcher.UserError, match="--hosts-after: 2, beside --servers"):
         drill(remote, servers=True, hosts_after=2)
+    with pytest.raises(launcher.UserError, match="3 mistakes"):
+        drill(script_job(COUNTS), servers=True, kills=0, hosts_after=2)
 
 
 @pytest.mark.timeout(900)  # two trainings, beside whatever else the machine does

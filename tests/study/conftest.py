@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.prepare import photos
+from tests.photo_folders import draw_photos
 from tests.study.slow_reads import slow_reads
 
 
@@ -23,11 +23,7 @@ def script(tmp_path) -> Path:
 def place(tmp_path_factory) -> Path:
     """A folder with photographs and a config of a job that does little beside writing checkpoints."""
     folder = tmp_path_factory.mktemp("tune")
-    for split, numbers in (("train", range(40)), ("validation", range(40, 42))):
-        for label in photos.CLASSES:
-            (folder / split / label).mkdir(parents=True)
-            for number in numbers:
-                photos.draw(label, number).save(folder / split / label / f"{number}.jpg", quality=95)
+    draw_photos(folder, range(40), range(40, 42))
     job = {
         "name": "tiny",
         "script": "train_classifier.py",

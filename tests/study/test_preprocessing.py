@@ -13,10 +13,10 @@ import yaml
 
 import launcher
 from launcher.commands import main
-from launcher.prepare import photos
 from launcher.study import preprocessing_question
 from launcher.study.trial_table import TrialTable, held
 from tests.conftest import as_in_a_terminal, wait_until
+from tests.photo_folders import draw_photos
 
 TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
 MODEL = "vit_tiny_patch16_224"
@@ -26,11 +26,7 @@ MODEL = "vit_tiny_patch16_224"
 def place(tmp_path_factory) -> Path:
     """A folder with photographs and a config."""
     folder = tmp_path_factory.mktemp("study")
-    for split, numbers in (("train", range(20)), ("validation", range(20, 22))):
-        for label in photos.CLASSES:
-            (folder / split / label).mkdir(parents=True)
-            for number in numbers:
-                photos.draw(label, number).save(folder / split / label / f"{number}.jpg", quality=95)
+    draw_photos(folder, range(20), range(20, 22))
     write_config(folder)
     return folder
 

@@ -15,11 +15,11 @@ from launcher.backends.process import Process
 from launcher.commands import main
 from launcher.config.job import Job, StudySection
 from launcher.planner import groups
-from launcher.prepare import photos
-from launcher.study import preprocessing_question
+from launcher.study import preprocessing_cost, preprocessing_hosts, preprocessing_question
 from launcher.study.preprocessing_question import PreprocessingQuestion
 from launcher.study.preprocessing_study import PreprocessingStudy
 from tests.conftest import ROOT
+from tests.photo_folders import draw_photos
 from tests.study.trial_rows import row
 
 CONFIG = ROOT / "configs/remote_preprocessing.yaml"
@@ -37,11 +37,7 @@ def no_gpu(monkeypatch):
 def place(tmp_path_factory) -> Path:
     """A folder with photographs and a config without instance groups."""
     folder = tmp_path_factory.mktemp("remote")
-    for split, numbers in (("train", range(20)), ("validation", range(20, 22))):
-        for label in photos.CLASSES:
-            (folder / split / label).mkdir(parents=True)
-            for number in numbers:
-                photos.draw(label, number).save(folder / split / label / f"{number}.jpg", quality=95)
+    draw_photos(folder, range(20), range(20, 22))
     job = {
         "name": "tiny",
         "script": "train_classifier.py",
@@ -254,6 +250,17 @@ def test_repeats_that_overlap_are_no_victory(priced):
     assert "may be chance" not in judged(found)[0]
     apart = study(("", 1000), ("cpu", 300), ("cpu", 310), ("remote", 900), ("remote", 930))
     assert "remote pays: " in judged(apart)[0] and "1.00 (0.99-1.02)" in str(apart)
+
+
+def test_prices_of_all_that_is_compared_are_read_where_they_are_not_known(priced, monkeypatch):
+    read = []
+    monkeypatch.setattr(preprocessing_cost, "check", lambda planned: read.append(preprocessing_hosts.text(planned.job)))
+    found = study(("", 1000), ("cpu", 300), ("remote", 900))
+    preprocessing_cost.read_prices(found.job, found.remote, "aws")
+    assert read == []
+    priced({})
+    preprocessing_cost.read_prices(found.job, found.remote, "aws")
+    assert read == [f"1 {SMALLER}", f"1 {SMALLER}, 2 {SERVING}", f"1 {LARGER}"]
 
 
 def test_without_a_price_nothing_is_judged(priced):
