@@ -20,7 +20,7 @@ from training.data.batches import SampleKey, TrainingBatches
 from training.data.decode.decoding import BrokenImage
 from training.data.views import open_data
 from training.distributed.world import World
-from training.servers import parts
+from training.servers import back_off, parts
 from training.servers import pool as pool_module
 from training.servers.actor import About, Answer, ImageServer, Opened, Part, PartFailed, ServerFailed
 from training.servers.pool import NoServers, Pool, look_seconds
@@ -127,10 +127,10 @@ def quick(monkeypatch):
         ("LATE", 3.0),
         ("LEAST_LATE", 0.2),
         ("LOST_SECONDS", 0.6),
-        ("BACK_OFF", 0.1),
         ("LOOK_SECONDS", 0.2),
     ):
         monkeypatch.setattr(pool_module, name, value)
+    monkeypatch.setattr(back_off, "BACK_OFF", 0.1)
 
 
 def pool(servers: Threads, found, said: list[str], **values) -> Pool:

@@ -18,6 +18,7 @@ import torch
 
 from training.data.batches import SampleKey
 from training.servers.actor import About, Answer, Opened, Part, PartFailed, ServerFailed, Teacher, made
+from training.servers.back_off import is_said, pause_after
 from training.servers.parts import PART, PendingBatch, PendingPart
 
 QUEUED = 2
@@ -34,9 +35,6 @@ LATE, LEAST_LATE = 5.0, 2.0
 
 LOST_SECONDS = 60.0
 """A server that has not answered for that long is put aside, with what it was asked for."""
-
-BACK_OFF, LONGEST_BACK_OFF = 1.0, 60.0
-"""Seconds until a failed server is asked again; twice as long after each further failure."""
 
 LOOK_SECONDS = 5.0
 """Between two looks of a training process at which servers there are; a fifth of it while there are none."""
@@ -352,9 +350,9 @@ class Pool:
             return  # for the same cause
         self.counts.failures += 1
         server.failed += 1
-        pause = min(LONGEST_BACK_OFF, BACK_OFF * 2 ** (server.failed - 1))
+        pause = pause_after(server.failed)
         server.until = time.monotonic() + pause
-        if server.failed in (1, 4):
+        if is_said(server.failed):
             self._say(f"server {_place(server)} failed: {error}; it is asked again in {pause:.0f} s")
 
     def _prove(self, server: _Server) -> None:

@@ -14,12 +14,11 @@ import torch
 from training.data.batches import LabelledBatch, TaughtBatch
 from training.distributed.world import World
 from training.servers.actor import About, AboutTeacher, Answer, PartFailed, ServerFailed
+from training.servers.back_off import is_said, pause_after
 from training.servers.parts import PART
 from training.servers.pool import (
-    BACK_OFF,
     LATE,
     LEAST_LATE,
-    LONGEST_BACK_OFF,
     LOST_SECONDS,
     OTHER_TEACHER,
     QUEUED,
@@ -73,6 +72,54 @@ class _Asked(NamedTuple):
     """When it was asked for, or the server last answered: it may have many processes' parts."""
 
 
+class _Question:
+    """A batch of images, in parts, until there are logits of all."""
+
+    def __init__(self, images: torch.Tensor):
+        self.parts = [part.cpu().numpy() for part in images.split(PART)]
+        self.waiting = deque(range(len(self.parts)))
+        """Parts that no server has."""
+        self.asked: dict[Any, _Asked] = {}
+        """By ticket."""
+        self.heard = time.monotonic()
+        """When a server last answered."""
+        self.why = "no host has joined"
+        """Why there was no answer, at the last failure."""
+        self._found: dict[int, torch.Tensor] = {}
+
+    def is_answered(self) -> bool:
+        return len(self._found) == len(self.parts)
+
+    def logits(self) -> torch.Tensor:
+        """Of all images, in their order."""
+        return torch.cat([self._found[part] for part in range(len(self.parts))])
+
+    def wait(self, part: int) -> None:
+        """Let a server be asked for a part, unless one has answered or is to be asked."""
+        if part not in self._found and part not in self.waiting:
+            self.waiting.append(part)
+
+    def answer(self, one: _Asked, logits: torch.Tensor, now: float) -> None:
+        """Take the logits of a part. What else its server was asked for is not lost."""
+        self._found[one.part] = logits
+        self.heard = now
+        self.asked = {
+            ticket: other._replace(heard=now) if other.server == one.server else other
+            for ticket, other in self.asked.items()
+        }
+        if one.part in self.waiting:  # another server failed at it
+            self.waiting.remove(one.part)
+
+    def late(self, before: float) -> list[int]:
+        """Parts that one server alone has, since before that moment."""
+        times = Counter(one.part for one in self.asked.values())
+        return [
+            one.part
+            for one in self.asked.values()
+            if one.when < before and times[one.part] == 1 and one.part not in self._found
+        ]
+
+
 class RemoteTeacher:
     """The servers' teacher, for images that a training process made itself. In several threads at once.
 
@@ -124,48 +171,27 @@ class RemoteTeacher:
             NoServers: none has answered for as long as this waits.
             ValueError: logits are not finite, or beyond what the records hold.
         """
-        parts = [part.cpu().numpy() for part in images.split(PART)]
-        waiting, found = deque(range(len(parts))), dict[int, torch.Tensor]()
-        asked: dict[Any, _Asked] = {}
-        heard, why = time.monotonic(), "no host has joined"
-        while len(found) < len(parts):
+        question = _Question(images)
+        while not question.is_answered():
             now = time.monotonic()
-            if now - heard > self._wait_seconds:
-                raise NoServers(f"no server has given the teacher's logits for {self._wait_seconds:.0f} s: {why}")
+            if now - question.heard > self._wait_seconds:
+                raise NoServers(
+                    f"no server has given the teacher's logits for {self._wait_seconds:.0f} s: {question.why}"
+                )
             self._look(now)
-            waiting.extend(part for part in self._late(asked, found, now) if part not in waiting)
-            while waiting and (server := self._free(asked, waiting[0])) is not None:
-                try:
-                    ticket = self._servers.teach(server, parts[waiting[0]])
-                except ServerFailed as error:
-                    why = self._put_aside(server, error)
-                else:
-                    asked[ticket] = _Asked(waiting.popleft(), server, now, now)
-            done = self._servers.done([*asked], LOOK_SECONDS)
+            if (
+                self._seconds is not None
+            ):  # one that takes far longer than usual is asked of another; the first answer counts
+                for part in question.late(now - max(LEAST_LATE, LATE * self._seconds)):
+                    question.wait(part)
+            self._ask(question)
+            done = self._servers.done([*question.asked], LOOK_SECONDS)
             for ticket in done:
-                part, server, when, _ = asked.pop(ticket)
-                try:
-                    found[part] = self._logits(ticket)
-                except (PartFailed, ServerFailed) as error:
-                    why = self._put_aside(server, error)
-                    waiting.append(part)
-                else:
-                    heard = time.monotonic()
-                    self._seconds = (
-                        heard - when if self._seconds is None else 0.8 * self._seconds + 0.2 * (heard - when)
-                    )
-                    self._failures.pop(server, None)
-                    for other, one in asked.items():
-                        asked[other] = one._replace(heard=heard) if one.server == server else one
-            for ticket, one in [*asked.items()]:
-                if now - one.heard > LOST_SECONDS:
-                    why = self._put_aside(one.server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
-                    del asked[ticket]
-                    waiting.append(one.part)
-            waiting = deque(part for part in dict.fromkeys(waiting) if part not in found)
-            if waiting and not done and not asked:
+                self._receive(question, ticket)
+            self._give_up(question, now)
+            if question.waiting and not done and not question.asked:
                 time.sleep(LOOK_SECONDS / 10)
-        logits = torch.cat([found[part] for part in range(len(parts))])
+        logits = question.logits()
         self.layout.encode(self.layout.pack(logits).numpy())  # of held-out images too: before the first step
         return logits.to(images.device)
 
@@ -181,15 +207,39 @@ class RemoteTeacher:
         if now - self._looked > (self._look_seconds if self._names else LOOK_SECONDS):
             self._names, self._looked = self._servers.names() or self._names, now
 
-    def _late(self, asked: Mapping[Any, _Asked], found: Mapping[int, torch.Tensor], now: float) -> list[int]:
-        """Parts that take far longer than usual at the one server that has them: another is asked too, and the first answer counts."""
-        if self._seconds is None:
-            return []
-        times = Counter(one.part for one in asked.values())
-        late = now - max(LEAST_LATE, LATE * self._seconds)
-        return [
-            one.part for one in asked.values() if one.when < late and times[one.part] == 1 and one.part not in found
-        ]
+    def _ask(self, question: _Question) -> None:
+        """Ask for what waits, as far as servers have room."""
+        while question.waiting and (server := self._free(question.asked, question.waiting[0])) is not None:
+            try:
+                ticket = self._servers.teach(server, question.parts[question.waiting[0]])
+            except ServerFailed as error:
+                question.why = self._put_aside(server, error)
+            else:
+                now = time.monotonic()
+                question.asked[ticket] = _Asked(question.waiting.popleft(), server, now, now)
+
+    def _receive(self, question: _Question, ticket: Any) -> None:
+        """Take what a server has answered; what it failed at waits again."""
+        one = question.asked.pop(ticket)
+        try:
+            logits = self._logits(ticket)
+        except (PartFailed, ServerFailed) as error:
+            question.why = self._put_aside(one.server, error)
+            question.wait(one.part)
+            return
+        now = time.monotonic()
+        question.answer(one, logits, now)
+        took = now - one.when
+        self._seconds = took if self._seconds is None else 0.8 * self._seconds + 0.2 * took
+        self._failures.pop(one.server, None)
+
+    def _give_up(self, question: _Question, now: float) -> None:
+        """Let go of servers that do not answer at all."""
+        for ticket, one in [*question.asked.items()]:
+            if now - one.heard > LOST_SECONDS:
+                question.why = self._put_aside(one.server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
+                del question.asked[ticket]
+                question.wait(one.part)
 
     def _free(self, asked: Mapping[Any, _Asked], part: int) -> str | None:
         """The server that has the fewest parts for its threads, one of them by lot; None: all have enough, have this part, or have failed
@@ -214,9 +264,9 @@ class RemoteTeacher:
     def _put_aside(self, server: str, error: Exception) -> str:
         """Ask a server nothing for a while. Returns what to say of it."""
         self._failures[server] = self._failures.get(server, 0) + 1
-        self._until[server] = time.monotonic() + min(LONGEST_BACK_OFF, BACK_OFF * 2 ** (self._failures[server] - 1))
+        self._until[server] = time.monotonic() + pause_after(self._failures[server])
         why = f"{server.split('/')[1]}: {error}"
-        if self._failures[server] in (1, 4):
+        if is_said(self._failures[server]):
             self._say(f"no logits of the teacher from a server on {why}")
         return why
 
