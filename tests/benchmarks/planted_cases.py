@@ -201,7 +201,7 @@ CASES = (
     Case(
         "too_few_workers",
         "none, cheap images",
-        {**HEAVY, "num_workers": 0, "image_size": 36, "max_steps": 80},
+        {**HEAVY, "num_workers": 0, "image_size": 36, "max_steps": 80, "augmentation_load": 1},
         threads=1,
     ),
     Case(
@@ -210,8 +210,8 @@ CASES = (
         {"num_workers": 0, "model": "resnet10t", "augmentation_load": 3},
         threads=1,
     ),
-    Case("data_bound", "8 rounds of augmentation", {"num_workers": 2, "augmentation_load": 8}, threads=1),
     Case("data_bound", "12 rounds of augmentation", {"num_workers": 2, "augmentation_load": 12}, threads=1),
+    Case("data_bound", "20 rounds of augmentation", {"num_workers": 2, "augmentation_load": 20}, threads=1),
     Case("storage_bound", "20 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.02), fixed={}),
     Case("storage_bound", "80 ms an image", {"num_workers": 2}, SLOW_READS.format(seconds=0.08), fixed={}),
     Case("main_thread_bound", "a fifth of the step", HEAVY, PYTHON_IN_THE_LOOP.format(seconds=0.25), fixed={}),
@@ -234,7 +234,7 @@ CASES = (
     Case("evaluation_stalls", "every 12 steps", {**HEAVY, "evaluate_every": 1}),
     Case("evaluation_stalls", "every 2 steps", {**HEAVY, "evaluate_every": 1, "images_per_class": 8}),
     Case("small_batch", "4 images", {"model": "resnet18", "image_size": 32, "global_batch_size": 4, "max_steps": 200}),
-    Case("small_batch", "1 image", {"model": "resnet18", "image_size": 32, "global_batch_size": 2, "max_steps": 200}),
+    Case("small_batch", "2 images", {"model": "resnet18", "image_size": 32, "global_batch_size": 2, "max_steps": 200}),
     Case(
         "slow_rank",
         "by a third",

@@ -236,9 +236,18 @@ def fixed(share: float = 0.3, **changed) -> Answer:
 
 
 @pytest.mark.parametrize(
-    ("share", "batch", "small"), [(0.19, 4, False), (0.21, 4, True), (0.3, 64, True), (0.3, 65, False)]
+    ("share", "batch", "small"),
+    [
+        (0.09, 8, False),
+        (0.11, 8, True),
+        (0.11, 9, False),
+        (0.19, 9, False),
+        (0.21, 9, True),
+        (0.3, 64, True),
+        (0.3, 65, False),
+    ],
 )
-def test_a_batch_is_small_where_the_optimizer_takes_a_fifth_for_few_images(share, batch, small):
+def test_a_batch_is_small_where_the_optimizer_takes_a_fifth_for_few_images_or_a_tenth_for_very_few(share, batch, small):
     assert isinstance(fixed(share, settings={"global_batch_size": batch}), Finding) == small
 
 

@@ -80,7 +80,7 @@ def epoch_starts(evidence: Evidence) -> Answer:
         share=share,
         evidence=(
             f"{percent(share)} of the training time passes before the first steps of epochs, or in these beyond what others take",
-            f"in all other steps waiting for data takes {percent(evidence.share('data_wait') or 0)}",
+            f"in all other steps waiting for data takes {percent(_wait_in_others(evidence))}",
         ),
         cause="the loader restarts with every epoch: workers start, or images are listed again, while no batch is ready; "
         "after a fork the process also copies the memory that it writes to",
@@ -113,6 +113,16 @@ def epoch_start_share(evidence: Evidence) -> float:
             waited = max(waits, slower) / whole
         shares.append(between + waited * evidence.steps_seconds / (evidence.training_seconds or 1))
     return float(np.median(shares)) if shares else 0.0
+
+
+def _wait_in_others(evidence: Evidence) -> float:
+    """Share of a step that steps after an epoch's first ones wait for data; the median rank's."""
+    shares = []
+    for steps in evidence.ranks:
+        first, later = epoch_firsts(evidence, steps)
+        if first is not None:
+            shares.append(later / windows.timed_mean(steps, "step", ~first))
+    return float(np.median(shares)) if shares else evidence.share("data_wait") or 0.0
 
 
 def epoch_firsts(evidence: Evidence, steps: Steps) -> tuple[np.ndarray | None, float]:
