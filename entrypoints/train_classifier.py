@@ -47,7 +47,7 @@ def main(settings: ClassifierSettings) -> None:
             settings.model, settings.model_options, len(data.classes), pretrained=settings.pretrained
         )
         say(f"model {settings.model}: {timm_models.parameter_count(model):,} parameters, {len(data.classes)} classes")
-        steps = total_steps(settings, len(data.training))
+        steps = total_steps(settings, data.epoch_images)
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         bare = Classification(state.model, settings.label_smoothing, Timeline(world.device))

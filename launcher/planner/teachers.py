@@ -141,10 +141,10 @@ def _classes(job: Job, places: Mapping[str, str]) -> list[str] | None:
     if job.script == PIXELS:
         names, count = settings.get("class_names"), settings.get("classes")
         return names or ([str(index) for index in range(count)] if isinstance(count, int) and count <= 256 else None)
-    train = Path(places.get("train", ""))
-    if "train" not in places or not train.is_dir() or any(train.glob("*.tar")):
+    labelled = next((Path(places[name]) for name in ("train", "validation") if name in places), None)
+    if labelled is None or not labelled.is_dir() or any(labelled.glob("*.tar")):
         return None
-    return sorted(entry.name for entry in train.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in labelled.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _image_size(settings: Mapping[str, Any]) -> list[Any] | None:

@@ -104,7 +104,11 @@ class TrainingSettings:
 
     def channels(self) -> list[str]:
         """The data channels that the script reads; the launcher refuses a job that lacks one."""
-        return ["train", "validation"]
+        return [*self.training_channels(), "validation"]
+
+    def training_channels(self) -> list[str]:
+        """Those of the training images."""
+        return ["train"]
 
     def fingerprint(self) -> dict[str, Any]:
         """The settings that a checkpoint must have been saved with, so that a run may go on from it; JSON-ready."""
@@ -256,6 +260,22 @@ class TeacherServersSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnlabelledSettings:
+    """Which images without labels are trained on."""
+
+    alone: bool = False
+    """There is no channel `train`: the teacher's answers are all that the student learns from. The channel `validation` names the
+    classes."""
+    per_labelled: float | None = setting(None, above=0)
+    """Images without labels that an epoch draws for each labelled one; the next epoch draws others, until all had their turn. None: all of
+    them, in every epoch."""
+
+    def __post_init__(self) -> None:
+        together = self.per_labelled is None or not self.alone
+        require(*limits(self), ("per_labelled", together, "null with alone: there are no labelled images"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """Settings of train_kd.py. The teacher arrives as the channel `teacher`, or by its published weights."""
 
@@ -282,6 +302,9 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     teacher_servers: TeacherServersSettings | None = None
     """With worker_type remote: the hosts that make the training images run the teacher too, on their GPUs where they have some, and send
     its logits with the images. None: the training processes run it."""
+    unlabelled: UnlabelledSettings | None = None
+    """Train on the channel `unlabelled` too: images in any tree of folders, or in shards, for which the teacher's answer is the label. {}:
+    on all of them. None: on labelled images alone."""
     method: Literal["kl", "hard", "dkd", "dist"] = "kl"
     """The teacher's part of the loss: temperature KL (https://arxiv.org/abs/1503.02531), hard labels of the teacher
     (https://arxiv.org/abs/2012.12877), decoupled KD (https://arxiv.org/abs/2203.08679), DIST (https://arxiv.org/abs/2205.10536)."""
@@ -301,8 +324,14 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
         cache = [self.teacher_cache.channel] if self.teacher_cache and self.teacher_cache.channel else []
         return super().channels() + teacher + cache
 
+    def training_channels(self) -> list[str]:
+        if self.unlabelled is None:
+            return super().training_channels()
+        return ["unlabelled"] if self.unlabelled.alone else [*super().training_channels(), "unlabelled"]
+
     def conditions(self) -> list[tuple[str, bool, str]]:
         one_teacher, served = isinstance(self.teacher, str), self.teacher_servers is not None
+        alone = self.unlabelled is not None and self.unlabelled.alone
         return super().conditions() + [
             (
                 "teacher_options",
@@ -326,4 +355,11 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
                 "fail with teacher_servers: training processes have no teacher to go on with",
             ),
             ("compile_teacher", not served or not self.compile_teacher, "false with teacher_servers"),
+            ("unlabelled", self.unlabelled is None or self.teacher_weight > 0, "null where there is no teacher"),
+            (
+                "hard_label_weight",
+                not alone or self.hard_label_weight == 0,
+                "0 with unlabelled.alone: no image has a label",
+            ),
+            ("images_per_class", not alone or self.images_per_class is None, "null with unlabelled.alone"),
         ]
