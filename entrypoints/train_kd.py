@@ -19,7 +19,6 @@ from training.data.views import open_data, training_folders
 from training.engine import memory, probe
 from training.engine.delivery import deliver, require_packages
 from training.engine.fitting import fitting_loaders
-from training.engine.loop import train
 from training.engine.run import started, total_steps
 from training.engine.state import prepare
 from training.measure.timeline import Timeline

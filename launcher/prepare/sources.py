@@ -65,7 +65,7 @@ def find_samples(source: str, size: int | None, validation_fraction: float, unla
     """A source's samples, in a fixed order.
 
     Args:
-        unlabelled: images without their labels: of a folder all in any tree, but for what it holds out; of another source those to train on.
+        unlabelled: images without their labels: of a folder all, but for what it holds out; of another source those to train on.
 
     Raises:
         UserError: the source is unknown, empty or broken, or needs a missing package.

@@ -17,9 +17,9 @@ from training.settings.scripts import (
     ClassifierSettings,
     DistillationSettings,
     TeacherCacheSettings,
-    UnlabelledSettings,
     TeacherSettings,
     TrainingSettings,
+    UnlabelledSettings,
 )
 from training.settings.segmentation import SegmentationSettings
 
