@@ -22,7 +22,7 @@ from training.engine.fitting import fitting_loaders
 from training.engine.run import started, total_steps
 from training.engine.state import prepare
 from training.measure.timeline import Timeline
-from training.models import timm_models
+from training.models import start, timm_models
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.scripts import DistillationSettings
@@ -51,11 +51,12 @@ def main(settings: DistillationSettings) -> None:
             output=environment.output_data_dir,
         )
         run.report.say_all(data.notes)
-        student = timm_models.build(
+        student = start.build(
             settings.student,
             settings.student_options,
-            len(data.classes),
-            pretrained=settings.pretrained,
+            data.classes,
+            settings.pretrained,
+            environment,
             image_size=settings.image_size,
         )
         say(

@@ -25,7 +25,7 @@ MAX_BYTES = 64 * 2**20
 """Of an archive that are unpacked in search of its config.json, which takes half a second; and more than any config.json has."""
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
-"""As in training.teacher.files."""
+"""As in training.models.files."""
 
 error = partial(Issue, key=f"inputs.{CHANNEL}")
 not_checked = partial(error, level="not checked", fix="nothing to do: the run itself checks before its first step")

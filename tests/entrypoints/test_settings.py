@@ -153,6 +153,21 @@ def test_servers_run_a_teacher_where_nothing_else_does(changes, refused):
     assert made is None and [problem[0] for problem in problems] == [refused]
 
 
+def test_a_head_alone_is_trained_on_weights_that_are_given():
+    assert check(ClassifierSettings, {"model": "x", "trained_layers": "head", "pretrained": "channel"})[1] == []
+    made, problems = check(ClassifierSettings, {"model": "x", "trained_layers": "head"})
+    assert made is None and [problem[0] for problem in problems] == ["trained_layers"]
+
+
+@pytest.mark.parametrize("pretrained", [False, True, "channel"])
+def test_weights_come_by_a_channel_where_the_settings_say_so(pretrained):
+    wanted = ["weights"] if pretrained == "channel" else []
+    assert ClassifierSettings(model="x", pretrained=pretrained).channels() == ["train", "validation", *wanted]
+    assert DistillationSettings(student="x", pretrained=pretrained).channels()[3:] == wanted
+    asked = check(ClassifierSettings, {"model": "x", "pretrained": str(pretrained).lower()})[0]
+    assert asked.pretrained == pretrained
+
+
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [

@@ -172,8 +172,11 @@ class ClassifierSettings(LabelledImageSettings):
     """A timm model's name, for example vit_small_patch16_224."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for timm.create_model, for example {img_size: 32, patch_size: 4, depth: 6}."""
-    pretrained: bool = False
-    """Start from timm's published weights; the training machine must reach the Hugging Face hub."""
+    pretrained: bool | Literal["channel"] = False
+    """Start from timm's published weights, for which the training machine must reach the Hugging Face hub. channel: from those in the
+    channel `weights`, of a run, the hub or `launcher weights`; a head of other classes is new."""
+    trained_layers: Literal["all", "head"] = "all"
+    """head: a linear probe. All other layers stay as they are."""
     probe_input_images: int = setting(0, at_least=0)
     """Before training, make batches of N images and drop them, to measure the input side alone. 0: no."""
     probe_image_size: int | None = setting(None, at_least=8)
@@ -181,9 +184,16 @@ class ClassifierSettings(LabelledImageSettings):
     repeat_batch: bool = False
     """Every step gets the first batch again: how fast the model is alone. It learns nothing of use."""
 
+    def channels(self) -> list[str]:
+        return super().channels() + (["weights"] if self.pretrained == "channel" else [])
+
     def conditions(self) -> list[tuple[str, bool, str]]:
         other_size = self.probe_image_size is not None and self.worker_type == "remote"
-        return [*super().conditions(), ("probe_image_size", not other_size, "null with worker_type remote")]
+        return [
+            *super().conditions(),
+            ("probe_image_size", not other_size, "null with worker_type remote"),
+            ("trained_layers", self.trained_layers == "all" or self.pretrained is not False, "all without pretrained"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +293,9 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """The student: a timm model's name."""
     student_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for timm.create_model."""
-    pretrained: bool = False
-    """Start the student from timm's published weights; the training machine must reach the Hugging Face hub."""
+    pretrained: bool | Literal["channel"] = False
+    """Start the student from timm's published weights, for which the training machine must reach the Hugging Face hub. channel: from those
+    in the channel `weights`, of a run, the hub or `launcher weights`; a head of other classes is new."""
     teacher: str | list[str] | None = None
     """The teacher's timm name, or several for an ensemble. None: as the description beside the weights says, which this kit's
     scripts write."""
@@ -322,7 +333,8 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     def channels(self) -> list[str]:
         teacher = ["teacher"] if self.teacher_weight > 0 and not self.teacher_pretrained else []
         cache = [self.teacher_cache.channel] if self.teacher_cache and self.teacher_cache.channel else []
-        return super().channels() + teacher + cache
+        start = ["weights"] if self.pretrained == "channel" else []
+        return super().channels() + teacher + cache + start
 
     def training_channels(self) -> list[str]:
         if self.unlabelled is None:
