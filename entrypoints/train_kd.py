@@ -19,6 +19,7 @@ from training.data.views import open_data, training_folders
 from training.engine import memory, probe
 from training.engine.delivery import deliver, require_packages
 from training.engine.fitting import fitting_loaders
+from training.engine.loop import train
 from training.engine.run import started, total_steps
 from training.engine.state import prepare
 from training.measure.timeline import Timeline
@@ -39,9 +40,9 @@ def main(settings: DistillationSettings) -> None:
         environment, world, say = run.environment, run.world, run.report.say
         torch.manual_seed(settings.seed)
         channels = settings.student_options.get("in_chans", 3)
-        train, unlabelled = training_folders(settings, environment)
+        labelled, unlabelled = training_folders(settings, environment)
         data = open_data(
-            train,
+            labelled,
             environment.channel("validation"),
             settings,
             channels,

@@ -118,7 +118,7 @@ def test_a_tree_of_any_shape_becomes_images_without_labels_but_for_what_it_holds
 
 
 def test_another_source_gives_the_images_to_train_on_without_labels(tmp_path):
-    assert main(["prepare", "digits", str(tmp_path / "out"), "--unlabelled"]) == 0
+    assert main.main(["prepare", "digits", str(tmp_path / "out"), "--unlabelled"]) == 0
     prepare("digits", tmp_path / "labelled")
     without, labelled = ({*tree(tmp_path / name).values()} for name in ("out/unlabelled", "labelled/train"))
     assert without == labelled and len(tree(tmp_path / "out")) == 1347

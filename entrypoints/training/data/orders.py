@@ -113,6 +113,8 @@ class ShardOrder:
             for first in range(0, len(own), self.window_of_lane):
                 inside = own[first : first + self.window_of_lane]
                 indices = np.concatenate([np.arange(self._starts[shard], self._starts[shard + 1]) for shard in inside])
+                if not len(indices):
+                    continue  # shards without images
                 parts.append(rng.permutation(indices))
                 turns.append((done + np.arange(len(indices))) // 2)  # pairs of this lane that come before
                 windows.append(np.full(len(indices), window))

@@ -21,7 +21,8 @@ class UnlabelledImages:
 
     def __init__(self, channel: Digested, root: Path, classes: Sequence[str]):
         self.root, self.classes = root, [*classes]
-        self.order, self.notes = channel.order, [*channel.notes]
+        self.order = channel.order
+        self.notes = [*channel.notes, f"{len(channel):,} images without labels in {root}"]
         self.labels = np.full(len(channel), UNLABELLED, np.int64)
         self._channel = channel
 
@@ -72,8 +73,7 @@ class JointSource:
         self.notes = [
             *labelled.notes,
             *unlabelled.notes,
-            f"{len(unlabelled):,} images without labels in {unlabelled.root}: an epoch draws {part:,} of them beside {len(labelled):,} "
-            "with labels",
+            f"an epoch draws {part:,} of them beside {len(labelled):,} with labels",
         ]
         self._labelled, self._unlabelled = labelled, unlabelled
 
