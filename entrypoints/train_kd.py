@@ -47,7 +47,7 @@ def main(settings: DistillationSettings) -> None:
             settings,
             channels,
             unlabelled=unlabelled,
-            per_labelled=settings.unlabelled and settings.unlabelled.per_labelled,
+            per_labelled=None if settings.unlabelled is None else settings.unlabelled.per_labelled,
             view_size=settings.view_size,
             output=environment.output_data_dir,
         )
