@@ -50,7 +50,7 @@ def add(to: arguments.Add) -> None:
     made.add_argument(
         "--unlabelled",
         action="store_true",
-        help="write TARGET/unlabelled alone: images without labels, of a folder all in any tree, but what it holds out",
+        help="write TARGET/unlabelled alone: images without labels, of a folder all but those in its validation/, val/ or test/",
     )
     made.add_argument("--jobs", type=int, metavar="N", help="number of processes (default: one for each core)")
     made.add_argument("--verify", action="store_true", help="check a prepared folder against its checksums")

@@ -60,8 +60,8 @@ def prepare(
             repeated call selects the same.
         shard_size: write tar shards of about this size, as in 100MB, with shuffled images. None: one file per image.
         jpeg_quality: 1 to 100, of scaled JPEG and WebP images.
-        unlabelled: write target/unlabelled alone, images without labels: of a folder all in any tree, but what it holds out; of any other
-            source those to train on.
+        unlabelled: write target/unlabelled alone, images without labels: of a folder all in any tree, but those in the validation/, val/ or
+            test/ beside its train/; of any other source those to train on.
         jobs: processes. None: the number of available cores.
 
     Returns:

@@ -28,6 +28,9 @@ DRAWN = ("cutouts", "digits", "fashion-mnist", "photos", "shapes")
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
+HELD_OUT = ("validation", "val", "test")
+"""Folders of held-out images beside train/: the first of them that is there."""
+
 CONTROLS = ("Cc", "Zl", "Zp", "Cs")
 """Unicode's categories of control characters, of line and paragraph separators, and of bytes that are no UTF-8."""
 
@@ -303,22 +306,21 @@ def _image_folder(folder: Path, validation_fraction: float) -> Iterator[Sample]:
 
 def _held_out_name(folder: Path) -> str | None:
     """The folder of the held-out images beside train/. None: nothing is split here."""
-    found = next((name for name in ("validation", "val", "test") if (folder / name).is_dir()), None)
+    found = next((name for name in HELD_OUT if (folder / name).is_dir()), None)
     return found if (folder / "train").is_dir() else None
 
 
 def _tree(folder: Path) -> Iterator[Sample]:
-    """All images of a tree, without labels; where the tree is split, those of train/ alone."""
-    folder = folder / "train" if _held_out_name(folder) is not None else folder
-    folder = folder / "images" if _has_masks(folder) else folder
-    for file in sorted(folder.rglob("*")):
-        inside = file.relative_to(folder)
-        if (
-            file.suffix.lower() in IMAGE_ENDINGS
-            and not any(part.startswith(".") for part in inside.parts)
-            and file.is_file()
-        ):
-            yield Sample("unlabelled", None, _stem(inside.as_posix()), str(file))
+    """All images of a tree, without labels; where the tree is split, but for those that are held out. Masks are no images."""
+    without = {*HELD_OUT} if _held_out_name(folder) is not None else set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        without |= {"masks"} if {"images", "masks"} <= {*folders} else set()
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in without)
+        without = set()
+        for name in sorted(files):
+            if name.lower().endswith(IMAGE_ENDINGS) and not name.startswith("."):
+                inside = os.path.normpath(os.path.join(os.path.relpath(place, folder), name))
+                yield Sample("unlabelled", None, _stem(inside), os.path.join(place, name))
 
 
 def _has_masks(folder: Path) -> bool:

@@ -146,7 +146,7 @@ def test_every_batch_of_two_kinds_and_every_rank_has_its_part_of_either(labelled
         assert sorted(steps.ravel().tolist()) == sorted(of_view(order, 5, 1)[: steps.size].tolist())
         assert np.abs((steps < own).sum(axis=1) - share * batch).max() < 4, "two pairs, at the most"
         halves = (steps < own).reshape(-1, 2, batch // 2).sum(axis=2)
-        assert np.abs(halves[:, 0] - halves[:, 1]).max() <= 4
+        assert np.abs(halves[:, 0] - halves[:, 1]).max() <= 2, "a pair"
 
 
 @pytest.mark.parametrize(("labelled", "others", "part"), JOINT)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load_file
 from training.models import export, start, timm_models
 from training.runtime.environment import read_environment
+
+import launcher
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
 CLASSES = ["a", "b", "c"]
@@ -46,6 +50,13 @@ def test_positions_are_interpolated_for_another_size(tmp_path):
     assert given["pos_embed"].shape[1] == 5 and found["pos_embed"].shape[1] == 17
     assert torch.equal(found["pos_embed"][:, 0], given["pos_embed"][:, 0])
     assert torch.equal(found["blocks.1.mlp.fc1.weight"], given["blocks.1.mlp.fc1.weight"])
+
+
+def test_grey_images_have_one_mean_of_their_own(tmp_path):
+    write(tmp_path)
+    model = start.from_channel(tmp_path, "vit_tiny_patch16_224", {**VIT, "in_chans": 1}, CLASSES)
+    assert model(torch.zeros(2, 1, 16, 16, dtype=torch.uint8)).shape == (2, 3) and model.mean.numel() == 1
+    assert "state_dict" not in model.model.pretrained_cfg and "state_dict" not in model.model.default_cfg
 
 
 def test_a_bare_state_dict_is_taken_as_the_model_that_the_settings_name(tmp_path):
@@ -121,3 +132,25 @@ def test_a_model_without_a_head_of_its_own_is_refused():
     model = timm_models.normalize(torch.nn.Linear(2, 2), {"mean": [0.5] * 3, "std": [0.5] * 3}, {})
     with pytest.raises(ValueError, match="no head that timm knows of"):
         model.train_head_alone()
+
+
+def test_a_linear_probe_is_a_run_on_two_processes_with_an_average_of_its_weights(tmp_path):
+    for part in ("train", "validation"):
+        for label in CLASSES:
+            (tmp_path / part / label).mkdir(parents=True)
+            for number in range(4):
+                image = Image.effect_noise((20, 20), 20 + 40 * CLASSES.index(label))
+                image.convert("RGB").save(tmp_path / part / label / f"{number}.png")
+    given = write(tmp_path / "weights", classes=["other"])
+    run = launcher.run(launcher.plan(launcher.from_values({
+        "name": "probe", "script": "train_classifier.py", "distribution": "torchrun", "compute": {"instance_count": 2},
+        "inputs": {name: {"folder": str(tmp_path / name)} for name in ("train", "validation", "weights")},
+        "hyperparameters": {
+            "model": "vit_tiny_patch16_224", "model_options": VIT, "pretrained": "channel", "trained_layers": "head",
+            "image_size": 16, "global_batch_size": 4, "max_steps": 4, "ema_decay": 0.5, "learning_rate": 0.1,
+        },
+    })))  # fmt: skip
+    assert run.wait(120) == "Completed", "\n".join(line for _, line in run.logs())
+    found = load_file(run.folder.host(run.hosts[0]) / "model/model.safetensors")
+    same = {name for name, value in given.items() if torch.equal(value, found[name])}
+    assert {*found} - same == {"head.weight", "head.bias"} and found["head.weight"].shape == (3, 24)

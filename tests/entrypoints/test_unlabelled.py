@@ -15,7 +15,7 @@ from training.data.sources.shards import LabelledShards, ShardReading, Unlabelle
 from training.data.views import open_data
 from training.measure.timeline import Timeline
 from training.models import export, timm_models
-from training.settings.scripts import DistillationSettings
+from training.settings.scripts import DistillationSettings, UnlabelledSettings
 from training.tasks.distillation import Distillation
 
 import launcher
@@ -105,7 +105,7 @@ def test_images_without_labels_come_after_those_with(tmp_path):
     assert changed.digest() != digest and changed.listing() != listing
 
 
-@pytest.mark.parametrize(("per_labelled", "drawn"), [(None, 9), (1, 6), (1.5, 9), (0.5, 3)])
+@pytest.mark.parametrize(("per_labelled", "drawn"), [(None, 9), (1, 6), (1.5, 9), (0.5, 2), (0.4, 2)])
 def test_an_epoch_draws_as_many_for_each_labelled_image_as_asked(tmp_path, per_labelled, drawn):
     found = both(tmp_path, per_labelled=per_labelled)
     assert found.order.epoch_images == 6 + drawn and found.labelled_share == 6 / (6 + drawn)
@@ -113,7 +113,7 @@ def test_an_epoch_draws_as_many_for_each_labelled_image_as_asked(tmp_path, per_l
 
 @pytest.mark.parametrize("per_labelled", [1.6, 0.01])
 def test_more_than_there_are_or_none_are_refused_with_what_is_valid(tmp_path, per_labelled):
-    with pytest.raises(ValueError, match=r"per_labelled .* from 0.167 to 1.5 is valid, and null takes all"):
+    with pytest.raises(ValueError, match=r"per_labelled .* write 0.333 to 1.500, or null for all of them"):
         both(tmp_path, per_labelled=per_labelled)
 
 
@@ -123,6 +123,39 @@ def test_without_labelled_images_the_held_out_ones_name_the_classes(tmp_path):
     data = open_data(None, held_out, settings(), 1, unlabelled=tree)
     assert data.classes == ["class 0", "class 1", "class 2"] and data.labelled_share == 0
     assert data.training.source.labels.tolist() == [UNLABELLED] * 2 and data.epoch_images == 2
+
+
+def test_what_the_pixels_of_a_mixed_view_depend_on_names_its_part_of_the_images(tmp_path):
+    described = [
+        open_data(
+            write_labelled(tmp_path / "train", 6), tmp_path / "train", settings(mixup=mixup), 1,
+            unlabelled=write_tree(tmp_path / "others", *(f"{number}.png" for number in range(9))), per_labelled=per_labelled,
+        ).training.view_description()
+        for mixup in (0.0, 0.5) for per_labelled in (1, 1.5)
+    ]  # fmt: skip
+    assert described[0] == described[1] and described[2] != described[3]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_another_host_opens_the_same_images(tmp_path, monkeypatch, alone):
+    train = write_labelled(tmp_path / "train", 6)
+    others = write_tree(tmp_path / "others", "a.png", "b/c.png")
+    for name, place in {"train": tmp_path / "nowhere" if alone else train, "unlabelled": others}.items():
+        monkeypatch.setenv(f"SM_CHANNEL_{name.upper()}", str(place))
+    chosen = DistillationSettings(
+        student="x",
+        image_size=8,
+        global_batch_size=2,
+        mixup=0.3,
+        hard_label_weight=0.0,
+        unlabelled=UnlabelledSettings(alone=alone),
+    )
+    here = open_data(None if alone else train, train, chosen, 1, unlabelled=others)
+    there, collate = pickle.loads(pickle.dumps(here.elsewhere))()
+    assert there.listing() == here.training.listing() and there.source.classes == here.classes
+    draws = [(1, number) for number in range(len(there))]
+    for one, other in zip(collate(there.__getitems__(draws)), here.collate_training(here.training.__getitems__(draws))):
+        assert torch.equal(one, other)
 
 
 def test_each_source_hears_of_its_own_images_alone(tmp_path):
@@ -145,11 +178,16 @@ def test_each_source_hears_of_its_own_images_alone(tmp_path):
 
 
 def test_channels_that_are_both_copied_share_the_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.data.sources.channels.is_streamed", lambda root: True)
+    for module in ("channels", "joint"):
+        monkeypatch.setattr(f"training.data.sources.{module}.is_streamed", lambda root: True)
     train, others = write_channel(tmp_path / "train", 4, 4), write_channel(tmp_path / "others", 8)
     found = open_training(train, others, settings(shard_cache_gb=1))
     caches = [found._labelled._cache, found._unlabelled._channel._cache]
     assert [cache.limit for cache in caches] == [5 * 10**8] * 2
+    assert (
+        open_training(train, write_tree(tmp_path / "tree", "a.png"), settings(shard_cache_gb=1))._labelled._cache.limit
+        == 10**9
+    )
     assert open_training(train, None, settings(shard_cache_gb=1))._cache.limit == 10**9
 
 
@@ -269,12 +307,18 @@ def test_a_student_learns_from_images_without_labels_alone(digits):
 
 
 def test_a_run_of_two_processes_and_shards_has_the_losses_of_one(digits):
-    mixed = {"unlabelled": {"per_labelled": 4}, "images_per_class": 8, "teacher_cache": {"views": 2}, "epochs": 3}
+    mixed = {
+        **{"unlabelled": {"per_labelled": 4}, "images_per_class": 8, "teacher_cache": {"views": 2}, "mixup": 0.4},
+        **{"epochs": 3, "max_steps": None, "global_batch_size": 100},
+    }
     one = trained(digits, "shards", **mixed)
     two = trained(digits, "shards", **mixed, compute={"instance_count": 2})
-    assert two.result()["world_size"] == 2 and one.result()["training_images"] == 80 + 1347
+    assert two.result()["world_size"] == 2 and one.result()["training_images"] == 80 + 320
     assert any("an epoch draws 320 of them beside 80 with labels" in line for _, line in one.logs())
     first, second = ([line for line in run.metrics() if "loss" in line] for run in (one, two))
+    assert [line["epoch"] for line in first] == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3], (
+        "the third draws the first's view again"
+    )
     for key in ("loss", "label_loss", "teacher_loss"):
         assert [line[key] for line in first] == pytest.approx([line[key] for line in second], rel=1e-4)
     assert all(line["label_loss"] > 0 for line in first)

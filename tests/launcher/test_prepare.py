@@ -109,12 +109,15 @@ def test_a_tree_of_any_shape_becomes_images_without_labels_but_for_what_it_holds
         "unlabelled/b_c_d.bmp.png",
     ]
     assert "4 images decoded" in verify(tmp_path / "out")
-    write_images(tmp_path / "split", "train/a/1.png", "train/b/1.png", "val/a/2.png", "val/b/2.png")
+    write_images(tmp_path / "split", "train/a/1.png", "more/2.png", "val/a/3.png", "test/4.png", "more/test/5.png")
+    os.symlink(tmp_path / "in/2024", tmp_path / "split/linked")
     prepare(str(tmp_path / "split"), tmp_path / "of split", unlabelled=True)
-    assert sorted(tree(tmp_path / "of split")) == ["unlabelled/a_1.png", "unlabelled/b_1.png"]
+    assert sorted(tree(tmp_path / "of split/unlabelled")) == [
+        *("linked_05__a.jpg", "linked_05_a.jpg", "more_2.png", "more_test_5.png", "train_a_1.png"),
+    ]
     write_images(tmp_path / "masked", "images/1.png", "masks/1.png")
     prepare(str(tmp_path / "masked"), tmp_path / "of masked", unlabelled=True)
-    assert sorted(tree(tmp_path / "of masked")) == ["unlabelled/1.png"]
+    assert sorted(tree(tmp_path / "of masked")) == ["unlabelled/images_1.png"]
 
 
 def test_another_source_gives_the_images_to_train_on_without_labels(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,6 +35,9 @@ class Order(Protocol):
         """How many an epoch draws at most."""
 
     def arranged(self, seed: int, view: int) -> Arrangement: ...
+
+    def description(self) -> dict[str, Any]:
+        """What tells this order of the same images from others, JSON-ready."""
 
 
 def of_view(order: Order, seed: int, view: int) -> np.ndarray:
@@ -77,6 +80,9 @@ class FreeOrder:
         alike = np.zeros(self.epoch_images, np.int64)
         return Arrangement(shuffled, alike, alike, alike)
 
+    def description(self) -> dict[str, Any]:
+        return {}
+
 
 class ShardOrder:
     """Shards shuffled among each other, and images only within a window of several shards, so that reading is nearly sequential.
@@ -91,6 +97,7 @@ class ShardOrder:
     """
 
     def __init__(self, counts: np.ndarray, window: int):
+        self._window = window
         self._counts = np.asarray(counts, np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._counts)])
         self.lanes = max(1, min(LANES, len(self._counts), window))
@@ -129,19 +136,22 @@ class ShardOrder:
             images, np.concatenate(windows)[places], np.zeros_like(images), np.concatenate(lanes)[places]
         )
 
+    def description(self) -> dict[str, Any]:
+        return {"window": self._window}
+
 
 @dataclass(frozen=True)
 class JointOrder:
     """Images of two kinds in even turns, a pair of images each, so that every batch holds its part of either.
 
     The second kind comes in parts: a view draws one, the next view the next, until too few are left for another; then they are arranged
-    anew. So each comes as often as any other, and shards are read in their order.
+    anew. So each comes as often as any other in the end, and shards are read in their order.
     """
 
     first: Order
     second: Order
     part: int
-    """Images of the second kind that a view draws, at most all of them."""
+    """Images of the second kind that a view draws: all of them, or an even number, since two neighbours are partners."""
 
     @property
     def epoch_images(self) -> int:
@@ -167,6 +177,9 @@ class JointOrder:
         if own % 2 and self.part % 2:  # the two that are left over are a pair, and stay where they are
             both.windows[-2:] = both.windows.max() + 1
         return Arrangement(*(np.concatenate(columns) for columns in zip(both, others)))
+
+    def description(self) -> dict[str, Any]:
+        return {"part": self.part, "first": self.first.description(), "second": self.second.description()}
 
 
 def _turns(count: int, other: int) -> np.ndarray:

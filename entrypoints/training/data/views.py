@@ -123,6 +123,7 @@ class TrainingViews:
             "preprocessing": self.preprocessor.name,
             **asdict(self.augmentation),
             "mixing": asdict(self.mixing),
+            **({"partners": self.source.order.description()} if self.mixing.mixup or self.mixing.cutmix else {}),
         }
 
     def listing(self) -> str:

@@ -85,11 +85,9 @@ def from_channel(
         raise ValueError(
             f"{file.name} of the channel {CHANNEL} does not fit {name} with {dict(options)}: {first}"
         ) from error
-    model.pretrained_cfg = fresh.pretrained_cfg
-    normalized = timm_models.normalize(model, model.pretrained_cfg, options)
-    if description is None:
-        return normalized
-    return timm_models.Normalized(model, description.mean, description.std)
+    model.pretrained_cfg = model.default_cfg = fresh.pretrained_cfg  # its own has the state dict
+    published = fresh.pretrained_cfg if description is None else {"mean": description.mean, "std": description.std}
+    return timm_models.normalize(model, published, options)
 
 
 def _head(model: timm_models.TimmModel) -> dict[str, torch.Tensor]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
         num_classes: int
         pretrained_cfg: dict[str, Any]
+        default_cfg: dict[str, Any]
         feature_info: FeatureInfo
         """Of one that was made with features_only."""
 

@@ -176,7 +176,7 @@ class ClassifierSettings(LabelledImageSettings):
     """Start from timm's published weights, for which the training machine must reach the Hugging Face hub. channel: from those in the
     channel `weights`, of a run, the hub or `launcher weights`; a head of other classes is new."""
     trained_layers: Literal["all", "head"] = "all"
-    """head: a linear probe. All other layers stay as they are."""
+    """head: a linear probe. All other layers stay as they are, and dropout is off."""
     probe_input_images: int = setting(0, at_least=0)
     """Before training, make batches of N images and drop them, to measure the input side alone. 0: no."""
     probe_image_size: int | None = setting(None, at_least=8)
@@ -277,8 +277,8 @@ class UnlabelledSettings:
     """There is no channel `train`: the teacher's answers are all that the student learns from. The channel `validation` names the
     classes."""
     per_labelled: float | None = setting(None, above=0)
-    """Images without labels that an epoch draws for each labelled one; the next epoch draws others, until all had their turn. None: all of
-    them, in every epoch."""
+    """Images without labels that an epoch draws for each labelled one; the next epoch draws others, until all had their turn. With
+    teacher_cache they come round with its views, so that fewer views leave images out. None: all of them, in every epoch."""
 
     def __post_init__(self) -> None:
         together = self.per_labelled is None or not self.alone

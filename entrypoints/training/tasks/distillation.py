@@ -237,4 +237,5 @@ def open_cache(
         precision=kept.precision,
         world=world,
         stand_in=data.training.stand_in,
+        drawn=data.epoch_images,
     )

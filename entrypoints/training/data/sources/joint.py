@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from training.data.batches import UNLABELLED, Announce
 from training.data.orders import JointOrder
-from training.data.sources.channels import Digested, Source, open_source, open_unlabelled
+from training.data.sources.channels import Digested, Source, has_shards, open_source, open_unlabelled
+from training.runtime.environment import is_streamed
 from training.settings.scripts import LabelledImageSettings
 
 
@@ -52,7 +54,7 @@ class JointSource:
         labelled_share: of what an epoch draws.
 
     Args:
-        per_labelled: images without labels that an epoch draws for each labelled one. None: all.
+        per_labelled: images without labels that an epoch draws for each labelled one, in an even number. None: all.
 
     Raises:
         ValueError: there are not as many, or it makes none.
@@ -61,11 +63,13 @@ class JointSource:
     def __init__(self, labelled: Source, unlabelled: UnlabelledImages, per_labelled: float | None):
         self.root, self.classes = labelled.root, labelled.classes
         part = len(unlabelled) if per_labelled is None else round(per_labelled * len(labelled))
+        if part != len(unlabelled):
+            part -= part % 2
         if not 1 <= part <= len(unlabelled):
+            most = math.floor(1000 * len(unlabelled) / len(labelled)) / 1000
             raise ValueError(
                 f"unlabelled.per_labelled {per_labelled} makes {part:,} images without labels for {len(labelled):,} with, and "
-                f"{unlabelled.root} has {len(unlabelled):,}: from {1 / len(labelled):.3g} to {len(unlabelled) / len(labelled):.3g} is "
-                "valid, and null takes all of them"
+                f"{unlabelled.root} has {len(unlabelled):,}: write {2 / len(labelled):.3g} to {most:.3f}, or null for all of them"
             )
         self.order = JointOrder(labelled.order, unlabelled.order, part)
         self.labelled_share = len(labelled) / (len(labelled) + part)
@@ -73,7 +77,7 @@ class JointSource:
         self.notes = [
             *labelled.notes,
             *unlabelled.notes,
-            f"an epoch draws {part:,} of them beside {len(labelled):,} with labels",
+            f"an epoch draws {part:,} of them beside {len(labelled):,} with labels{_turns(part, len(unlabelled))}",
         ]
         self._labelled, self._unlabelled = labelled, unlabelled
 
@@ -146,7 +150,7 @@ def open_training(
     Raises:
         ValueError: as `open_source`, `open_unlabelled` and JointSource.
     """
-    sharing = (train is not None) + (unlabelled is not None)
+    sharing = max(1, sum(is_streamed(root) and has_shards(root) for root in (train, unlabelled) if root is not None))
     labelled = None if train is None else open_source(train, settings, settings.images_per_class, sharing=sharing)
     if unlabelled is None:
         assert labelled is not None, "there are training images"
@@ -154,6 +158,14 @@ def open_training(
     found = open_unlabelled(unlabelled, settings, sharing=sharing)
     others = UnlabelledImages(found, unlabelled, classes if labelled is None else labelled.classes)
     return others if labelled is None else JointSource(labelled, others, per_labelled)
+
+
+def _turns(part: int, images: int) -> str:
+    """What to say of views that draw a part each."""
+    views = images // part
+    if views < 2:
+        return ""
+    return f"; the next view draws others, and {views} views have drawn nearly all: a teacher cache of fewer views leaves images out"
 
 
 def _both(*parts: str) -> str:
