@@ -271,6 +271,7 @@ def test_planning_leaves_the_users_random_numbers_alone(script_job):
 def test_a_channel_that_the_script_would_not_read_is_told(tmp_path, channel, asks, fix):
     data = digits(tmp_path)
     (tmp_path / "more").mkdir()
+    (tmp_path / "more/1.png").touch()
     folders = {
         "train": data / "train",
         "validation": data / "validation",
