@@ -19,7 +19,7 @@ from training.engine.run import started, total_steps
 from training.engine.state import prepare
 from training.measure.timeline import Timeline
 from training.measure.usage import hardware
-from training.models import timm_models
+from training.models import start, timm_models
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.scripts import ClassifierSettings
@@ -43,11 +43,11 @@ def main(settings: ClassifierSettings) -> None:
         )
         data = open_images(settings)
         run.report.say_all(data.notes)
-        model = timm_models.build(
-            settings.model, settings.model_options, len(data.classes), pretrained=settings.pretrained
-        )
+        model = start.build(settings.model, settings.model_options, data.classes, settings.pretrained, environment)
+        if settings.trained_layers == "head":
+            model.train_head_alone()
         say(f"model {settings.model}: {timm_models.parameter_count(model):,} parameters, {len(data.classes)} classes")
-        steps = total_steps(settings, len(data.training))
+        steps = total_steps(settings, data.epoch_images)
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         bare = Classification(state.model, settings.label_smoothing, Timeline(world.device))

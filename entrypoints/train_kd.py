@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 from training.data.loaders import held_out_loader
-from training.data.views import open_data
+from training.data.views import open_data, training_folders
 from training.engine import memory, probe
 from training.engine.delivery import deliver, require_packages
 from training.engine.fitting import fitting_loaders
@@ -23,7 +23,7 @@ from training.engine.loop import train
 from training.engine.run import started, total_steps
 from training.engine.state import prepare
 from training.measure.timeline import Timeline
-from training.models import timm_models
+from training.models import start, timm_models
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.scripts import DistillationSettings
@@ -40,26 +40,30 @@ def main(settings: DistillationSettings) -> None:
         environment, world, say = run.environment, run.world, run.report.say
         torch.manual_seed(settings.seed)
         channels = settings.student_options.get("in_chans", 3)
+        labelled, unlabelled = training_folders(settings, environment)
         data = open_data(
-            environment.channel("train"),
+            labelled,
             environment.channel("validation"),
             settings,
             channels,
+            unlabelled=unlabelled,
+            per_labelled=None if settings.unlabelled is None else settings.unlabelled.per_labelled,
             view_size=settings.view_size,
             output=environment.output_data_dir,
         )
         run.report.say_all(data.notes)
-        student = timm_models.build(
+        student = start.build(
             settings.student,
             settings.student_options,
-            len(data.classes),
-            pretrained=settings.pretrained,
+            data.classes,
+            settings.pretrained,
+            environment,
             image_size=settings.image_size,
         )
         say(
             f"student {settings.student}: {timm_models.parameter_count(student):,} parameters, {len(data.classes)} classes"
         )
-        steps = total_steps(settings, len(data.training))
+        steps = total_steps(settings, data.epoch_images)
         state = prepare(student, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         teacher = remote = None
@@ -69,14 +73,15 @@ def main(settings: DistillationSettings) -> None:
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
             cached, image = settings.teacher_cache is not None, memory.example(data, world.device)
             now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
-        bare = Distillation(state.model, teacher and teacher.eager(), None, settings, Timeline(world.device))
+        distillation = partial(Distillation, settings=settings, labelled_share=data.labelled_share)
+        bare = distillation(state.model, teacher and teacher.eager(), timeline=Timeline(world.device))
+        layout = remote.layout if remote else None
         views = settings.teacher_cache.views if settings.teacher_cache else None
         opened = fitting_loaders(bare, state, data, now, without, run, views=views)
         loaders = opened(settings, say=say)
         if settings.probe_seconds:  # without a cache: measured is the pass that fills it
-            layout = remote.layout if remote else None
-            task = Distillation(state.trained, teacher, None, settings, run.timeline, layout)
-            alone = Distillation(state.trained, None, None, settings, run.timeline) if teacher else None
+            task = distillation(state.trained, teacher, timeline=run.timeline, layout=layout)
+            alone = distillation(state.trained, timeline=run.timeline) if teacher else None
             return probe.measure(task, state, loaders, opened, run, without_teacher=alone)
 
         cache = taught = None
@@ -96,7 +101,7 @@ def main(settings: DistillationSettings) -> None:
             cache = open_cache(settings, teacher, data, environment, world)
             if cache is not None:
                 say(cache.say())
-        task = Distillation(state.trained, teacher, cache, settings, run.timeline, remote.layout if remote else None)
+        task = distillation(state.trained, teacher, cache, timeline=run.timeline, layout=layout)
         measure = partial(
             evaluate,
             loader=loaders.validation,

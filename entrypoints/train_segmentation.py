@@ -57,7 +57,7 @@ def main(settings: SegmentationSettings) -> None:
             pretrained=settings.pretrained,
         )
         say(f"{settings.model}: {timm_models.parameter_count(model):,} parameters, {settings.classes} classes")
-        steps = total_steps(settings, len(data.training))
+        steps = total_steps(settings, data.epoch_images)
         state = prepare(model, settings, steps, world)
         now, without = memory.measure(state, settings, data)
         teacher = None

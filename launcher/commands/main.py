@@ -33,6 +33,7 @@ from launcher.commands import (
     study,
     tune,
     watch,
+    weights,
 )
 from launcher.commands.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from launcher.commands.options import adding_to
@@ -62,6 +63,7 @@ COMMANDS = (
     drill,
     doctor,
     prepare,
+    weights,
 )
 """The commands in the order of the help."""
 

@@ -10,7 +10,9 @@ from launcher.config.issues import mistake
 
 
 def add(to: arguments.Add) -> None:
-    made = to("prepare", "make images ready for training: TARGET/train and TARGET/validation", carry_out)
+    made = to(
+        "prepare", "make images ready for training: TARGET/train and TARGET/validation, or TARGET/unlabelled", carry_out
+    )
     made.usage = (
         "launcher prepare SOURCE TARGET [--size PIXELS] [--shards SIZE] [options]\n"
         "       launcher prepare --verify TARGET [--jobs N]"
@@ -45,6 +47,11 @@ def add(to: arguments.Add) -> None:
         metavar="Q",
         help="JPEG quality of scaled images, 1 to 100 (default: 95)",
     )
+    made.add_argument(
+        "--unlabelled",
+        action="store_true",
+        help="write TARGET/unlabelled alone: images without labels, of a folder all but those in its validation/, val/ or test/",
+    )
     made.add_argument("--jobs", type=int, metavar="N", help="number of processes (default: one for each core)")
     made.add_argument("--verify", action="store_true", help="check a prepared folder against its checksums")
 
@@ -67,6 +74,7 @@ def carry_out(options: argparse.Namespace) -> int:
             validation_fraction=options.validation_fraction,
             shard_size=options.shards,
             jpeg_quality=options.jpeg_quality,
+            unlabelled=options.unlabelled,
             jobs=options.jobs,
         )
     )

@@ -17,7 +17,7 @@ from launcher.planner.plan import GroupPlan
 TRAINS, PREPROCESSES, TEACHES, RUNS = "trains", "preprocesses", "preprocesses and runs the teacher", "runs the script"
 """What the hosts of a group do."""
 
-CHANNEL, TEACHER = "train", "teacher"
+IMAGES, TEACHER = ("train", "unlabelled"), "teacher"
 """The channels whose images preprocessing hosts decode, and whose teacher they run with teacher_servers."""
 
 
@@ -183,10 +183,10 @@ def _channels(job: Job) -> Iterator[Issue]:
                 valid=f"with {', '.join(readers)}",
                 fix=f"add {', '.join(without)}",
             )
-        if given.sharded and channel in ((CHANNEL, TEACHER) if has_teacher_servers(job) else (CHANNEL,)):
+        if given.sharded and channel in ((*IMAGES, TEACHER) if has_teacher_servers(job) else IMAGES):
             yield Issue(
                 key=f"inputs.{channel}.sharded",
-                found=f"true with worker_type: remote: a host would lack {'the images' if channel == CHANNEL else 'files'} of the others",
+                found=f"true with worker_type: remote: a host would lack {'the images' if channel in IMAGES else 'files'} of the others",
                 valid="false",
                 fix="remove it; mode: FastFile copies no file that a host does not read",
             )
@@ -197,7 +197,7 @@ def _readers(job: Job, channel: str) -> list[str]:
     names, training = [group.name for group in job.compute.instance_groups], job.compute.training_groups
     if channel == TEACHER and has_teacher_servers(job):
         return [name for name in names if name not in training]
-    return names if channel == CHANNEL else list(training)
+    return names if channel in IMAGES else list(training)
 
 
 def _unknown(key: str, name: str, names: list[str]) -> Issue:

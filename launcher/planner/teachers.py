@@ -25,7 +25,7 @@ MAX_BYTES = 64 * 2**20
 """Of an archive that are unpacked in search of its config.json, which takes half a second; and more than any config.json has."""
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
-"""As in training.teacher.files."""
+"""As in training.models.files."""
 
 error = partial(Issue, key=f"inputs.{CHANNEL}")
 not_checked = partial(error, level="not checked", fix="nothing to do: the run itself checks before its first step")
@@ -141,10 +141,10 @@ def _classes(job: Job, places: Mapping[str, str]) -> list[str] | None:
     if job.script == PIXELS:
         names, count = settings.get("class_names"), settings.get("classes")
         return names or ([str(index) for index in range(count)] if isinstance(count, int) and count <= 256 else None)
-    train = Path(places.get("train", ""))
-    if "train" not in places or not train.is_dir() or any(train.glob("*.tar")):
+    labelled = next((Path(places[name]) for name in ("train", "validation") if name in places), None)
+    if labelled is None or not labelled.is_dir() or any(labelled.glob("*.tar")):
         return None
-    return sorted(entry.name for entry in train.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in labelled.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _image_size(settings: Mapping[str, Any]) -> list[Any] | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from launcher.config import hyperparameters
 from launcher.config.issues import Issue, UserError, did_you_mean
@@ -55,6 +56,13 @@ def places(job: Job) -> tuple[dict[str, str], list[Issue]]:
     return found, issues
 
 
+ASKED_FOR: Mapping[str, tuple[str, Callable[[Any], bool], str]] = {
+    "unlabelled": ("unlabelled", lambda value: value is not None, "hyperparameters.unlabelled={}"),
+    "weights": ("pretrained", lambda value: value == "channel", "hyperparameters.pretrained=channel"),
+}
+"""Channels that this kit's scripts read where a hyperparameter asks for it: its name, whether its value does, and how one does."""
+
+
 def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> list[Issue]:
     """Issues with the script, its hyperparameters, its environment and its distribution.
 
@@ -66,6 +74,7 @@ def check(job: Job, source: Path, files: list[SourceFile], world_size: int) -> l
     issues = list(_check_script(job, source, files))
     if not issues:
         issues += hyperparameters.check(source, job.script, job.hyperparameters, job.inputs)
+    issues += _check_unread(job)
     issues += _check_environment(job)
     issues += _check_texts(job)
     issues += groups.check(job)
@@ -142,6 +151,14 @@ def _check_texts(job: Job) -> Iterator[Issue]:
                 found="looks like a secret; whoever may describe the job can read it",
                 fix="declare it under secrets, and name only its variable here",
             )
+
+
+def _check_unread(job: Job) -> Iterator[Issue]:
+    """Channels of this kit's scripts that are given and not read."""
+    for channel, (name, asks, fix) in ASKED_FOR.items():
+        if job.source is None and channel in job.inputs and not asks(job.hyperparameters.get(name)):
+            found = f"given, and {job.script} does not read it without {name}"
+            yield Issue(key=f"inputs.{channel}", level="warning", found=found, fix=f"write {fix}, or remove it")
 
 
 def _check_environment(job: Job) -> Iterator[Issue]:

@@ -1,4 +1,5 @@
-"""Images prepared for training: TARGET/train and TARGET/validation, each with one folder per class, images/ and masks/, or shards.
+"""Images prepared for training: TARGET/train and TARGET/validation, each with one folder per class, images/ and masks/, or shards; or
+TARGET/unlabelled.
 
 It runs in parallel, can be interrupted and repeated, and skips unreadable files.
 """
@@ -28,7 +29,7 @@ BROKEN = "broken.txt"
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
-ARGUMENTS = TypeAdapter(dict[str, str | int | float | None])
+ARGUMENTS = TypeAdapter(dict[str, str | bool | int | float | None])
 """What prepared.json holds."""
 
 
@@ -40,6 +41,7 @@ def prepare(
     validation_fraction: float = 0.25,
     shard_size: str | None = None,
     jpeg_quality: int = 95,
+    unlabelled: bool = False,
     jobs: int | None = None,
 ) -> str:
     """Write a source's images to a target folder, except those that exist already.
@@ -58,6 +60,8 @@ def prepare(
             repeated call selects the same.
         shard_size: write tar shards of about this size, as in 100MB, with shuffled images. None: one file per image.
         jpeg_quality: 1 to 100, of scaled JPEG and WebP images.
+        unlabelled: write target/unlabelled alone, images without labels: of a folder all in any tree, but those in the validation/, val/ or
+            test/ beside its train/; of any other source those to train on.
         jobs: processes. None: the number of available cores.
 
     Returns:
@@ -70,12 +74,13 @@ def prepare(
     from tqdm import tqdm
 
     _check(source, target, size, validation_fraction, shard_size, jpeg_quality, jobs)
-    samples = find_samples(source, size, validation_fraction)
+    samples = find_samples(source, size, validation_fraction, unlabelled)
     target, encoding = Path(target), Encoding(size, jpeg_quality)
     made_of = str(Path(source).resolve()) if Path(source).is_dir() else source
     how = {"source": made_of, "size": size, "validation_fraction": validation_fraction}
     how |= {"jpeg_quality": jpeg_quality} if jpeg_quality != 95 else {}
     how |= {"shard_size": shard_size} if shard_size else {}
+    how |= {"unlabelled": True} if unlabelled else {}
     with lock.alone(target):
         _remember(target, how)
         with tqdm(total=len(samples), desc=f"{source} -> {target}", unit="image", disable=None) as bar:
@@ -151,7 +156,7 @@ def _bytes(text: str) -> float:
     return float(found[1]) * UNITS[found[2]] if found else 0
 
 
-def _remember(target: Path, how: dict[str, str | int | float | None]) -> None:
+def _remember(target: Path, how: dict[str, str | bool | int | float | None]) -> None:
     """Record a target's arguments. Refuse other arguments than before, whose split would differ."""
     file = target / "prepared.json"
     before = read_state(file, target, ARGUMENTS)
@@ -173,13 +178,13 @@ def _remember(target: Path, how: dict[str, str | int | float | None]) -> None:
 def _summary(samples: list[Sample], target: Path, written: int, broken: dict[str, str]) -> str:
     readable = [sample for sample in samples if sample.source not in broken]
     splits = Counter(sample.split for sample in readable)
+    found = f"{written} written, {len(readable) - written} already there"
+    if splits["unlabelled"]:
+        return f"{target}: {splits['unlabelled']} images without labels; {found}"
     masked = samples[0].label is None
     classes = len({sample.label for sample in readable})
     what = "images with masks" if masked else f"images in {classes} classes"
-    return (
-        f"{target}: {splits['train']} training and {splits['validation']} validation {what}; "
-        f"{written} written, {len(readable) - written} already there"
-    )
+    return f"{target}: {splits['train']} training and {splits['validation']} validation {what}; {found}"
 
 
 def _leave_out(target: Path, broken: dict[str, str]) -> list[str]:

@@ -1,4 +1,5 @@
-"""Images as single files: TARGET/train/<class>/<name>, or TARGET/train/images/<name> and TARGET/train/masks/<name>.png."""
+"""Images as single files: TARGET/train/<class>/<name>, TARGET/unlabelled/<name>, or TARGET/train/images/<name> and
+TARGET/train/masks/<name>.png."""
 
 from __future__ import annotations
 
@@ -33,8 +34,9 @@ def write(
 
 def paths(sample: Sample) -> list[str]:
     """A sample's paths below the target."""
-    if sample.label is not None:
-        return [f"{sample.split}/{sample.label}/{sample.stem}{sample.ending}"]
+    if sample.mask is None:
+        folder = sample.split if sample.label is None else f"{sample.split}/{sample.label}"
+        return [f"{folder}/{sample.stem}{sample.ending}"]
     return [f"{sample.split}/images/{sample.stem}{sample.ending}", f"{sample.split}/masks/{sample.stem}.png"]
 
 

@@ -20,13 +20,17 @@ GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's modes without colour, which stay grey."""
 
 
+SPLITS = ("train", "validation", "unlabelled")
+"""Folders of a target."""
+
+
 class Sample(NamedTuple):
     """An image to write. It can be pickled."""
 
     split: str
-    """train or validation."""
+    """One of SPLITS."""
     label: str | None
-    """Its class; None: it has a mask."""
+    """Its class; None: it has a mask, or nobody labelled it."""
     stem: str
     """Its name without ending, unique in its class."""
     source: str

@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 from launcher.config.issues import UserError, mistake
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, spread
-from launcher.prepare.samples import Encoding, Sample, encode
+from launcher.prepare.samples import SPLITS, Encoding, Sample, encode
 from launcher.prepare.state import read_state
 from launcher.record.records import write_atomically, write_json
 
@@ -87,7 +87,7 @@ def write(
         (target / split).mkdir(exist_ok=True)
     written = sum(spread(partial(_write_shard, target, encoding, classes), missing, jobs, advance))
     broken: dict[str, str] = {}
-    for split in ("train", "validation"):
+    for split in SPLITS:
         own = [shard for shard in shards if shard.split == split]
         if own:
             for left_over in (target / split).glob(".*.part"):  # of a killed process
@@ -109,7 +109,7 @@ def _plan(samples: list[Sample], target: Path, encoding: Encoding, size: float) 
             f"name another folder, or remove it first: rm -r {target}",
         )
     shards, images_of_shard = [], before["images of a shard"]
-    for split in ("train", "validation"):
+    for split in SPLITS:
         own = [sample for sample in samples if sample.split == split]
         random.Random(f"shards/{split}").shuffle(own)
         if own and split not in images_of_shard:
@@ -178,12 +178,11 @@ def _write_shard(target: Path, encoding: Encoding, classes: list[str], shard: _S
                     key = _key(index, sample)
                     columns["offsets"].append(_add(tar, key + sample.ending, image))
                     columns["lengths"].append(len(image))
-                    if mask is None:
-                        assert sample.label is not None
+                    if sample.label is not None:
                         label = classes.index(sample.label)
                         columns["labels"].append(label)
                         _add(tar, f"{key}.cls", str(label).encode())
-                    else:
+                    if mask is not None:
                         columns["mask_offsets"].append(_add(tar, f"{key}.mask.png", mask))
                         columns["mask_lengths"].append(len(mask))
                 advance(1)
@@ -229,7 +228,9 @@ def _read_again(file: Path, size: int, checksum: str, columns: dict[str, list[in
         on_disk = (
             hashlib.file_digest(opened, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(opened)
         )
-    index = entry_rules().shard_index.scan_shards(file.parent, {file.name: size}, None)
+    index = entry_rules().shard_index.scan_shards(
+        file.parent, {file.name: size}, None, labels=bool(columns["labels"] or columns["mask_offsets"])
+    )
     if on_disk != checksum or any(getattr(index, name).tolist() != values for name, values in columns.items()):
         raise OSError(f"{file} does not hold what was written to it: the disk or the memory is faulty")
 

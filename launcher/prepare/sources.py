@@ -28,6 +28,9 @@ DRAWN = ("cutouts", "digits", "fashion-mnist", "photos", "shapes")
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
+HELD_OUT = ("validation", "val", "test")
+"""Folders of held-out images beside train/: the first of them that is there."""
+
 CONTROLS = ("Cc", "Zl", "Zp", "Cs")
 """Unicode's categories of control characters, of line and paragraph separators, and of bytes that are no UTF-8."""
 
@@ -61,14 +64,21 @@ MAX_RATIO = 1032
 """Bytes that one byte of deflate can hold at most. https://zlib.net/zlib_tech.html"""
 
 
-def find_samples(source: str, size: int | None, validation_fraction: float) -> list[Sample]:
+def find_samples(source: str, size: int | None, validation_fraction: float, unlabelled: bool = False) -> list[Sample]:
     """A source's samples, in a fixed order.
+
+    Args:
+        unlabelled: images without their labels: of a folder all, but for what it holds out; of another source those to train on.
 
     Raises:
         UserError: the source is unknown, empty or broken, or needs a missing package.
     """
     try:
-        samples = list(_samples(source, size, validation_fraction))
+        if unlabelled and Path(source).is_dir() and source not in DRAWN and not _has_idx(Path(source)):
+            samples = [*_tree(Path(source))]
+        else:
+            samples = list(_samples(source, size, validation_fraction))
+            samples = [*_without_labels(samples)] if unlabelled else samples
     except (IndexError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -77,7 +87,9 @@ def find_samples(source: str, size: int | None, validation_fraction: float) -> l
         raise mistake(
             "SOURCE",
             f"{source} holds no images",
-            "name a folder with one subfolder per class, or with images/ and masks/",
+            "name a folder with images, in any tree"
+            if unlabelled
+            else "name a folder with one subfolder per class, or with images/ and masks/",
             valid=", ".join(IMAGE_ENDINGS),
         )
     return samples
@@ -102,9 +114,19 @@ def _samples(source: str, size: int | None, validation_fraction: float) -> Itera
         elif "://" in source:
             found, fix = "not on this machine", "download it (aws s3 sync, curl), and name the folder"
         raise mistake("SOURCE", f"{source}: {found}", fix, valid=f"{', '.join(DRAWN)}, or a folder")
-    if _idx_file(folder, IDX_FILES["train"][0]) is not None:
+    if _has_idx(folder):
         return (sample for split, names in IDX_FILES.items() for sample in _idx(folder, split, *names))
     return _image_folder(folder, validation_fraction)
+
+
+def _has_idx(folder: Path) -> bool:
+    return _idx_file(folder, IDX_FILES["train"][0]) is not None
+
+
+def _without_labels(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Images to train on, without what is known of them."""
+    for number, sample in enumerate(sample for sample in samples if sample.split == "train"):
+        yield sample._replace(split="unlabelled", label=None, mask=None, stem=f"{number:06d}")
 
 
 def _no_fashion() -> Path:
@@ -268,8 +290,8 @@ def _idx_file(folder: Path, name: str) -> Path | None:
 
 def _image_folder(folder: Path, validation_fraction: float) -> Iterator[Sample]:
     """A folder with one subfolder per class, or with images/ and masks/; optionally below a split's folders."""
-    held_out_name = next((name for name in ("validation", "val", "test") if (folder / name).is_dir()), None)
-    if (folder / "train").is_dir() and held_out_name:
+    held_out_name = _held_out_name(folder)
+    if held_out_name is not None:
         for split, part in (("train", folder / "train"), ("validation", folder / held_out_name)):
             masked = _has_masks(part)
             for name in _named_files(part, masked):
@@ -280,6 +302,25 @@ def _image_folder(folder: Path, validation_fraction: float) -> Iterator[Sample]:
     held_out = _held_out(names, validation_fraction)
     for name in names:
         yield _from_file("validation" if name in held_out else "train", folder, name, masked)
+
+
+def _held_out_name(folder: Path) -> str | None:
+    """The folder of the held-out images beside train/. None: nothing is split here."""
+    found = next((name for name in HELD_OUT if (folder / name).is_dir()), None)
+    return found if (folder / "train").is_dir() else None
+
+
+def _tree(folder: Path) -> Iterator[Sample]:
+    """All images of a tree, without labels; where the tree is split, but for those that are held out. Masks are no images."""
+    without = {*HELD_OUT} if _held_out_name(folder) is not None else set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        without |= {"masks"} if {"images", "masks"} <= {*folders} else set()
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in without)
+        without = set()
+        for name in sorted(files):
+            if name.lower().endswith(IMAGE_ENDINGS) and not name.startswith("."):
+                inside = os.path.normpath(os.path.join(os.path.relpath(place, folder), name))
+                yield Sample("unlabelled", None, _stem(inside), os.path.join(place, name))
 
 
 def _has_masks(folder: Path) -> bool:
@@ -311,13 +352,17 @@ def _require_lines(classes: list[Path]) -> None:
 
 def _from_file(split: str, folder: Path, name: tuple[str, str], masked: bool) -> Sample:
     label, path = name
-    # x.bmp becomes x.bmp.png, beside x.png
-    without, ending = os.path.splitext(path)
-    stem = without if ending.lower() in KEPT else path
-    stem = stem.replace("_", "__").replace("/", "_")  # a/b.jpg and a_b.jpg stay distinct
+    stem, without = _stem(path), os.path.splitext(path)[0]
     if masked:
         return Sample(split, None, stem, str(folder / label / path), mask=str(folder / "masks" / f"{without}.png"))
     return Sample(split, label, stem, str(folder / label / path))
+
+
+def _stem(path: str) -> str:
+    """A name of its own for a path below a folder."""
+    without, ending = os.path.splitext(path)
+    stem = without if ending.lower() in KEPT else path  # x.bmp becomes x.bmp.png, beside x.png
+    return stem.replace("_", "__").replace("/", "_")  # a/b.jpg and a_b.jpg stay distinct
 
 
 def _held_out(names: Iterable[tuple[str, str]], fraction: float) -> set[tuple[str, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.prepare.entry_rules import entry_rules
 from launcher.prepare.processes import Advance, available_cores, spread
+from launcher.prepare.samples import SPLITS
 
 AT_ONCE = 500
 """Files of one task of a process."""
@@ -30,9 +31,9 @@ def verify(target: str | Path, *, jobs: int | None = None) -> str:
     target, rules = Path(target), entry_rules().shard_index
     if not (target / "prepared.json").is_file():
         why = "was not made by launcher prepare" if target.is_dir() else "is no folder"
-        raise mistake("TARGET", f"{target} {why}", "name the folder that holds train/")
+        raise mistake("TARGET", f"{target} {why}", "name the folder that holds train/ or unlabelled/")
     shards, files, problems = [], [], []
-    for split in (target / name for name in ("train", "validation") if (target / name).is_dir()):
+    for split in (target / name for name in SPLITS if (target / name).is_dir()):
         if not rules.find_shards(split):
             files += sorted(file for file in split.rglob("*") if file.suffix.lower() in IMAGES)
         elif not (split / rules.INDEX).is_file():

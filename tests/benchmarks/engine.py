@@ -171,7 +171,7 @@ def open_engine(
             precision=kept.precision,
             world=world,
         )
-    task = Distillation(state.trained, frozen, cache, chosen, run.timeline)
+    task = Distillation(state.trained, frozen, cache, settings=chosen, timeline=run.timeline)
     return Engine(Recorded(task), state, loaders, run)
 
 

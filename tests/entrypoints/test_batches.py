@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 from training.data.batches import EvaluationBatches, TrainingBatches, share_of_batch, view_of
 from training.data.loaders import Data, Loaders, held_out_loader, open_loaders
-from training.data.orders import FreeOrder
+from training.data.orders import FreeOrder, of_view
 from training.data.workers import Workers
 from training.distributed.world import World
 from training.settings.scripts import TrainingSettings
@@ -88,7 +88,7 @@ def test_another_epoch_or_seed_is_another_order():
 
     assert len({order(seed, epoch) for seed in range(3) for epoch in range(1, 4)}) == 9
     assert order(0, 1) == order(0, 1)
-    assert FreeOrder(8).of_view(2**32 - 1, 1).tolist() == [3, 7, 1, 6, 0, 5, 4, 2], (
+    assert of_view(FreeOrder(8), 2**32 - 1, 1).tolist() == [3, 7, 1, 6, 0, 5, 4, 2], (
         "numpy, or this code, shuffles otherwise"
     )
 

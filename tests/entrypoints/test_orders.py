@@ -9,7 +9,7 @@ import pytest
 import torch
 from training.data.batches import TrainingBatches
 from training.data.mixing import partners
-from training.data.orders import ShardOrder
+from training.data.orders import FreeOrder, JointOrder, ShardOrder, of_epoch, of_view
 from training.distributed.world import World
 
 
@@ -21,7 +21,7 @@ def draws(order: ShardOrder, ranks: int, *, epoch: int = 1, first: int = 0, batc
     """What all ranks draw together, step by step, in the order of the ranks."""
     parts = []
     for rank in range(ranks):
-        batches = TrainingBatches(order.images, batch, world(rank, ranks), 5, order=order, **values)
+        batches = TrainingBatches(order.epoch_images, batch, world(rank, ranks), 5, order=order, **values)
         batches.start(epoch, first)
         parts.append(list(batches))
     count = len(parts[0]) // (len(batches) - first) if len(batches) > first else 1
@@ -42,10 +42,10 @@ COUNTS = [
 @pytest.mark.parametrize("window", [1, 3, 32])
 def test_a_view_holds_every_image_once_and_an_epoch_its_first_ones(counts, window):
     order = ShardOrder(np.array(counts), window)
-    view = order.of_view(5, 2)
+    view = of_view(order, 5, 2)
     assert sorted(view.tolist()) == list(range(sum(counts)))
     for epoch in (2, 4):
-        drawn = order.of_epoch(5, 2, epoch, sum(counts) // 8, 8)
+        drawn = of_epoch(order, 5, 2, epoch, sum(counts) // 8, 8)
         assert sorted(drawn.ravel().tolist()) == sorted(view[: drawn.size].tolist())
 
 
@@ -76,7 +76,7 @@ def test_partners_come_in_one_batch_also_when_a_view_is_drawn_again(batch):
 def test_images_of_few_shards_are_read_at_a_time_and_each_shard_in_one_stretch():
     counts = np.full(64, 100)
     order, shard_of = ShardOrder(counts, 16), np.repeat(np.arange(64), counts)
-    shards = shard_of[order.of_epoch(0, 1, 1, 200, 32)]
+    shards = shard_of[of_epoch(order, 0, 1, 1, 200, 32)]
     assert max(len(np.unique(shards[at : at + 5])) for at in range(195)) <= 3 * 16
     for shard in range(64):
         steps = np.flatnonzero((shards == shard).any(axis=1))
@@ -90,24 +90,98 @@ def test_images_of_few_shards_are_read_at_a_time_and_each_shard_in_one_stretch()
 def test_a_rank_reads_its_part_of_the_shards(ranks, most):
     counts = np.full(64, 100)
     order, shard_of = ShardOrder(counts, 16), np.repeat(np.arange(64), counts)
-    shards = shard_of[order.of_epoch(0, 1, 1, 200, 32)].reshape(200, ranks, -1)
+    shards = shard_of[of_epoch(order, 0, 1, 1, 200, 32)].reshape(200, ranks, -1)
     assert max(len(np.unique(shards[:, rank])) for rank in range(ranks)) <= most
 
 
 def test_views_epochs_and_seeds_differ_and_the_order_is_settled_for_ever():
     order = ShardOrder(np.array([5, 4, 6]), 2)
-    found = {tuple(order.of_epoch(seed, view, epoch, 2, 6).ravel().tolist()) for seed, view, epoch in
+    found = {tuple(of_epoch(order, seed, view, epoch, 2, 6).ravel().tolist()) for seed, view, epoch in
              [(0, 1, 1), (0, 2, 2), (0, 1, 3), (1, 1, 1)]}  # fmt: skip
     assert len(found) == 4
     settled = [10, 12, 1, 3, 13, 9, 2, 0, 14, 11, 7, 8, 6, 5, 4]
-    assert order.of_view(3, 1).tolist() == settled, (
+    assert of_view(order, 3, 1).tolist() == settled, (
+        "numpy, or this code, shuffles otherwise: checkpoints go on elsewhere"
+    )
+
+
+def shards_of(count: int, images: int) -> ShardOrder:
+    return ShardOrder(np.full(count, images), 3)
+
+
+JOINT = [
+    (FreeOrder(20), FreeOrder(50), 24),
+    (FreeOrder(21), FreeOrder(51), 25),
+    (FreeOrder(1), FreeOrder(40), 40),
+    (FreeOrder(30), FreeOrder(1), 1),
+    (FreeOrder(16), shards_of(9, 11), 33),
+    (shards_of(4, 7), shards_of(9, 11), 99),
+    (shards_of(4, 7), FreeOrder(90), 9),
+]
+
+
+@pytest.mark.parametrize(("labelled", "others", "part"), JOINT)
+def test_a_view_of_two_kinds_holds_all_of_one_and_the_next_part_of_the_other(labelled, others, part):
+    order, own = JointOrder(labelled, others, part), labelled.epoch_images
+    seen = []
+    for view in range(1, 2 * (others.epoch_images // part) + 1):
+        found = of_view(order, 5, view)
+        assert sorted(found.tolist()) == list(range(own + others.epoch_images))
+        drawn = found[: order.epoch_images]
+        assert sorted(drawn[drawn < own].tolist()) == list(range(own))
+        seen.append(drawn[drawn >= own].tolist())
+        assert len(seen[-1]) == part
+    turns = [sum(seen[at : at + others.epoch_images // part], []) for at in (0, len(seen) // 2)]
+    assert all(len(set(turn)) == len(turn) for turn in turns), "none comes again before the others had their turn"
+    assert turns[0] != turns[1] or part == others.epoch_images == 1
+
+
+@pytest.mark.parametrize(("labelled", "others", "part"), JOINT)
+def test_every_batch_of_two_kinds_and_every_rank_has_its_part_of_either(labelled, others, part):
+    order, own = JointOrder(labelled, others, part), labelled.epoch_images
+    batch = 8
+    share = own / order.epoch_images
+    for epoch in (1, 2, 3):
+        steps = of_epoch(order, 5, 1, epoch, order.epoch_images // batch, batch)
+        assert sorted(steps.ravel().tolist()) == sorted(of_view(order, 5, 1)[: steps.size].tolist())
+        assert np.abs((steps < own).sum(axis=1) - share * batch).max() < 4, "two pairs, at the most"
+        halves = (steps < own).reshape(-1, 2, batch // 2).sum(axis=2)
+        assert np.abs(halves[:, 0] - halves[:, 1]).max() <= 2, "a pair"
+
+
+@pytest.mark.parametrize(("labelled", "others", "part"), JOINT)
+def test_partners_are_of_one_kind_and_in_one_batch(labelled, others, part):
+    order, own = JointOrder(labelled, others, part), labelled.epoch_images
+    other = partners(order, 5, 1)
+    for epoch in (1, 2):
+        for step in of_epoch(order, 5, 1, epoch, order.epoch_images // 4, 4):
+            there = set(step.tolist())
+            pairs = [(number, int(other[number])) for number in there]
+            if own % 2 == 0 and part % 2 == 0:
+                assert all(partner in there and (number < own) == (partner < own) for number, partner in pairs)
+            else:
+                assert sum((number < own) != (partner < own) for number, partner in pairs) <= 2
+
+
+@pytest.mark.parametrize(("ranks", "accumulation"), [(1, 2), (2, 1), (4, 2)])
+def test_batches_of_two_kinds_are_the_same_at_any_world_size(ranks, accumulation):
+    order = JointOrder(FreeOrder(40), shards_of(12, 13), 90)
+    for views in (None, 2):
+        whole = draws(order, 1, epoch=3, views=views)
+        resumed = whole[:3] + draws(order, ranks, epoch=3, first=3, accumulation=accumulation, views=views)
+        assert resumed == whole and draws(order, ranks, epoch=3, accumulation=accumulation, views=views) == whole
+
+
+def test_the_order_of_two_kinds_is_settled_for_ever():
+    found = of_epoch(JointOrder(FreeOrder(4), shards_of(3, 4), 4), 3, 2, 5, 2, 4)
+    assert found.tolist() == [[3, 0, 10, 8], [2, 1, 15, 14]], (
         "numpy, or this code, shuffles otherwise: checkpoints go on elsewhere"
     )
 
 
 def test_a_million_images_are_ordered_in_bounded_memory():
     order = ShardOrder(np.full(300, 3334), 32)
-    batches = TrainingBatches(order.images, 1024, world(1, 4), 0, order=order)
+    batches = TrainingBatches(order.epoch_images, 1024, world(1, 4), 0, order=order)
     tracemalloc.start()
     peaks = []
     for epoch in range(1, 4):

@@ -19,6 +19,7 @@ from training.settings.scripts import (
     TeacherCacheSettings,
     TeacherSettings,
     TrainingSettings,
+    UnlabelledSettings,
 )
 from training.settings.segmentation import SegmentationSettings
 
@@ -152,6 +153,38 @@ def test_servers_run_a_teacher_where_nothing_else_does(changes, refused):
     assert made is None and [problem[0] for problem in problems] == [refused]
 
 
+def test_a_head_alone_is_trained_on_weights_that_are_given():
+    assert check(ClassifierSettings, {"model": "x", "trained_layers": "head", "pretrained": "channel"})[1] == []
+    made, problems = check(ClassifierSettings, {"model": "x", "trained_layers": "head"})
+    assert made is None and [problem[0] for problem in problems] == ["trained_layers"]
+
+
+@pytest.mark.parametrize("pretrained", [False, True, "channel"])
+def test_weights_come_by_a_channel_where_the_settings_say_so(pretrained):
+    wanted = ["weights"] if pretrained == "channel" else []
+    assert ClassifierSettings(model="x", pretrained=pretrained).channels() == ["train", "validation", *wanted]
+    assert DistillationSettings(student="x", pretrained=pretrained).channels()[3:] == wanted
+    asked = check(ClassifierSettings, {"model": "x", "pretrained": str(pretrained).lower()})[0]
+    assert asked.pretrained == pretrained
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"hard_label_weight": 0.5}, "hard_label_weight"),
+        ({"images_per_class": 5}, "images_per_class"),
+        ({"unlabelled": {"alone": True, "per_labelled": 2}}, "unlabelled.per_labelled"),
+        ({"unlabelled": {"per_labelled": 0}}, "unlabelled.per_labelled"),
+        ({"unlabelled": {}, "hard_label_weight": 1}, "unlabelled"),
+    ],
+)
+def test_images_without_labels_have_a_teacher_and_where_they_are_alone_nothing_else(changes, refused):
+    alone = {"student": "x", "unlabelled": {"alone": True}, "hard_label_weight": 0}
+    assert check(DistillationSettings, alone)[1] == []
+    made, problems = check(DistillationSettings, {**alone, **changes})
+    assert made is None and [problem[0] for problem in problems] == [refused]
+
+
 def test_every_condition_has_a_case_above():
     common = {name for name, *_ in TeacherSettings().conditions()}
     assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {
@@ -161,6 +194,7 @@ def test_every_condition_has_a_case_above():
         "teacher_servers",
         "without_servers",
         "compile_teacher",
+        "unlabelled",
     }
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION
@@ -244,6 +278,8 @@ def test_a_cache_without_a_teacher_is_refused():
         ({"teacher": "resnet18", "teacher_pretrained": True}, ["train", "validation"]),
         ({"teacher_cache": {"views": 1, "where": "channel:kept"}}, ["train", "validation", "teacher", "kept"]),
         ({"teacher_cache": {"views": 1, "where": "/opt/ml/kept"}}, ["train", "validation", "teacher"]),
+        ({"unlabelled": {}}, ["train", "unlabelled", "validation", "teacher"]),
+        ({"unlabelled": {"alone": True}, "hard_label_weight": 0}, ["unlabelled", "validation", "teacher"]),
     ],
 )
 def test_the_channels_that_distillation_needs_follow_from_its_settings(values, channels):
@@ -270,7 +306,8 @@ def test_class_names_of_another_number_are_refused_and_say_how_many_there_are():
 
 
 def settings_of(values: dict) -> dict:
-    return {name: TeacherCacheSettings(**value) if name == "teacher_cache" else value for name, value in values.items()}
+    groups = {"teacher_cache": TeacherCacheSettings, "unlabelled": UnlabelledSettings}
+    return {name: groups[name](**value) if name in groups else value for name, value in values.items()}
 
 
 def test_variables_that_pam_cut_short_come_from_sagemakers_files(tmp_path):

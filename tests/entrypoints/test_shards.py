@@ -19,6 +19,7 @@ from PIL import Image
 from training.data.broken import BrokenImages
 from training.data.loaders import open_loaders
 from training.data.masks import MaskedImages
+from training.data.orders import of_view
 from training.data.sources import shards
 from training.data.sources.channels import open_source
 from training.data.sources.shard_index import INDEX, find_shards, read_index, scan_shards, write_index
@@ -64,7 +65,7 @@ def test_without_names_classes_are_their_numbers(tmp_path):
 def test_a_limit_keeps_the_first_images_of_each_class(tmp_path):
     opened = LabelledShards(write_channel(tmp_path / "train", 5, 3, 7), images_per_class=3)
     assert [opened.image(number) for number in range(9)] == [picture(number) for number in range(9)]
-    assert len(opened) == 9 and sorted(opened.order.of_view(0, 1).tolist()) == list(range(9))
+    assert len(opened) == 9 and sorted(of_view(opened.order, 0, 1).tolist()) == list(range(9))
 
 
 def test_a_name_of_any_length_and_script_is_read(tmp_path):

@@ -336,7 +336,9 @@ class Bench:
                 world=world,
             )
         task = (
-            make_task(state, run) if make_task else Distillation(state.trained, teacher, cache, settings, run.timeline)
+            make_task(state, run)
+            if make_task
+            else Distillation(state.trained, teacher, cache, settings=settings, timeline=run.timeline)
         )
         return Engine(task, state, loaders, run, folder)
 

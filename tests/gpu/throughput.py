@@ -47,7 +47,7 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
         operations = {"online": _of_teacher(bench) + _of_student(bench), "cached": _of_student(bench)}
         fresh, cached = engine.loaders, engine.task
         engine.loaders = replace(fresh, train=RepeatedBatch(fresh.train))
-        engine.task = Distillation(engine.state.trained, teacher, None, settings, engine.run.timeline)
+        engine.task = Distillation(engine.state.trained, teacher, settings=settings, timeline=engine.run.timeline)
         result.rows.append(_measured(bench, engine, batch, mode, "online", operations["online"]))
         engine.loaders, engine.task = fresh, cached
         steps = engine.steps()  # fills the cache

@@ -253,7 +253,7 @@ def test_no_new_option_by_accident(capsys):
     """The options are a promise: a change here is a change of the reference too."""
     for command in (
         *("plan", "run", "replay", "attach", "runs", "show", "logs", "stop", "compare", "diff", "profile"),
-        *("emulate", "prepare", "resume", "drill", "diagnose", "rm", "prune"),
+        *("emulate", "prepare", "weights", "resume", "drill", "diagnose", "rm", "prune"),
         *("study preprocessing", "study scaling"),
     ):
         with pytest.raises(SystemExit):
@@ -263,7 +263,7 @@ def test_no_new_option_by_accident(capsys):
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
         "--last", "--all", "--yes", "--older-than", "--state",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
-        "--kills", "--hosts-after", "--servers", "--seed", "--shards", "--jobs", "--jpeg-quality", "--verify",
+        "--kills", "--hosts-after", "--servers", "--seed", "--shards", "--unlabelled", "--wheel", "--jobs", "--jpeg-quality", "--verify",
         "--models", "--loads", "--pipelines", "--repeats", "--table", "--html", "--batches", "--mode", "--with", "--probe", "--resume",
     }  # fmt: skip
     reference = (Path(ROOT) / "docs/reference/commands.md").read_text()

@@ -259,3 +259,29 @@ def test_planning_leaves_the_users_random_numbers_alone(script_job):
     random.seed(0)
     names = {launcher.plan(job).name[-4:] for _ in range(3)}
     assert random.random() == expected and len(names) > 1
+
+
+@pytest.mark.parametrize(
+    ("channel", "asks", "fix"),
+    [
+        ("unlabelled", {"unlabelled": {}}, "write hyperparameters.unlabelled={}, or remove it"),
+        ("weights", {"pretrained": "channel"}, "write hyperparameters.pretrained=channel, or remove it"),
+    ],
+)
+def test_a_channel_that_the_script_would_not_read_is_told(tmp_path, channel, asks, fix):
+    data = digits(tmp_path)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/1.png").touch()
+    folders = {
+        "train": data / "train",
+        "validation": data / "validation",
+        "teacher": tmp_path,
+        channel: tmp_path / "more",
+    }
+    for hyperparameters in ({}, asks):
+        job = launcher.from_values({
+            "name": "x", "script": "train_kd.py", "inputs": {name: {"folder": str(folder)} for name, folder in folders.items()},
+            "hyperparameters": {"student": "resnet18", **hyperparameters},
+        })  # fmt: skip
+        told = [issue for issue in launcher.plan(job).issues if issue.key == f"inputs.{channel}"]
+        assert [(issue.level, issue.fix) for issue in told] == ([] if hyperparameters else [("warning", fix)])

@@ -98,6 +98,40 @@ def test_a_folder_that_is_split_keeps_its_split(tmp_path):
     ]
 
 
+def test_a_tree_of_any_shape_becomes_images_without_labels_but_for_what_it_holds_out(tmp_path):
+    write_images(tmp_path / "in", "a.png", "2024/05/a.jpg", "2024/05_a.jpg", "b/c/d.bmp", ".hidden/x.png", "b/._c.png")
+    words = prepare(str(tmp_path / "in"), tmp_path / "out", unlabelled=True)
+    assert "4 images without labels; 4 written, 0 already there" in words
+    assert sorted(tree(tmp_path / "out")) == [
+        "unlabelled/2024_05__a.jpg",
+        "unlabelled/2024_05_a.jpg",
+        "unlabelled/a.png",
+        "unlabelled/b_c_d.bmp.png",
+    ]
+    assert "4 images decoded" in verify(tmp_path / "out")
+    write_images(tmp_path / "split", "train/a/1.png", "more/2.png", "val/a/3.png", "test/4.png", "more/test/5.png")
+    os.symlink(tmp_path / "in/2024", tmp_path / "split/linked")
+    prepare(str(tmp_path / "split"), tmp_path / "of split", unlabelled=True)
+    assert sorted(tree(tmp_path / "of split/unlabelled")) == [
+        *("linked_05__a.jpg", "linked_05_a.jpg", "more_2.png", "more_test_5.png", "train_a_1.png"),
+    ]
+    write_images(tmp_path / "masked", "images/1.png", "masks/1.png")
+    prepare(str(tmp_path / "masked"), tmp_path / "of masked", unlabelled=True)
+    assert sorted(tree(tmp_path / "of masked")) == ["unlabelled/images_1.png"]
+
+
+def test_another_source_gives_the_images_to_train_on_without_labels(tmp_path):
+    assert main.main(["prepare", "digits", str(tmp_path / "out"), "--unlabelled"]) == 0
+    prepare("digits", tmp_path / "labelled")
+    without, labelled = ({*tree(tmp_path / name).values()} for name in ("out/unlabelled", "labelled/train"))
+    assert without == labelled and len(tree(tmp_path / "out")) == 1347
+    with pytest.raises(launcher.UserError, match="unlabelled True, now None"):
+        prepare("digits", tmp_path / "out")
+    with pytest.raises(launcher.UserError, match="name a folder with images, in any tree"):
+        (tmp_path / "empty").mkdir()
+        prepare(str(tmp_path / "empty"), tmp_path / "none", unlabelled=True)
+
+
 def test_files_that_are_no_images_are_named_and_left_out(tmp_path):
     write_images(
         tmp_path / "in", *(f"a/{number}.png" for number in range(6)), *(f"b/{number}.jpg" for number in range(6))

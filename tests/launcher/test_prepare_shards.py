@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import webdataset
 from PIL import Image
-from training.data.sources.shards import LabelledShards
+from training.data.sources.shards import LabelledShards, ShardReading, UnlabelledShards
 
 import launcher
 from launcher.prepare import prepare, verify
@@ -40,6 +40,21 @@ def photos(folder: Path, count: int = 60, classes: int = 3) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.randint(0, 256, (60, 80, 3), np.uint8)).save(file, quality=90)
     return folder
+
+
+def test_shards_without_labels_hold_each_image_once_untouched(tmp_path):
+    source = photos(tmp_path / "in")
+    words = prepare(str(source), tmp_path / "out", shard_size="100KB", unlabelled=True)
+    assert "60 images without labels; 60 written" in words
+    opened = UnlabelledShards(tmp_path / "out/unlabelled", ShardReading())
+    originals = sorted(file.read_bytes() for file in source.rglob("*.jpg"))
+    assert sorted(opened.image(number) for number in range(len(opened))) == originals
+    assert not any(name.endswith((".cls", ".png")) for shard in tmp_path.glob("out/*/*.tar") for name in members(shard))
+    assert not (tmp_path / "out/unlabelled/classes.txt").exists()
+    count = len([*tmp_path.glob("out/unlabelled/*.tar")])
+    assert count > 3 and f"60 images decoded, {count} shards with the right checksum" in verify(tmp_path / "out")
+    with pytest.raises(ValueError, match="its shards hold no labels: give them as the channel unlabelled"):
+        LabelledShards(tmp_path / "out/unlabelled")
 
 
 def test_shards_hold_each_image_once_untouched_with_its_class(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from training.data.orders import FreeOrder, Order
+from training.data.orders import FreeOrder, Order, of_epoch
 from training.distributed.world import World
 
 SampleKey = tuple[int, int]
@@ -29,13 +29,17 @@ Announce = Callable[[np.ndarray], Callable[[int], None]]
 """Announces to a source what will be read from it; see TrainingBatches."""
 
 
+UNLABELLED = -100
+"""In the place of a class number: nobody labelled the image. torch.nn.functional.cross_entropy leaves it out by default."""
+
+
 class LabelledBatch(NamedTuple):
     """Views of training images, each with its label, and with the label of the image that is mixed in."""
 
     images: torch.Tensor
     """uint8 (batch, channels, height, width)."""
     labels: torch.Tensor
-    """int64 (batch,), class numbers."""
+    """int64 (batch,), class numbers, or UNLABELLED."""
     labels_b: torch.Tensor
     """int64 (batch,), class numbers of the images mixed in; `labels` where nothing is mixed in."""
     lam: torch.Tensor
@@ -99,6 +103,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
     the others need. Two neighbours of the view's order stay together, because mixing pairs them (`mixing.partners`).
 
     Args:
+        images: that an epoch draws at most.
         accumulation: micro-batches an optimizer step.
         views: how many views of each image there are. None: a new one every epoch.
         order: how images are shuffled. None: all of them among each other.
@@ -151,7 +156,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
     def indices(self, epoch: int) -> np.ndarray:
         """The images that all ranks together draw in an epoch, int64 (steps × global_batch_size,), in their order."""
         view = view_of(epoch, self.views)
-        return self._order.of_epoch(self.seed, view, epoch, len(self), self.global_batch_size).ravel()
+        return of_epoch(self._order, self.seed, view, epoch, len(self), self.global_batch_size).ravel()
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         view = view_of(self.epoch, self.views)

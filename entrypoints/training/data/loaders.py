@@ -67,6 +67,13 @@ class Data(Generic[Training, HeldOut]):
     elsewhere: Callable[[], tuple[Any, ...]] | None = None
     """Opens the training images on the host where it is called, with what makes batches of them, and what opens a teacher where servers run
     it; it can be pickled."""
+    labelled_share: float = 1.0
+    """Of the images that an epoch draws, how many have a label, 0 to 1."""
+
+    @property
+    def epoch_images(self) -> int:
+        """Training images that an epoch draws at most."""
+        return len(self.training) if self.order is None else self.order.epoch_images
 
 
 Remote = Callable[[Data[Any, Any], TrainingBatches], Batches]
@@ -113,7 +120,7 @@ def open_loaders(
             f"{nearest_divisors(share, batch_size_per_device)}"
         )
     batches = TrainingBatches(
-        len(data.training),
+        data.epoch_images,
         settings.global_batch_size,
         world,
         settings.seed,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.data.orders import Order
+from training.data.orders import Order, of_view
 
 
 class Mix(NamedTuple):
@@ -94,7 +94,7 @@ def partners(order: Order, seed: int, view: int) -> np.ndarray:
     Returns:
         int32 (images,), read-only.
     """
-    indices = order.of_view(seed, view)
+    indices = of_view(order, seed, view)
     found = np.empty(len(indices), np.int32)
     found[indices] = np.roll(indices, -1)
     second = indices[1::2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,35 +12,76 @@ LANES = 8
 hosts read each shard once. A constant, and not the number of hosts, so that the order does not depend on it."""
 
 
+class Arrangement(NamedTuple):
+    """The images of a view, in their order: those that are drawn, two neighbours as partners in mixing, and then the others."""
+
+    images: np.ndarray
+    """int64 (images,), all indices."""
+    windows: np.ndarray
+    """int64 (images,): only pairs of one window change places when the view is drawn again."""
+    streams: np.ndarray
+    """int64 (images,): within a batch, images of one stream lie at the same places and are sorted by lane there."""
+    lanes: np.ndarray
+    """int64 (images,)."""
+
+
 class Order(Protocol):
     """A way to shuffle training images."""
 
     def __hash__(self) -> int: ...
 
-    def of_view(self, seed: int, view: int) -> np.ndarray:
-        """All image indices, int64 (images,): the first of them are drawn, and two neighbours are partners in mixing."""
+    @property
+    def epoch_images(self) -> int:
+        """How many an epoch draws at most."""
 
-    def of_epoch(self, seed: int, view: int, epoch: int, steps: int, batch_size: int) -> np.ndarray:
-        """What an epoch draws, int64 (steps, batch_size): the first of the view, two neighbours always next to each other.
+    def arranged(self, seed: int, view: int) -> Arrangement: ...
 
-        Epochs that draw the same view draw the same images, in another order.
-        """
+    def description(self) -> dict[str, Any]:
+        """What tells this order of the same images from others, JSON-ready."""
+
+
+def of_view(order: Order, seed: int, view: int) -> np.ndarray:
+    """All image indices, int64 (images,): the first of them are drawn, and two neighbours are partners in mixing."""
+    return order.arranged(seed, view).images
+
+
+def of_epoch(order: Order, seed: int, view: int, epoch: int, steps: int, batch_size: int) -> np.ndarray:
+    """What an epoch draws, int64 (steps, batch_size): the first of the view, two neighbours always next to each other.
+
+    Epochs that draw the same view draw the same images, in another order.
+    """
+    found, size = order.arranged(seed, view), steps * batch_size
+    pairs = np.arange(-(-size // 2))
+    rng, window_of_pair = np.random.RandomState([seed, view, epoch]), found.windows[:size:2]
+    by_window = np.argsort(window_of_pair, kind="stable")
+    for places in np.split(by_window, np.flatnonzero(np.diff(window_of_pair[by_window])) + 1):
+        pairs[places] = rng.permutation(places)
+    images, streams, lanes = (
+        _in_pairs(row[:size], pairs).reshape(steps, batch_size) for row in (found.images, found.streams, found.lanes)
+    )
+    if not lanes.any():
+        return images
+    sorted_by_lane = np.empty_like(images)
+    places = np.argsort(streams, axis=1, kind="stable")
+    by_lane = np.lexsort((lanes, streams), axis=1)
+    np.put_along_axis(sorted_by_lane, places, np.take_along_axis(images, by_lane, axis=1), axis=1)
+    return sorted_by_lane
 
 
 @dataclass(frozen=True)
 class FreeOrder:
     """All images shuffled among each other: for files that are each read by themselves."""
 
-    images: int
+    epoch_images: int
 
-    def of_view(self, seed: int, view: int) -> np.ndarray:
+    def arranged(self, seed: int, view: int) -> Arrangement:
         # numpy promises that RandomState's numbers never change (NEP 19); torch.randperm promises nothing between versions
-        return np.random.RandomState([seed, view]).permutation(self.images)
+        shuffled = np.random.RandomState([seed, view]).permutation(self.epoch_images)
+        alike = np.zeros(self.epoch_images, np.int64)
+        return Arrangement(shuffled, alike, alike, alike)
 
-    def of_epoch(self, seed: int, view: int, epoch: int, steps: int, batch_size: int) -> np.ndarray:
-        drawn = self.of_view(seed, view)[: steps * batch_size]
-        pairs = np.random.RandomState([seed, view, epoch]).permutation(-(-len(drawn) // 2))
-        return _in_pairs(drawn, pairs).reshape(steps, batch_size)
+    def description(self) -> dict[str, Any]:
+        return {}
 
 
 class ShardOrder:
@@ -56,32 +97,17 @@ class ShardOrder:
     """
 
     def __init__(self, counts: np.ndarray, window: int):
+        self._window = window
         self._counts = np.asarray(counts, np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._counts)])
         self.lanes = max(1, min(LANES, len(self._counts), window))
         self.window_of_lane = -(-window // self.lanes)
 
     @property
-    def images(self) -> int:
+    def epoch_images(self) -> int:
         return int(self._starts[-1])
 
-    def of_view(self, seed: int, view: int) -> np.ndarray:
-        return self._arranged(seed, view)[0]
-
-    def of_epoch(self, seed: int, view: int, epoch: int, steps: int, batch_size: int) -> np.ndarray:
-        order, windows, lanes = self._arranged(seed, view)
-        size = steps * batch_size
-        pairs = np.arange(-(-size // 2))
-        rng, window_of_pair = np.random.RandomState([seed, view, epoch]), windows[:size:2]
-        by_window = np.argsort(window_of_pair, kind="stable")
-        for places in np.split(by_window, np.flatnonzero(np.diff(window_of_pair[by_window])) + 1):
-            pairs[places] = rng.permutation(places)
-        drawn = np.stack([order[:size], lanes[:size]])
-        order, lanes = (_in_pairs(row, pairs).reshape(steps, batch_size) for row in drawn)
-        return np.take_along_axis(order, np.argsort(lanes, axis=1, kind="stable"), axis=1)
-
-    def _arranged(self, seed: int, view: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The view's order; and for every place in it the window, numbered over all lanes, and the lane: int64 (images,) each."""
+    def arranged(self, seed: int, view: int) -> Arrangement:
         rng = np.random.RandomState([seed, view])
         shards = rng.permutation(len(self._counts))
         parts: list[np.ndarray] = []
@@ -94,16 +120,73 @@ class ShardOrder:
             for first in range(0, len(own), self.window_of_lane):
                 inside = own[first : first + self.window_of_lane]
                 indices = np.concatenate([np.arange(self._starts[shard], self._starts[shard + 1]) for shard in inside])
+                if not len(indices):
+                    continue  # shards without images
                 parts.append(rng.permutation(indices))
                 turns.append((done + np.arange(len(indices))) // 2)  # pairs of this lane that come before
                 windows.append(np.full(len(indices), window))
                 done, window = done + len(indices), window + 1
             lanes.append(np.full(done, lane))
             if done % 2:  # one image is left over: behind all others, where it does not part the pairs of other lanes
-                turns[-1][-1] = self.images
+                turns[-1][-1] = self.epoch_images
         # stable: the lanes in their order, and the two of a pair together
         places = np.argsort(np.concatenate(turns), kind="stable")
-        return np.concatenate(parts)[places], np.concatenate(windows)[places], np.concatenate(lanes)[places]
+        images = np.concatenate(parts)[places]
+        return Arrangement(
+            images, np.concatenate(windows)[places], np.zeros_like(images), np.concatenate(lanes)[places]
+        )
+
+    def description(self) -> dict[str, Any]:
+        return {"window": self._window}
+
+
+@dataclass(frozen=True)
+class JointOrder:
+    """Images of two kinds in even turns, a pair of images each, so that every batch holds its part of either.
+
+    The second kind comes in parts: a view draws one, the next view the next, until too few are left for another; then they are arranged
+    anew. So each comes as often as any other in the end, and shards are read in their order.
+    """
+
+    first: Order
+    second: Order
+    part: int
+    """Images of the second kind that a view draws: all of them, or an even number, since two neighbours are partners."""
+
+    @property
+    def epoch_images(self) -> int:
+        return self.first.epoch_images + self.part
+
+    def arranged(self, seed: int, view: int) -> Arrangement:
+        first, own = self.first.arranged(seed, view), self.first.epoch_images
+        turn, place = divmod(view - 1, self.second.epoch_images // self.part)
+        second = self.second.arranged(seed, 1 + turn)
+        drawn = slice(place * self.part, (place + 1) * self.part)
+        chosen, others = (
+            Arrangement(
+                own + second.images[rows],
+                1 + first.windows.max() + second.windows[rows],
+                1 + second.streams[rows],
+                second.lanes[rows],
+            )
+            for rows in (drawn, np.delete(np.arange(len(second.images)), drawn))
+        )
+        turns = np.concatenate([_turns(own, self.part), _turns(self.part, own)])
+        places = np.argsort(turns, kind="stable")
+        both = Arrangement(*(np.concatenate(columns)[places] for columns in zip(first, chosen)))
+        if own % 2 and self.part % 2:  # the two that are left over are a pair, and stay where they are
+            both.windows[-2:] = both.windows.max() + 1
+        return Arrangement(*(np.concatenate(columns) for columns in zip(both, others)))
+
+    def description(self) -> dict[str, Any]:
+        return {"part": self.part, "first": self.first.description(), "second": self.second.description()}
+
+
+def _turns(count: int, other: int) -> np.ndarray:
+    """When each of N images comes beside those of another kind: int64 (images,). A last one without a neighbour comes after all pairs."""
+    pairs, others = count // 2, other // 2
+    turns = (2 * np.repeat(np.arange(pairs), 2) + 1) * max(others, 1)  # (pair + ½) / pairs, times 2 × pairs × others
+    return np.append(turns, 2 * max(pairs, 1) * max(others, 1) + 1) if count % 2 else turns
 
 
 def _in_pairs(values: np.ndarray, pairs: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,9 @@ from training.data.loaders import Collate, Data, collate_items
 from training.data.mixing import Mixing, partners
 from training.data.preprocessing import Preprocessor, open_preprocessor
 from training.data.sources.channels import Source, open_source
+from training.data.sources.joint import open_training
 from training.data.threads import PerBatchMemo
-from training.runtime.environment import read_environment
+from training.runtime.environment import Environment, read_environment
 from training.settings.scripts import LabelledImageSettings
 
 Made = TypeVar("Made")
@@ -122,6 +123,7 @@ class TrainingViews:
             "preprocessing": self.preprocessor.name,
             **asdict(self.augmentation),
             "mixing": asdict(self.mixing),
+            **({"partners": self.source.order.description()} if self.mixing.mixup or self.mixing.cutmix else {}),
         }
 
     def listing(self) -> str:
@@ -172,27 +174,33 @@ def collate_views(views: list[LabelledView], images: torch.Tensor | None = None)
 
 
 def open_data(
-    train: Path,
+    train: Path | None,
     validation: Path,
     settings: LabelledImageSettings,
     channels: int,
     *,
+    unlabelled: Path | None = None,
+    per_labelled: float | None = None,
     view_size: int | None = None,
     output: Path | None = None,
 ) -> Data[TrainingViews, HeldOutImages]:
-    """The images of the channels `train` and `validation`.
+    """The images of the channels `train`, `unlabelled` and `validation`.
 
     Args:
-        train, validation: folders with one subfolder a class, or with shards; the same classes in both.
+        train, validation: folders with one subfolder a class, or with shards; the same classes in both. Without `train` there are
+            no labelled images to train on.
+        unlabelled: a folder with images in any tree, or with shards. None: each training image has a label.
+        per_labelled: images without labels that an epoch draws for each labelled one. None: all of them.
         channels: 1 for grey, 3 for colour.
         view_size: height and width of training images where a teacher wants more pixels than `image_size`, which
             `max_shift_pixels` still refers to.
         output: this host's folder, for the list of broken images. None: they are only named in the log.
 
     Raises:
-        ValueError: there is no class, one has no images, or the classes differ.
+        ValueError: there is no class, one has no images, the classes differ, or there are too few images without labels.
     """
-    training, held_out = open_source(train, settings, settings.images_per_class), open_source(validation, settings)
+    held_out = open_source(validation, settings)
+    training = open_training(train, unlabelled, settings, per_labelled, classes=held_out.classes)
     if training.classes != held_out.classes:
         raise ValueError(_different(training, held_out))
     broken = BrokenImages(settings.on_broken_image == "fail", output)
@@ -206,7 +214,8 @@ def open_data(
         announce=training.announce(),
         notes=(views.preprocessor.about(), *training.notes, *held_out.notes),
         recipe=ViewsByDali(views) if settings.preprocessing == "dali" else None,
-        elsewhere=partial(open_elsewhere, settings, channels, view_size),
+        elsewhere=partial(open_elsewhere, settings, channels, view_size, per_labelled, training.classes),
+        labelled_share=training.labelled_share,
     )
 
 
@@ -231,13 +240,28 @@ def open_views(
 
 
 def open_elsewhere(
-    settings: LabelledImageSettings, channels: int, view_size: int | None
+    settings: LabelledImageSettings,
+    channels: int,
+    view_size: int | None,
+    per_labelled: float | None = None,
+    classes: Sequence[str] = (),
 ) -> tuple[TrainingViews, Collate]:
-    """The training images of this host's own channel `train`, as `open_data` opens them, and what makes batches of them."""
-    environment = read_environment()
+    """The training images of this host's own channels, as `open_data` opens them, and what makes batches of them.
+
+    Args:
+        classes: where there are no labelled images, the classes all the same.
+    """
+    train, unlabelled = training_folders(settings, read_environment())
     broken = BrokenImages(fail=True)  # whoever asked decides what comes in its place
-    source = open_source(environment.channel("train"), settings, settings.images_per_class)
+    source = open_training(train, unlabelled, settings, per_labelled, classes=classes)
     return open_views(source, settings, channels, view_size, broken), collate_views
+
+
+def training_folders(settings: LabelledImageSettings, environment: Environment) -> tuple[Path | None, Path | None]:
+    """The channels `train` and `unlabelled`, as far as the settings ask for them."""
+    names = settings.training_channels()
+    train, unlabelled = (environment.channel(name) if name in names else None for name in ("train", "unlabelled"))
+    return train, unlabelled
 
 
 def _different(training: Source, held_out: Source) -> str:

@@ -61,7 +61,7 @@ def deliver(
     )
     facts = {
         "data": {
-            "training images": len(data.training),
+            "training images": data.epoch_images,
             "validation images": len(data.held_out),
             "classes": data.classes,
         },
@@ -83,7 +83,7 @@ def deliver(
             "world_size": run.world.size,
             "device": run.world.device.type,
             "settings": asdict(settings),
-            "training_images": len(data.training),
+            "training_images": data.epoch_images,
             **measured,
         }
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
         num_classes: int
         pretrained_cfg: dict[str, Any]
+        default_cfg: dict[str, Any]
         feature_info: FeatureInfo
         """Of one that was made with features_only."""
 
@@ -53,6 +54,8 @@ class Normalized(nn.Module):
         super().__init__()
         self.model = model
         self.image_size = image_size
+        self.head_alone = False
+        """Whether all but the head is frozen, and so in eval mode too."""
         self.memory_format = torch.contiguous_format
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
@@ -70,6 +73,27 @@ class Normalized(nn.Module):
         weight = next(self.model.parameters(), pixels)
         logits: torch.Tensor = self.model(pixels.to(weight.dtype))
         return logits
+
+    def train(self, mode: bool = True) -> Normalized:
+        super().train(mode)
+        if self.head_alone:
+            for name, module in self.model.named_modules():
+                module.training = mode and is_of_head(self.model, name)
+        return self
+
+    def train_head_alone(self) -> None:
+        """Freeze all but the head: dropout and BatchNorm of the rest stay as in an evaluation.
+
+        Raises:
+            ValueError: the model has no head of its own.
+        """
+        frozen = [item for name, item in self.model.named_parameters() if not is_of_head(self.model, name)]
+        if len(frozen) == len([*self.model.parameters()]):
+            raise ValueError("trained_layers head: the model has no head that timm knows of; take all")
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        self.head_alone = True
+        self.train(self.training)
 
     def _apply(self, *arguments: Any, **options: Any) -> Normalized:
         """What `to`, `half`, `cuda` … call: mean and std move with the weights, but stay as exact as they are."""
@@ -140,6 +164,13 @@ def normalize(
     if len(mean) != channels:  # timm's numbers are for three channels: one grey channel gets their average
         mean, std = [sum(mean) / len(mean)] * channels, [sum(std) / len(std)] * channels
     return Normalized(model, mean, std, image_size)
+
+
+def is_of_head(model: nn.Module, name: str) -> bool:
+    """Whether a module or a weight of that name belongs to a timm model's classifier, by timm's published configuration."""
+    heads = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    heads = (heads,) if isinstance(heads, str) else heads
+    return any(name == head or name.startswith(f"{head}.") for head in heads)
 
 
 def convolutional(model: nn.Module) -> bool:

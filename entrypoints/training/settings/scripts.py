@@ -104,7 +104,11 @@ class TrainingSettings:
 
     def channels(self) -> list[str]:
         """The data channels that the script reads; the launcher refuses a job that lacks one."""
-        return ["train", "validation"]
+        return [*self.training_channels(), "validation"]
+
+    def training_channels(self) -> list[str]:
+        """Those of the training images."""
+        return ["train"]
 
     def fingerprint(self) -> dict[str, Any]:
         """The settings that a checkpoint must have been saved with, so that a run may go on from it; JSON-ready."""
@@ -168,8 +172,11 @@ class ClassifierSettings(LabelledImageSettings):
     """A timm model's name, for example vit_small_patch16_224."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for timm.create_model, for example {img_size: 32, patch_size: 4, depth: 6}."""
-    pretrained: bool = False
-    """Start from timm's published weights; the training machine must reach the Hugging Face hub."""
+    pretrained: bool | Literal["channel"] = False
+    """Start from timm's published weights, for which the training machine must reach the Hugging Face hub. channel: from those in the
+    channel `weights`, of a run, the hub or `launcher weights`; a head of other classes is new."""
+    trained_layers: Literal["all", "head"] = "all"
+    """head: a linear probe. All other layers stay as they are, and dropout is off."""
     probe_input_images: int = setting(0, at_least=0)
     """Before training, make batches of N images and drop them, to measure the input side alone. 0: no."""
     probe_image_size: int | None = setting(None, at_least=8)
@@ -177,9 +184,16 @@ class ClassifierSettings(LabelledImageSettings):
     repeat_batch: bool = False
     """Every step gets the first batch again: how fast the model is alone. It learns nothing of use."""
 
+    def channels(self) -> list[str]:
+        return super().channels() + (["weights"] if self.pretrained == "channel" else [])
+
     def conditions(self) -> list[tuple[str, bool, str]]:
         other_size = self.probe_image_size is not None and self.worker_type == "remote"
-        return [*super().conditions(), ("probe_image_size", not other_size, "null with worker_type remote")]
+        return [
+            *super().conditions(),
+            ("probe_image_size", not other_size, "null with worker_type remote"),
+            ("trained_layers", self.trained_layers == "all" or self.pretrained is not False, "all without pretrained"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +270,22 @@ class TeacherServersSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnlabelledSettings:
+    """Which images without labels are trained on."""
+
+    alone: bool = False
+    """There is no channel `train`: the teacher's answers are all that the student learns from. The channel `validation` names the
+    classes."""
+    per_labelled: float | None = setting(None, above=0)
+    """Images without labels that an epoch draws for each labelled one; the next epoch draws others, until all had their turn. With
+    teacher_cache they come round with its views, so that fewer views leave images out. None: all of them, in every epoch."""
+
+    def __post_init__(self) -> None:
+        together = self.per_labelled is None or not self.alone
+        require(*limits(self), ("per_labelled", together, "null with alone: there are no labelled images"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """Settings of train_kd.py. The teacher arrives as the channel `teacher`, or by its published weights."""
 
@@ -263,8 +293,9 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """The student: a timm model's name."""
     student_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for timm.create_model."""
-    pretrained: bool = False
-    """Start the student from timm's published weights; the training machine must reach the Hugging Face hub."""
+    pretrained: bool | Literal["channel"] = False
+    """Start the student from timm's published weights, for which the training machine must reach the Hugging Face hub. channel: from those
+    in the channel `weights`, of a run, the hub or `launcher weights`; a head of other classes is new."""
     teacher: str | list[str] | None = None
     """The teacher's timm name, or several for an ensemble. None: as the description beside the weights says, which this kit's
     scripts write."""
@@ -282,6 +313,9 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     teacher_servers: TeacherServersSettings | None = None
     """With worker_type remote: the hosts that make the training images run the teacher too, on their GPUs where they have some, and send
     its logits with the images. None: the training processes run it."""
+    unlabelled: UnlabelledSettings | None = None
+    """Train on the channel `unlabelled` too: images in any tree of folders, or in shards, for which the teacher's answer is the label. {}:
+    on all of them. None: on labelled images alone."""
     method: Literal["kl", "hard", "dkd", "dist"] = "kl"
     """The teacher's part of the loss: temperature KL (https://arxiv.org/abs/1503.02531), hard labels of the teacher
     (https://arxiv.org/abs/2012.12877), decoupled KD (https://arxiv.org/abs/2203.08679), DIST (https://arxiv.org/abs/2205.10536)."""
@@ -299,10 +333,17 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     def channels(self) -> list[str]:
         teacher = ["teacher"] if self.teacher_weight > 0 and not self.teacher_pretrained else []
         cache = [self.teacher_cache.channel] if self.teacher_cache and self.teacher_cache.channel else []
-        return super().channels() + teacher + cache
+        start = ["weights"] if self.pretrained == "channel" else []
+        return super().channels() + teacher + cache + start
+
+    def training_channels(self) -> list[str]:
+        if self.unlabelled is None:
+            return super().training_channels()
+        return ["unlabelled"] if self.unlabelled.alone else [*super().training_channels(), "unlabelled"]
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         one_teacher, served = isinstance(self.teacher, str), self.teacher_servers is not None
+        alone = self.unlabelled is not None and self.unlabelled.alone
         return super().conditions() + [
             (
                 "teacher_options",
@@ -326,4 +367,11 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
                 "fail with teacher_servers: training processes have no teacher to go on with",
             ),
             ("compile_teacher", not served or not self.compile_teacher, "false with teacher_servers"),
+            ("unlabelled", self.unlabelled is None or self.teacher_weight > 0, "null where there is no teacher"),
+            (
+                "hard_label_weight",
+                not alone or self.hard_label_weight == 0,
+                "0 with unlabelled.alone: no image has a label",
+            ),
+            ("images_per_class", not alone or self.images_per_class is None, "null with unlabelled.alone"),
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import nn
 
 from training.data.batches import LabelledBatch, TaughtBatch, TrainingBatches, view_of
 from training.data.loaders import Collate, Data
-from training.data.views import HeldOutImages, TrainingViews, open_elsewhere
+from training.data.views import HeldOutImages, TrainingViews
 from training.distributed.world import World
 from training.engine import memory
 from training.engine.memory import Footprint
@@ -37,11 +37,13 @@ class Distillation:
     def __init__(
         self,
         student: nn.Module,
-        teacher: Teacher | None,
-        cache: TeacherCache | None,
+        teacher: Teacher | None = None,
+        cache: TeacherCache | None = None,
+        *,
         settings: DistillationSettings,
         timeline: Timeline,
         layout: RecordLayout | None = None,
+        labelled_share: float = 1.0,
     ):
         """
         Args:
@@ -49,9 +51,10 @@ class Distillation:
             teacher: None: labels alone, or the logits come with the images.
             cache: keeps the teacher's logits; None: the teacher runs on every step.
             layout: of the logits that come with the images. None: none do.
+            labelled_share: of the images that an epoch draws, how many have a label.
         """
         self.student, self.teacher, self.cache, self.layout = student, teacher, cache, layout
-        self.settings, self.timeline = settings, timeline
+        self.settings, self.timeline, self.labelled_share = settings, timeline, labelled_share
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
@@ -71,7 +74,12 @@ class Distillation:
             logits = self.student(batch.images)
         with phase("loss"):
             labels = label_cross_entropy(
-                logits, batch.labels, batch.labels_b, batch.lam, smoothing=settings.label_smoothing
+                logits,
+                batch.labels,
+                batch.labels_b,
+                batch.lam,
+                smoothing=settings.label_smoothing,
+                labelled_share=self.labelled_share,
             )
             if target is None:
                 return {"loss": labels}
@@ -127,7 +135,9 @@ def ask_servers(
     """
     assert run.servers is not None and settings.teacher_servers is not None, "worker_type remote, as the settings say"
     layout = record_layout(len(data.classes), settings.teacher_servers.top_k, settings.teacher_servers.precision)
-    servers = run.servers.asked(replace(data, elsewhere=partial(open_taught, settings, channels, layout)))
+    assert data.elsewhere is not None, "open_data gives it"
+    elsewhere = partial(open_taught, data.elsewhere, settings, channels, layout)
+    servers = run.servers.asked(replace(data, elsewhere=elsewhere))
     wait_seconds, hosts = settings.process_group_minutes * 60, len(read_groups().serving)
     teacher = served.meet(servers, layout, run.world, wait_seconds, run.servers.say, hosts=hosts)
     run.servers.teacher = teacher
@@ -135,10 +145,13 @@ def ask_servers(
 
 
 def open_taught(
-    settings: DistillationSettings, channels: int, layout: RecordLayout
+    open_views: Callable[[], tuple[TrainingViews, Collate]],
+    settings: DistillationSettings,
+    channels: int,
+    layout: RecordLayout,
 ) -> tuple[TrainingViews, Collate, partial[served.ServerTeacher]]:
     """The training images of a serving host, what makes batches of them, and what opens the teacher of one of its servers."""
-    views, collate = open_elsewhere(settings, channels, settings.view_size)
+    views, collate = open_views()
     return views, collate, partial(_server_teacher, settings, views.source.classes, channels, layout)
 
 
@@ -224,4 +237,5 @@ def open_cache(
         precision=kept.precision,
         world=world,
         stand_in=data.training.stand_in,
+        drawn=data.epoch_images,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from training.data.batches import LabelledBatch, TaughtBatch
+from training.data.batches import UNLABELLED, LabelledBatch, TaughtBatch
 from training.settings.scripts import DistillationSettings
 
 EPSILON = 1e-8
@@ -25,7 +25,7 @@ def distillation_loss(
 
     Args:
         student_logits, teacher_logits: (batch, classes), of any floating-point type.
-        batch: its labels, for DKD.
+        batch: its labels, for DKD. Where there is none, the class that the teacher finds most likely is the label.
 
     Returns:
         kl: kl_loss. hard: hard_loss. dkd: dkd_target and dkd_nontarget. dist: dist_inter and dist_intra. All in float32 at least,
@@ -39,7 +39,9 @@ def distillation_loss(
     if settings.method == "hard":
         return {"hard_loss": hard_distillation(student, teacher)}
     if settings.method == "dkd":
-        target, nontarget = decoupled_kl(student, teacher, temperature, batch.labels, batch.labels_b, batch.lam)
+        answers = teacher.argmax(1)
+        labels, labels_b = (torch.where(own == UNLABELLED, answers, own) for own in (batch.labels, batch.labels_b))
+        target, nontarget = decoupled_kl(student, teacher, temperature, labels, labels_b, batch.lam)
         return {"dkd_target": settings.dkd_alpha * target, "dkd_nontarget": settings.dkd_beta * nontarget}
     if settings.method == "dist":
         inter, intra = relation_distances(student, teacher, temperature)
@@ -172,28 +174,35 @@ def label_cross_entropy(
     lam: torch.Tensor | None = None,
     *,
     smoothing: float = 0.0,
+    labelled_share: float = 1.0,
 ) -> torch.Tensor:
-    """Cross-entropy with the labels, mean over the batch.
+    """Cross-entropy with the labels, mean over the labelled images of the batch, as far as their number is what it is on average.
+
+    The sum over the labelled images is divided by the same number in every batch, so that each weighs the same in a run, and processes
+    that average their gradients need not know how many labels the others have.
 
     Args:
         logits: (batch, classes).
-        labels: (batch,), class numbers.
+        labels: (batch,), class numbers, or UNLABELLED.
         labels_b, lam: (batch,); an image counts as its label by lam, 0…1, and as the other one by the rest,
             as mixup and CutMix have it (https://arxiv.org/abs/1710.09412, https://arxiv.org/abs/1905.04899). None: not mixed.
         smoothing: weight of the uniform distribution, https://arxiv.org/abs/1512.00567 section 7.
+        labelled_share: of all images, how many have a label, 0 to 1.
 
     Returns:
-        A scalar, in nats.
+        A scalar, in nats; 0 with gradients of 0 where no image has a label.
     """
     logits = _exact(logits)
 
     def each(classes: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits, classes, label_smoothing=smoothing, reduction="none")
+        return F.cross_entropy(logits, classes, ignore_index=UNLABELLED, label_smoothing=smoothing, reduction="none")
 
-    if labels_b is None:
-        return each(labels).mean()
-    assert lam is not None, "mixed labels come with the images' own shares"
-    return (lam * each(labels) + (1 - lam) * each(labels_b)).mean()
+    found = each(labels)
+    if labels_b is not None:
+        assert lam is not None, "mixed labels come with the images' own shares"
+        found = lam * found + (1 - lam) * each(labels_b)
+    mean = found.mean()
+    return mean / labelled_share if 0 < labelled_share < 1 else mean
 
 
 def pixel_cross_entropy(

@@ -61,9 +61,10 @@ class TeacherCache:
         views: int,
         world: World,
         stand_in: Callable[[int], int],
+        drawn: int,
     ):
         self.where, self.layout, self.images, self.views, self.world = where, layout, images, views, world
-        self._stand_in = stand_in
+        self._stand_in, self.drawn = stand_in, drawn
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self._seal = Seal(bytes.fromhex(self.key), layout.size)
         self._file: ViewFile | None = None
@@ -87,6 +88,7 @@ class TeacherCache:
         precision: Precision,
         world: World,
         stand_in: Callable[[int], int] = int,
+        drawn: int | None = None,
     ) -> TeacherCache:
         """The cache in a folder, or a new one there. A collective.
 
@@ -94,6 +96,7 @@ class TeacherCache:
             where: a folder of this host, or one that all share; read-only is fine if it holds all `views`.
             parts: hashes or names of all that the logits depend on: "teacher weights", "transform", "data", "dtype".
             images: training images.
+            drawn: of these, how many one view draws. None: all.
             views: reproducible variations of each image.
             stand_in: the image that comes for a drawn one: itself, or another if it is broken.
             top_k: logits kept of each image. None, or as many as there are classes: all.
@@ -111,7 +114,7 @@ class TeacherCache:
             "top_k": layout.top_k,
             "precision": precision,
         }
-        cache, problem = cls(where, identity, layout, images, views, world, stand_in), None
+        cache, problem = cls(where, identity, layout, images, views, world, stand_in, drawn or images), None
         try:
             cache._set_up(identity)
         except (ValueError, OSError) as error:
@@ -125,13 +128,13 @@ class TeacherCache:
     @property
     def size_bytes(self) -> int:
         """Bytes of the cache with all its views."""
-        return self.views * self.images * self.layout.size
+        return self.views * self.drawn * self.layout.size
 
     def say(self) -> str:
         """A line for people: what is kept, where, and its final size."""
         kept = "all" if self.layout.top_k is None else f"the {self.layout.top_k} largest of"
         return (
-            f"teacher cache {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.images:,} images, {kept} "
+            f"teacher cache {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.drawn:,} images, {kept} "
             f"{self.layout.classes:,} logits in {self.layout.precision}: {self.layout.size} bytes each, {_readable(self.size_bytes)} "
             "in all; "
             + (
@@ -248,7 +251,7 @@ class TeacherCache:
             )
 
     def _require_room(self) -> None:
-        each = self.images * self.layout.size
+        each = self.drawn * self.layout.size
         needed = sum(max(0, each - _allocated(self._path(view))) for view in range(1, self.views + 1))
         free = shutil.disk_usage(self.where).free
         if needed > free:

@@ -16,8 +16,8 @@ import torch
 from training.models import segmenter, timm_models
 from training.models.compiled import StaticBatch
 from training.models.export import hash_weights, read_description
+from training.models.files import member_folders, read_weights, weights_file
 from training.models.precision import FORMATS
-from training.teacher.files import member_folders, read_weights, weights_file
 
 Precision = Literal["fp32", "bf16", "fp16"]
 

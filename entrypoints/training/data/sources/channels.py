@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -10,9 +11,9 @@ import numpy as np
 
 from training.data.batches import Announce
 from training.data.orders import Order
-from training.data.sources.folders import LabelledFolder
+from training.data.sources.folders import LabelledFolder, UnlabelledFolder
 from training.data.sources.shard_index import find_shards
-from training.data.sources.shards import LabelledShards, ShardReading
+from training.data.sources.shards import LabelledShards, ShardReading, UnlabelledShards
 from training.runtime.environment import is_streamed
 from training.settings.scripts import TrainingSettings
 
@@ -47,29 +48,57 @@ class Channel(Protocol):
         """Takes the images that an epoch will draw, before they are read. None: nothing is read ahead."""
 
 
-class Source(Channel, Protocol):
-    """Images with a class each."""
+class Digested(Channel, Protocol):
+    """Images that caches can be made of."""
+
+    def digest(self) -> str:
+        """SHA-256 that tells these images, and their classes where they have some, from others."""
+
+
+class Source(Digested, Protocol):
+    """Images with a class each, or UNLABELLED."""
 
     root: Path
     classes: list[str]
 
     @property
     def labels(self) -> np.ndarray:
-        """int64 (images,), class numbers."""
+        """int64 (images,), class numbers, or UNLABELLED."""
 
-    def digest(self) -> str:
-        """SHA-256 that tells these images and classes from others, for caches of what is computed from them."""
+    @property
+    def labelled_share(self) -> float:
+        """Of the images that an epoch draws, how many have a label, 0 to 1."""
 
 
-def open_source(root: Path, settings: TrainingSettings, images_per_class: int | None = None) -> Source:
+def open_source(
+    root: Path, settings: TrainingSettings, images_per_class: int | None = None, *, sharing: int = 1
+) -> Source:
     """The labelled images of a channel: shards if it holds any (*.tar), else a folder with one subfolder a class.
+
+    Args:
+        images_per_class: only the first N of each class. None: all.
+        sharing: channels of training images that share the disk for copies of shards.
 
     Raises:
         ValueError: there is no class, or one without images; shards are broken; or it holds both kinds.
     """
     if not has_shards(root):
         return LabelledFolder(root, images_per_class)
-    return LabelledShards(root, images_per_class, shard_reading(root, settings))
+    return LabelledShards(root, images_per_class, replace(shard_reading(root, settings), sharing=sharing))
+
+
+def open_unlabelled(root: Path, settings: TrainingSettings, *, sharing: int) -> Digested:
+    """The images of a channel without their labels: shards if it holds any (*.tar), else a folder with images in any tree.
+
+    Args:
+        sharing: channels of training images that share the disk for copies of shards.
+
+    Raises:
+        ValueError: there are no images; shards are broken; or it holds both kinds.
+    """
+    if not has_shards(root):
+        return UnlabelledFolder(root)
+    return UnlabelledShards(root, replace(shard_reading(root, settings), sharing=sharing))
 
 
 def has_shards(root: Path) -> bool:

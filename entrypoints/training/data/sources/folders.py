@@ -1,10 +1,10 @@
-"""Labelled image folders, `<root>/<class>/<image>`."""
+"""Image files: labelled ones, `<root>/<class>/<image>`, and in any tree of folders those without labels."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,25 +22,18 @@ FILES_A_TURN = 10_000
 """Files whose sizes are asked at once, so that a million files need no million futures."""
 
 
-class LabelledFolder:
-    """The images of a folder with one subfolder a class, numbered by class, then by path."""
+class ImageFolder:
+    """Image files below a folder, numbered in the order in which they are given.
 
-    def __init__(self, root: Path, images_per_class: int | None = None):
-        """List the images; none is opened.
+    Args:
+        files: paths from the root.
+    """
 
-        Args:
-            images_per_class: only the first N of each class. None: all.
-
-        Raises:
-            ValueError: there is no class, or one without images.
-        """
-        found = {name: files[:images_per_class] for name, files in find_images(root).items()}
-        self.root, self.classes = root, list(found)
-        self.labels = np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
-        """int64 (images,), class numbers."""
+    def __init__(self, root: Path, files: Sequence[str]):
+        self.root = root
         # One array: worker processes that read a list of a million strings come to own a copy each, since reading counts
         # references and so writes to the shared pages (https://github.com/pytorch/pytorch/issues/13246).
-        self._files = np.array([os.fsencode(file) for files in found.values() for file in files])
+        self._files = np.array([os.fsencode(file) for file in files])
         self.order = FreeOrder(len(self._files))
         self.notes: list[str] = []
 
@@ -60,7 +53,7 @@ class LabelledFolder:
         return read_file(self.name(index))
 
     def digest(self) -> str:
-        """SHA-256 of every image's path below the root, which begins with its class, and its size in bytes, in order.
+        """SHA-256 of every image's path below the root, which begins with its class where it has one, and its size in bytes, in order.
 
         No file is read. Threads ask for the sizes, since each answer may cross a network.
         """
@@ -84,6 +77,42 @@ class LabelledFolder:
         """Nothing is read ahead."""
 
 
+class LabelledFolder(ImageFolder):
+    """The images of a folder with one subfolder a class, numbered by class, then by path."""
+
+    labelled_share = 1.0
+
+    def __init__(self, root: Path, images_per_class: int | None = None):
+        """List the images; none is opened.
+
+        Args:
+            images_per_class: only the first N of each class. None: all.
+
+        Raises:
+            ValueError: there is no class, or one without images.
+        """
+        found = {name: files[:images_per_class] for name, files in find_images(root).items()}
+        super().__init__(root, [file for files in found.values() for file in files])
+        self.classes = list(found)
+        self.labels = np.repeat(np.arange(len(found)), [len(files) for files in found.values()])
+        """int64 (images,), class numbers."""
+
+
+class UnlabelledFolder(ImageFolder):
+    """All images below a folder, in any tree, numbered by path."""
+
+    def __init__(self, root: Path):
+        """List the images; none is opened.
+
+        Raises:
+            ValueError: there are none.
+        """
+        files = sorted(_images_below(root))
+        if not files:
+            raise ValueError(f"{root} has no images: put some there, in any folders ({' '.join(IMAGE_ENDINGS)})")
+        super().__init__(root, files)
+
+
 def find_images(root: Path) -> dict[str, list[str]]:
     """The images of each class: sorted paths from the root, at any depth below the class's folder, without hidden ones.
 
@@ -103,10 +132,11 @@ def find_images(root: Path) -> dict[str, list[str]]:
     return found
 
 
-def _images_below(root: Path, name: str) -> Iterator[str]:
+def _images_below(root: Path, name: str = "") -> Iterator[str]:
+    """Paths from the root, of a folder there or of all, without hidden ones."""
     for folder, subfolders, files in os.walk(root / name, followlinks=True):
         subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith(".")]
         inside = os.path.relpath(folder, root)
         for file in files:
             if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith("."):
-                yield os.path.join(inside, file)
+                yield os.path.normpath(os.path.join(inside, file))

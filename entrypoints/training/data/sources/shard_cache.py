@@ -81,13 +81,14 @@ class ShardCache:
         root: the slow folder.
         sizes: bytes of each shard, by file name.
         limit: bytes of all copies. None: half of these copies and of that disk's free space.
+        sharing: caches that have this limit together, equal parts each.
     """
 
-    def __init__(self, root: Path, sizes: dict[str, int], limit: int | None = None):
+    def __init__(self, root: Path, sizes: dict[str, int], limit: int | None = None, sharing: int = 1):
         self.root, self.sizes = root, sizes
         self.folder = host_folder("copies", root.absolute(), *sizes.items())
         free = shutil.disk_usage(self.folder).free + sum(size for _, _, size in self._copies())
-        self.limit = free // 2 if limit is None else limit
+        self.limit = (free // 2 if limit is None else limit) // sharing
 
     def copy_of(self, name: str) -> Path:
         """A shard's copy; the shard itself if the disk has no room.

@@ -59,9 +59,9 @@ class ShardIndex:
     lengths: np.ndarray
     """int64 (images,): bytes of each image."""
     labels: np.ndarray = field(default_factory=_none)
-    """int64 (images,): class numbers. Empty: the images have masks."""
+    """int64 (images,): class numbers. Empty: the images have masks, or nothing."""
     mask_offsets: np.ndarray = field(default_factory=_none)
-    """int64 (images,): as `offsets`. Empty: the images have classes."""
+    """int64 (images,): as `offsets`. Empty: the images have no masks."""
     mask_lengths: np.ndarray = field(default_factory=_none)
     """int64 (images,)."""
 
@@ -143,18 +143,21 @@ def read_classes(root: Path) -> list[str] | None:
     return names
 
 
-def scan_shards(root: Path, shards: dict[str, int], classes: list[str] | None) -> ShardIndex:
+def scan_shards(root: Path, shards: dict[str, int], classes: list[str] | None, *, labels: bool = True) -> ShardIndex:
     """The index of shards, from their tar headers; no image is read.
+
+    Args:
+        labels: each image has a label or a mask. False: there may be none, and none is read.
 
     Raises:
         ValueError: a shard is broken, or a sample lacks its label; the message names them.
     """
     with ThreadPoolExecutor(SCANS) as pool:
-        scanned = list(pool.map(lambda name: _scan(root / name, classes), shards))
+        scanned = list(pool.map(lambda name: _scan(root / name, classes, labels), shards))
     columns = [np.concatenate([np.array(one[part], np.int64) for one in scanned]) for part in range(5)]
-    offsets, lengths, labels, mask_offsets, mask_lengths = columns
+    offsets, lengths, classes_of, mask_offsets, mask_lengths = columns
     counts = np.array([len(one[0]) for one in scanned], np.int64)
-    if len(labels) and len(mask_offsets):
+    if len(classes_of) and len(mask_offsets):
         name = next(name for name, one in zip(shards, scanned) if one[3])
         raise ValueError(f"{root / name} has masks (*.{MASK_KIND}), other shards have labels: keep them in two folders")
     return ShardIndex(
@@ -164,7 +167,7 @@ def scan_shards(root: Path, shards: dict[str, int], classes: list[str] | None) -
         counts=counts,
         offsets=offsets,
         lengths=lengths,
-        labels=labels,
+        labels=classes_of,
         mask_offsets=mask_offsets,
         mask_lengths=mask_lengths,
     )
@@ -180,7 +183,7 @@ def key_and_kind(member: str) -> tuple[str, str]:
     return folder + slash + key, kind.lower()
 
 
-def _scan(file: Path, classes: list[str] | None) -> Columns:
+def _scan(file: Path, classes: list[str] | None, labels: bool) -> Columns:
     """The places of a shard's images."""
     columns: Columns = ([], [], [], [], [])
     sample: dict[str, tarfile.TarInfo] = {}
@@ -190,7 +193,7 @@ def _scan(file: Path, classes: list[str] | None) -> Columns:
 
             def close() -> None:
                 if sample:
-                    _add(columns, file, current, sample, opened.fileno(), classes)
+                    _add(columns, file, current, sample, opened.fileno(), classes, labels)
                 sample.clear()
 
             for member in tar:
@@ -223,6 +226,7 @@ def _add(
     sample: dict[str, tarfile.TarInfo],
     descriptor: int,
     classes: list[str] | None,
+    labels: bool,
 ) -> None:
     """Append a sample, given by its members' kinds, to a shard's columns."""
     image = next((sample[kind] for kind in IMAGE_KINDS if kind in sample), None)
@@ -232,14 +236,15 @@ def _add(
                 f"{file}: {key} has no image, only {', '.join(sample)}. Images are {', '.join('.' + kind for kind in IMAGE_KINDS)}"
             )
         return  # no sample, such as a readme
-    if MASK_KIND in sample:
+    if labels and MASK_KIND in sample:
         columns[3].append(sample[MASK_KIND].offset_data)
         columns[4].append(sample[MASK_KIND].size)
-    else:
+    elif labels:
         label = next(((kind, sample[kind]) for kind in LABEL_KINDS if kind in sample), None)
         if label is None:
             raise ValueError(
-                f"{file}: {key} has no label: {key}.cls with a class number, {key}.json with a label, or {key}.{MASK_KIND}"
+                f"{file}: {key} has no label: {key}.cls with a class number, {key}.json with a label, or {key}.{MASK_KIND}. Images that "
+                "nobody labelled belong into the channel unlabelled of train_kd.py"
             )
         kind, member = label
         columns[2].append(_label(file, key, kind, os.pread(descriptor, member.size, member.offset_data), classes))

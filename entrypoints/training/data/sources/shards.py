@@ -43,16 +43,21 @@ class ShardReading:
     """Whether each read goes to S3, so that whole shards are copied to the disk first."""
     cache_bytes: int | None = None
     """Limit of all copies on a host. None: half of what is free."""
+    sharing: int = 1
+    """Channels that share this limit."""
 
 
 class ShardFiles:
     """Shards and their index, read at any place by any number of threads and processes.
 
     Attributes:
+        asks_for_labels: whether each image has a label or a mask.
         index: where each image lies.
         order: how images are shuffled.
         notes: the choices made in opening them, with reasons.
     """
+
+    asks_for_labels = True
 
     def __init__(self, root: Path, reading: ShardReading):
         """Open the index; no image is read.
@@ -68,7 +73,7 @@ class ShardFiles:
         self._names = self.index.names
         self._files: dict[int, _OpenFile] = {}
         self._starts = np.cumsum(self.index.counts).tolist()
-        self._cache = ShardCache(root, sizes, reading.cache_bytes) if reading.streamed else None
+        self._cache = ShardCache(root, sizes, reading.cache_bytes, reading.sharing) if reading.streamed else None
         self._describe(sizes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -191,11 +196,12 @@ class ShardFiles:
         """An index made by the first process of this host, while the others wait; kept for the next run."""
         classes = read_classes(self.root)
         times = [os.stat(self.root / name).st_mtime_ns for name in sizes]
-        folder = host_folder(INDEX, self.root.absolute(), *sizes.items(), *times, *(classes or ()))
+        kind = () if self.asks_for_labels else ("without labels",)
+        folder = host_folder(INDEX, self.root.absolute(), *sizes.items(), *times, *(classes or ()), *kind)
         started = time.monotonic()
         with locked(folder / "lock"):
             if not (folder / INDEX).is_file():
-                write_index(folder / INDEX, scan_shards(self.root, sizes, classes))
+                write_index(folder / INDEX, scan_shards(self.root, sizes, classes, labels=self.asks_for_labels))
         self.notes.append(
             f"{self.root} has no {INDEX}, which `launcher prepare` writes beside shards: the headers of {len(sizes)} shards were "
             f"read instead, {time.monotonic() - started:.1f} s, and their index is kept in {folder}"
@@ -226,6 +232,8 @@ class ShardFiles:
 class LabelledShards(ShardFiles):
     """Shards of `<key>.jpg` beside `<key>.cls` or `<key>.json`; images are numbered through them in the order of their names."""
 
+    labelled_share = 1.0
+
     def __init__(self, root: Path, images_per_class: int | None = None, reading: ShardReading | None = None):
         """Open the index; no image is read.
 
@@ -238,6 +246,10 @@ class LabelledShards(ShardFiles):
         super().__init__(root, reading or ShardReading())
         if len(self.index.mask_offsets):
             raise ValueError(f"{root}: its shards hold masks, not labels: train_segmentation.py reads them")
+        if not len(self.labels):
+            raise ValueError(
+                f"{root}: its shards hold no labels: give them as the channel unlabelled, beside labelled images"
+            )
         named = read_classes(root)
         self._require_classes(named)
         self.classes = named or [str(number) for number in range(int(self.labels.max()) + 1)]
@@ -273,6 +285,12 @@ class LabelledShards(ShardFiles):
             f"{self.name(first)} has class {self.labels[first]}, and {self.root} has {why}, so 0 to {most - 1} are valid: "
             f"correct the label, or {' or '.join(CLASSES)}"
         )
+
+
+class UnlabelledShards(ShardFiles):
+    """Shards of `<key>.jpg`, numbered through them in the order of their names; what labels they have is left aside."""
+
+    asks_for_labels = False
 
 
 class _OpenFile:

@@ -1,4 +1,4 @@
-"""A teacher's files: their places in a channel, and their weights by name. A damaged one is refused, never loaded."""
+"""Files of trained models: their places in a channel, and their weights by name. A damaged one is refused, never loaded."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MAX_RATIO, SMALL = 20, 64 << 20
 
 
 def member_folders(channel: Path, unpacked: Path) -> dict[str, Path]:
-    """The folders of a channel that hold one teacher each, by name for messages, in the order of names.
+    """The folders of a channel that hold one model each, by name for messages, in the order of names.
 
-    One teacher is a run's model.tar.gz, its content, or a weights file. Several are an archive each, or a subfolder each that
+    One model is a run's model.tar.gz, its content, or a weights file. Several are an archive each, or a subfolder each that
     holds one of these.
 
     Args:
@@ -55,8 +55,11 @@ def member_folders(channel: Path, unpacked: Path) -> dict[str, Path]:
     }
 
 
-def weights_file(folder: Path) -> Path:
-    """A teacher's weights file: model.safetensors, or the only one.
+def weights_file(folder: Path, channel: str = "teacher") -> Path:
+    """A model's weights file: model.safetensors, or the only one.
+
+    Args:
+        channel: which one the folder came by, for messages.
 
     Raises:
         ValueError: there is none, or there are several of other names.
@@ -66,8 +69,8 @@ def weights_file(folder: Path) -> Path:
     files = [file for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES and not file.name.startswith(".")]
     if len(files) != 1:
         raise ValueError(
-            f"the channel teacher holds {len(files)} weights files ({', '.join(file.name for file in files) or 'none'}): it needs "
-            f"one model.tar.gz, {', '.join(SUFFIXES)}; for an ensemble, one in a subfolder each"
+            f"the channel {channel} holds {len(files)} weights files ({', '.join(file.name for file in files) or 'none'}): it needs "
+            f"one model.tar.gz, {', '.join(SUFFIXES)}{'; for an ensemble, one in a subfolder each' if channel == 'teacher' else ''}"
         )
     return files[0]
 

@@ -1,0 +1,172 @@
+"""Labelled images, and images that nobody labelled, as one source of training images."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from training.data.batches import UNLABELLED, Announce
+from training.data.orders import JointOrder
+from training.data.sources.channels import Digested, Source, has_shards, open_source, open_unlabelled
+from training.runtime.environment import is_streamed
+from training.settings.scripts import LabelledImageSettings
+
+
+class UnlabelledImages:
+    """Images without labels as a Source: each has UNLABELLED in the place of a class number."""
+
+    labelled_share = 0.0
+
+    def __init__(self, channel: Digested, root: Path, classes: Sequence[str]):
+        self.root, self.classes = root, [*classes]
+        self.order = channel.order
+        self.notes = [*channel.notes, f"{len(channel):,} images without labels in {root}"]
+        self.labels = np.full(len(channel), UNLABELLED, np.int64)
+        self._channel = channel
+
+    def __len__(self) -> int:
+        return len(self._channel)
+
+    def name(self, index: int) -> str:
+        return self._channel.name(index)
+
+    def image(self, index: int) -> bytes:
+        return self._channel.image(index)
+
+    def listing(self) -> str:
+        return self._channel.listing()
+
+    def digest(self) -> str:
+        return self._channel.digest()
+
+    def announce(self) -> Announce | None:
+        return self._channel.announce()
+
+
+class JointSource:
+    """Labelled images and, numbered after them, images without labels.
+
+    Attributes:
+        labelled_share: of what an epoch draws.
+
+    Args:
+        per_labelled: images without labels that an epoch draws for each labelled one, in an even number. None: all.
+
+    Raises:
+        ValueError: there are not as many, or it makes none.
+    """
+
+    def __init__(self, labelled: Source, unlabelled: UnlabelledImages, per_labelled: float | None):
+        self.root, self.classes = labelled.root, labelled.classes
+        part = len(unlabelled) if per_labelled is None else round(per_labelled * len(labelled))
+        if part != len(unlabelled):
+            part -= part % 2
+        if not 1 <= part <= len(unlabelled):
+            most = math.floor(1000 * len(unlabelled) / len(labelled)) / 1000
+            raise ValueError(
+                f"unlabelled.per_labelled {per_labelled} makes {part:,} images without labels for {len(labelled):,} with, and "
+                f"{unlabelled.root} has {len(unlabelled):,}: write {2 / len(labelled):.3g} to {most:.3f}, or null for all of them"
+            )
+        self.order = JointOrder(labelled.order, unlabelled.order, part)
+        self.labelled_share = len(labelled) / (len(labelled) + part)
+        self.labels = np.concatenate([labelled.labels, unlabelled.labels])
+        self.notes = [
+            *labelled.notes,
+            *unlabelled.notes,
+            f"an epoch draws {part:,} of them beside {len(labelled):,} with labels{_turns(part, len(unlabelled))}",
+        ]
+        self._labelled, self._unlabelled = labelled, unlabelled
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        """An image's path, for messages."""
+        source, own = self._of(index)
+        return source.name(own)
+
+    def image(self, index: int) -> bytes:
+        """An image file.
+
+        Raises:
+            ValueError: it cannot be read; the message names it.
+        """
+        source, own = self._of(index)
+        return source.image(own)
+
+    def digest(self) -> str:
+        """SHA-256 of both sources' digests."""
+        return _both(self._labelled.digest(), self._unlabelled.digest())
+
+    def listing(self) -> str:
+        """SHA-256 of both sources' listings."""
+        return _both(self._labelled.listing(), self._unlabelled.listing())
+
+    def announce(self) -> Announce | None:
+        """Takes the images that an epoch will draw, for each source its own. None: nothing is read ahead."""
+        announced = [self._labelled.announce(), self._unlabelled.announce()]
+        if announced == [None, None]:
+            return None
+        border = len(self._labelled)
+
+        def announce(indices: np.ndarray) -> Callable[[int], None]:
+            own = indices < border
+            parts = [(announced[0], indices[own], own), (announced[1], indices[~own] - border, ~own)]
+            asked = [(to(images), np.cumsum(which)) for to, images, which in parts if to is not None]
+
+            def asked_for(count: int) -> None:
+                for each, until in asked:
+                    each(int(until[count - 1]))
+
+            return asked_for
+
+        return announce
+
+    def _of(self, index: int) -> tuple[Source, int]:
+        border = len(self._labelled)
+        return (self._labelled, index) if index < border else (self._unlabelled, index - border)
+
+
+def open_training(
+    train: Path | None,
+    unlabelled: Path | None,
+    settings: LabelledImageSettings,
+    per_labelled: float | None = None,
+    *,
+    classes: Sequence[str] = (),
+) -> Source:
+    """The training images of one channel, or of both.
+
+    Args:
+        train: the channel of labelled images. None: there is none.
+        unlabelled: the channel of images without labels. None: there is none.
+        per_labelled: as JointSource has it.
+        classes: where there are no labelled images, the classes all the same.
+
+    Raises:
+        ValueError: as `open_source`, `open_unlabelled` and JointSource.
+    """
+    sharing = max(1, sum(is_streamed(root) and has_shards(root) for root in (train, unlabelled) if root is not None))
+    labelled = None if train is None else open_source(train, settings, settings.images_per_class, sharing=sharing)
+    if unlabelled is None:
+        assert labelled is not None, "there are training images"
+        return labelled
+    found = open_unlabelled(unlabelled, settings, sharing=sharing)
+    others = UnlabelledImages(found, unlabelled, classes if labelled is None else labelled.classes)
+    return others if labelled is None else JointSource(labelled, others, per_labelled)
+
+
+def _turns(part: int, images: int) -> str:
+    """What to say of views that draw a part each."""
+    views = images // part
+    if views < 2:
+        return ""
+    return f"; the next view draws others, and {views} views have drawn nearly all: a teacher cache of fewer views leaves images out"
+
+
+def _both(*parts: str) -> str:
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
