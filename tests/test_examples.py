@@ -45,6 +45,9 @@ def place(tmp_path_factory) -> Path:
     for source in ("digits", "photos", "shapes"):
         prepare(source, folder / "data" / source)
     (folder / "data" / "cutouts").symlink_to("shapes")  # whose pictures a package of Debian's brings
+    (folder / "data" / "stamps").symlink_to("photos")  # as these
+    (folder / "data" / "dinov2-small").mkdir()
+    (folder / "data" / "dinov2-small" / "model.safetensors").touch()  # a package's, of 90 MB
     thin_out(folder / "data", keep=12)
     command = [sys.executable, "-m", "launcher", "run", "configs/quickstart_teacher.yaml", "--smoke"]
     environment = {**os.environ, "LAUNCHER_RUNS": str(folder / "runs")}

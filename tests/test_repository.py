@@ -64,7 +64,12 @@ def with_data(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("with-data")
     for source in ("digits", "photos", "shapes"):
         prepare(source, place / "data" / source)
-    prepare("shapes", place / "data/cutouts")  # the pictures of `cutouts` are Debian's, and not on every machine
+    prepare(
+        "shapes", place / "data/cutouts"
+    )  # the pictures of `cutouts` and stamps are Debian's, and not on every machine
+    (place / "data/stamps").symlink_to("photos")
+    (place / "data/dinov2-small").mkdir()
+    (place / "data/dinov2-small/model.safetensors").touch()  # a package's, of 90 MB
     return place
 
 

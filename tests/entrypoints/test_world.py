@@ -235,6 +235,9 @@ def test_what_may_outlast_a_collective_is_done_by_the_first_rank_alone(tmp_path,
     settings = DistillationSettings(
         student="x", teacher_cache=TeacherCacheSettings(views=1, where=str(tmp_path / "cache"))
     )
-    data, teacher = SimpleNamespace(training=Images(), classes=["a", "b"]), SimpleNamespace(digest=lambda: "weights")
+    data, teacher = (
+        SimpleNamespace(training=Images(), classes=["a", "b"], epoch_images=2),
+        SimpleNamespace(digest=lambda: "weights"),
+    )
     open_cache(settings, teacher, data, None, ALONE)
     assert alone == ["_newest_good", "digest"]
