@@ -134,6 +134,7 @@ def test_a_model_without_a_head_of_its_own_is_refused():
         model.train_head_alone()
 
 
+@pytest.mark.slow
 def test_a_linear_probe_is_a_run_on_two_processes_with_an_average_of_its_weights(tmp_path):
     for part in ("train", "validation"):
         for label in CLASSES:
