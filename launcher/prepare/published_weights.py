@@ -152,7 +152,7 @@ def _converted(graph: Any) -> dict[str, NDArray[np.float32]]:
     """timm's weights by name, from the graph of Hugging Face's Dinov2Model.
 
     torch's exporter keeps the names of most weights. It leaves out those of matrices, which stand transposed beside the layer's MatMul,
-    and those of the two parts of the position embedding, which are told by their shapes.
+    and those of the two parts of the position embedding, which are known by their shapes.
     """
     import numpy as np
     from onnx import numpy_helper
