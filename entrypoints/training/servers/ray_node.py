@@ -134,12 +134,12 @@ def node(groups: Groups, log: Path) -> Iterator[RayNode]:
     options = ["--node-ip-address", address, "--num-gpus", "0", "--object-store-memory", str(_shared_memory())]
     options += ["--disable-usage-stats", "--block"]
     with contextlib.ExitStack() as stack:
+        # of each host its own: hosts of one machine that start at once would take each other's sockets; a socket's path has at most
+        # 107 characters, and Ray adds some 60
+        place = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+        options += ["--temp-dir", stack.enter_context(place)]
         if groups.is_head:
-            # a socket's path has at most 107 characters, and Ray adds some 60
-            place = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
-            )
-            options += ["--head", "--port", str(port), "--temp-dir", place, "--include-dashboard", "false"]
+            options += ["--head", "--port", str(port), "--include-dashboard", "false"]
         else:
             options += ["--address", f"{head}:{port}"]
         if groups.serves:
