@@ -239,7 +239,7 @@ CASES = (
         "slow_rank",
         "by a third",
         {**HEAVY, "num_workers": 0},
-        SLOW_RANK.format(seconds=0.25),
+        SLOW_RANK.format(seconds=0.5),
         ranks=2,
         threads=1,
         fixed={},

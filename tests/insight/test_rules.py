@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from launcher.insight.answers import EXPLAINED
 from launcher.insight.evidence import Evidence
+from launcher.insight.findings import Fix
+from launcher.insight.rules import table
 from launcher.insight.rules.table import judge
 from tests.insight.planted import plant
 
@@ -362,3 +366,16 @@ def test_a_wait_where_epochs_begin_is_the_too_many_workers_own():
     assert "slow_epoch_starts" not in [finding.kind for finding in crowd.findings]
     starts = next(finding.share for finding in few.findings if finding.kind == "slow_epoch_starts")
     assert crowd.findings[0].share > starts > 0.1
+
+
+@pytest.mark.parametrize(
+    ("shares", "order"),
+    [((0.22, 0.21), ["sets", "advises"]), ((0.24, 0.21), ["advises", "sets"]), ((0.21, 0.22), ["sets", "advises"])],
+)
+def test_of_two_findings_as_large_the_one_with_a_fix_comes_first(monkeypatch, shares, order):
+    one = judged(**PLANTED["step_outliers", "mild"]).findings[0]
+    fixes = {"advises": Fix(setting=None, value="look"), "sets": Fix(setting="hyperparameters.num_workers", value=1)}
+    found = [replace(one, kind=kind, share=share, fixes=(fixes[kind],)) for kind, share in zip(fixes, shares)]
+    rules = [table.Rule(finding.kind, lambda _, finding=finding: finding) for finding in found]
+    monkeypatch.setattr(table, "RULES", rules)
+    assert kinds(judged(phases=GPU)) == order

@@ -68,7 +68,25 @@ def judge(evidence: Evidence) -> Report:
     if "operators" not in evidence.facts:
         not_measured.append(NotMeasured(what="operators and kernels", reason=evidence.why_not("operators")))
     findings.sort(key=lambda finding: (not finding.urgent, finding.level == "risk", -(finding.share or 0.0)))
+    for place, (first, second) in enumerate(zip(findings, findings[1:])):
+        if _as_large(first, second) and _has_fix(second) and not _has_fix(first):
+            findings[place : place + 2] = second, first
     return Report(tuple(findings), tuple(not_found), tuple(not_measured), tuple(not_applicable), too_short=short)
+
+
+AS_LARGE = 0.02
+"""Shares of the time that differ by no more are as large: of two such findings one with a fix goes before one with advice alone. Steps that
+take far longer than others are most often what the other finding does now and then."""
+
+
+def _as_large(first: Finding, second: Finding) -> bool:
+    """Whether neither of two findings, in their order, is more than the other."""
+    alike = (first.urgent, first.level) == (second.urgent, second.level)
+    return alike and first.share is not None and second.share is not None and first.share - second.share <= AS_LARGE
+
+
+def _has_fix(finding: Finding) -> bool:
+    return any(fix.label == "fix" for fix in finding.fixes)
 
 
 def _followable(finding: Finding, evidence: Evidence) -> Finding:
