@@ -217,7 +217,7 @@ def test_a_server_may_fail_at_all_that_it_was_asked_at_once(channels, quick, mon
         if number == 1:
             servers.silent = {first}
         if number == 3:
-            assert len(lost) >= 2
+            assert len(lost) >= (1 if when == "proving" else 2)
             for one in lost:
                 one.set_exception(ServerFailed("it died"))
             servers.silent = set()
@@ -354,9 +354,10 @@ def test_a_server_with_other_images_is_refused(channels, tmp_path, quick, change
     change(other)
     found, said = data(channels), []
     servers = Threads(data(other).training, found.collate_training)
-    made = [*Stream(pool(servers, found, said, patience=0.3), draws())]
+    made = [*Stream(pool(servers, found, said, patience=2), draws())]
     assert_same(made, local(found, draws()))
     assert len([line for line in said if "is not asked: it has" in line and why in line]) == 2
+    assert not servers.asked, "a server was asked for images before it was known to have the same"
 
 
 def test_a_server_that_makes_other_pixels_is_refused(channels, quick):

@@ -43,7 +43,8 @@ LOOKS = 50.0
 """Such looks a second that the head answers in all: where there are more processes than that allows, each looks more rarely."""
 
 PROOF = 3
-"""Images that a server makes first, and this process too: a server counts only where both are equal, byte for byte."""
+"""Images, others each time since one may be broken, that a server makes first, and this process too: a server counts only where both are
+equal, byte for byte."""
 
 IN_A_ROW = 3
 """Parts that a server could not make, one after another, from which it is put aside: one alone may hold a broken image."""
@@ -101,8 +102,8 @@ class _Server:
     state: Literal["new", "proving", "live", "refused"] = "new"
     asked: dict[Any, _Request] = field(default_factory=dict)
     """By ticket."""
-    proof: list[Any] = field(default_factory=list)
-    """Tickets."""
+    proof: Any = None
+    """The ticket of what it serves, then of images that it has to make as this process does. None: neither is under way."""
     proof_draws: list[SampleKey] = field(default_factory=list)
     heard: float = 0.0
     """When it last answered, or was first asked."""
@@ -171,7 +172,7 @@ class Pool:
 
     def is_asking(self) -> bool:
         """Whether an answer is on its way."""
-        return any(one.asked or one.proof for one in self._servers.values())
+        return any(one.asked or one.proof is not None for one in self._servers.values())
 
     def window(self) -> int:
         """Batches on their way at most: enough for every server, in bounded memory."""
@@ -211,12 +212,11 @@ class Pool:
     def receive(self, seconds: float) -> list[PendingPart]:
         """Take what servers have made, and wait no longer for it; what a server lost waits again. Returns parts that one could not make."""
         requests = {ticket: server for server in self._servers.values() for ticket in server.asked}
-        proofs = {ticket: server for server in self._servers.values() for ticket in server.proof}
+        proofs = {server.proof: server for server in self._servers.values() if server.proof is not None}
         unmade = []
         for ticket in self._ask.done([*requests, *proofs], seconds):
             if ticket in proofs:
-                if ticket in proofs[ticket].proof:  # its server may have failed at the one before
-                    self._compare(proofs[ticket], ticket)
+                self._compare(proofs[ticket])
                 continue
             server = requests[ticket]
             if ticket not in server.asked:
@@ -249,7 +249,7 @@ class Pool:
         """Ask another server for what is late, and put aside those that do not answer at all."""
         now = time.monotonic()
         for server in self._servers.values():
-            if (server.asked or server.proof) and now - server.heard > LOST_SECONDS:
+            if (server.asked or server.proof is not None) and now - server.heard > LOST_SECONDS:
                 self._fail(server, ServerFailed(f"no answer for {LOST_SECONDS:.0f} s"))
             late = LOST_SECONDS if server.seconds is None else max(LEAST_LATE, LATE * server.seconds)
             for part, asked in [*server.asked.values()]:
@@ -342,7 +342,7 @@ class Pool:
             if not part.there and not part.at:
                 self.waiting.appendleft(part)
         server.asked.clear()
-        server.proof.clear()
+        server.proof = None
 
     def _put_aside(self, server: _Server, error: Exception) -> None:
         """Ask a server nothing for a while."""
@@ -356,35 +356,39 @@ class Pool:
             self._say(f"server {_place(server)} failed: {error}; it is asked again in {pause:.0f} s")
 
     def _prove(self, server: _Server) -> None:
-        """Ask a server for what it serves and for a few images, others each time, since one may be broken."""
-        images = len(self._opened.images)
-        server.proof_draws = [(1, self._proofs.randrange(images)) for _ in range(PROOF)]
+        """Ask a server for what it serves."""
         try:
-            server.proof = [self._ask.about(server.name), self._ask.ask(server.name, server.proof_draws)]
+            server.proof = self._ask.about(server.name)
         except ServerFailed as error:
             self._fail(server, error)
             return
         server.state, server.heard = "proving", time.monotonic()
 
-    def _compare(self, server: _Server, ticket: Any) -> None:
+    def _compare(self, server: _Server) -> None:
         """Take a server where it serves the same images and makes them alike; refuse it for good where it does not."""
-        server.proof.remove(ticket)
+        ticket, server.proof = server.proof, None
         try:
             found = self._ask.redeem(ticket)
+            assert not isinstance(found, Answer), "a proof asks for no logits"
+            server.heard = time.monotonic()
+            if isinstance(found, About):
+                wrong = self._differs(found)
+                if wrong is None:  # only now: pixels of other images would say nothing
+                    server.proof_draws = [(1, self._proofs.randrange(found.images)) for _ in range(PROOF)]
+                    server.proof = self._ask.ask(server.name, server.proof_draws)
+                    return
+            else:
+                wrong = self._looks_different(server, found)
         except (PartFailed, ServerFailed) as error:
             self._fail(server, error)
             return
-        assert not isinstance(found, Answer), "a proof asks for no logits"
-        server.heard = time.monotonic()
-        wrong = self._differs(found) if isinstance(found, About) else self._looks_different(server, found)
         if wrong is not None:
             server.state = "refused"
-            server.proof.clear()
             self._say(f"server {_place(server)} is not asked: {wrong}")
-        elif not server.proof:
-            server.state, self._met = "live", True
-            if server.failed:
-                self._say(f"server {_place(server)} is back")
+            return
+        server.state, self._met = "live", True
+        if server.failed:
+            self._say(f"server {_place(server)} is back")
 
     def _differs(self, found: About) -> str | None:
         if self._listing is None:
