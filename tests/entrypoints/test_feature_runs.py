@@ -73,11 +73,11 @@ def test_a_run_of_two_processes_has_the_losses_of_one(digits):
 @pytest.mark.parametrize(
     ("values", "key", "words"),
     [
-        ({"teacher_cache": {"views": 1}}, "features", "null where kept or sent logits teach"),
+        ({"teacher_cache": {"views": 1}}, "features", "null with teacher_cache or teacher_servers"),
         (
             {"teacher_servers": {}, "worker_type": "remote", "without_servers": "fail"},
             "features",
-            "null where kept or sent logits teach",
+            "null with teacher_cache or teacher_servers",
         ),
         ({"teacher": ["resnet18", "resnet34"]}, "teacher", "one model with features"),
         (

@@ -241,7 +241,7 @@ class TeacherSettings(TrainingSettings):
             *super().conditions(),
             ("hard_label_weight", 0 <= self.hard_label_weight <= most, valid),
             ("features", self.features is None or not headless, "null where nothing else trains the classifier"),
-            ("features", least == 1 or min(sizes) >= least, f"another loss with fewer than {least} images at once"),
+            ("features", min(sizes) >= least or least == 1, "not relational with fewer than 3 images at once"),
         ]
 
 
@@ -381,7 +381,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             (
                 "features",
                 not (self.features and (self.teacher_cache or served)),
-                "null where kept or sent logits teach",
+                "null with teacher_cache or teacher_servers",
             ),
             (
                 "without_servers",
