@@ -1,4 +1,4 @@
-"""Distil a frozen teacher into a light student on its output logits.
+"""Distil a frozen teacher into a light student on its output logits, and on its features.
 
     In a job:         launcher run configs/quickstart.yaml            (the teacher: configs/quickstart_teacher.yaml)
     In a shell:       SM_CHANNEL_TRAIN=data/digits/train SM_CHANNEL_VALIDATION=data/digits/validation SM_CHANNEL_TEACHER=output/model \\
@@ -7,8 +7,8 @@
 
 The loss is `hard_label_weight` × cross-entropy with the labels + the rest × the teacher's part, by default the temperature KL
 of Hinton et al. (https://arxiv.org/abs/1503.02531). Both models look at the same augmented pixels, each with its own
-normalisation and resolution. With `teacher_cache` the teacher runs once for each view of an image, with `teacher_servers` on the hosts
-that make the images.
+normalisation and resolution. With `features` the student also learns what the teacher's last layer makes of them. With
+`teacher_cache` the teacher runs once for each view of an image, with `teacher_servers` on the hosts that make the images.
 """
 
 from functools import partial
@@ -27,6 +27,7 @@ from training.models import start, timm_models
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.scripts import DistillationSettings
+from training.tasks import features
 from training.tasks.distillation import Distillation, ask_servers, load_teacher, open_cache, with_teacher
 from training.tasks.evaluation import evaluate
 from training.teacher import acceptance
@@ -63,18 +64,21 @@ def main(settings: DistillationSettings) -> None:
         say(
             f"student {settings.student}: {timm_models.parameter_count(student):,} parameters, {len(data.classes)} classes"
         )
-        steps = total_steps(settings, data.epoch_images)
-        state = prepare(student, settings, steps, world)
-        now, without = memory.measure(state, settings, data)
+        steps, image = total_steps(settings, data.epoch_images), memory.example(data, world.device)
         teacher = remote = None
         if settings.teacher_servers is not None:
             remote = ask_servers(settings, data, channels, run)
-        elif settings.teacher_weight > 0:
+        elif settings.has_teacher:
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
-            cached, image = settings.teacher_cache is not None, memory.example(data, world.device)
+        beside = features.learner(student, teacher, settings, image)
+        state = prepare(student, settings, steps, world, beside=beside)
+        now, without = memory.measure(state, settings, data)
+        if teacher is not None:
+            now, without = features.with_feature_loss(now, without, state, teacher, settings, image)
+            cached = settings.teacher_cache is not None
             now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
         distillation = partial(Distillation, settings=settings, labelled_share=data.labelled_share)
-        bare = distillation(state.model, teacher and teacher.eager(), timeline=Timeline(world.device))
+        bare = distillation(state.trainable, teacher and teacher.eager(), timeline=Timeline(world.device))
         layout = remote.layout if remote else None
         views = settings.teacher_cache.views if settings.teacher_cache else None
         opened = fitting_loaders(bare, state, data, now, without, run, views=views)

@@ -27,7 +27,7 @@ from training.models import segmenter, timm_models
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.segmentation import SegmentationSettings
-from training.tasks import overlays
+from training.tasks import features, overlays
 from training.tasks.distillation import with_teacher
 from training.tasks.evaluation import describe_classes, evaluate_pixels
 from training.tasks.segmentation import Segmentation
@@ -57,11 +57,9 @@ def main(settings: SegmentationSettings) -> None:
             pretrained=settings.pretrained,
         )
         say(f"{settings.model}: {timm_models.parameter_count(model):,} parameters, {settings.classes} classes")
-        steps = total_steps(settings, data.epoch_images)
-        state = prepare(model, settings, steps, world)
-        now, without = memory.measure(state, settings, data)
+        steps, image = total_steps(settings, data.epoch_images), memory.example(data, world.device)
         teacher = None
-        if settings.teacher_weight > 0:
+        if settings.has_teacher:
             teacher = frozen.load(
                 environment.channel("teacher"),
                 data.classes,
@@ -70,10 +68,16 @@ def main(settings: SegmentationSettings) -> None:
                 precision=settings.teacher_number_format,
                 compile=settings.compile_teacher,
                 pixels=True,
+                features=settings.features.level if settings.features else None,
             ).to(world.device)
-            now, without = with_teacher(now, without, teacher, settings, memory.example(data, world.device))
+        beside = features.learner(model, teacher, settings, image)
+        state = prepare(model, settings, steps, world, beside=beside)
+        now, without = memory.measure(state, settings, data)
+        if teacher is not None:
+            now, without = features.with_feature_loss(now, without, state, teacher, settings, image)
+            now, without = with_teacher(now, without, teacher, settings, image)
         alone = replace(world, rank=0, size=1)
-        bare = Segmentation(state.model, teacher and teacher.eager(), settings, alone, Timeline(world.device))
+        bare = Segmentation(state.trainable, teacher and teacher.eager(), settings, alone, Timeline(world.device))
         opened = fitting_loaders(bare, state, data, now, without, run)
         loaders = opened(settings, say=say)
         task, untaught = (Segmentation(state.trained, one, settings, world, run.timeline) for one in (teacher, None))

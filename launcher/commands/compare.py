@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 import launcher
 from launcher.commands import options as arguments
@@ -32,20 +34,11 @@ def print_comparison(runs: list[Run]) -> None:
         result, seen = run.result(), speed(run.folder)
         of_steps = {} if seen is None else {name: value for name, value in vars(seen).items() if value is not None}
         measured = {**of_steps, **result}
-        settings = result.get("settings", {})
-        weight = settings.get("hard_label_weight")
-        learned = (
-            "labels"
-            if weight == 1 or not isinstance(weight, (int, float))
-            else "teacher"
-            if weight == 0
-            else f"labels {number(weight, 'g')} + teacher {number(1 - weight, 'g')}"
-        )
         rows.append(
             [
                 run.folder.read(run.folder.plan)["job"]["name"],
                 str(measured.get("model", "-")),
-                learned if result else "-",
+                learned_from(result.get("settings", {})) if result else "-",
                 number(measured.get("parameters"), ","),
                 str(measured.get("steps", "-")),
                 quality(result),
@@ -59,3 +52,16 @@ def print_comparison(runs: list[Run]) -> None:
     print()
     for run in runs:
         print(f"{run.state:<10} {run.folder.path}")
+
+
+def learned_from(settings: Mapping[str, Any]) -> str:
+    """What a run's loss was made of, with the weights where there are several parts."""
+    labels, teacher = settings.get("hard_label_weight"), settings.get("teacher_loss_weight")
+    if not isinstance(labels, (int, float)):
+        return "labels"
+    features = (settings.get("features") or {}).get("weight", 0)
+    parts = {"labels": labels, "teacher": 1 - labels if teacher is None else teacher, "features": features}
+    weights = {name: weight for name, weight in parts.items() if weight}
+    return " + ".join(
+        name if len(weights) == 1 else f"{name} {number(weight, 'g')}" for name, weight in weights.items()
+    )

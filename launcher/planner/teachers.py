@@ -43,7 +43,7 @@ def check(job: Job, places: Mapping[str, str]) -> Iterator[Issue]:
     """
     given, settings = job.inputs.get(CHANNEL), job.hyperparameters
     labels = settings.get("hard_label_weight", 1 if job.script == PIXELS else 0.5)
-    labels_alone = labels == 1 and not settings.get("teacher_loss_weight")
+    labels_alone = labels == 1 and not settings.get("teacher_loss_weight") and not settings.get("features")
     if job.source is not None or job.script not in SCRIPTS or given is None or labels_alone:
         return
     if given.source in ("s3", "fsx", "efs"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import launcher
@@ -74,26 +75,36 @@ def main() -> None:
             own = {key: place for key, place in inputs.items() if key not in left_out(arm)}
             run = f"fashion-{name.replace(' ', '-')}"
             results[name].append(train(run, "train_kd.py", {**STUDENT, **arm, "seed": seed}, own))
-    print()
-    heading = f"test accuracy, mean ± sd over {len(SEEDS)} seeds"
-    print(f"{'':<28} {'parameters':>10}  {heading:>40}  {'images/s':>8}")
-    for name, found in (("teacher", [teacher]), *((f"student {name}", found) for name, found in results.items())):
-        accuracies = [100 * result["validation_accuracy"] for result in found]
-        spread = f"± {statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else "(one seed)"
-        speed = statistics.median(result["images_per_second"] for result in found)
-        accuracy = f"{statistics.mean(accuracies):.2f} {spread}"
-        print(f"{name:<28} {found[0]['parameters']:>10,}  {accuracy:>40}  {speed:>8.0f}")
+    table = {"teacher": [teacher], **{f"student {name}": found for name, found in results.items()}}
+    show_table(table, f"test accuracy, mean ± sd over {len(SEEDS)} seeds")
     for name, before in (
         ("distilled", "alone"),
         ("and without labels", "distilled"),
         ("without any label", "distilled"),
     ):
-        pairs = zip(results[before], results[name], strict=True)
-        gains = [100 * (b["validation_accuracy"] - a["validation_accuracy"]) for a, b in pairs]
-        listed = ", ".join(f"{gain:+.2f}" for gain in gains)
-        print(
-            f"{name} over {before}, by seed: {listed} points; mean {statistics.mean(gains):+.2f} ± {statistics.stdev(gains):.2f}"
-        )
+        show_gain(table, f"student {name}", f"student {before}")
+
+
+def show_table(results: Mapping[str, Sequence[dict]], heading: str) -> None:
+    """A line for each of the runs' names, with the accuracy over its seeds."""
+    print()
+    print(f"{'':<28} {'parameters':>10}  {heading:>40}  {'images/s':>8}")
+    for name, found in results.items():
+        accuracies = [100 * result["validation_accuracy"] for result in found]
+        spread = f"± {statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else "(one seed)"
+        speed = statistics.median(result["images_per_second"] for result in found)
+        accuracy = f"{statistics.mean(accuracies):.2f} {spread}"
+        print(f"{name:<28} {found[0]['parameters']:>10,}  {accuracy:>40}  {speed:>8.0f}")
+
+
+def show_gain(results: Mapping[str, Sequence[dict]], name: str, before: str) -> None:
+    """What one of them gained over another, seed by seed."""
+    pairs = zip(results[before], results[name], strict=True)
+    gains = [100 * (b["validation_accuracy"] - a["validation_accuracy"]) for a, b in pairs]
+    listed = ", ".join(f"{gain:+.2f}" for gain in gains)
+    print(
+        f"{name} over {before}, by seed: {listed} points; mean {statistics.mean(gains):+.2f} ± {statistics.stdev(gains):.2f}"
+    )
 
 
 def left_out(arm: dict) -> list[str]:

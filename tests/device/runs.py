@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from training.engine.state import TrainingState
 from training.models import export, segmenter, timm_models
 from training.runtime import accelerator
+from training.settings.features import FeatureSettings
 from training.settings.scripts import ClassifierSettings, DistillationSettings, TeacherCacheSettings
 from training.settings.segmentation import SegmentationSettings
 from training.teacher.frozen import Teacher
@@ -116,7 +117,9 @@ class Runs:
         patch.setattr(accelerator, "find", lambda _: device)
         kind, own = SCRIPTS[script]
         cache = values.pop("teacher_cache", None)
-        extra = {} if cache is None else {"teacher_cache": TeacherCacheSettings(**cache)}
+        extra: dict[str, Any] = {} if cache is None else {"teacher_cache": TeacherCacheSettings(**cache)}
+        features = values.pop("features", None)
+        extra |= {} if features is None else {"features": FeatureSettings(**features)}
         module, used = importlib.import_module(script), {}
         # the stand-in has this kernel alone, and others add in another order
         with sdpa_kernel(SDPBackend.MATH), self._watched(module, used, (*LOG_LINES, *waits_in)):
@@ -157,7 +160,7 @@ def same_numbers(run: Run, other: Run) -> None:
 def left_behind(run: Run) -> list[str]:
     """The tensors of training that are not on the GPU. A `step` is where its optimizer's kernel wants it."""
     state = run.state
-    tensors = {f"model {name}": value for name, value in state.model.state_dict().items()}
+    tensors = {f"trainable {name}": value for name, value in state.trainable.state_dict().items()}
     tensors |= {f"model {name}": value for name, value in state.model.named_buffers()}
     if state.average is not None:
         tensors |= {f"average {name}": value for name, value in state.average.module.state_dict().items()}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.device.runs import CONVOLUTIONAL, CPU, VIT, Runs, left_behind, same_numbers
+from tests.device.runs import CONVOLUTIONAL, CPU, RESNET, VIT, Runs, left_behind, same_numbers
 
 EVERYTHING = {
     **{"mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 0.1, "min_crop_area": 0.5},
@@ -35,9 +35,14 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "standardised logits": ("train_kd", {"standardize_logits": True}),
     "teacher cache": ("train_kd", {"teacher_cache": {"views": 1, "top_k": 2}, "epochs": 3}),
     "teacher cache of all logits": ("train_kd", {"teacher_cache": {"views": 2, "top_k": None}, "epochs": 4}),
+    "pooled features": ("train_kd", {"features": {"loss": "smooth_l1"}, **EVERYTHING}),
+    "features of places": ("train_kd", {"features": {"level": "tokens"}, "student": "resnet10t", "student_options": RESNET}),
+    "features alone": ("train_kd", {"features": {"level": "tokens", "weight": 2}, "hard_label_weight": 1.0}),
+    "relations": ("train_kd", {"features": {"loss": "relational"}}),
     "segmentation": ("train_segmentation", {}),
     "segmentation with dice": ("train_segmentation", {"dice_weight": 0.5, "min_scale": 0.5, "max_scale": 1.5}),
     "segmentation with a teacher": ("train_segmentation", {"teacher": "pixel_teacher", "hard_label_weight": 0.5}),
+    "segmentation of features": ("train_segmentation", {"teacher": "pixel_teacher", "features": {"level": "tokens"}}),
 }  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def hyperparameters() -> str:
     order = list(dict.fromkeys(cls for found in bases.values() for cls in found))
     for name, found in bases.items():
         lines.append(f"| `{name}` | {', '.join(f'[{_title(cls)}](#{_anchor(_title(cls))})' for cls in found)} |")
-    for cls in [*order, scripts.TeacherCacheSettings]:
+    for cls in [*order, scripts.TeacherCacheSettings, scripts.FeatureSettings]:
         lines += ["", f"## {_title(cls)}", "", _doc(cls), ""]
         lines += ["| name | takes | default | meaning |", "| --- | --- | --- | --- |"]
         for item in dataclasses.fields(cls):
@@ -182,6 +182,7 @@ def _title(cls: type) -> str:
         "LabelledImageSettings": "One class an image",
         "TeacherSettings": "With a teacher",
         "TeacherCacheSettings": "teacher_cache",
+        "FeatureSettings": "features",
     }.get(cls.__name__) or next(name for name, found in SCRIPTS.items() if found is cls)
 
 

@@ -188,6 +188,8 @@ def test_images_without_labels_have_a_teacher_and_where_they_are_alone_nothing_e
 def test_every_condition_has_a_case_above():
     common = {name for name, *_ in TeacherSettings().conditions()}
     assert {name for name, *_ in DistillationSettings(student="x").conditions()} == set(WRONG) | {
+        "teacher",
+        "features",
         "teacher_cache",
         "compose_augmentation",
         "worker_type",

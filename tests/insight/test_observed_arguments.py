@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from launcher.commands.compare import print_comparison
+from launcher.commands.compare import learned_from, print_comparison
 from launcher.insight.diagnosis import Diagnosis
 from launcher.insight.measurements import read
 from launcher.record import records
@@ -71,6 +71,21 @@ def test_advice_on_a_config_is_for_runs_that_have_one(store):
     watched = read(str(run_folder(store, {"name": "watched"}, slow).path))
     assert "FSx for Lustre" in str(Diagnosis(mine)) and "FSx for Lustre" not in str(Diagnosis(watched))
     assert mine.script.by_launcher and not watched.script.by_launcher
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "labels"),
+        ({"hard_label_weight": 1}, "labels"),
+        ({"hard_label_weight": 0}, "teacher"),
+        ({"hard_label_weight": 0.25}, "labels 0.25 + teacher 0.75"),
+        ({"hard_label_weight": 1, "teacher_loss_weight": 2}, "labels 1 + teacher 2"),
+        ({"hard_label_weight": 1, "features": {"weight": 5}}, "labels 1 + features 5"),
+    ],
+)
+def test_a_comparison_says_what_each_run_learned_from(settings, text):
+    assert learned_from(settings) == text
 
 
 def test_runs_are_compared_by_what_the_observer_saw(store, capsys):

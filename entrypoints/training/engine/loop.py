@@ -78,7 +78,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
     per_epoch, validation = len(loaders.train_batches), {}
     epochs = -(-steps // per_epoch)
     resumed_from = _resume(state, run)
-    register_hook(state.model, report.say)
+    register_hook(state.trainable, report.say)
 
     def evaluation_is_due() -> bool:
         epoch, rest = divmod(state.step, per_epoch)
@@ -92,7 +92,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
         epoch, first = state.step // per_epoch + 1, state.step % per_epoch
         loaders.train_batches.start(epoch, first)
         task.begin_epoch(epoch, loaders.train_batches)
-        state.model.train()
+        state.trainable.train()
         batches = _on_device(iter(loaders.train), world, timeline)
         timeline.start()
         for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
@@ -137,7 +137,7 @@ def step_by_step(
     """
     batches, timeline = loaders.train_batches, run.timeline
     epoch, first = divmod(first_step, len(batches))
-    state.model.train()
+    state.trainable.train()
     timeline.start()
     for number in itertools.count(epoch + 1):
         batches.start(number, first)
@@ -176,7 +176,7 @@ def _step(
         if state.scaler is not None:
             state.scaler.unscale_(state.optimizer)
         if settings.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(state.model.parameters(), settings.max_grad_norm)
+            nn.utils.clip_grad_norm_(state.trainable.parameters(), settings.max_grad_norm)
         if state.scaler is None:
             state.optimizer.step()
         else:

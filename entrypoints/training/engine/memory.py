@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import bisect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from launcher_observer.process import peak_host_memory
@@ -27,6 +29,9 @@ HEADROOM = 0.1
 
 PROBES = (2, 4)
 """Images of the two passes whose difference is what one image more keeps."""
+
+LOSS_PROBES = (1, 2, 3, 4)
+"""Images of the four losses that tell a polynomial's coefficients: a constant, images, pairs and triples."""
 
 CAST_MODULES = (nn.Linear, nn.modules.conv._ConvNd)
 """Whose weights autocast copies (https://docs.pytorch.org/docs/stable/amp.html, ops that autocast to lower precision)."""
@@ -51,6 +56,10 @@ class Footprint:
     """The teacher's weights; 0: there is none, or it does not run."""
     teacher_activations: float = 0
     """The most that the teacher holds at once of an image; it keeps nothing."""
+    pairs: float = 0
+    """What a loss of relations keeps for each pair of images: of N there are N²."""
+    triples: float = 0
+    """And for each three: of N there are N³."""
     casts: int = 0
     """The copies of the weights in autocast's format, which live as long as a step; 0: there is no autocast."""
 
@@ -61,12 +70,14 @@ class Footprint:
 
     def step(self, images: int) -> float:
         """Bytes of a step on N images. The teacher is done before the student begins."""
-        return self.fixed + images * max(self.activations, self.teacher_activations)
+        kept = images * (self.activations + images * (self.pairs + images * self.triples))
+        return self.fixed + max(kept, images * self.teacher_activations)
 
     def largest_batch(self, capacity: int) -> int:
         """Images that fit into N bytes at once, with headroom."""
-        an_image = max(self.activations, self.teacher_activations, 1)
-        return max(0, int((capacity * (1 - HEADROOM) - self.fixed) / an_image))
+        space = capacity * (1 - HEADROOM)
+        most = max(0, int(space - self.fixed))  # at a byte an image, the least
+        return bisect.bisect_right(range(1, most + 1), space, key=self.step)
 
 
 def example(data: Data[Images, Images], device: torch.device) -> torch.Tensor:
@@ -104,11 +115,30 @@ def activation_bytes(model: nn.Module, image: torch.Tensor, precision: Precision
         image: (1, channels, height, width), as the model takes it.
     """
     buffers = [buffer.clone() for buffer in model.buffers()]
+
+    def output(images: int) -> Any:
+        with precision.autocast():
+            return model(image.repeat(images, 1, 1, 1))
+
     with accelerator.same_random_numbers(image.device):
-        few, more = (_kept(model, image.repeat(count, 1, 1, 1), precision) for count in PROBES)
+        few, more = (_kept(output, count) for count in PROBES)
     for buffer, before in zip(model.buffers(), buffers):
         buffer.copy_(before)
     return max(0.0, (more - few) / (PROBES[1] - PROBES[0]))
+
+
+def loss_bytes(loss: Callable[[int], torch.Tensor], device: torch.device) -> tuple[float, float, float]:
+    """What a loss keeps for the backward pass: of each image, of each pair, and of each three images.
+
+    Args:
+        loss: of N made-up images.
+    """
+    with accelerator.same_random_numbers(device):
+        kept = [_kept(loss, count) for count in LOSS_PROBES]
+    counts = torch.tensor(LOSS_PROBES, dtype=torch.float64)
+    powers = torch.linalg.solve(torch.vander(counts, increasing=True), torch.tensor(kept, dtype=torch.float64))
+    an_image, a_pair, a_triple = (max(0.0, round(value, 3)) for value in powers[1:].tolist())
+    return an_image, a_pair, a_triple
 
 
 def working_bytes(model: nn.Module, images: torch.Tensor) -> float:
@@ -211,11 +241,11 @@ def measure(
     state: TrainingState, settings: TrainingSettings, data: Data[Images, Images]
 ) -> tuple[Footprint, dict[str, Footprint]]:
     """A step's footprint without a teacher, and by setting the one that it would have without it."""
-    model, world, image = state.model.train(), state.world, example(data, state.world.device)
+    model, world, image = state.trainable.train(), state.world, example(data, state.world.device)
     now = Footprint(
         weights=bytes_of(model),
         optimizer=optimizer_bytes(model, settings, world),
-        average=0 if state.average is None else bytes_of(model),
+        average=0 if state.average is None else bytes_of(state.model),
         activations=activation_bytes(model, image, state.precision),
         casts=cast_bytes(model, state.precision),
     )
@@ -277,8 +307,8 @@ def when_full(size: int, share: int, predicted: float, space: int, settings: Tra
     return f"A step of {size} images was predicted to take {_size(predicted)} of {_size(space)}: {asked}, and resume"
 
 
-def _kept(model: nn.Module, images: torch.Tensor, precision: Precision) -> int:
-    """Bytes of the distinct storages that autograd saves in one forward pass; parameters are counted elsewhere."""
+def _kept(function: Callable[[int], Any], images: int) -> int:
+    """Bytes of the distinct storages that autograd saves in a function of N images; parameters are counted elsewhere."""
     storages: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -288,8 +318,8 @@ def _kept(model: nn.Module, images: torch.Tensor, precision: Precision) -> int:
         return tensor
 
     # what autograd keeps stays alive as long as the output, so that no two storages have one address
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), precision.autocast():
-        output = model(images)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = function(images)
     del output
     return sum(storages.values())
 

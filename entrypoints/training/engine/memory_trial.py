@@ -34,7 +34,7 @@ class StepTrial:
 
     def fits(self, size: int) -> bool:
         """Whether forward, backward and the optimizer's state of `size` images fit."""
-        device, model = self._state.world.device, self._state.model
+        device, model = self._state.world.device, self._state.trainable
         buffers = [buffer.clone() for buffer in model.buffers()]
         try:
             with accelerator.same_random_numbers(device):

@@ -11,7 +11,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 
 from training.distributed.world import World
-from training.models.timm_models import only_channels_last, parameter_groups
+from training.models.features import parameter_groups
+from training.models.timm_models import only_channels_last
 from training.runtime import accelerator
 from training.settings.scripts import TrainingSettings
 

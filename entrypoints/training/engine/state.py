@@ -16,6 +16,7 @@ from training.engine import optimizers
 from training.engine.schedules import warmup_cosine
 from training.models import precision
 from training.models.compiled import StaticBatch
+from training.models.features import WithFeatures
 from training.models.timm_models import Normalized, choose_attention, convolutional
 from training.settings.scripts import TrainingSettings
 
@@ -26,6 +27,8 @@ class TrainingState:
 
     model: Normalized
     """The bare model on its device."""
+    trainable: nn.Module
+    """All that the optimizer changes: the model, or what holds it beside a projection of its features."""
     trained: nn.Module
     """The same, compiled and wrapped for data-parallel training: what a task calls."""
     average: ModelEmaV3 | None
@@ -59,7 +62,7 @@ class TrainingState:
         return {
             "step": self.step,
             "evaluated_at": self.evaluated_at,
-            "model": self.model.state_dict(),
+            "trainable": self.trainable.state_dict(),
             "average": None if self.average is None else self.average.module.state_dict(),
             "optimizer": optimizer,
             "schedule": self.schedule.state_dict(),
@@ -69,7 +72,7 @@ class TrainingState:
     def restore(self, captured: dict[str, Any]) -> None:
         """Go on from a captured state; the world may have another size than then."""
         self.step, self.evaluated_at = captured["step"], captured["evaluated_at"]
-        self.model.load_state_dict(captured["model"])
+        self.trainable.load_state_dict(captured["trainable"])
         if self.average is not None:
             self.average.module.load_state_dict(captured["average"])
         optimizers.restore(self.optimizer, captured["optimizer"])
@@ -82,20 +85,25 @@ class TrainingState:
         return {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
 
 
-def prepare(model: Normalized, settings: TrainingSettings, steps: int, world: World) -> TrainingState:
+def prepare(
+    model: Normalized, settings: TrainingSettings, steps: int, world: World, *, beside: WithFeatures | None = None
+) -> TrainingState:
     """A model made ready for N steps of training: on its device, in its memory order, compiled, distributed.
+
+    Args:
+        beside: holds the model and the projection that is trained beside it, of which no average is kept. None: the model alone trains.
 
     Raises:
         ValueError: the device lacks the precision, the optimizer or the compression that the settings ask for.
     """
     chosen = precision.choose(settings.precision, world.device)
-    model.to(world.device)
+    trainable: nn.Module = (beside or model).to(world.device)
     if settings.channels_last or (settings.channels_last is None and convolutional(model)):
         model.to(memory_format=torch.channels_last)
     choose_attention(model, chosen.dtype, world.device)
     average = None if settings.ema_decay is None else ModelEmaV3(model, settings.ema_decay)
     compiled: Any = (
-        torch.compile(model) if settings.compile else model
+        torch.compile(trainable) if settings.compile else trainable
     )  # a module too, which torch's annotation does not say
     trained = distribute(
         compiled,
@@ -103,8 +111,11 @@ def prepare(model: Normalized, settings: TrainingSettings, steps: int, world: Wo
         static_graph=settings.static_graph,
         gradient_compression=settings.gradient_compression,
     )
-    optimizer = optimizers.build(model, settings, world)
+    optimizer = optimizers.build(trainable, settings, world)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: warmup_cosine(step, steps, settings.warmup_fraction)
     )
-    return TrainingState(model, trained, average, chosen, optimizer, schedule, chosen.scaler(), world, settings.compile)
+    scaler = chosen.scaler()
+    return TrainingState(
+        model, trainable, trained, average, chosen, optimizer, schedule, scaler, world, settings.compile
+    )

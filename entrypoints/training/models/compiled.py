@@ -19,7 +19,7 @@ class StaticBatch(nn.Module):
     def __init__(self, model: nn.Module):
         """
         Args:
-            model: takes a tensor (batch, …), gives one (batch, …). It keeps its parameters and its mode.
+            model: takes a tensor (batch, …), gives one (batch, …), or a tuple of such. It keeps its parameters and its mode.
         """
         super().__init__()
         self.model = model
@@ -27,11 +27,11 @@ class StaticBatch(nn.Module):
         self._largest = 0
         self.train(model.training)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Images (batch, …) -> what the model gives for them (batch, …)."""
+    def forward(self, images: torch.Tensor) -> Any:
+        """Images (batch, …) -> what the model gives for them (batch, …), one tensor or several."""
         count, full = len(images), max(self._largest, len(images))
         if count < full:
             images = torch.cat([images, images[-1:].expand(full - count, *images.shape[1:])])
-        output: torch.Tensor = self._compiled(images)
+        output = self._compiled(images)
         self._largest = full  # not before: there may be no memory for that many
-        return output[:count]
+        return tuple(part[:count] for part in output) if isinstance(output, tuple) else output[:count]

@@ -45,15 +45,22 @@ class Segmenter(nn.Module):
         self.classifier = nn.Conv2d(channels, classes, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.decoded(self.encoded(images), images.shape[-2:])
+
+    def encoded(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """The encoder's features (batch, channels, rows, columns), from fine to coarse."""
         features = self.encoder(images)
-        levels = [features[level].permute(0, 3, 1, 2) if self.channels_last else features[level] for level in self.used]
+        return [features[level].permute(0, 3, 1, 2) if self.channels_last else features[level] for level in self.used]
+
+    def decoded(self, levels: list[torch.Tensor], size: torch.Size) -> torch.Tensor:
+        """The logits of images of this height and width from their features."""
         finest = levels[0].shape[-2:]
         merged = self.lateral[-1](levels[-1])
         total = _enlarge(self.smooth[-1](merged), finest)
         for level, lateral, smooth in reversed(list(zip(levels[:-1], self.lateral, self.smooth))):
             merged = lateral(level) + F.interpolate(merged, size=level.shape[-2:], mode="nearest")
             total = total + _enlarge(smooth(merged), finest)
-        return _enlarge(self.classifier(total), images.shape[-2:])
+        return _enlarge(self.classifier(total), size)
 
 
 def build(

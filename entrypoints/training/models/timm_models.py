@@ -61,6 +61,11 @@ class Normalized(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(self.normalized(images))
+        return logits
+
+    def normalized(self, images: torch.Tensor) -> torch.Tensor:
+        """The images as the wrapped model takes them."""
         if images.shape[1] != self.mean.shape[1]:  # broadcasting would make three channels of one without a word
             raise ValueError(
                 f"a model for {self.mean.shape[1]} channels got images with {images.shape[1]}: set in_chans"
@@ -70,9 +75,7 @@ class Normalized(nn.Module):
             size = (self.image_size, self.image_size)
             pixels = F.interpolate(pixels, size, mode="bilinear", align_corners=False, antialias=True)
         pixels = (pixels / 255).sub_(self.mean).div_(self.std)
-        weight = next(self.model.parameters(), pixels)
-        logits: torch.Tensor = self.model(pixels.to(weight.dtype))
-        return logits
+        return pixels.to(next(self.model.parameters(), pixels).dtype)
 
     def train(self, mode: bool = True) -> Normalized:
         super().train(mode)

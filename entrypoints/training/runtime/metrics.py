@@ -90,6 +90,7 @@ METRICS = (
     LOSS,
     Metric("label_loss", "nats", "The labels' part of the loss", signed=True),
     Metric("teacher_loss", "nats", "The teacher's part of the loss", signed=True),
+    Metric("feature_loss", "", "The features' part of the loss, not weighted"),
     *(
         Metric(name, "", meaning, signed=True, sagemaker=None)
         for name, meaning in (

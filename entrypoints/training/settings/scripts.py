@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from training.settings import fixed_on_resume, limits, require, setting
+from training.settings.features import FeatureSettings
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 WorkerKind = Literal["threads", "processes"]
@@ -207,14 +208,21 @@ class TeacherSettings(TrainingSettings):
     temperature: float = setting(4.0, above=0)
     """Both models' logits are divided by it before the softmax."""
     hard_label_weight: float = 0.5
-    """Weight of the label loss. 1, with no teacher_loss_weight: labels alone, and the teacher is neither loaded nor run."""
+    """Weight of the label loss. 1, with no teacher_loss_weight and no features: labels alone; no teacher is loaded or run."""
     teacher_loss_weight: float | None = setting(None, at_least=0)
     """Weight of the teacher's part. None: 1 - hard_label_weight."""
+    features: FeatureSettings | None = None
+    """Learn the teacher's features beside its logits, or with teacher_loss_weight 0 instead of them. {}: with the defaults. None: no."""
 
     @property
     def teacher_weight(self) -> float:
-        """The weight of the teacher's part of the loss; 0: there is no teacher."""
+        """The weight of the teacher's logits in the loss."""
         return 1 - self.hard_label_weight if self.teacher_loss_weight is None else self.teacher_loss_weight
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether anything is learned from a teacher: its logits, or its features."""
+        return self.teacher_weight > 0 or self.features is not None
 
     @property
     def teacher_number_format(self) -> Literal["fp32", "bf16", "fp16"]:
@@ -226,7 +234,15 @@ class TeacherSettings(TrainingSettings):
     def conditions(self) -> list[tuple[str, bool, str]]:
         most = 1 if self.teacher_loss_weight is None else float("inf")
         valid = "from 0 to 1; above 1 only beside teacher_loss_weight"
-        return [*super().conditions(), ("hard_label_weight", 0 <= self.hard_label_weight <= most, valid)]
+        headless = self.hard_label_weight == 0 and self.teacher_weight == 0
+        least = 1 if self.features is None else self.features.least_images
+        sizes = [size for size in (self.global_batch_size, self.batch_size_per_device) if isinstance(size, int)]
+        return [
+            *super().conditions(),
+            ("hard_label_weight", 0 <= self.hard_label_weight <= most, valid),
+            ("features", self.features is None or not headless, "null where nothing else trains the classifier"),
+            ("features", min(sizes) >= least or least == 1, "not relational with fewer than 3 images at once"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +347,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """DIST's weight of the relation between a class's images."""
 
     def channels(self) -> list[str]:
-        teacher = ["teacher"] if self.teacher_weight > 0 and not self.teacher_pretrained else []
+        teacher = ["teacher"] if self.has_teacher and not self.teacher_pretrained else []
         cache = [self.teacher_cache.channel] if self.teacher_cache and self.teacher_cache.channel else []
         start = ["weights"] if self.pretrained == "channel" else []
         return super().channels() + teacher + cache + start
@@ -361,13 +377,19 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
                 not served or (self.teacher_weight > 0 and self.worker_type == "remote"),
                 "null where there is no teacher, and without worker_type remote",
             ),
+            ("teacher", self.features is None or not isinstance(self.teacher, list), "one model with features"),
+            (
+                "features",
+                not (self.features and (self.teacher_cache or served)),
+                "null with teacher_cache or teacher_servers",
+            ),
             (
                 "without_servers",
                 not served or self.without_servers == "fail",
                 "fail with teacher_servers: training processes have no teacher to go on with",
             ),
             ("compile_teacher", not served or not self.compile_teacher, "false with teacher_servers"),
-            ("unlabelled", self.unlabelled is None or self.teacher_weight > 0, "null where there is no teacher"),
+            ("unlabelled", self.unlabelled is None or self.has_teacher, "null where there is no teacher"),
             (
                 "hard_label_weight",
                 not alone or self.hard_label_weight == 0,

@@ -56,7 +56,7 @@ class SegmentationSettings(TeacherSettings):
         return [*self.class_names] if self.class_names else [str(number) for number in range(self.classes)]
 
     def channels(self) -> list[str]:
-        return super().channels() + (["teacher"] if self.teacher_weight > 0 else [])
+        return super().channels() + (["teacher"] if self.has_teacher else [])
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         names, colours = self.class_names or (), self.class_colours or ()

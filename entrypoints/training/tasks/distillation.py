@@ -1,4 +1,4 @@
-"""Distillation as a task of the training loop: a student that learns from labels and from a frozen teacher's logits."""
+"""Distillation as a task of the training loop: a student that learns from labels, and from a frozen teacher's logits and features."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from training.runtime import accelerator
 from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
 from training.settings.scripts import DistillationSettings, TeacherSettings
+from training.tasks.features import logits_and_features, untaught, with_features
 from training.tasks.losses import distillation_loss, label_cross_entropy
 from training.teacher import frozen, served
 from training.teacher.cache import TeacherCache
@@ -32,7 +33,10 @@ from training.teacher.logit_records import RecordLayout, record_layout
 
 
 class Distillation:
-    """`hard_label_weight` × cross-entropy with the labels + `teacher_weight` × the teacher's part, on one view for both models."""
+    """`hard_label_weight` × cross-entropy with the labels + `teacher_weight` × the teacher's part + `features.weight` × the features'.
+
+    Both models look at one view.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,7 @@ class Distillation:
     ):
         """
         Args:
-            student: as TrainingState.trained has it.
+            student: as TrainingState.trained has it; it gives features too where `settings.features` are learned.
             teacher: None: labels alone, or the logits come with the images.
             cache: keeps the teacher's logits; None: the teacher runs on every step.
             layout: of the logits that come with the images. None: none do.
@@ -66,12 +70,12 @@ class Distillation:
     def __call__(self, batch: LabelledBatch | TaughtBatch) -> dict[str, torch.Tensor]:
         """The losses of a micro-batch on the student's device; scalars in nats."""
         settings, phase = self.settings, self.timeline.phase
-        target = None
+        target = taught = None
         if self.teacher is not None or self.layout is not None:
             with phase("teacher_forward"):
-                target = self._target(batch)
+                target, taught = self._target(batch)
         with phase("student_forward"):
-            logits = self.student(batch.images)
+            logits, features = logits_and_features(self.student(batch.images))
         with phase("loss"):
             labels = label_cross_entropy(
                 logits,
@@ -82,22 +86,24 @@ class Distillation:
                 labelled_share=self.labelled_share,
             )
             if target is None:
-                return {"loss": labels}
-            parts = distillation_loss(logits, target, batch, settings)
-            teacher = torch.stack([*parts.values()]).sum()
-            return {
-                "loss": settings.hard_label_weight * labels + settings.teacher_weight * teacher,
-                "label_loss": labels,
-                "teacher_loss": teacher,
-                **(parts if len(parts) > 1 else {}),
-            }
+                return {"loss": labels + untaught(features)}
+            losses = {"loss": settings.hard_label_weight * labels, "label_loss": labels}
+            if settings.teacher_weight > 0:
+                parts = distillation_loss(logits, target, batch, settings)
+                losses["teacher_loss"] = torch.stack([*parts.values()]).sum()
+                losses["loss"] = losses["loss"] + settings.teacher_weight * losses["teacher_loss"]
+                losses |= parts if len(parts) > 1 else {}
+            return {**losses, **with_features(losses["loss"], features, taught, settings)}
 
-    def _target(self, batch: LabelledBatch | TaughtBatch) -> torch.Tensor:
-        """The teacher's logits, float32 (batch, classes)."""
+    def _target(self, batch: LabelledBatch | TaughtBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The teacher's logits, float32 (batch, classes), and its features where they are learned."""
         if isinstance(batch, TaughtBatch):
             assert self.layout is not None, "whoever asks for taught batches knows their layout"
-            return self.layout.decode(batch.records.numpy(), batch.images.device)
-        return self._ask(batch.images) if self.cache is None else self.cache.logits(batch, self._ask)
+            return self.layout.decode(batch.records.numpy(), batch.images.device), None
+        if self.settings.features is not None:
+            assert self.teacher is not None, "nothing else has features, as the settings say"
+            return self.teacher.with_features(batch.images)
+        return self._ask(batch.images) if self.cache is None else self.cache.logits(batch, self._ask), None
 
     def _ask(self, images: torch.Tensor) -> torch.Tensor:
         assert self.teacher is not None
@@ -121,6 +127,7 @@ def load_teacher(
         options=settings.teacher_options,
         precision=settings.teacher_number_format,
         compile=settings.compile_teacher,
+        features=settings.features.level if settings.features else None,
     )
 
 
@@ -176,6 +183,7 @@ def with_teacher(
     """The footprints of `memory.measure` with a teacher that runs beside the student, or does so until its cache is filled.
 
     Args:
+        now, without: with the loss of features already, where they are learned.
         image: uint8 (1, channels, height, width), on the teacher's device.
         cached: the teacher's logits are kept.
     """

@@ -16,6 +16,7 @@ import torch
 from training.models import segmenter, timm_models
 from training.models.compiled import StaticBatch
 from training.models.export import hash_weights, read_description
+from training.models.features import Level, WithFeatures
 from training.models.files import member_folders, read_weights, weights_file
 from training.models.precision import FORMATS
 
@@ -26,7 +27,7 @@ LOCAL, HUB = "local-dir:", "hf-hub:"
 
 
 class FrozenModel:
-    """One model's logits, in its own normalisation, resolution and number format.
+    """One model's logits, and features on request, in its own normalisation, resolution and number format.
 
     It is no nn.Module, so no optimizer, average, DDP or checkpoint of the student reaches it.
     """
@@ -39,11 +40,16 @@ class FrozenModel:
         *,
         precision: Precision = "fp32",
         compile: bool = False,
+        features: Level | None = None,
     ):
         """
         Args:
             model: changed, and not to be used elsewhere.
             name, options: the arguments of timm.create_model.
+            features: those that it is asked for. None: none.
+
+        Raises:
+            ValueError: as WithFeatures.
         """
         self.name, self.options, self.precision = name, dict(options), precision
         memory_format = torch.channels_last if timm_models.convolutional(model) else torch.contiguous_format
@@ -51,15 +57,22 @@ class FrozenModel:
         self.model = model.eval().requires_grad_(False)
         timm_models.choose_attention(model, FORMATS[precision], model.mean.device)
         self._parts = [*model.modules()]
-        self._compiled = StaticBatch(model) if compile else None
+        self._called: torch.nn.Module = model if features is None else WithFeatures(model, features).eval()
+        self._compiled = StaticBatch(self._called) if compile else None
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, height, width])."""
+        return self.with_features(images)[0]
+
+    def with_features(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same, and the features that it is asked for, float32 (batch, width) or (batch, rows, columns, width)."""
         if any(module.training for module in self._parts):  # after a call of train(): dropout and BatchNorm stay off
             self.model.eval()
         # no_grad: the backward pass of the student's loss cannot keep inference_mode's tensors
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            return self._logits(images).float()
+            output = self._output(images)
+            logits, features = output if isinstance(output, tuple) else (output, None)
+            return logits.float(), None if features is None else features.float()
 
     def digest(self) -> str:
         """SHA-256 of all that the logits depend on but the images, whatever file and device hold the weights."""
@@ -74,13 +87,12 @@ class FrozenModel:
         hash_weights(total, self.model.model.state_dict())
         return total.hexdigest()
 
-    def _logits(self, images: torch.Tensor) -> torch.Tensor:
+    def _output(self, images: torch.Tensor) -> Any:
         if self._compiled is not None:
             from torch._dynamo.exc import TorchDynamoException  # slow to import; torch.compile has it
 
             try:
-                compiled: torch.Tensor = self._compiled(images)
-                return compiled
+                return self._compiled(images)
             except TorchDynamoException as error:
                 cause = " ".join(str(error).split())[:300]
                 warnings.warn(
@@ -88,8 +100,7 @@ class FrozenModel:
                     stacklevel=3,
                 )
                 self.run_as_it_is()
-        logits: torch.Tensor = self.model(images)
-        return logits
+        return self._called(images)
 
     def run_as_it_is(self) -> None:
         """Run eagerly from now on."""
@@ -111,6 +122,13 @@ class Teacher:
         """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, height, width]), without a gradient."""
         first, *others = (member(images) for member in self.members)
         return torch.stack([first, *others]).mean(0) if others else first
+
+    def with_features(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits and the features of the only model, which was loaded with them, from one forward pass."""
+        [member] = self.members
+        logits, features = member.with_features(images)
+        assert features is not None, "whoever asks for features has loaded the teacher with them"
+        return logits, features
 
     def to(self, device: torch.device) -> Teacher:
         """Move the weights to a device, in place; free if they are there."""
@@ -154,6 +172,7 @@ def load(
     precision: Precision = "fp32",
     compile: bool = False,
     pixels: bool = False,
+    features: Level | None = None,
 ) -> Teacher:
     """The teacher in a channel, or with published weights; on the CPU.
 
@@ -170,11 +189,12 @@ def load(
         precision: of the weights and the arithmetic.
         compile: pass the models through torch.compile at the first batch; one that fails runs eagerly, with a warning.
         pixels: the teacher gives every pixel a class, as train_segmentation.py's models do.
+        features: those that it is asked for beside its logits. None: none.
 
     Raises:
         ValueError: all that is wrong with any model: no weights, several, damaged ones, no model name, weights that do not fit it,
             other classes or channels than the student's; a segmenter for images of another size, or for a classifier's place, or
-            the other way round.
+            the other way round; features of several models.
     """
     members, problems = [], []
     # random starting weights must not move the student's
@@ -186,9 +206,14 @@ def load(
                     found = _read_segmenter(source, classes, channels, image_size)
                 else:
                     found = _read(source, options or {}, classes, channels, image_size)
-                members.append(FrozenModel(*found, precision=precision, compile=compile))
+                members.append(FrozenModel(*found, precision=precision, compile=compile, features=features))
             except ValueError as error:
                 problems.append(f"{source.label}: {error}" if len(sources) > 1 else str(error))
+        if features is not None and len(sources) > 1:
+            labels = ", ".join(source.label for source in sources)
+            problems.append(
+                f"features of {len(sources)} teachers ({labels}) have no mean: give one, or set features to null"
+            )
     if problems:
         raise ValueError("\n".join(problems))
     return Teacher(members)

@@ -1,0 +1,32 @@
+"""The settings of what a student learns of its teacher's features. Standard library only, as all settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from training.settings import limits, require, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSettings:
+    """How a student learns its teacher's features."""
+
+    weight: float = setting(1.0, above=0)
+    """Of the features' part in the loss, beside the labels' and the logits'."""
+    loss: Literal["cosine", "smooth_l1", "relational"] = "cosine"
+    """How features are compared, after a linear projection of the student's that trains with it and is not exported: by their direction
+    (https://arxiv.org/abs/2312.06709), or by smooth L1 with the teacher's whitened ones (https://arxiv.org/abs/2205.14141). relational:
+    without a projection, by distances and angles between the images of a micro-batch (https://arxiv.org/abs/1904.05068)."""
+    level: Literal["pooled", "tokens"] = "pooled"
+    """pooled: an image's vector before the classifier. tokens: a vector for each place of the last feature map or for each patch of a
+    ViT; the teacher's grid is scaled to the student's. Segmentation takes the encoder's coarsest scale."""
+
+    @property
+    def least_images(self) -> int:
+        """With which there is something to compare: an angle takes three."""
+        return 3 if self.loss == "relational" else 1
+
+    def __post_init__(self) -> None:
+        pooled = self.loss != "relational" or self.level == "pooled"
+        require(*limits(self), ("level", pooled, "pooled with loss relational"))

@@ -1,0 +1,101 @@
+"""What the tasks with a teacher share where its features are learned: who trains, their part of the loss, and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from training.engine import memory
+from training.engine.memory import Footprint
+from training.engine.state import TrainingState
+from training.models.features import WithFeatures, projecting
+from training.models.timm_models import Normalized
+from training.settings.scripts import TeacherSettings
+from training.tasks.feature_losses import feature_loss
+from training.teacher.frozen import Teacher
+
+
+def learner(
+    student: Normalized, teacher: Teacher | None, settings: TeacherSettings, image: torch.Tensor
+) -> WithFeatures | None:
+    """The student with its features, and beside them their projection to the teacher's width; None where no features are learned.
+
+    Args:
+        student: on the CPU.
+        image: uint8 (1, channels, height, width), on the teacher's device.
+
+    Raises:
+        ValueError: one of the models has no such features.
+    """
+    if settings.features is None:
+        return None
+    assert teacher is not None, "features are a teacher's"
+    width = teacher.with_features(image)[1].shape[-1]
+    if settings.features.loss == "relational":
+        return WithFeatures(student, settings.features.level)
+    return projecting(student, settings.features.level, width, image)
+
+
+def logits_and_features(
+    output: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a trained model gave: its logits; and its features, where they are learned."""
+    return output if isinstance(output, tuple) else (output, None)
+
+
+def with_features(
+    loss: torch.Tensor, features: torch.Tensor | None, taught: torch.Tensor | None, settings: TeacherSettings
+) -> dict[str, torch.Tensor]:
+    """The loss with the features' part, and that part by its name; as it is where there are none.
+
+    Args:
+        features, taught: the student's and the teacher's, as `feature_loss` takes them.
+    """
+    if settings.features is None:
+        return {"loss": loss}
+    assert features is not None and taught is not None, "both models give them"
+    part = feature_loss(features, taught, settings.features)
+    return {"loss": loss + settings.features.weight * part, "feature_loss": part}
+
+
+def untaught(features: torch.Tensor | None) -> torch.Tensor | float:
+    """0, with a gradient of 0 for the projection of features that nothing is learned of: DDP waits for every parameter's."""
+    return 0.0 if features is None else 0 * features.sum()
+
+
+def with_feature_loss(
+    now: Footprint,
+    without: Mapping[str, Footprint],
+    state: TrainingState,
+    teacher: Teacher,
+    settings: TeacherSettings,
+    image: torch.Tensor,
+) -> tuple[Footprint, dict[str, Footprint]]:
+    """The footprints of `memory.measure` with what the loss of features keeps; as they are where none are learned.
+
+    Args:
+        image: uint8 (1, channels, height, width), on the device of both models.
+    """
+    if not isinstance(state.trainable, WithFeatures):
+        return now, {**without}
+    own, taught, how = (
+        state.trainable.feature_shape(image),
+        teacher.with_features(image)[1].shape[1:],
+        settings.features,
+    )
+    assert how is not None, "the settings made it one with features"
+
+    def loss(images: int) -> torch.Tensor:
+        student, target = (torch.randn(images, *shape, device=image.device) for shape in (own, taught))
+        return feature_loss(student.requires_grad_() * 1, target, how)  # autograd's leaves are not counted
+
+    an_image, a_pair, a_triple = memory.loss_bytes(loss, image.device)
+    return (
+        replace(now, activations=now.activations + an_image, pairs=a_pair, triples=a_triple),
+        {
+            name: replace(step, activations=step.activations + an_image, pairs=a_pair, triples=a_triple)
+            for name, step in without.items()
+        },
+    )
