@@ -1,16 +1,15 @@
-"""Distillation as a task of the training loop: a student that learns from labels and from a frozen teacher's logits."""
+"""Distillation as a task of the training loop: students that learn from labels and from one frozen teacher's logits."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from training.data.batches import LabelledBatch, TaughtBatch, TrainingBatches, view_of
 from training.data.loaders import Collate, Data
@@ -25,6 +24,7 @@ from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
 from training.settings.scripts import DistillationSettings, TeacherSettings
 from training.tasks.losses import distillation_loss, label_cross_entropy
+from training.tasks.students import Student
 from training.teacher import frozen, served
 from training.teacher.cache import TeacherCache
 from training.teacher.frozen import Teacher
@@ -32,29 +32,30 @@ from training.teacher.logit_records import RecordLayout, record_layout
 
 
 class Distillation:
-    """`hard_label_weight` × cross-entropy with the labels + `teacher_weight` × the teacher's part, on one view for both models."""
+    """`hard_label_weight` × cross-entropy with the labels + `teacher_weight` × the teacher's part, on one view for all models.
+
+    Several students see the same pixels, and the teacher answers once for all of them.
+    """
 
     def __init__(
         self,
-        student: nn.Module,
+        students: Sequence[Student],
         teacher: Teacher | None = None,
         cache: TeacherCache | None = None,
         *,
-        settings: DistillationSettings,
         timeline: Timeline,
         layout: RecordLayout | None = None,
         labelled_share: float = 1.0,
     ):
         """
         Args:
-            student: as TrainingState.trained has it.
             teacher: None: labels alone, or the logits come with the images.
             cache: keeps the teacher's logits; None: the teacher runs on every step.
             layout: of the logits that come with the images. None: none do.
             labelled_share: of the images that an epoch draws, how many have a label.
         """
-        self.student, self.teacher, self.cache, self.layout = student, teacher, cache, layout
-        self.settings, self.timeline, self.labelled_share = settings, timeline, labelled_share
+        self.students, self.teacher, self.cache, self.layout = students, teacher, cache, layout
+        self.timeline, self.labelled_share = timeline, labelled_share
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
@@ -63,15 +64,21 @@ class Distillation:
             if complete and self.teacher is not None:
                 self.teacher.to(torch.device("cpu"))
 
-    def __call__(self, batch: LabelledBatch | TaughtBatch) -> dict[str, torch.Tensor]:
-        """The losses of a micro-batch on the student's device; scalars in nats."""
-        settings, phase = self.settings, self.timeline.phase
+    def __call__(self, batch: LabelledBatch | TaughtBatch) -> Iterator[dict[str, torch.Tensor]]:
+        """The losses of a micro-batch on the students' device, of one student after the other; scalars in nats."""
         target = None
         if self.teacher is not None or self.layout is not None:
-            with phase("teacher_forward"):
+            with self.timeline.phase("teacher_forward"):
                 target = self._target(batch)
+        for student in self.students:
+            yield self._losses(student, batch, target)
+
+    def _losses(
+        self, student: Student, batch: LabelledBatch | TaughtBatch, target: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        settings, phase = student.settings, self.timeline.phase
         with phase("student_forward"):
-            logits = self.student(batch.images)
+            logits = student.model(batch.images)
         with phase("loss"):
             labels = label_cross_entropy(
                 logits,
@@ -81,7 +88,7 @@ class Distillation:
                 smoothing=settings.label_smoothing,
                 labelled_share=self.labelled_share,
             )
-            if target is None:
+            if target is None or settings.teacher_weight == 0:
                 return {"loss": labels}
             parts = distillation_loss(logits, target, batch, settings)
             teacher = torch.stack([*parts.values()]).sum()
