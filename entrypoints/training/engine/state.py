@@ -85,8 +85,12 @@ class TrainingState:
 
     def own(self) -> dict[str, torch.Tensor]:
         """What differs between ranks: random numbers, and buffers such as BatchNorm's running statistics, of each one's images."""
+        modules = {"buffer": self.model, **({} if self.average is None else {"average": self.average.module})}
         buffers = {
-            f"buffer {name}": buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()
+            f"{kind} {name}": buffer
+            for kind, module in modules.items()
+            for name, buffer in module.named_buffers()
+            if buffer.is_floating_point()
         }
         return {**self.random_numbers.state, **buffers}
 
