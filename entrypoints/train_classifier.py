@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from training.data.views import open_data
 from training.engine import memory, probe
-from training.engine.delivery import deliver, require_packages
+from training.engine.delivery import Trained, deliver, require_packages
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
 from training.engine.run import started, total_steps
@@ -49,9 +49,9 @@ def main(settings: ClassifierSettings) -> None:
         say(f"model {settings.model}: {timm_models.parameter_count(model):,} parameters, {len(data.classes)} classes")
         steps = total_steps(settings, data.epoch_images)
         state = prepare(model, settings, steps, world)
-        now, without = memory.measure(state, settings, data)
+        now, without = memory.measure([state], data)
         bare = Classification(state.model, settings.label_smoothing, Timeline(world.device))
-        opened = fitting_loaders(bare, state, data, now, without, run)
+        opened = fitting_loaders(bare, [state], data, now, without, run)
         loaders = opened(settings, say=say)
         probed = {}
         if settings.probe_input_images:
@@ -67,18 +67,15 @@ def main(settings: ClassifierSettings) -> None:
             loaders = replace(loaders, train=probe.RepeatedBatch(loaders.train))
         task = Classification(state.trained, settings.label_smoothing, run.timeline)
         if settings.probe_seconds:
-            return probe.measure(task, state, loaders, opened, run)
+            return probe.measure(task, [state], loaders, opened, run)
 
         measure = partial(evaluate, loader=loaders.validation, world=world, autocast=state.precision.autocast)
-        torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks
-        outcome = train(task, measure, state, loaders, steps, run)
+        outcome = train(task, measure, [state], loaders, steps, run)
         deliver(
             outcome,
-            state,
+            [Trained(state, settings.model, settings.model_options)],
             data,
             run,
-            name=settings.model,
-            options=settings.model_options,
             image_size=settings.image_size,
             measured={"hardware": hardware(world.device), **probed},
         )

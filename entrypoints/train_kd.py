@@ -1,4 +1,4 @@
-"""Distil a frozen teacher into a light student on its output logits, and on its features.
+"""Distil a frozen teacher into a light student on its output logits and features, or into several students at once.
 
     In a job:         launcher run configs/quickstart.yaml            (the teacher: configs/quickstart_teacher.yaml)
     In a shell:       SM_CHANNEL_TRAIN=data/digits/train SM_CHANNEL_VALIDATION=data/digits/validation SM_CHANNEL_TEACHER=output/model \\
@@ -7,8 +7,9 @@
 
 The loss is `hard_label_weight` × cross-entropy with the labels + the rest × the teacher's part, by default the temperature KL
 of Hinton et al. (https://arxiv.org/abs/1503.02531). Both models look at the same augmented pixels, each with its own
-normalisation and resolution. With `features` the student also learns what the teacher's last layer makes of them. With
-`teacher_cache` the teacher runs once for each view of an image, with `teacher_servers` on the hosts that make the images.
+normalisation and resolution. With `features` the student also learns what the teacher's last layer makes of them. With `students`
+several learn from one pass of the teacher, each as it would alone. With `teacher_cache` the teacher runs once for each view of an
+image, with `teacher_servers` on the hosts that make the images.
 """
 
 from functools import partial
@@ -21,15 +22,15 @@ from training.engine.delivery import deliver, require_packages
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
 from training.engine.run import started, total_steps
-from training.engine.state import prepare
 from training.measure.timeline import Timeline
-from training.models import start, timm_models
 from training.servers.serving import serve, serves
 from training.settings import read_settings
+from training.settings.entries import variants
 from training.settings.scripts import DistillationSettings
 from training.tasks import features
 from training.tasks.distillation import Distillation, ask_servers, load_teacher, open_cache, with_teacher
 from training.tasks.evaluation import evaluate
+from training.tasks.students import Students
 from training.teacher import acceptance
 
 
@@ -39,8 +40,8 @@ def main(settings: DistillationSettings) -> None:
     with started(settings) as (settings, run):
         require_packages(settings)
         environment, world, say = run.environment, run.world, run.report.say
-        torch.manual_seed(settings.seed)
-        channels = settings.student_options.get("in_chans", 3)
+        each = variants(settings)
+        channels = next(iter(each.values())).student_options.get("in_chans", 3)  # the same of all
         labelled, unlabelled = training_folders(settings, environment)
         data = open_data(
             labelled,
@@ -53,40 +54,29 @@ def main(settings: DistillationSettings) -> None:
             output=environment.output_data_dir,
         )
         run.report.say_all(data.notes)
-        student = start.build(
-            settings.student,
-            settings.student_options,
-            data.classes,
-            settings.pretrained,
-            environment,
-            image_size=settings.image_size,
-        )
-        say(
-            f"student {settings.student}: {timm_models.parameter_count(student):,} parameters, {len(data.classes)} classes"
-        )
         steps, image = total_steps(settings, data.epoch_images), memory.example(data, world.device)
         teacher = remote = None
         if settings.teacher_servers is not None:
             remote = ask_servers(settings, data, channels, run)
-        elif settings.has_teacher:
+        elif any(own.has_teacher for own in each.values()):
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
-        beside = features.learner(student, teacher, settings, image)
-        state = prepare(student, settings, steps, world, beside=beside)
-        now, without = memory.measure(state, settings, data)
+        students = Students(each, teacher, data.classes, environment, image, steps, world, say)
+        states = students.states
+        now, without = memory.measure(states, data)
         if teacher is not None:
-            now, without = features.with_feature_loss(now, without, state, teacher, settings, image)
+            now, without = features.with_feature_loss(now, without, states, teacher, settings, image)
             cached = settings.teacher_cache is not None
             now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
-        distillation = partial(Distillation, settings=settings, labelled_share=data.labelled_share)
-        bare = distillation(state.trainable, teacher and teacher.eager(), timeline=Timeline(world.device))
+        distillation = partial(Distillation, labelled_share=data.labelled_share)
+        bare = distillation(students.bare, teacher and teacher.eager(), timeline=Timeline(world.device))
         layout = remote.layout if remote else None
         views = settings.teacher_cache.views if settings.teacher_cache else None
-        opened = fitting_loaders(bare, state, data, now, without, run, views=views)
+        opened = fitting_loaders(bare, states, data, now, without, run, views=views)
         loaders = opened(settings, say=say)
         if settings.probe_seconds:  # without a cache: measured is the pass that fills it
-            task = distillation(state.trained, teacher, timeline=run.timeline, layout=layout)
-            alone = distillation(state.trained, timeline=run.timeline) if teacher else None
-            return probe.measure(task, state, loaders, opened, run, without_teacher=alone)
+            task = distillation(students.trained, teacher, timeline=run.timeline, layout=layout)
+            alone = distillation(students.trained, timeline=run.timeline) if teacher else None
+            return probe.measure(task, states, loaders, opened, run, without_teacher=alone)
 
         cache = taught = None
         teacher_logits: list[torch.Tensor] | None = None
@@ -105,25 +95,22 @@ def main(settings: DistillationSettings) -> None:
             cache = open_cache(settings, teacher, data, environment, world)
             if cache is not None:
                 say(cache.say())
-        task = distillation(state.trained, teacher, cache, timeline=run.timeline, layout=layout)
+        task = distillation(students.trained, teacher, cache, timeline=run.timeline, layout=layout)
         measure = partial(
             evaluate,
             loader=loaders.validation,
             world=world,
-            autocast=state.precision.autocast,
+            autocast=states[0].precision.autocast,
             teacher_logits=teacher_logits,
         )
-        torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
-        outcome = train(task, measure, state, loaders, steps, run)
+        outcome = train(task, measure, states, loaders, steps, run)
         if cache is not None:
             cache.close()
         deliver(
             outcome,
-            state,
+            students.delivered,
             data,
             run,
-            name=settings.student,
-            options=settings.student_options,
             image_size=settings.image_size,
             measured={"teacher": taught},
         )

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from training.data.masks import open_data
 from training.engine import memory, probe
-from training.engine.delivery import deliver
+from training.engine.delivery import Trained, deliver
 from training.engine.fitting import fitting_loaders
 from training.engine.loop import train
 from training.engine.run import started, total_steps
@@ -72,17 +72,17 @@ def main(settings: SegmentationSettings) -> None:
             ).to(world.device)
         beside = features.learner(model, teacher, settings, image)
         state = prepare(model, settings, steps, world, beside=beside)
-        now, without = memory.measure(state, settings, data)
+        now, without = memory.measure([state], data)
         if teacher is not None:
-            now, without = features.with_feature_loss(now, without, state, teacher, settings, image)
+            now, without = features.with_feature_loss(now, without, [state], teacher, settings, image)
             now, without = with_teacher(now, without, teacher, settings, image)
         alone = replace(world, rank=0, size=1)
         bare = Segmentation(state.trainable, teacher and teacher.eager(), settings, alone, Timeline(world.device))
-        opened = fitting_loaders(bare, state, data, now, without, run)
+        opened = fitting_loaders(bare, [state], data, now, without, run)
         loaders = opened(settings, say=say)
         task, untaught = (Segmentation(state.trained, one, settings, world, run.timeline) for one in (teacher, None))
         if settings.probe_seconds:
-            return probe.measure(task, state, loaders, opened, run, without_teacher=untaught if teacher else None)
+            return probe.measure(task, [state], loaders, opened, run, without_teacher=untaught if teacher else None)
 
         measure = partial(
             evaluate_pixels,
@@ -96,17 +96,14 @@ def main(settings: SegmentationSettings) -> None:
         if teacher is not None:
             minimum, number_format = settings.min_teacher_miou, settings.teacher_number_format
             taught = acceptance.accept(teacher, measure(teacher), minimum, number_format, say)
-        torch.manual_seed(settings.seed + 1 + world.rank)  # dropout differs between ranks, and not with the teacher
-        outcome = train(task, measure, state, loaders, steps, run)
+        outcome = train(task, measure, [state], loaders, steps, run)
         if outcome.validation:
-            say(describe_classes(outcome.validation))
+            say(describe_classes(outcome.validation[state.name]))
         deliver(
             outcome,
-            state,
+            [Trained(state, settings.model, settings.model_options)],
             data,
             run,
-            name=settings.model,
-            options=settings.model_options,
             image_size=settings.image_size,
             decoder={
                 "channels": settings.decoder_channels,

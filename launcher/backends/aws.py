@@ -73,7 +73,8 @@ class Aws(Backend):
             elif given.source in ("fsx", "efs"):
                 shown[name] = f"{given.source} {given.fsx or given.efs}:{given.path}"
             elif name in places and job.output is not None:
-                in_s3 = _model_in_s3(Path(places[name]).parent) if given.run else None
+                whole = given.run is not None and given.student is None
+                in_s3 = _model_in_s3(Path(places[name]).parent) if whole else None
                 if in_s3 is None:
                     item = upload.planned_upload(job, name, Path(places[name]))
                     uploads.append(item)

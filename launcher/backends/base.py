@@ -15,7 +15,7 @@ from launcher.config.job import Job
 from launcher.planner import groups, model_names, python_start, teachers, validation
 from launcher.planner.plan import HostPlan, Plan, Price, Upload, run_name
 from launcher.planner.source_package import SourceFile, source_files, source_folder
-from launcher.record import failure_causes
+from launcher.record import failure_causes, records
 from launcher.record.records import RunFolder
 
 OBSERVED = "steps, data loading and the machine are measured, the script is unchanged (observe: false: not at all)"
@@ -121,7 +121,7 @@ class Backend(Starter, ABC):
             about={"observed": f"no: {not_observed}" if not_observed else OBSERVED, **self.about(job, request)},
             differences=self.DIFFERENCES,
             pinned={
-                name: Path(places[name]).parent.name
+                name: Path(places[name]).relative_to(records.store()).parts[0]
                 for name, given in job.inputs.items()
                 if given.run and name in places
             },

@@ -9,6 +9,7 @@ from typing import Any
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.config import students
 from launcher.insight.diagnose import speed
 from launcher.record.progress import quality
 from launcher.runner.run import Run
@@ -33,20 +34,23 @@ def print_comparison(runs: list[Run]) -> None:
     for run in runs:
         result, seen = run.result(), speed(run.folder)
         of_steps = {} if seen is None else {name: value for name, value in vars(seen).items() if value is not None}
-        measured = {**of_steps, **result}
-        rows.append(
-            [
-                run.folder.read(run.folder.plan)["job"]["name"],
-                str(measured.get("model", "-")),
-                learned_from(result.get("settings", {})) if result else "-",
-                number(measured.get("parameters"), ","),
-                str(measured.get("steps", "-")),
-                quality(result),
-                number(measured.get("step_seconds"), ".3g"),
-                number(measured.get("images_per_second"), ".0f"),
-                number(run.outcome().get("seconds"), ".1f"),
-            ]
-        )
+        job, settings = run.folder.read(run.folder.plan)["job"]["name"], result.get("settings", {})
+        overrides = students.results(settings)
+        for student, of_one in (students.results(result) or {"": {}}).items():
+            measured = {**of_steps, **result, **of_one}
+            rows.append(
+                [
+                    f"{job}/{student}" if student else job,
+                    str(measured.get("model", "-")),
+                    learned_from({**settings, **overrides.get(student, {})}) if result else "-",
+                    number(measured.get("parameters"), ","),
+                    str(measured.get("steps", "-")),
+                    quality(of_one or result),
+                    number(measured.get("step_seconds"), ".3g"),
+                    number(measured.get("images_per_second"), ".0f"),
+                    number(run.outcome().get("seconds"), ".1f"),
+                ]
+            )
     results = ["job", "model", "learned from", "parameters", "steps", "accuracy"]
     print(Table([*results, "s/step", "images/s", "seconds"], rows))
     print()

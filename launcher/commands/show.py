@@ -12,11 +12,13 @@ from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
 from launcher.commands.foreground import print_failure
 from launcher.commands.runs import as_last_heard
+from launcher.config import students
 from launcher.record import records
 from launcher.record.log_lines import last_lines
 from launcher.record.progress import RunProgress, percent
 from launcher.runner.run import Run
-from launcher.show.text import counted, dollars, number
+from launcher.show.table import Table
+from launcher.show.text import counted, dollars, indent, number
 
 
 def add(to: arguments.Add) -> None:
@@ -63,10 +65,27 @@ def print_run(run: Run) -> None:
             f"  took        {outcome['seconds']:.1f} s, {number(outcome.get('host_seconds'), '.1f')} host-seconds"
         )
     lines += _about_the_price(plan, outcome, run)
-    lines += [f"  result      {name}: {value}" for name, value in run.result().items() if name != "settings"]
+    result = run.result()
+    each = students.results(result)
+    shown = {name: value for name, value in result.items() if name != "settings" and not (name == "students" and each)}
+    lines += [f"  result      {name}: {value}" for name, value in shown.items()]
+    lines += [indent(str(_students(each)))] if each else []
     lines += [f"  file        {name}: {path}" for name, path in run.artifacts().items()]
     print("\n".join(lines))
     print_failure(outcome)
+
+
+def _students(each: dict[str, dict[str, Any]]) -> Table:
+    """A row for each student of a result, and a column for everything that it says of them."""
+    names = list(dict.fromkeys(name for own in each.values() for name in own))
+    rows = [[student, *(_cell(own.get(name)) for name in names)] for student, own in each.items()]
+    return Table(["student", *(name.removeprefix("validation_") for name in names)], rows)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return number(value, ".4f")
+    return "-" if value is None else str(value)
 
 
 def _about_the_script(plan: dict[str, Any]) -> list[str]:

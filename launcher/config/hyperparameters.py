@@ -92,7 +92,7 @@ def _by_settings_class(
     """Issues of hyperparameters and channels with a script's settings class."""
     module_name, class_name = declared
     issues: list[Issue] = []
-    with kit_modules("training.settings") as (settings_module,):
+    with kit_modules("training.settings", "training.settings.entries") as (settings_module, entries):
         classes = SettingsClasses([(source / script).parent, source, entrypoints_folder()], entrypoints_folder())
         try:
             settings_class = classes.get(module_name, class_name)
@@ -100,7 +100,8 @@ def _by_settings_class(
                 wrong = f"{script} imports {class_name} from {module_name}, where it is not a dataclass"
                 return [Issue(key="script", found=wrong, fix=f"define a dataclass {class_name} in {module_name}.py")]
             settings, problems = settings_module.check(settings_class, values)
-            needed = _needed_channels(settings, classes)
+            each = {} if settings is None else entries.variants(settings)
+            needed = tuple(dict.fromkeys(name for own in each.values() for name in _needed_channels(own, classes)))
         except Undefined as error:
             fix = f"define a dataclass {class_name} in {module_name}.py"
             return [Issue(key="script", found=f"{script} imports {class_name}: {error}", fix=fix)]

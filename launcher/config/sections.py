@@ -139,6 +139,10 @@ class Input(Part):
     """A file, which the channel holds under its own name."""
     run: Text | None = Field(None, description="a run's name, or a job's name", examples=["quickstart-teacher"])
     """An earlier run, or the latest of a job that completed. The channel holds its model.tar.gz."""
+    student: str | None = Field(
+        None, pattern=r"^[a-z][a-z0-9_]{0,31}$", description="a student's name", examples=["tiny"]
+    )
+    """With run: one of several students that it trained. The channel holds the content of its folder."""
     s3: S3Uri | None = Field(None, description="an s3:// address", examples=[A_FOLDER_IN_S3])
     """Everything below a prefix in S3, or a manifest."""
     fsx: str | None = Field(
@@ -209,6 +213,8 @@ class Input(Part):
             belongs = "data in S3" if on_file_system else "fsx and efs"
             names = ", ".join(wrong)
             raise ValueError(f"{names} with {given[0]}, but only {belongs} can have it: remove {names}")
+        if self.student is not None and self.run is None:
+            raise ValueError("student without run: name the run that trained it")
         if on_file_system and self.path is None:
             raise ValueError(f"{given[0]} without path: name a folder of the file system")
         return self

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.config.issues import Issue
 from launcher.config.job import Job
+from launcher.config.students import students
 
 FILE = Path(__file__).with_name("timm_models.txt")
 """First line: the versions. Then a line for each architecture, with the names of its weights; `>=` and `<` bound the versions that
@@ -24,8 +25,9 @@ def check(job: Job, version: str | None) -> Iterator[Issue]:
     Args:
         version: of timm where the job runs; None: unknown.
     """
-    for setting in SETTINGS if job.source is None else ():
-        given = job.hyperparameters.get(setting)
+    named = {setting: job.hyperparameters.get(setting) for setting in SETTINGS if job.source is None}
+    named |= {f"students.{name}.student": own.get("student") for name, own in students(job).items()}
+    for setting, given in named.items():
         for name in given if isinstance(given, list) else [given]:
             if isinstance(name, str):
                 yield from check_name(f"hyperparameters.{setting}", name, version)

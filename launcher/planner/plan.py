@@ -16,6 +16,7 @@ from typing import Any
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.config.redaction import redact
+from launcher.config.students import students
 from launcher.planner.source_package import SourceFile
 from launcher.show import html
 from launcher.show.text import counted, dollars, indent
@@ -217,6 +218,7 @@ class Plan:
         rows += [("resumes", self.resumes)] if self.resumes is not None else []
         rows += [(f"secret {name}", str(secret)) for name, secret in self.job.secrets.items()]
         rows += [(f"channel {name}", _near(place)) for name, place in self.channels.items()]
+        rows += [(f"student {name}", own) for name, own in self._students().items()]
         rows += [("upload", upload.text(_near(str(upload.source)))) for upload in self.uploads]
         found = "".join(html.note(issue.level, str(issue)) for issue in self.issues)
         end = "" if self.errors else "nothing has started; launcher.run(plan) starts it"
@@ -247,6 +249,7 @@ class Plan:
             ]
         lines += [f"  secret      {name}: {secret}" for name, secret in self.job.secrets.items()]
         lines += [f"  channel     {name}: {place}" for name, place in self.channels.items()]
+        lines += [f"  student     {name}: {own}" for name, own in self._students().items()]
         lines += [f"  upload      {upload.text(str(upload.source))}" for upload in self.uploads]
         lines += [f"  {name:<11} {text}" for name, text in self.about.items()]
         lines += [f"  code        {counted(len(self.files), 'file')}, {total / 1024:.1f} KiB, from {self.source}"]
@@ -266,6 +269,13 @@ class Plan:
         if not self.errors:
             lines += ["  nothing has started; `launcher run` with the same arguments starts it"]
         return "\n".join(lines)
+
+    def _students(self) -> dict[str, str]:
+        """What each of a job's students has of its own, as one line."""
+        return {
+            name: ", ".join(f"{key} {value}" for key, value in own.items()) or "as the others"
+            for name, own in students(self.job).items()
+        }
 
     def _group_texts(self) -> list[str]:
         """What the printed plan says of each instance group."""

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.config.issues import Issue
 from launcher.config.job import Job
 from launcher.config.sections import Input
+from launcher.config.students import students
 from launcher.record import archives
 from launcher.record.records import RunFolder
 
@@ -42,9 +43,10 @@ def check(job: Job, places: Mapping[str, str]) -> Iterator[Issue]:
         places: channel -> its folder or file, for those on this machine.
     """
     given, settings = job.inputs.get(CHANNEL), job.hyperparameters
-    labels = settings.get("hard_label_weight", 1 if job.script == PIXELS else 0.5)
-    labels_alone = labels == 1 and not settings.get("teacher_loss_weight") and not settings.get("features")
-    if job.source is not None or job.script not in SCRIPTS or given is None or labels_alone:
+    each = [{**settings, **own} for own in students(job).values()] or [settings]
+    if job.source is not None or job.script not in SCRIPTS or given is None:
+        return
+    if all(_labels_alone(job.script, own) for own in each):
         return
     if given.source in ("s3", "fsx", "efs"):
         yield not_checked(found="whether the teacher fits its student: it is not on this machine")
@@ -60,6 +62,12 @@ def check(job: Job, places: Mapping[str, str]) -> Iterator[Issue]:
         yield error(found=f"{places[CHANNEL]} is damaged ({str(damage)[:80]})", fix="copy it again, or train it again")
     else:
         yield from _about(job, described, places)
+
+
+def _labels_alone(script: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a model with these settings asks no teacher."""
+    labels = settings.get("hard_label_weight", 1 if script == PIXELS else 0.5)
+    return labels == 1 and not settings.get("teacher_loss_weight") and not settings.get("features")
 
 
 def _about(job: Job, described: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[Issue]:
@@ -81,7 +89,8 @@ def _about(job: Job, described: Mapping[str, Any], places: Mapping[str, str]) ->
         made_with, taught = _mapping(settings.get("teacher_options")), 3
     taught = made_with.get("in_chans", taught)
     options = "model_options" if pixels else "student_options"
-    seen = _mapping(settings.get(options)).get("in_chans", 3)
+    first = next(iter(students(job).values()), {})  # all see images of the same channels
+    seen = _mapping(first.get(options, settings.get(options))).get("in_chans", 3)
     if isinstance(taught, int) and isinstance(seen, int) and taught != seen:
         fix = f"write {options}: {{in_chans: {taught}}}, or take another teacher"
         yield error(found=f"the teacher was made for {taught} channels, the student sees {seen}", fix=fix)
@@ -102,7 +111,7 @@ def _about(job: Job, described: Mapping[str, Any], places: Mapping[str, str]) ->
 def _description(given: Input, place: Path) -> Mapping[str, Any]:
     """The config.json of the channel's only teacher. Raises _NotSeen, or what reading a damaged file raises."""
     if given.run is not None:
-        unpacked = RunFolder(place.parent).host("algo-1") / "model" / DESCRIPTION
+        unpacked = RunFolder(place.parent).unpacked_model / DESCRIPTION
         if unpacked.is_file():
             return _parsed(unpacked.read_bytes())
     if place.is_dir():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.config import hyperparameters
+from launcher.config import hyperparameters, students
 from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, is_secret
@@ -116,6 +116,9 @@ def _place(key: str, source: Input) -> str:
             first = error.issues[0]
             fix = f"run it first, for example: launcher run configs/{source.run.replace('-', '_')}.yaml"
             raise problem(first.found, fix if "no such run" in first.found else first.fix) from None
+        several = [*students.results(earlier.result())]
+        if several or source.student is not None:
+            return _student(earlier, source, several, problem)
         if not earlier.model.is_file() and not earlier.read(earlier.outcome).get("model_uri"):
             raise problem(f"{earlier.name} left no model.tar.gz", "name a run whose script wrote to SM_MODEL_DIR")
         return str(earlier.model)
@@ -138,6 +141,34 @@ def _place(key: str, source: Input) -> str:
     if source.folder and not any(path.iterdir()):
         raise problem(f"{path} is empty", "put images there, for example with launcher prepare")
     return str(path)
+
+
+def _student(
+    earlier: records.RunFolder, source: Input, known: Sequence[str], problem: Callable[[str, str], UserError]
+) -> str:
+    """The model folder of a run's student.
+
+    Args:
+        known: the students of its result; none where it has no result on this machine.
+        problem: an error about the input, by what was found and the fix.
+    """
+    name = source.student
+    if name is None:
+        fix = f"name one: {{run: {source.run}, student: {known[0]}}}; they are {', '.join(known)}"
+        raise problem(f"{earlier.name} trained several students", fix)
+    if known and name not in known:
+        raise problem(
+            f"{earlier.name} trained no student {name}", did_you_mean(name, known, f"name one of {', '.join(known)}")
+        )
+    folder = earlier.unpacked_model / name
+    if not folder.is_dir():
+        fix = (
+            "unpack its model.tar.gz, and write {folder: …}"
+            if known
+            else f"write {{run: {source.run}}} for a run of one student"
+        )
+        raise problem(f"{folder}: no such folder", fix)
+    return str(folder)
 
 
 def _check_texts(job: Job) -> Iterator[Issue]:

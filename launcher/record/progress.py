@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from launcher.config import students
 from launcher.config.metrics import metric_table
 from launcher.record.metric_lines import Metric, parse_line
 from launcher.record.metrics_file import observed_metrics
@@ -128,7 +129,12 @@ class RunProgress(Progress):
 
 
 def quality(result: dict[str, Any]) -> str:
-    """A result's accuracy, or its mean intersection over union (mIoU); - where it has neither."""
+    """A result's accuracy, or its mean intersection over union (mIoU); of several students the lowest and the highest; - where there is
+    none."""
+    each = [one.get("validation_accuracy") for one in students.results(result).values()]
+    known = sorted(one for one in each if isinstance(one, (int, float)))
+    if known:
+        return f"{percent(known[0])} to {percent(known[-1])}"
     miou = percent(result.get("validation_miou"))
     return percent(result.get("validation_accuracy")) if miou == "-" else f"{miou} mIoU"
 

@@ -134,6 +134,11 @@ class RunFolder:
     def model(self) -> Path:
         return self.path / "model.tar.gz"
 
+    @property
+    def unpacked_model(self) -> Path:
+        """The model folder as a run on this machine left it on its first host."""
+        return self.host("algo-1") / "model"
+
     def host(self, host: str) -> Path:
         """The /opt/ml of a host."""
         return self.path / "hosts" / host / "opt" / "ml"

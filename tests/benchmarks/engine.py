@@ -9,7 +9,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from training.models import timm_models  # noqa: E402
 from training.runtime.environment import Environment  # noqa: E402
 from training.settings.scripts import DistillationSettings  # noqa: E402
 from training.tasks.distillation import Distillation  # noqa: E402
+from training.tasks.students import Student  # noqa: E402
 from training.teacher.cache import TeacherCache  # noqa: E402
 from training.teacher.frozen import FrozenModel, Teacher  # noqa: E402
 
@@ -116,10 +117,10 @@ class Recorded:
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         self.task.begin_epoch(epoch, batches)
 
-    def __call__(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
-        losses = self.task(batch)
-        self.losses.append(losses["loss"].detach())
-        return losses
+    def __call__(self, batch: LabelledBatch) -> Iterator[dict[str, torch.Tensor]]:
+        for losses in self.task(batch):
+            self.losses.append(losses["loss"].detach())
+            yield losses
 
 
 @dataclass
@@ -139,7 +140,7 @@ class Engine:
     def steps(self, count: int) -> None:
         """`training.engine.loop.train`, from where it stopped, with its step lines written to nowhere."""
         with redirect_stdout(io.StringIO()):
-            train(self.task, lambda _model: {}, self.state, self.loaders, self.state.step + count, self.run)
+            train(self.task, lambda _model: {}, [self.state], self.loaders, self.state.step + count, self.run)
 
 
 def open_engine(
@@ -171,7 +172,7 @@ def open_engine(
             precision=kept.precision,
             world=world,
         )
-    task = Distillation(state.trained, frozen, cache, settings=chosen, timeline=run.timeline)
+    task = Distillation([Student(state.trained, chosen)], frozen, cache, timeline=run.timeline)
     return Engine(Recorded(task), state, loaders, run)
 
 

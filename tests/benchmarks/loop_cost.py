@@ -62,7 +62,10 @@ class Nothing(Distillation):
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """There is no cache."""
 
-    def __call__(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
+    def __call__(self, batch: LabelledBatch) -> Iterator[dict[str, torch.Tensor]]:
+        yield self.nothing(batch)
+
+    def nothing(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
         phase = self.timeline.phase
         with phase("teacher_forward"):
             target = batch.lam

@@ -115,7 +115,7 @@ def explained(case: Case) -> list[str]:
     """What a run says of its memory, for a GPU."""
     chosen = settings(**values_of(case, 1), precision="bf16")
     data = noise(2)
-    now, without = memory.measure(prepare(model(STUDENT, seed=0), chosen, 1, ALONE), chosen, data)
+    now, without = memory.measure([prepare(model(STUDENT, seed=0), chosen, 1, ALONE)], data)
     frozen, image = teacher(TEACHER, case.teacher), memory.example(data, ALONE.device)
     return memory.explain(*with_teacher(now, without, frozen, chosen, image, cached=case.cached), GPU)
 

@@ -57,14 +57,20 @@ LOG_LINES = ("_report_step", "_evaluate", "_save", "_resume", "begin_epoch", "cl
 
 @dataclass
 class Run:
-    """What a script left; weights, metrics and result on rank 0 alone."""
+    """What a script left; weights, metrics and result on rank 0 alone. Of several students, weights have `name/` before theirs."""
 
     folder: Path
     weights: dict[str, torch.Tensor]
     metrics: list[dict[str, Any]]
     result: dict[str, Any]
-    state: TrainingState
+    states: list[TrainingState]
     task: Any
+
+    @property
+    def state(self) -> TrainingState:
+        """The only model's."""
+        [state] = self.states
+        return state
 
     @property
     def losses(self) -> dict[int, float]:
@@ -73,7 +79,7 @@ class Run:
     @property
     def validation(self) -> dict[str, float]:
         """Of the last evaluation."""
-        return {name: value for line in self.metrics for name, value in line.items() if name.startswith("validation_")}
+        return {name: value for line in self.metrics for name, value in line.items() if "validation_" in name}
 
 
 class Runs:
@@ -124,22 +130,27 @@ class Runs:
         # the stand-in has this kernel alone, and others add in another order
         with sdpa_kernel(SDPBackend.MATH), self._watched(module, used, (*LOG_LINES, *waits_in)):
             module.main(kind(**{**COMMON, **own, **values, **extra}))
-        if not used["state"].world.is_first:
+        if not used["states"][0].world.is_first:
             return Run(folder, {}, [], {}, **used)
         output = folder / "data/algo-1"
         lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
         result = json.loads((output / "result.json").read_text())
-        return Run(folder, load_file(folder / "model/model.safetensors"), lines, result, **used)
+        weights = {
+            f"{state.name}/{name}" if state.name else name: value
+            for state in used["states"]
+            for name, value in load_file(folder / "model" / state.name / "model.safetensors").items()
+        }
+        return Run(folder, weights, lines, result, **used)
 
     @contextlib.contextmanager
     def _watched(self, module: ModuleType, used: dict[str, Any], outside: tuple[str, ...]):
         """The script's `train` under `no_synchronisation`; keeps what it was called with."""
         train = module.train
 
-        def watched(task: Any, evaluate: Any, state: Any, *rest: Any) -> Any:
-            used.update(task=task, state=state)
+        def watched(task: Any, evaluate: Any, states: Any, *rest: Any) -> Any:
+            used.update(task=task, states=states)
             with no_synchronisation(outside=outside):
-                return train(task, evaluate, state, *rest)
+                return train(task, evaluate, states, *rest)
 
         module.train = watched
         try:
@@ -159,7 +170,14 @@ def same_numbers(run: Run, other: Run) -> None:
 
 def left_behind(run: Run) -> list[str]:
     """The tensors of training that are not on the GPU. A `step` is where its optimizer's kernel wants it."""
-    state = run.state
+    tensors = {f"{state.name} {name}": value for state in run.states for name, value in of_training(state).items()}
+    cache = getattr(run.task, "cache", None)
+    if getattr(run.task, "teacher", None) is not None and not (cache is not None and cache.complete):
+        tensors |= {f"teacher {name}": value for name, value in weights_of(run.task.teacher).items()}
+    return [name for name, value in tensors.items() if value.device.type != "gpu"]
+
+
+def of_training(state: TrainingState) -> dict[str, torch.Tensor]:
     tensors = {f"trainable {name}": value for name, value in state.trainable.state_dict().items()}
     tensors |= {f"model {name}": value for name, value in state.model.named_buffers()}
     if state.average is not None:
@@ -171,10 +189,7 @@ def left_behind(run: Run) -> list[str]:
         tensors |= {f"optimizer {name}": value for name, value in values.items() if value.ndim or fused}
     if state.scaler is not None:
         tensors["scale"] = state.scaler._scale
-    cache = getattr(run.task, "cache", None)
-    if getattr(run.task, "teacher", None) is not None and not (cache is not None and cache.complete):
-        tensors |= {f"teacher {name}": value for name, value in weights_of(run.task.teacher).items()}
-    return [name for name, value in tensors.items() if value.device.type != "gpu"]
+    return tensors
 
 
 def weights_of(teacher: Teacher) -> dict[str, torch.Tensor]:

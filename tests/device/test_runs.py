@@ -16,6 +16,11 @@ DROPOUT = {**VIT, "drop_rate": 0.2}
 GRADED = {"optimizer": "sgd", "learning_rate": 0.05}
 """Adam would magnify the rounding of gradients that are 0."""
 
+STUDENTS = {
+    "one": {"student": "vit_tiny_patch16_224"},
+    "other": {"student": "vit_small_patch16_224", "seed": 5, "method": "hard"},
+}
+
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "classifier": ("train_classifier", {}),
     "classifier with everything": ("train_classifier", {"model_options": DROPOUT, **EVERYTHING}),
@@ -39,6 +44,11 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "features of places": ("train_kd", {"features": {"level": "tokens"}, "student": "resnet10t", "student_options": RESNET}),
     "features alone": ("train_kd", {"features": {"level": "tokens", "weight": 2}, "hard_label_weight": 1.0}),
     "relations": ("train_kd", {"features": {"loss": "relational"}}),
+    "several students": ("train_kd", {"students": STUDENTS, "student_options": DROPOUT}),
+    "several students with everything": (
+        "train_kd",
+        {"students": STUDENTS, "student_options": DROPOUT, "teacher_cache": {"views": 2, "top_k": 2}, **EVERYTHING},
+    ),
     "segmentation": ("train_segmentation", {}),
     "segmentation with dice": ("train_segmentation", {"dice_weight": 0.5, "min_scale": 0.5, "max_scale": 1.5}),
     "segmentation with a teacher": ("train_segmentation", {"teacher": "pixel_teacher", "hard_label_weight": 0.5}),

@@ -118,7 +118,7 @@ def test_a_library_without_workspace_ends_no_trial_and_another_error_does(runs: 
         images = torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8)
         one = LabelledBatch(images, *torch.zeros(5, 1))
         data = types.SimpleNamespace(collate_training=lambda items: one, training={(1, 0): None})
-        return StepTrial(task, run.state, data, 0)
+        return StepTrial(task, run.states, data, 0)
 
     assert not failing("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`").fits(2)
     with pytest.raises(RuntimeError, match="Expected all tensors"):

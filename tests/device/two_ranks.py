@@ -30,6 +30,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**COMMON, "batch_size_per_device": 2, "gradient_compression": "bf16"},
     ),
     "filling teacher cache": ("train_kd", {**COMMON, "teacher_cache": {"views": 1, "top_k": 2}}),
+    "several students": (
+        "train_kd",
+        {
+            **COMMON,
+            "student_options": {**VIT, "drop_rate": 0.2},
+            "students": {"one": {"ema_decay": 0.9}, "other": {"seed": 5, "method": "dkd"}},
+        },
+    ),
     "segmentation with dice": ("train_segmentation", {**COMMON, "dice_weight": 0.5}),
 }
 

@@ -88,7 +88,6 @@ def run(folder: Path, *, world: World = ALONE, plain: bool = False, task=Classif
     share = settings.global_batch_size // world.size
     loaders = open_loaders(DATA, settings, world, batch_size_per_device=settings.batch_size_per_device or share)
     method = task(state.trained, 0.0, made.timeline)
-    torch.manual_seed(100 + world.rank)
 
     def evaluate(evaluated: nn.Module) -> dict[str, float]:
         evaluated.eval()
@@ -97,7 +96,7 @@ def run(folder: Path, *, world: World = ALONE, plain: bool = False, task=Classif
         evaluated.train()
         return {"validation_loss": total}
 
-    outcome = train(method, evaluate, state, loaders, steps, made)
+    outcome = train(method, evaluate, [state], loaders, steps, made)
     lines = (folder / "data/metrics.jsonl").read_text().splitlines() if world.is_first else []
     return Trained(outcome, state.model, [json.loads(line) for line in lines])
 
@@ -238,7 +237,8 @@ def test_another_number_of_processes_continues_the_same_order(tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_fix(tmp_path):
     class Overflows(Classification):
         def __call__(self, batch):
-            return {name: value * math.inf for name, value in super().__call__(batch).items()}
+            [losses] = super().__call__(batch)
+            yield {name: value * math.inf for name, value in losses.items()}
 
     with pytest.raises(FloatingPointError, match="the loss is inf at step 1: lower learning_rate"):
         run(tmp_path, task=Overflows)

@@ -57,7 +57,7 @@ def test_pixels_without_a_label_are_taught_by_the_teacher_alone():
     def gradient(teacher, **values) -> tuple[dict, torch.Tensor]:
         model = Fixed(logits.clone())
         settings = SegmentationSettings(model="x", classes=3, **values)
-        losses = Segmentation(model, teacher, settings, ALONE, Timeline(ALONE.device))(batch)
+        [losses] = Segmentation(model, teacher, settings, ALONE, Timeline(ALONE.device))(batch)
         losses["loss"].backward()
         return {name: value.item() for name, value in losses.items()}, model.logits.grad
 

@@ -17,6 +17,7 @@ from training.measure.timeline import Timeline
 from training.models import export, timm_models
 from training.settings.scripts import DistillationSettings, UnlabelledSettings
 from training.tasks.distillation import Distillation
+from training.tasks.students import Student
 
 import launcher
 from launcher.prepare import prepare
@@ -217,13 +218,13 @@ def losses(batch: LabelledBatch, share: float, **values) -> dict[str, torch.Tens
     torch.manual_seed(0)
     student = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
     task = Distillation(
-        lambda images: student(images.float() / 255),
+        [Student(lambda images: student(images.float() / 255), chosen)],
         Answers(),
-        settings=chosen,
         timeline=Timeline(CPU),
         labelled_share=share,
     )
-    return task(batch)
+    [found] = task(batch)
+    return found
 
 
 def test_labels_count_as_they_do_among_labelled_images_alone():

@@ -27,6 +27,7 @@ from training.runtime.environment import Environment
 from training.settings.scripts import DistillationSettings, TrainingSettings
 from training.settings.segmentation import SegmentationSettings
 from training.tasks.distillation import Distillation
+from training.tasks.students import Student
 from training.teacher.cache import TeacherCache
 from training.teacher.frozen import FrozenModel, Teacher
 
@@ -197,11 +198,11 @@ class Engine:
 
     def steps(self) -> Iterator[None]:
         """A step at each `next`, from the first epoch on."""
-        return step_by_step(self.task, self.state, self.loaders, self.run)
+        return step_by_step(self.task, [self.state], self.loaders, self.run)
 
     def train(self, steps: int) -> None:
         """`training.engine.loop.train` until this step, without an evaluation."""
-        train(self.task, lambda _model: {}, self.state, self.loaders, steps, self.run)
+        train(self.task, lambda _model: {}, [self.state], self.loaders, steps, self.run)
 
     def timeline(self, kind: str) -> list[dict[str, Any]]:
         """The lines of a kind that the loop left in its timeline."""
@@ -338,7 +339,7 @@ class Bench:
         task = (
             make_task(state, run)
             if make_task
-            else Distillation(state.trained, teacher, cache, settings=settings, timeline=run.timeline)
+            else Distillation([Student(state.trained, settings)], teacher, cache, timeline=run.timeline)
         )
         return Engine(task, state, loaders, run, folder)
 

@@ -26,7 +26,7 @@ def classifier(bench: Bench, result: Result) -> None:
     settings = bench.settings(global_batch_size=size, hard_label_weight=1.0, ema_decay=0.999, num_workers=2)
     data = bench.noise(8 * size)
     engine = bench.engine(settings, data, bench.model(bench.sizes.student), None)
-    now, _ = memory.measure(engine.state, settings, data)
+    now, _ = memory.measure([engine.state], data)
     _compare(bench, result, engine, now, size)
 
 
@@ -36,7 +36,7 @@ def distillation(bench: Bench, result: Result) -> None:
     settings, data = bench.settings(global_batch_size=size, num_workers=2), bench.noise(8 * size)
     teacher = bench.teacher(bench.sizes.teacher)
     engine = bench.engine(settings, data, bench.model(bench.sizes.student), teacher)
-    now, without = memory.measure(engine.state, settings, data)
+    now, without = memory.measure([engine.state], data)
     now, _ = with_teacher(now, without, teacher, settings, memory.example(data, bench.device))
     _compare(bench, result, engine, now, size)
 
@@ -51,7 +51,7 @@ def segmentation(bench: Bench, result: Result) -> None:
         return Segmentation(state.trained, None, settings, bench.world(), run.timeline)
 
     engine = bench.engine(settings, data, bench.segmenter(bench.sizes.encoder), None, make_task=task)
-    now, _ = memory.measure(engine.state, settings, data)
+    now, _ = memory.measure([engine.state], data)
     _compare(bench, result, engine, now, size)
 
 

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from training.engine.probe import RepeatedBatch
 from training.settings.scripts import TeacherCacheSettings
 from training.tasks.distillation import Distillation
+from training.tasks.students import Student
 
 from tests.gpu import machine
 from tests.gpu.bench import Bench, seconds_a_step
@@ -47,7 +48,7 @@ def distillation(bench: Bench, result: Result, *, batch: int, mode: str) -> None
         operations = {"online": _of_teacher(bench) + _of_student(bench), "cached": _of_student(bench)}
         fresh, cached = engine.loaders, engine.task
         engine.loaders = replace(fresh, train=RepeatedBatch(fresh.train))
-        engine.task = Distillation(engine.state.trained, teacher, settings=settings, timeline=engine.run.timeline)
+        engine.task = Distillation([Student(engine.state.trained, settings)], teacher, timeline=engine.run.timeline)
         result.rows.append(_measured(bench, engine, batch, mode, "online", operations["online"]))
         engine.loaders, engine.task = fresh, cached
         steps = engine.steps()  # fills the cache

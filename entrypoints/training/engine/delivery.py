@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -27,33 +27,77 @@ def require_packages(settings: LabelledImageSettings) -> None:
         onnx_export.require_packages()
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A model that a run leaves."""
+
+    state: TrainingState
+    name: str
+    """timm's."""
+    options: Mapping[str, Any]
+    """As timm.create_model took them."""
+
+
 def deliver(
     outcome: Outcome,
-    state: TrainingState,
+    models: Sequence[Trained],
     data: Data[Images, Images],
     run: Run,
     *,
-    name: str,
-    options: Mapping[str, Any],
     image_size: int | Sequence[int],
     decoder: Mapping[str, Any] | None = None,
     measured: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write the model folder and result.json, on rank 0.
+    """Write the model folder and result.json, on rank 0. Of several models each has a folder of its name in there, and an entry of its
+    name under `students` of result.json.
 
     Args:
-        name, options, image_size, decoder: as `export.save` takes them.
-        measured: what else result.json says; `teacher` there also goes onto the model's card.
+        models: in any order.
+        image_size, decoder: as `export.save` takes them.
+        measured: what else result.json says; `teacher` there also goes onto the models' cards.
     """
     if not run.world.is_first:
         return
-    settings, model, folder = run.settings, state.evaluated, run.environment.model_dir
-    metrics = {"steps": outcome.steps, **outcome.validation}
+    each = {}
+    for trained in models:
+        state, found = trained.state, outcome.validation.get(trained.state.name, {})
+        _write_model(trained, found, outcome, data, run, image_size, decoder, measured.get("teacher"))
+        each[state.name] = {"model": trained.name, "parameters": parameter_count(state.model), **found}
+    of_models = each.get("", {"students": each})
+    run.report.result(
+        {
+            **of_models,
+            "steps": outcome.steps,
+            "stopped": outcome.stopped,
+            "images_per_second": outcome.images_per_second,
+            "world_size": run.world.size,
+            "device": run.world.device.type,
+            "settings": asdict(run.settings),
+            "training_images": data.epoch_images,
+            **measured,
+        }
+    )
+
+
+def _write_model(
+    trained: Trained,
+    validation: Mapping[str, Any],
+    outcome: Outcome,
+    data: Data[Images, Images],
+    run: Run,
+    image_size: int | Sequence[int],
+    decoder: Mapping[str, Any] | None,
+    teacher: Any,
+) -> None:
+    """A model's folder: weights and description, card, and ONNX where it is asked for."""
+    settings, model = trained.state.settings, trained.state.evaluated
+    folder = run.environment.model_dir / trained.state.name  # that folder itself where it has no name
+    metrics = {"steps": outcome.steps, **validation}
     export.save(
         model,
         folder,
-        name=name,
-        options=options,
+        name=trained.name,
+        options=trained.options,
         classes=data.classes,
         image_size=image_size,
         decoder=decoder,
@@ -65,25 +109,10 @@ def deliver(
             "validation images": len(data.held_out),
             "classes": data.classes,
         },
-        "teacher": measured.get("teacher"),
+        "teacher": teacher,
         "metrics": metrics,
         "settings": asdict(settings),
     }
     card.write(folder, facts)
     if isinstance(settings, LabelledImageSettings) and settings.export_onnx:
         onnx_export.save_onnx(model, folder, image_size, channels=model.mean.numel())
-    run.report.result(
-        {
-            "model": name,
-            "parameters": parameter_count(state.model),
-            "steps": outcome.steps,
-            "stopped": outcome.stopped,
-            "images_per_second": outcome.images_per_second,
-            **outcome.validation,
-            "world_size": run.world.size,
-            "device": run.world.device.type,
-            "settings": asdict(settings),
-            "training_images": data.epoch_images,
-            **measured,
-        }
-    )

@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping
 
 from training.data.batches import Images
 from training.data.loaders import Data, Loaders, open_loaders
-from training.engine.loop import Task
+from training.engine.loop import States, Task
 from training.engine.memory import Footprint, choose_batch_size
 from training.engine.memory_trial import StepTrial
 from training.engine.run import Run
-from training.engine.state import TrainingState
 from training.settings.scripts import TrainingSettings
 
 
 def fitting_loaders(
     task: Task,
-    state: TrainingState,
+    states: States,
     data: Data[Images, Images],
     now: Footprint,
     without: Mapping[str, Footprint],
@@ -27,7 +26,7 @@ def fitting_loaders(
     """What opens a run's loaders, with micro-batches that fit into every process's memory. A collective.
 
     Args:
-        task: of the bare model, without a collective; StepTrial runs its steps.
+        task: of the bare models, without a collective; StepTrial runs its steps.
         now, without: a step's memory, as `memory.measure` gives it.
         views: as `open_loaders` takes it.
 
@@ -37,7 +36,7 @@ def fitting_loaders(
     Raises:
         ValueError: not one image fits, or the processes cannot have equal shares.
     """
-    trial = StepTrial(task, state, data, now.optimizer)
+    trial = StepTrial(task, states, data, now.optimizer)
     size = choose_batch_size(now, without, run.settings, run.world, run.report, trial)
 
     def opened(

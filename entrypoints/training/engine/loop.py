@@ -1,11 +1,15 @@
-"""The training loop. It knows no method: a task gives a dict of named losses, and the loop lowers the one called `loss`."""
+"""The training loop. It knows no method: a task gives each model's dict of named losses, and the loop lowers the one called `loss`.
+
+A run trains one model, or several on the same batches: their states stand in one order everywhere, and each step does one after the other,
+so that a model's activations are gone before the next one's come.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -24,17 +28,20 @@ from training.engine.state import TrainingState
 from training.measure.debugger import register_hook
 from training.measure.timeline import Timeline
 from training.runtime import failure, metrics
-from training.settings.scripts import TrainingSettings
 
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is the one that is lowered."""
+
+States = Sequence[TrainingState]
+"""Of the models that a run trains; all do the same steps."""
 
 
 class Task(Protocol):
     """A method of training."""
 
-    def __call__(self, batch: Any) -> Losses:
-        """The losses of one micro-batch, a NamedTuple of tensors on this rank's device."""
+    def __call__(self, batch: Any) -> Iterator[Losses]:
+        """The losses of one micro-batch, a NamedTuple of tensors on this rank's device: those of each model in turn, whose forward pass
+        runs when it is asked for."""
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """An epoch begins, counted from 1; also once where a run goes on in the middle of one."""
@@ -60,15 +67,15 @@ class Outcome:
     """Whether SIGTERM ended it before its last step."""
     images_per_second: float | None
     """Over all processes, without the first steps and without evaluation. None: there were no other steps."""
-    validation: dict[str, Any]
-    """Metrics of the last evaluation: a stopped run leaves at once, without one more. Empty: there was none."""
+    validation: dict[str, dict[str, Any]]
+    """By the models' names, metrics of the last evaluation: a stopped run leaves at once, without one more. Empty: there was none."""
 
 
-def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders, steps: int, run: Run) -> Outcome:
+def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, steps: int, run: Run) -> Outcome:
     """Train until the last step, or until a stop is asked for; go on from the newest checkpoint where there is one.
 
     Returns:
-        How it ended; the state is that of the last step, on the stop's step too.
+        How it ended; the states are those of the last step, on the stop's step too.
 
     Raises:
         ValueError: the checkpoints are of another job.
@@ -77,8 +84,9 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
     settings, world, report, timeline = run.settings, run.world, run.report, run.timeline
     per_epoch, validation = len(loaders.train_batches), {}
     epochs = -(-steps // per_epoch)
-    resumed_from = _resume(state, run)
-    register_hook(state.trainable, report.say)
+    resumed_from = _resume(states, run)
+    state = states[0]  # whose steps are those of all
+    register_hook(state.trainable, report.say)  # of several the first one's: smdebug follows one model
 
     def evaluation_is_due() -> bool:
         epoch, rest = divmod(state.step, per_epoch)
@@ -86,49 +94,51 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
 
     if resumed_from and evaluation_is_due() and (state.evaluated_at != state.step or state.step == steps):
         epoch = -(-state.step // per_epoch)  # the run before ended between this step and its evaluation
-        validation = _evaluate(evaluate, state, (epoch, epochs, state.step, steps), run)
+        validation = _evaluate(evaluate, states, (epoch, epochs, state.step, steps), run)
     stopped, saved = False, state.step
     while state.step < steps and not stopped:
         epoch, first = state.step // per_epoch + 1, state.step % per_epoch
         loaders.train_batches.start(epoch, first)
         task.begin_epoch(epoch, loaders.train_batches)
-        state.trainable.train()
+        for one in states:
+            one.trainable.train()
         batches = _on_device(iter(loaders.train), world, timeline)
         timeline.start()
         for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
             run.operators.step()
             run.profiler.step()
-            losses = _step(task, state, batches, loaders.train_batches.accumulation, settings, timeline)
+            losses = _step(task, states, batches, loaders.train_batches.accumulation, timeline)
             run.record.first_step(state.step, loaders.workers.count)
             stopped = run.stop.agreed() and state.step < steps
             place = (epoch, epochs, state.step, steps)
             if state.step % settings.log_every == 0 or state.step == steps or stopped:
-                _report_step(losses, state, place, run)
+                _report_step(losses, states, place, run)
             else:
                 timeline.step()
             if stopped:
                 report.say(f"stopped after step {state.step} of {steps} on SIGTERM")
                 break
             if settings.checkpoint_every and state.step % settings.checkpoint_every == 0:
-                saved = _save(state, place, run)
+                saved = _save(states, place, run)
                 timeline.start()
         if not stopped and evaluation_is_due():
-            validation = _evaluate(evaluate, state, place, run)
+            validation = _evaluate(evaluate, states, place, run)
         if state.step != saved and (stopped or settings.checkpoint_every is None or state.step == steps):
-            saved = _save(state, place, run, required=stopped)
+            saved = _save(states, place, run, required=stopped)
     run.operators.close()
     run.profiler.close()
     run.stop.finish()
     run.checkpoints.finish()
     failure.progress.enter("")
-    world.average_buffers(state.evaluated)  # as they are exported, also after a stop
+    for one in states:
+        world.average_buffers(one.evaluated)  # as they are exported, also after a stop
     seconds = timeline.seconds_per_step()
     speed = settings.global_batch_size / seconds if seconds else None
     return Outcome(state.step, resumed_from, stopped, speed, validation)
 
 
 def step_by_step(
-    task: Task, state: TrainingState, loaders: Loaders, run: Run, first_step: int = 0
+    task: Task, states: States, loaders: Loaders, run: Run, first_step: int = 0
 ) -> Generator[None, None, None]:
     """An optimizer step at each `next`, epoch after epoch, and nothing between them: no line, evaluation, checkpoint or end.
 
@@ -137,46 +147,49 @@ def step_by_step(
     """
     batches, timeline = loaders.train_batches, run.timeline
     epoch, first = divmod(first_step, len(batches))
-    state.trainable.train()
+    for state in states:
+        state.trainable.train()
     timeline.start()
     for number in itertools.count(epoch + 1):
         batches.start(number, first)
         task.begin_epoch(number, batches)
         moved = _on_device(iter(loaders.train), run.world, timeline)
         for _ in range(first, len(batches)):
-            _step(task, state, moved, batches.accumulation, run.settings, timeline)
+            _step(task, states, moved, batches.accumulation, timeline)
             timeline.step()
             yield
         first = 0
 
 
-def _step(
-    task: Task,
-    state: TrainingState,
-    batches: Iterator[Any],
-    accumulation: int,
-    settings: TrainingSettings,
-    timeline: Timeline,
-) -> Losses:
-    """One optimizer step over `accumulation` micro-batches; the means of their losses."""
-    totals: Losses = {}
+def _step(task: Task, states: States, batches: Iterator[Any], accumulation: int, timeline: Timeline) -> list[Losses]:
+    """One optimizer step of each model over `accumulation` micro-batches; the means of their losses."""
+    totals: list[Losses] = [{} for _ in states]
     for part in range(accumulation):
-        batch = next(batches)
-        with synchronise(state.trained, part == accumulation - 1):
-            with state.precision.autocast():
-                losses = task(batch)
-            with timeline.phase("backward"):
-                loss = losses[metrics.LOSS.name] / accumulation
-                scaled = loss if state.scaler is None else state.scaler.scale(loss)
-                scaled.backward()
-        for name, value in losses.items():
-            value = value.detach() / accumulation
-            totals[name] = totals[name] + value if name in totals else value
+        asked = task(next(batches))
+        for state, total in zip(states, totals):
+            with synchronise(state.trained, part == accumulation - 1), state.random_numbers.drawn():
+                with state.precision.autocast():
+                    losses = next(asked)
+                with timeline.phase("backward"):
+                    loss = losses[metrics.LOSS.name] / accumulation
+                    scaled = loss if state.scaler is None else state.scaler.scale(loss)
+                    scaled.backward()
+            for name, value in losses.items():
+                value = value.detach() / accumulation
+                total[name] = total[name] + value if name in total else value
+    for state in states:
+        _optimize(state, timeline)
+    failure.progress.step = states[0].step
+    return totals
+
+
+def _optimize(state: TrainingState, timeline: Timeline) -> None:
+    """Change a model by its gradients."""
     with timeline.phase("optimizer"):
         if state.scaler is not None:
             state.scaler.unscale_(state.optimizer)
-        if settings.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(state.trainable.parameters(), settings.max_grad_norm)
+        if state.settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(state.trainable.parameters(), state.settings.max_grad_norm)
         if state.scaler is None:
             state.optimizer.step()
         else:
@@ -188,8 +201,6 @@ def _step(
         state.step += 1
         if state.average is not None:
             state.average.update(state.model, state.step)
-    failure.progress.step = state.step
-    return totals
 
 
 def _on_device(batches: Iterator[NamedTuple], world: World, timeline: Timeline) -> Iterator[NamedTuple]:
@@ -208,39 +219,45 @@ def _on_device(batches: Iterator[NamedTuple], world: World, timeline: Timeline) 
         yield batch._replace(**moved)
 
 
-def _report_step(losses: Losses, state: TrainingState, place: Place, run: Run) -> None:
+def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Run) -> None:
     """The metric line of a step: losses of the whole global batch, seconds of the phases, images/s, memory."""
-    means = run.world.total(torch.stack([*losses.values()]).double()) / run.world.size
-    values = dict(zip(losses, means.tolist()))  # waits for the device
-    if not math.isfinite(values[metrics.LOSS.name]):
-        raise FloatingPointError(
-            f"the loss is {values['loss']} at step {state.step}: lower learning_rate, lengthen the warm-up, set max_grad_norm, "
-            "or compute in bf16 or fp32 where it was fp16"
-        )
+    stacked = torch.stack([value for of_one in losses for value in of_one.values()])
+    means = iter((run.world.total(stacked.double()) / run.world.size).tolist())  # waits for the device
+    found: dict[str, dict[str, float]] = {}
+    for state, of_one in zip(states, losses):
+        found[state.name] = {name: next(means) for name in of_one}
+        loss = found[state.name][metrics.LOSS.name]
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"the loss{f' of {state.name}' if state.name else ''} is {loss} at step {state.step}: lower learning_rate, lengthen "
+                "the warm-up, set max_grad_norm, or compute in bf16 or fp32 where it was fp16"
+            )
+        found[state.name][metrics.LEARNING_RATE.name] = state.learning_rate
     run.timeline.step()
     seconds = run.timeline.window()
     memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
-    _record_steps(seconds, memory, state, place, run)
+    _record_steps(seconds, memory, states, place, run)
     whole = seconds.pop("step")
-    speed = run.settings.global_batch_size / whole
-    values |= {metrics.LEARNING_RATE.name: state.learning_rate, metrics.IMAGES_PER_SECOND.name: speed}
+    values, unsaid = metrics.line_of(found)
+    values[metrics.IMAGES_PER_SECOND.name] = run.settings.global_batch_size / whole
     if "teacher_forward" in seconds:
         values[metrics.TEACHER_SHARE.name] = seconds["teacher_forward"] / whole
     phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
     said = {name: phases.pop(name) for name in metrics.STEP_LINE if name in phases}
-    run.report.metrics(*place, {**values, **said, **memory}, phases)
+    run.report.metrics(*place, {**values, **said, **memory}, {**unsaid, **phases})
 
 
 def _record_steps(
-    seconds: Mapping[str, float], memory: Mapping[str, float], state: TrainingState, place: Place, run: Run
+    seconds: Mapping[str, float], memory: Mapping[str, float], states: States, place: Place, run: Run
 ) -> None:
     """This rank's own line of the window."""
     shown = {**seconds}
     of_workers = run.timeline.worker_cpu
     used = {"cpu_seconds": shown.pop("cpu") - of_workers, "worker_cpu_seconds": of_workers}  # no phases: of all threads
-    waited = grad_sync_seconds(state.trained)
-    if waited is not None:
-        shown["grad_sync"] = waited
+    waited = [grad_sync_seconds(state.trained) for state in states]
+    known = [seconds for seconds in waited if seconds is not None]
+    if len(known) == len(states):
+        shown["grad_sync"] = sum(known)
     window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
     speed = {"images_per_second": run.settings.global_batch_size / seconds["step"]}
     slowed = {"profiled": True} if run.operators.slowed() else {}
@@ -250,51 +267,64 @@ def _record_steps(
     )
 
 
-def _evaluate(evaluate: Evaluate, state: TrainingState, place: Place, run: Run) -> dict[str, Any]:
-    started = time.perf_counter()
+def _evaluate(evaluate: Evaluate, states: States, place: Place, run: Run) -> dict[str, dict[str, Any]]:
+    started, found = time.perf_counter(), {}
     failure.progress.enter("evaluate")
-    run.world.average_buffers(state.evaluated)
-    found = evaluate(state.evaluator)
-    state.evaluated_at = state.step
-    seconds = time.perf_counter() - started
-    run.record.stall("evaluate", state.step, seconds)
-    said = {name: value for name, value in found.items() if not isinstance(value, Mapping)}
+    for state in states:
+        run.world.average_buffers(state.evaluated)
+        found[state.name] = evaluate(state.evaluator)
+        state.evaluated_at = state.step
+    seconds, step = time.perf_counter() - started, states[0].step
+    run.record.stall("evaluate", step, seconds)
+    numbers = {
+        model: {name: value for name, value in of_one.items() if not isinstance(value, Mapping)}
+        for model, of_one in found.items()
+    }
     parts = {
-        f"{name}/{part}": value
-        for name, values in found.items()
+        f"{metrics.of_model(model, name)}/{part}": value
+        for model, of_one in found.items()
+        for name, values in of_one.items()
         if isinstance(values, Mapping)
         for part, value in values.items()
         if isinstance(value, float)
     }
-    run.report.metrics(*place, {**said, metrics.EVALUATE_SECONDS.name: seconds}, parts)
+    said, unsaid = metrics.line_of(numbers)
+    run.report.metrics(*place, {**said, metrics.EVALUATE_SECONDS.name: seconds}, {**unsaid, **parts})
     return found
 
 
-def _save(state: TrainingState, place: Place, run: Run, *, required: bool = False) -> int:
+def _save(states: States, place: Place, run: Run, *, required: bool = False) -> int:
     """A checkpoint of this step, where there is a folder for it; the step. A collective."""
+    step = states[0].step
     if run.checkpoints.enabled:
         started = time.perf_counter()
         failure.progress.enter("checkpoint")
-        buffers = {f"buffer {name}": buffer for name, buffer in state.own_buffers().items()}
-        own = {**rng_state(run.world.device), **buffers}
-        run.checkpoints.save(state.step, state.capture(), own, required=required)
+        shared = {state.name: state.capture() for state in states}
+        own = rng_state(run.world.device)
+        for state in states:
+            own |= {metrics.of_model(state.name, f"model {name}"): value for name, value in state.own().items()}
+        run.checkpoints.save(step, shared if run.world.is_first else None, own, required=required)
         seconds = time.perf_counter() - started
-        run.record.stall("checkpoint", state.step, seconds)
+        run.record.stall("checkpoint", step, seconds)
         run.report.metrics(*place, {metrics.CHECKPOINT_SECONDS.name: seconds})
-    return state.step
+    return step
 
 
-def _resume(state: TrainingState, run: Run) -> int | None:
+def _resume(states: States, run: Run) -> int | None:
     """Set up the newest good checkpoint; its step, or None where there is none."""
     loaded = run.checkpoints.load()
     if loaded is None:
         return None
-    state.restore(loaded.shared)
+    for state in states:
+        state.restore(loaded.shared[state.name])
+        prefix = metrics.of_model(state.name, "model ")
+        own = loaded.own and {
+            name.removeprefix(prefix): value for name, value in loaded.own.items() if name.startswith(prefix)
+        }
+        state.restore_own(own)
     if loaded.own is None:
-        reseed(run.settings.seed, state.step, run.world.rank)
+        reseed(run.settings.seed, loaded.step, run.world.rank)
     else:
         restore_rng(loaded.own, run.world.device)
-        for name, buffer in state.own_buffers().items():
-            buffer.copy_(loaded.own[f"buffer {name}"])
-    run.report.say(f"resuming from the checkpoint of step {state.step}")
-    return state.step
+    run.report.say(f"resuming from the checkpoint of step {loaded.step}")
+    return loaded.step

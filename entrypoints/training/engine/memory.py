@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -237,11 +237,31 @@ def explain(now: Footprint, without: Mapping[str, Footprint], capacity: int) -> 
     return lines
 
 
-def measure(
-    state: TrainingState, settings: TrainingSettings, data: Data[Images, Images]
-) -> tuple[Footprint, dict[str, Footprint]]:
-    """A step's footprint without a teacher, and by setting the one that it would have without it."""
-    model, world, image = state.trainable.train(), state.world, example(data, state.world.device)
+def measure(states: Sequence[TrainingState], data: Data[Images, Images]) -> tuple[Footprint, dict[str, Footprint]]:
+    """A step's footprint without a teacher, of all models together; and by setting the one that it would have without it."""
+    image = example(data, states[0].world.device)
+    each = [_measured(state, image) for state in states]
+    now = together([now for now, _ in each])
+    settings = dict.fromkeys(name for _, without in each for name in without)
+    return now, {name: together([without.get(name, now) for now, without in each]) for name in settings}
+
+
+def together(footprints: Sequence[Footprint]) -> Footprint:
+    """The footprint of a step in which several models, without a teacher, take their turns on the same images: what a forward pass keeps
+    is gone when the next model's begins, and so are autocast's copies."""
+    return Footprint(
+        weights=sum(one.weights for one in footprints),
+        optimizer=sum(one.optimizer for one in footprints),
+        average=sum(one.average for one in footprints),
+        activations=max(one.activations for one in footprints),
+        pairs=max(one.pairs for one in footprints),
+        triples=max(one.triples for one in footprints),
+        casts=max(one.casts for one in footprints),
+    )
+
+
+def _measured(state: TrainingState, image: torch.Tensor) -> tuple[Footprint, dict[str, Footprint]]:
+    model, world, settings = state.trainable.train(), state.world, state.settings
     now = Footprint(
         weights=bytes_of(model),
         optimizer=optimizer_bytes(model, settings, world),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,24 +18,28 @@ Losses = Mapping[str, torch.Tensor]
 
 
 class StepTrial:
-    """Steps on made-up batches that leave no trace in the state.
+    """Steps on made-up batches that leave no trace in the states.
 
     Args:
-        task: of the bare model, without a collective: ranks do not run out of memory together.
+        task: of the bare models, without a collective: ranks do not run out of memory together.
         data: one of its images, many times, makes a batch.
         optimizer_bytes: what the optimizer keeps beside it after its first step.
     """
 
     def __init__(
-        self, task: Callable[[Any], Losses], state: TrainingState, data: Data[Images, Images], optimizer_bytes: int
+        self,
+        task: Callable[[Any], Iterator[Losses]],
+        states: Sequence[TrainingState],
+        data: Data[Images, Images],
+        optimizer_bytes: int,
     ):
-        self._task, self._state, self._optimizer_bytes = task, state, optimizer_bytes
+        self._task, self._states, self._optimizer_bytes = task, states, optimizer_bytes
         self._one = data.collate_training([data.training[1, 0]])
 
     def fits(self, size: int) -> bool:
         """Whether forward, backward and the optimizer's state of `size` images fit."""
-        device, model = self._state.world.device, self._state.trainable
-        buffers = [buffer.clone() for buffer in model.buffers()]
+        device = self._states[0].world.device
+        buffers = [(buffer, buffer.clone()) for state in self._states for buffer in state.trainable.buffers()]
         try:
             with accelerator.same_random_numbers(device):
                 self._step(size, device)
@@ -45,8 +49,9 @@ class StepTrial:
                 return False
             raise
         finally:
-            model.zero_grad(set_to_none=True)
-            for buffer, before in zip(model.buffers(), buffers):
+            for one in self._states:
+                one.trainable.zero_grad(set_to_none=True)
+            for buffer, before in buffers:
                 buffer.copy_(before)
             accelerator.synchronize(device)
             accelerator.module(device).empty_cache()
@@ -56,9 +61,11 @@ class StepTrial:
         names = self._one._fields
         batch = self._one._make(value if name in STAYING else value.to(device) for name, value in zip(names, values))
         state = torch.empty(self._optimizer_bytes, dtype=torch.uint8, device=device)
-        with self._state.precision.autocast():
-            loss = self._task(batch)["loss"]
-        loss.backward()
+        asked = self._task(batch)
+        for one in self._states:
+            with one.precision.autocast():
+                loss = next(asked)["loss"]
+            loss.backward()
         del state
 
 

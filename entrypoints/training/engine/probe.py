@@ -26,9 +26,8 @@ from training.data.dali.pipeline import DaliBatches
 from training.data.loaders import Loaders
 from training.data.workers import cores_a_process
 from training.distributed.world import World
-from training.engine.loop import Task, step_by_step
+from training.engine.loop import States, Task, step_by_step
 from training.engine.run import Run
-from training.engine.state import TrainingState
 from training.measure.timeline import WARM_UP_STEPS
 from training.runtime import accelerator
 from training.servers.remote import RemoteLoader
@@ -65,21 +64,21 @@ class Stopped(Exception):
 
 def measure(
     task: Task,
-    state: TrainingState,
+    states: States,
     loaders: Loaders,
     opened: Open,
     run: Run,
     *,
     without_teacher: Task | None = None,
 ) -> None:
-    """Measure everything that there is time for, and write it down. A collective, which trains the state on the way.
+    """Measure everything that there is time for, and write it down. A collective, which trains the states on the way.
 
     Args:
-        task, state, loaders: as `train` takes them. Each measurement opens loaders of its own, whose workers end with it: what
+        task, states, loaders: as `train` takes them. Each measurement opens loaders of its own, whose workers end with it: what
             they have begun would disturb the next one.
         without_teacher: the task without its teacher. None: it has none.
     """
-    bench = _Bench(state, run, opened, run.environment.output_data_dir / FILE, loaders)
+    bench = _Bench(states, run, opened, run.environment.output_data_dir / FILE, loaders)
     with contextlib.suppress(Stopped):
         bench.measure_all(task, without_teacher)
 
@@ -87,8 +86,8 @@ def measure(
 class _Bench:
     """One measurement after the other, on all ranks alike."""
 
-    def __init__(self, state: TrainingState, run: Run, opened: Open, file: Path, loaders: Loaders):
-        self.state, self.run, self.opened, self.file = state, run, opened, file
+    def __init__(self, states: States, run: Run, opened: Open, file: Path, loaders: Loaders):
+        self.states, self.run, self.opened, self.file = states, run, opened, file
         self.settings, self.world, self.say = run.settings, run.world, run.report.say
         self.today, self.kind = _workers(loaders)
         self.ends = process_started() + self.settings.probe_seconds
@@ -176,7 +175,7 @@ class _Bench:
         crowd = -(-workers // loaders.train_batches.accumulation) if self.kind == "processes" else 0
         seconds = TURNS[name] * self.turn
         self.run.timeline.start()
-        steps = step_by_step(task, self.state, loaders, self.run, self.next_step)
+        steps = step_by_step(task, self.states, loaders, self.run, self.next_step)
         try:
             warm, _ = self._advance(steps, max(WARM_UP, crowd), 0.0, seconds)
             self.run.timeline.window()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,12 +22,10 @@ def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
     middle of an epoch would have drawn once more: give it one.
     """
     version, key, gauss = random.getstate()
-    found = {"rng python": _packed(key, gauss), "rng torch": torch.get_rng_state()}
+    found = {"rng python": _packed(key, gauss), **_torch_state(device)}
     if "numpy" in sys.modules:
         _, key, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
         found["rng numpy"] = _packed([*key.tolist(), position], gauss if has_gauss else None)
-    if accelerator.is_gpu(device):
-        found["rng gpu"] = accelerator.module(device).get_rng_state(device)
     return found
 
 
@@ -34,24 +33,68 @@ def restore_rng(state: Mapping[str, torch.Tensor], device: torch.device) -> None
     """Set the generators as `rng_state` found them. Other names are passed over."""
     key, gauss = _unpacked(state["rng python"])
     random.setstate((3, tuple(key), gauss))
-    torch.set_rng_state(state["rng torch"])
+    _set_torch_state(state, device)
     if "rng numpy" in state:
         import numpy
 
         (*key, position), gauss = _unpacked(state["rng numpy"])
         words = numpy.array(key, numpy.uint32)
         numpy.random.set_state(("MT19937", words, position, int(gauss is not None), gauss or 0.0))
-    if "rng gpu" in state and accelerator.is_gpu(device):
-        accelerator.module(device).set_rng_state(state["rng gpu"], device)
 
 
 def reseed(seed: int, step: int, rank: int) -> None:
     """Random generators for a rank that goes on at another world size: set by the run's seed, the step and the rank alone."""
-    number = int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:4], "big")
+    number = seed_of(seed, step, rank)
     random.seed(number)
     torch.manual_seed(number)  # every GPU's too
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number)
+
+
+def seed_of(seed: int, step: int, rank: int) -> int:
+    """A seed for a rank that goes on from a step, by a run's or a model's own seed."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:4], "big")
+
+
+class RandomNumbers:
+    """What one model draws from PyTorch's generators, such as dropout's masks, whatever others of its process draw.
+
+    PyTorch has one generator for the CPU and one for a GPU. This keeps the model's own states of them while it draws nothing; to take
+    and set them does not wait for the GPU.
+    """
+
+    def __init__(self, seed: int, device: torch.device):
+        self._device = device
+        self.state: dict[str, torch.Tensor] = {}
+        """uint8, on the CPU: as a checkpoint keeps it."""
+        self.begin(seed)
+
+    def begin(self, seed: int) -> None:
+        """Draw from now on what follows from this seed."""
+        with accelerator.same_random_numbers(self._device):
+            torch.manual_seed(seed)  # every GPU's too
+            self.state = _torch_state(self._device)
+
+    @contextlib.contextmanager
+    def drawn(self) -> Iterator[None]:
+        """What the body draws are the model's numbers; afterwards the process draws its own again."""
+        with accelerator.same_random_numbers(self._device):
+            _set_torch_state(self.state, self._device)
+            yield
+            self.state = _torch_state(self._device)
+
+
+def _torch_state(device: torch.device) -> dict[str, torch.Tensor]:
+    found = {"rng torch": torch.get_rng_state()}
+    if accelerator.is_gpu(device):
+        found["rng gpu"] = accelerator.module(device).get_rng_state(device)
+    return found
+
+
+def _set_torch_state(state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["rng torch"])
+    if "rng gpu" in state and accelerator.is_gpu(device):
+        accelerator.module(device).set_rng_state(state["rng gpu"], device)
 
 
 def _packed(key: Any, gauss: float | None) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from torch import nn
 from training.distributed.data_parallel import distribute
 from training.distributed.world import World
 from training.engine import optimizers
+from training.engine.random_state import RandomNumbers, seed_of
 from training.engine.schedules import warmup_cosine
 from training.models import precision
 from training.models.compiled import StaticBatch
@@ -38,6 +40,10 @@ class TrainingState:
     scaler: torch.amp.GradScaler | None
     world: World
     compiled: bool
+    settings: TrainingSettings
+    random_numbers: RandomNumbers
+    name: str = ""
+    """Of one of several models that a run trains; empty: it trains this one alone."""
     step: int = 0
     evaluated_at: int = 0
     """The step after which the last evaluation was."""
@@ -80,18 +86,42 @@ class TrainingState:
         if self.scaler is not None:
             self.scaler.load_state_dict(captured["scaler"])
 
-    def own_buffers(self) -> dict[str, torch.Tensor]:
-        """Buffers that differ between ranks, such as BatchNorm's running statistics: each saw its own images."""
-        return {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
+    def own(self) -> dict[str, torch.Tensor]:
+        """What differs between ranks: random numbers, and buffers such as BatchNorm's running statistics, of each one's images."""
+        modules = {"buffer": self.model, **({} if self.average is None else {"average": self.average.module})}
+        buffers = {
+            f"{kind} {name}": buffer
+            for kind, module in modules.items()
+            for name, buffer in module.named_buffers()
+            if buffer.is_floating_point()
+        }
+        return {**self.random_numbers.state, **buffers}
+
+    def restore_own(self, own: Mapping[str, torch.Tensor] | None) -> None:
+        """Go on from this rank's own values, after `restore`; None: the world has another size than then."""
+        if own is None:
+            self.random_numbers.begin(seed_of(self.settings.seed, self.step, self.world.rank))
+            return
+        for name, value in self.own().items():
+            if name in own:  # a checkpoint from a CPU has no GPU's random numbers
+                value.copy_(own[name])
 
 
 def prepare(
-    model: Normalized, settings: TrainingSettings, steps: int, world: World, *, beside: WithFeatures | None = None
+    model: Normalized,
+    settings: TrainingSettings,
+    steps: int,
+    world: World,
+    *,
+    beside: WithFeatures | None = None,
+    name: str = "",
 ) -> TrainingState:
     """A model made ready for N steps of training: on its device, in its memory order, compiled, distributed.
 
     Args:
+        settings: its own, where a run trains several.
         beside: holds the model and the projection that is trained beside it, of which no average is kept. None: the model alone trains.
+        name: as TrainingState has it.
 
     Raises:
         ValueError: the device lacks the precision, the optimizer or the compression that the settings ask for.
@@ -115,7 +145,20 @@ def prepare(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: warmup_cosine(step, steps, settings.warmup_fraction)
     )
-    scaler = chosen.scaler()
+    # dropout differs between ranks
+    random_numbers = RandomNumbers(settings.seed + 1 + world.rank, world.device)
     return TrainingState(
-        model, trainable, trained, average, chosen, optimizer, schedule, scaler, world, settings.compile
+        model=model,
+        trainable=trainable,
+        trained=trained,
+        average=average,
+        precision=chosen,
+        optimizer=optimizer,
+        schedule=schedule,
+        scaler=chosen.scaler(),
+        world=world,
+        compiled=settings.compile,
+        settings=settings,
+        random_numbers=random_numbers,
+        name=name,
     )

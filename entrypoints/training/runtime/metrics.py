@@ -6,6 +6,7 @@ is a part of a training step, whose seconds are in each rank's timeline.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 NAME, NUMBER = r"[A-Za-z_/0-9]+", r"-?(?:\d+\.?\d*|nan|inf)"
@@ -148,6 +149,54 @@ STEP_LINE = tuple(f"{phase.name}_s" for phase in PHASES if any(metric.phase == p
 """Metrics of a step's line that are seconds of phases; the others are in metrics.jsonl alone."""
 
 
-def sagemaker_metrics() -> dict[str, str]:
-    """A training job's metrics: name -> regular expression."""
-    return {metric.sagemaker or metric.name: metric.expression for metric in METRICS if metric.sagemaker is not None}
+OF_EACH = (ACCURACY, LOSS, TEACHER_TOP1, VALIDATION_LOSS, TEACHER_KL, TOP5_ACCURACY, TEACHER_TOP5)
+"""What a line says of each of several models, by weight: SageMaker is asked for the first ones. The rest of them is in metrics.jsonl."""
+
+SAGEMAKER_AT_MOST = 40
+"""Metric definitions of a training job:
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_AlgorithmSpecification.html"""
+
+
+def of_model(model: str, name: str) -> str:
+    """A metric's name in a line and in metrics.jsonl.
+
+    Args:
+        model: the name of one of several that a run trains; empty: it trains one alone.
+    """
+    return f"{model}/{name}" if model else name
+
+
+def line_of(found: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """What a line says of the models, and what is left to metrics.jsonl.
+
+    One model has its metrics under their names. Several have them under `model/name`; the name alone is then their mean, so that
+    whoever reads the line by it sees one curve.
+
+    Args:
+        found: by the model's name, numbers by the metric's.
+    """
+    if len(found) == 1 and "" in found:
+        return dict(found[""]), {}
+    names = [metric.name for metric in OF_EACH if all(metric.name in values for values in found.values())]
+    said = {name: sum(values[name] for values in found.values()) / len(found) for name in names}
+    unsaid: dict[str, float] = {}
+    for model, values in found.items():
+        for name, value in values.items():
+            (said if name in names else unsaid)[of_model(model, name)] = value
+    return said, unsaid
+
+
+def sagemaker_metrics(models: Sequence[str] = ()) -> dict[str, str]:
+    """A training job's metrics: name -> regular expression.
+
+    Args:
+        models: the names of several that the job trains. Of each, as many metrics as there is room for.
+    """
+    asked = {metric.sagemaker or metric.name: metric.expression for metric in METRICS if metric.sagemaker is not None}
+    room = (SAGEMAKER_AT_MOST - len(asked)) // len(models) if models else 0
+    each = [metric for metric in OF_EACH if metric.sagemaker is not None][:room]
+    return asked | {
+        f"{model}:{metric.name}": metric._replace(name=of_model(model, metric.name)).expression
+        for model in models
+        for metric in each
+    }

@@ -37,6 +37,8 @@ from typing import Any, Literal, TypeVar, Union
 
 from launcher_observer.contract import contract_value
 
+from training.settings.entries import check_entries
+
 Settings = TypeVar("Settings")
 
 # Hyperparameters that SageMaker's SDK and toolkit add for themselves; the toolkit keeps them from the script, other launchers may not.
@@ -107,6 +109,7 @@ def setting(
     *,
     default_factory: Callable[[], Any] | None = None,
     on_resume: Literal["must stay", "may change"] = "must stay",
+    overrides: Sequence[str] = (),
     **limits: Any,
 ) -> Any:
     """A dataclass's field for one hyperparameter.
@@ -114,9 +117,10 @@ def setting(
     Args:
         default, default_factory: as `dataclasses.field` takes them; with neither the setting must be given.
         on_resume: whether a run that goes on from a checkpoint may have another value than the run that saved it.
+        overrides: of a mapping from names to mappings, which of the class's settings each of these may set anew: `entries.variants`.
         limits: the range, as the fields of Limits.
     """
-    metadata = {"limits": Limits(**limits) if limits else None, "on_resume": on_resume}
+    metadata = {"limits": Limits(**limits) if limits else None, "on_resume": on_resume, "overrides": tuple(overrides)}
     if default_factory is not None:
         return field(default_factory=default_factory, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -174,6 +178,10 @@ def check(
                 problems.append((name, _shown(values[name]), describe(annotations[name])))
         elif item.default is MISSING and item.default_factory is MISSING:
             problems.append((name, "missing", describe(annotations[name])))
+    for name, item in known.items():
+        if item.metadata.get("overrides") and good.get(name):
+            of_entries = check_entries(check, settings_class, item, good[name], values)
+            problems += [problem for problem in dict.fromkeys(of_entries) if problem not in problems]
     required = [name for name, item in known.items() if item.default is MISSING and item.default_factory is MISSING]
     # stand-ins, so that the other settings' conditions are seen too
     absent = {name: None for name in required if name not in good}
@@ -185,9 +193,8 @@ def check(
             if not (colon and name in known):
                 problems.append(("", line, ""))
             elif name not in absent:
-                problems.append(
-                    (name, _shown(values[name]) if name in values else "the default does not fit the others", valid)
-                )
+                misfit = "missing" if known[name].default in (None, "") else "the default does not fit the others"
+                problems.append((name, _shown(values[name]) if name in values else misfit, valid))
     except TypeError:
         if not absent:
             raise

@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from training.settings import fixed_on_resume, limits, require, setting
+from training.settings.entries import variants
 from training.settings.features import FeatureSettings
+from training.settings.students import MOST_STUDENTS, OF_A_STUDENT
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 WorkerKind = Literal["threads", "processes"]
@@ -305,8 +307,13 @@ class UnlabelledSettings:
 class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """Settings of train_kd.py. The teacher arrives as the channel `teacher`, or by its published weights."""
 
-    student: str
-    """The student: a timm model's name."""
+    student: str = ""
+    """The student: a timm model's name. It must be given, here or for each of `students`."""
+    students: dict[str, dict[str, Any]] | None = setting(None, overrides=OF_A_STUDENT)
+    """Several students that learn side by side from the same images and the same answers of the teacher. By name, what each has of its own
+    of these: student, student_options, pretrained, seed (of its initial weights and dropout; the job's orders the images), optimizer,
+    learning_rate, weight_decay, warmup_fraction, max_grad_norm, ema_decay, channels_last, label_smoothing, and all of its loss. None: one
+    student."""
     student_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for timm.create_model."""
     pretrained: bool | Literal["channel"] = False
@@ -347,9 +354,10 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     """DIST's weight of the relation between a class's images."""
 
     def channels(self) -> list[str]:
-        teacher = ["teacher"] if self.has_teacher and not self.teacher_pretrained else []
+        each = variants(self).values()
+        teacher = ["teacher"] if any(own.has_teacher for own in each) and not self.teacher_pretrained else []
         cache = [self.teacher_cache.channel] if self.teacher_cache and self.teacher_cache.channel else []
-        start = ["weights"] if self.pretrained == "channel" else []
+        start = ["weights"] if any(own.pretrained == "channel" for own in each) else []
         return super().channels() + teacher + cache + start
 
     def training_channels(self) -> list[str]:
@@ -358,9 +366,17 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
         return ["unlabelled"] if self.unlabelled.alone else [*super().training_channels(), "unlabelled"]
 
     def conditions(self) -> list[tuple[str, bool, str]]:
+        if self.students is not None:  # each is checked with its own settings
+            own = [one.get("student_options", self.student_options) for one in self.students.values()]
+            number, channels = len(self.students), len({options.get("in_chans", 3) for options in own})
+            return [
+                ("students", 1 <= number <= MOST_STUDENTS, f"1 to {MOST_STUDENTS} of them, by name"),
+                ("students", channels <= 1, "in_chans of all student_options the same: they see the same images"),
+            ]
         one_teacher, served = isinstance(self.teacher, str), self.teacher_servers is not None
         alone = self.unlabelled is not None and self.unlabelled.alone
         return super().conditions() + [
+            ("student", self.student != "", "a timm model's name"),
             (
                 "teacher_options",
                 not self.teacher_options or one_teacher,

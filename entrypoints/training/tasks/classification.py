@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -24,8 +26,11 @@ class Classification:
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """Nothing changes between epochs."""
 
-    def __call__(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
+    def __call__(self, batch: LabelledBatch) -> Iterator[dict[str, torch.Tensor]]:
         """The loss of a micro-batch on the model's device, in nats."""
+        yield self._losses(batch)
+
+    def _losses(self, batch: LabelledBatch) -> dict[str, torch.Tensor]:
         with self.timeline.phase("student_forward"):
             logits = self.model(batch.images)
         with self.timeline.phase("loss"):

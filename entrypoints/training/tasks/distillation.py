@@ -1,16 +1,15 @@
-"""Distillation as a task of the training loop: a student that learns from labels, and from a frozen teacher's logits and features."""
+"""Distillation as a task of the training loop: students that learn from labels, and from one frozen teacher's logits and features."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from training.data.batches import LabelledBatch, TaughtBatch, TrainingBatches, view_of
 from training.data.loaders import Collate, Data
@@ -26,6 +25,7 @@ from training.servers.groups import read_groups
 from training.settings.scripts import DistillationSettings, TeacherSettings
 from training.tasks.features import logits_and_features, untaught, with_features
 from training.tasks.losses import distillation_loss, label_cross_entropy
+from training.tasks.students import Student
 from training.teacher import frozen, served
 from training.teacher.cache import TeacherCache
 from training.teacher.frozen import Teacher
@@ -35,30 +35,29 @@ from training.teacher.logit_records import RecordLayout, record_layout
 class Distillation:
     """`hard_label_weight` × cross-entropy with the labels + `teacher_weight` × the teacher's part + `features.weight` × the features'.
 
-    Both models look at one view.
+    All models look at one view. Several students see the same pixels, and the teacher answers once for all of them.
     """
 
     def __init__(
         self,
-        student: nn.Module,
+        students: Sequence[Student],
         teacher: Teacher | None = None,
         cache: TeacherCache | None = None,
         *,
-        settings: DistillationSettings,
         timeline: Timeline,
         layout: RecordLayout | None = None,
         labelled_share: float = 1.0,
     ):
         """
         Args:
-            student: as TrainingState.trained has it; it gives features too where `settings.features` are learned.
+            students: they give features too where `features` are learned, which all of them learn alike.
             teacher: None: labels alone, or the logits come with the images.
             cache: keeps the teacher's logits; None: the teacher runs on every step.
             layout: of the logits that come with the images. None: none do.
             labelled_share: of the images that an epoch draws, how many have a label.
         """
-        self.student, self.teacher, self.cache, self.layout = student, teacher, cache, layout
-        self.settings, self.timeline, self.labelled_share = settings, timeline, labelled_share
+        self.students, self.teacher, self.cache, self.layout = students, teacher, cache, layout
+        self.timeline, self.labelled_share = timeline, labelled_share
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
@@ -67,15 +66,25 @@ class Distillation:
             if complete and self.teacher is not None:
                 self.teacher.to(torch.device("cpu"))
 
-    def __call__(self, batch: LabelledBatch | TaughtBatch) -> dict[str, torch.Tensor]:
-        """The losses of a micro-batch on the student's device; scalars in nats."""
-        settings, phase = self.settings, self.timeline.phase
+    def __call__(self, batch: LabelledBatch | TaughtBatch) -> Iterator[dict[str, torch.Tensor]]:
+        """The losses of a micro-batch on the students' device, of one student after the other; scalars in nats."""
         target = taught = None
         if self.teacher is not None or self.layout is not None:
-            with phase("teacher_forward"):
+            with self.timeline.phase("teacher_forward"):
                 target, taught = self._target(batch)
+        for student in self.students:
+            yield self._losses(student, batch, target, taught)
+
+    def _losses(
+        self,
+        student: Student,
+        batch: LabelledBatch | TaughtBatch,
+        target: torch.Tensor | None,
+        taught: torch.Tensor | None,
+    ) -> dict[str, torch.Tensor]:
+        settings, phase = student.settings, self.timeline.phase
         with phase("student_forward"):
-            logits, features = logits_and_features(self.student(batch.images))
+            logits, features = logits_and_features(student.model(batch.images))
         with phase("loss"):
             labels = label_cross_entropy(
                 logits,
@@ -87,6 +96,8 @@ class Distillation:
             )
             if target is None:
                 return {"loss": labels + untaught(features)}
+            if not settings.has_teacher:
+                return {"loss": labels}
             losses = {"loss": settings.hard_label_weight * labels, "label_loss": labels}
             if settings.teacher_weight > 0:
                 parts = distillation_loss(logits, target, batch, settings)
@@ -100,7 +111,7 @@ class Distillation:
         if isinstance(batch, TaughtBatch):
             assert self.layout is not None, "whoever asks for taught batches knows their layout"
             return self.layout.decode(batch.records.numpy(), batch.images.device), None
-        if self.settings.features is not None:
+        if self.students[0].settings.features is not None:
             assert self.teacher is not None, "nothing else has features, as the settings say"
             return self.teacher.with_features(batch.images)
         return self._ask(batch.images) if self.cache is None else self.cache.logits(batch, self._ask), None

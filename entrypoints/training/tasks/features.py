@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from training.engine import memory
 from training.engine.memory import Footprint
 from training.engine.state import TrainingState
 from training.models.features import WithFeatures, projecting
 from training.models.timm_models import Normalized
+from training.settings.features import FeatureSettings
 from training.settings.scripts import TeacherSettings
 from training.tasks.feature_losses import feature_loss
 from training.teacher.frozen import Teacher
@@ -68,30 +70,22 @@ def untaught(features: torch.Tensor | None) -> torch.Tensor | float:
 def with_feature_loss(
     now: Footprint,
     without: Mapping[str, Footprint],
-    state: TrainingState,
+    states: Sequence[TrainingState],
     teacher: Teacher,
     settings: TeacherSettings,
     image: torch.Tensor,
 ) -> tuple[Footprint, dict[str, Footprint]]:
-    """The footprints of `memory.measure` with what the loss of features keeps; as they are where none are learned.
+    """The footprints of `memory.measure` with the most that a model's loss of features keeps; as they are where none are learned.
 
     Args:
-        image: uint8 (1, channels, height, width), on the device of both models.
+        settings: whose `features` all models learn.
+        image: uint8 (1, channels, height, width), on the device of the models.
     """
-    if not isinstance(state.trainable, WithFeatures):
+    if settings.features is None:
         return now, {**without}
-    own, taught, how = (
-        state.trainable.feature_shape(image),
-        teacher.with_features(image)[1].shape[1:],
-        settings.features,
-    )
-    assert how is not None, "the settings made it one with features"
-
-    def loss(images: int) -> torch.Tensor:
-        student, target = (torch.randn(images, *shape, device=image.device) for shape in (own, taught))
-        return feature_loss(student.requires_grad_() * 1, target, how)  # autograd's leaves are not counted
-
-    an_image, a_pair, a_triple = memory.loss_bytes(loss, image.device)
+    how, taught = settings.features, teacher.with_features(image)[1].shape[1:]
+    kept = [_kept_by_loss(state.trainable, taught, how, image) for state in states]
+    an_image, a_pair, a_triple = (max(sizes) for sizes in zip(*kept))
     return (
         replace(now, activations=now.activations + an_image, pairs=a_pair, triples=a_triple),
         {
@@ -99,3 +93,17 @@ def with_feature_loss(
             for name, step in without.items()
         },
     )
+
+
+def _kept_by_loss(
+    trainable: nn.Module, taught: torch.Size, how: FeatureSettings, image: torch.Tensor
+) -> tuple[float, float, float]:
+    """As `memory.loss_bytes`, of features of the shape that an image's have."""
+    assert isinstance(trainable, WithFeatures), "the settings made it one with features"
+    own = trainable.feature_shape(image)
+
+    def loss(images: int) -> torch.Tensor:
+        student, target = (torch.randn(images, *shape, device=image.device) for shape in (own, taught))
+        return feature_loss(student.requires_grad_() * 1, target, how)  # autograd's leaves are not counted
+
+    return memory.loss_bytes(loss, image.device)

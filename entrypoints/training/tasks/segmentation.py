@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -42,8 +44,11 @@ class Segmentation:
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """Nothing changes between epochs."""
 
-    def __call__(self, batch: MaskedBatch) -> dict[str, torch.Tensor]:
+    def __call__(self, batch: MaskedBatch) -> Iterator[dict[str, torch.Tensor]]:
         """The losses of a micro-batch on the model's device; scalars, in nats but for the Dice loss. A collective."""
+        yield self._losses(batch)
+
+    def _losses(self, batch: MaskedBatch) -> dict[str, torch.Tensor]:
         settings, phase = self.settings, self.timeline.phase
         masks = batch.masks.long()
         labelled = self.world.total((masks != settings.ignore_index).sum().double()) / self.world.size

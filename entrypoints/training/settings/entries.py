@@ -1,0 +1,68 @@
+"""Settings of several kinds of one thing, such as students: a mapping whose entries set some settings anew. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields, replace
+from typing import Any, TypeVar
+
+Settings = TypeVar("Settings", bound=Any)
+
+Problem = tuple[str, str, str]
+"""Name, what was found, what is valid."""
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""An entry's name: a folder's, and part of a metric's."""
+
+
+def variants(settings: Settings) -> dict[str, Settings]:
+    """By the name of each entry of the field with `overrides`, the settings with what it sets; without entries, the same ones under "".
+
+    Args:
+        settings: of a dataclass, as `training.settings.check` made it.
+    """
+    for item in fields(settings):
+        if item.metadata.get("overrides") and getattr(settings, item.name):
+            entries: dict[str, dict[str, Any]] = getattr(settings, item.name)
+            return {name: replace(settings, **{item.name: None, **own}) for name, own in entries.items()}
+    return {"": settings}
+
+
+def check_entries(
+    check: Callable[[type, Mapping[str, Any]], tuple[Any, list[Problem]]],
+    settings_class: type,
+    field: Field[Any],
+    entries: dict[str, dict[str, Any]],
+    values: Mapping[str, Any],
+) -> list[Problem]:
+    """Everything that is wrong with the entries of a field with `overrides`; good ones get the types of the settings.
+
+    Args:
+        check: training.settings.check.
+        values: of all settings, by name.
+    """
+    allowed: tuple[str, ...] = field.metadata["overrides"]
+    known = {item.name for item in fields(settings_class)}
+    shared = {name: value for name, value in values.items() if name != field.name}
+    problems, found = [], {}
+    for name, own in entries.items():
+        where = f"{field.name}.{name}"
+        if not NAME.fullmatch(name):
+            problems.append((where, "not a name", "up to 32 small letters, digits and _, the first of them a letter"))
+        for key in own:
+            if key not in allowed:
+                what = f"one for all {field.name}" if key in known else "unknown hyperparameter"
+                problems.append((f"{where}.{key}", what, ", ".join(allowed)))
+        mine = {key: value for key, value in own.items() if key in allowed}
+        settings, found[name] = check(settings_class, {**shared, **mine})
+        if settings is not None:
+            entries[name] = {key: getattr(settings, key) for key in mine}
+    _, of_shared = check(settings_class, shared)
+    for name, own_problems in found.items():
+        for problem in own_problems:
+            key, what, valid = problem
+            of_all = problem in of_shared and all(problem in others for others in found.values())
+            is_shared = of_all and key.partition(".")[0] not in entries[name]
+            problems.append(problem if is_shared else (f"{field.name}.{name}.{key}", what, valid))
+    return problems

@@ -1,0 +1,78 @@
+"""The students of a run: built each by its own seed, made ready, and described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from training.distributed.world import World
+from training.engine.delivery import Trained
+from training.engine.state import TrainingState, prepare
+from training.models import start, timm_models
+from training.runtime.environment import Environment
+from training.settings.scripts import DistillationSettings
+from training.tasks.features import learner
+from training.teacher.frozen import Teacher
+
+
+class Student(NamedTuple):
+    """A model that learns, and how."""
+
+    model: nn.Module
+    """As TrainingState.trained has it."""
+    settings: DistillationSettings
+    """Its own."""
+
+
+class Students:
+    """All students of a run, in one order."""
+
+    def __init__(
+        self,
+        each: Mapping[str, DistillationSettings],
+        teacher: Teacher | None,
+        classes: Sequence[str],
+        environment: Environment,
+        image: torch.Tensor,
+        steps: int,
+        world: World,
+        say: Callable[[str], None],
+    ):
+        """
+        Args:
+            each: as `training.settings.entries.variants` gives them.
+            teacher: whose features they learn, where they do.
+            image: uint8 (1, channels, height, width), on the teacher's device.
+            steps: optimizer steps of the run.
+
+        Raises:
+            ValueError: as `start.build`, `learner` and `prepare`.
+        """
+        self.settings, self.states = [*each.values()], list[TrainingState]()
+        for name, own in each.items():
+            torch.manual_seed(own.seed)  # its initial weights, and its projection's, do not depend on who else learns
+            model = start.build(
+                own.student, own.student_options, classes, own.pretrained, environment, image_size=own.image_size
+            )
+            called = f"{name}: {own.student}" if name else own.student
+            say(f"student {called}: {timm_models.parameter_count(model):,} parameters, {len(classes)} classes")
+            beside = learner(model, teacher, own, image)
+            self.states.append(prepare(model, own, steps, world, beside=beside, name=name))
+
+    @property
+    def bare(self) -> list[Student]:
+        """Without a collective."""
+        return [Student(state.trainable, own) for state, own in zip(self.states, self.settings)]
+
+    @property
+    def trained(self) -> list[Student]:
+        """As they learn."""
+        return [Student(state.trained, own) for state, own in zip(self.states, self.settings)]
+
+    @property
+    def delivered(self) -> list[Trained]:
+        """As they are exported."""
+        return [Trained(state, own.student, own.student_options) for state, own in zip(self.states, self.settings)]

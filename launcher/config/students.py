@@ -1,0 +1,26 @@
+"""The students of a job of train_kd.py, by its hyperparameters and in its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.config.job import Job
+
+SCRIPT, SETTING = "train_kd.py", "students"
+
+
+def students(job: Job) -> dict[str, dict[str, Any]]:
+    """What each student of one of this kit's jobs has of its own, by name; {} where the job names none, or names them wrongly."""
+    given = job.hyperparameters.get(SETTING) if job.source is None and job.script == SCRIPT else None
+    return _entries(given)
+
+
+def results(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A result.json's entry of each student, by name; {} where it has none: any script may have written it."""
+    return _entries(result.get(SETTING))
+
+
+def _entries(given: Any) -> dict[str, dict[str, Any]]:
+    whole = isinstance(given, dict) and all(isinstance(own, dict) for own in given.values())
+    return {str(name): own for name, own in given.items()} if whole else {}
