@@ -35,6 +35,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "standardised logits": ("train_kd", {"standardize_logits": True}),
     "teacher cache": ("train_kd", {"teacher_cache": {"views": 1, "top_k": 2}, "epochs": 3}),
     "teacher cache of all logits": ("train_kd", {"teacher_cache": {"views": 2, "top_k": None}, "epochs": 4}),
+    "teacher cache in 4 bits": ("train_kd", {"teacher_cache": {"views": 1, "top_k": 2, "precision": "int4"}, "epochs": 3}),
     "segmentation": ("train_segmentation", {}),
     "segmentation with dice": ("train_segmentation", {"dice_weight": 0.5, "min_scale": 0.5, "max_scale": 1.5}),
     "segmentation with a teacher": ("train_segmentation", {"teacher": "pixel_teacher", "hard_label_weight": 0.5}),

@@ -58,7 +58,7 @@ def test_a_cache_of_something_else_is_refused_and_the_part_is_named(tmp_path, ch
 
 def test_a_cache_of_another_record_format_is_refused(tmp_path, monkeypatch):
     filled(tmp_path)
-    monkeypatch.setattr("training.teacher.cache.FORMAT", 2)
+    monkeypatch.setattr("training.teacher.cache.FORMAT", 3)
     with pytest.raises(ValueError, match="other record format"):
         opened(tmp_path)
 
@@ -102,8 +102,8 @@ def test_the_size_is_told_beforehand(tmp_path, top_k, precision):
     assert f"{on_disk // 120} bytes each, {on_disk / 1e6:.2f} MB in all" in cache.say()
 
 
-def test_imagenets_ten_largest_logits_take_48_bytes_an_image():
-    assert size_of(1_281_167, 1000, 1, 10, "fp16") == 1_281_167 * 48
+def test_imagenets_ten_largest_logits_take_44_bytes_an_image():
+    assert size_of(1_281_167, 1000, 1, 10, "fp16") == 1_281_167 * 44
 
 
 def test_a_cache_that_the_disk_cannot_hold_is_refused_before_the_first_step(tmp_path):

@@ -241,8 +241,8 @@ class TeacherCacheSettings:
     where: str | None = None
     """A folder. None: teacher_cache among the checkpoints, which SageMaker copies to S3. A relative name of an input, as in
     channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""
-    precision: Literal["fp16", "fp32"] = "fp16"
-    """Of the logits kept."""
+    precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
+    """Of the logits kept. int8 and int4: in 256 or 16 steps from the largest one of an image to the smallest one kept."""
 
     def __post_init__(self) -> None:
         require(
@@ -262,8 +262,8 @@ class TeacherServersSettings:
 
     top_k: int | None = setting(10, at_least=1)
     """Largest logits sent of an image, with the log-sum-exp of the rest, as teacher_cache keeps them. None: all of them."""
-    precision: Literal["fp16", "fp32"] = "fp16"
-    """Of the logits sent."""
+    precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
+    """Of the logits sent, as teacher_cache keeps them."""
 
     def __post_init__(self) -> None:
         require(*limits(self))

@@ -1,15 +1,13 @@
-"""The teacher's logits in files: a view of an image passes through the teacher once, over all epochs and runs.
+"""The teacher cache: a run reads a label bank and fills it, so that a view of an image passes through the teacher once, over all runs.
 
-A folder holds manifest.json, which describes the logits, and one file a view with a record for every training image, placed by
-the image's index. A record whose checksum does not hold counts as absent, whether unwritten, torn by a kill or damaged later, and
-is computed again. So there is no index to repair and no order to keep.
+A record whose checksum does not hold counts as absent, whether unwritten, torn by a kill or damaged later, and is computed again. So there
+is no index to repair and no order to keep.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -27,15 +25,8 @@ from training.data.batches import LabelledBatch
 from training.distributed.world import World
 from training.runtime import accelerator
 from training.teacher.cache_filling import Filling
-from training.teacher.logit_records import Precision, RecordLayout, Seal, ViewFile, record_layout
-
-FORMAT = 1
-"""Of the records; a folder of another format is refused."""
-
-MANIFEST = "manifest.json"
-
-SCANNED = 1 << 24
-"""Bytes of records checked at once when an epoch begins."""
+from training.teacher.label_bank import FORMAT, IDENTITY, MANIFEST, PIECE, Precision, Seal, ViewFile, key_of, view_file
+from training.teacher.logit_records import RecordLayout, record_layout
 
 TRIED = 1000
 """Up to this many missing records, the images are read: those of broken images are not missing."""
@@ -65,8 +56,7 @@ class TeacherCache:
     ):
         self.where, self.layout, self.images, self.views, self.world = where, layout, images, views, world
         self._stand_in, self.drawn = stand_in, drawn
-        self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        self._seal = Seal(bytes.fromhex(self.key), layout.size)
+        self._seal = Seal(key_of(identity), layout.size)
         self._file: ViewFile | None = None
         self._filling = Filling(layout, world)
         self._view = 0
@@ -157,7 +147,10 @@ class TeacherCache:
         assert 1 <= view <= self.views, f"view {view} of {self.views}"
         self.close()
         self.world.any(False)  # all writers are done
-        self._view, self._file = view, ViewFile(self._path(view), self.images, self.layout.size, self.writable)
+        self._view, self._file = (
+            view,
+            ViewFile(view_file(self.where, view), self.images, self.layout.size, self.writable),
+        )
         missing = self._missing(np.sort(np.asarray(indices, dtype=np.int64)))
         if 0 < len(missing) <= TRIED:  # a broken image has no record of its own
             missing = self._missing(np.unique([self._stand_in(index) for index in missing.tolist()]))
@@ -219,9 +212,6 @@ class TeacherCache:
             self._file.close()
             self._file = None
 
-    def _path(self, view: int) -> Path:
-        return self.where / f"view-{view:04d}.bin"
-
     def _set_up(self, identity: Mapping[str, Any]) -> None:
         """Write or check the manifest, and whether this host can write here and has room.
 
@@ -234,14 +224,14 @@ class TeacherCache:
                 self._require_room()  # before the manifest, which would refuse a smaller top_k
                 _write_manifest(self.where, identity, self.layout)
         _require_same(self.where, _read_manifest(self.where), identity)
-        self.writable = _can_write(self.where, self._path(1))
+        self.writable = _can_write(self.where, view_file(self.where, 1))
         if self.writable:
             self._require_room()
         else:
             self._require_views()
 
     def _require_views(self) -> None:
-        lacking = [view for view in range(1, self.views + 1) if not self._path(view).is_file()]
+        lacking = [view for view in range(1, self.views + 1) if not view_file(self.where, view).is_file()]
         if lacking:
             raise ValueError(
                 f"the teacher cache in {self.where} is read-only and holds {self.views - len(lacking)} of {self.views} views: "
@@ -252,7 +242,7 @@ class TeacherCache:
 
     def _require_room(self) -> None:
         each = self.drawn * self.layout.size
-        needed = sum(max(0, each - _allocated(self._path(view))) for view in range(1, self.views + 1))
+        needed = sum(max(0, each - _allocated(view_file(self.where, view))) for view in range(1, self.views + 1))
         free = shutil.disk_usage(self.where).free
         if needed > free:
             raise ValueError(
@@ -263,7 +253,7 @@ class TeacherCache:
     def _missing(self, indices: np.ndarray) -> np.ndarray:
         """The images without a record, at most some more than TRIED; indices rise, as disks read fastest."""
         assert self._file is not None, "begin_epoch has opened it"
-        step, missing = max(1, SCANNED // self.layout.size), []
+        step, missing = max(1, PIECE // self.layout.size), []
         for first in range(0, len(indices), step):
             part = indices[first : first + step]
             missing.append(part[~self._seal.holds(self._file.read(part), part, self._view)])
@@ -303,8 +293,7 @@ def _write_manifest(where: Path, identity: Mapping[str, Any], layout: RecordLayo
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    record = {"bytes": layout.size, "fields": str(layout.fields)}
-    text = json.dumps({"logits of": dict(identity), "record": record, "created": created}, indent=2)
+    text = json.dumps({IDENTITY: dict(identity), "record": layout.description(), "created": created}, indent=2)
     with tempfile.NamedTemporaryFile("w", dir=where, prefix=".manifest", delete=False, encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
@@ -315,7 +304,7 @@ def _write_manifest(where: Path, identity: Mapping[str, Any], layout: RecordLayo
 
 def _read_manifest(where: Path) -> dict[str, Any]:
     try:
-        identity: dict[str, Any] = json.loads((where / MANIFEST).read_text(encoding="utf-8"))["logits of"]
+        identity: dict[str, Any] = json.loads((where / MANIFEST).read_text(encoding="utf-8"))[IDENTITY]
         return identity
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
