@@ -14,8 +14,6 @@ that make the images.
 from functools import partial
 
 import torch
-from training.data.loaders import held_out_loader
-from training.data.views import open_data, training_folders
 from training.engine import memory, probe
 from training.engine.delivery import deliver, require_packages
 from training.engine.fitting import fitting_loaders
@@ -27,7 +25,15 @@ from training.models import start, timm_models
 from training.servers.serving import serve, serves
 from training.settings import read_settings
 from training.settings.scripts import DistillationSettings
-from training.tasks.distillation import Distillation, ask_servers, load_teacher, open_cache, with_teacher
+from training.tasks.distillation import (
+    Distillation,
+    ask_servers,
+    held_out_for_teacher,
+    load_teacher,
+    open_cache,
+    open_images,
+    with_teacher,
+)
 from training.tasks.evaluation import evaluate
 from training.teacher import acceptance
 
@@ -40,17 +46,7 @@ def main(settings: DistillationSettings) -> None:
         environment, world, say = run.environment, run.world, run.report.say
         torch.manual_seed(settings.seed)
         channels = settings.student_options.get("in_chans", 3)
-        labelled, unlabelled = training_folders(settings, environment)
-        data = open_data(
-            labelled,
-            environment.channel("validation"),
-            settings,
-            channels,
-            unlabelled=unlabelled,
-            per_labelled=None if settings.unlabelled is None else settings.unlabelled.per_labelled,
-            view_size=settings.view_size,
-            output=environment.output_data_dir,
-        )
+        data = open_images(settings, environment, channels)
         run.report.say_all(data.notes)
         student = start.build(
             settings.student,
@@ -88,12 +84,8 @@ def main(settings: DistillationSettings) -> None:
         teacher_logits: list[torch.Tensor] | None = None
         asked = teacher or remote
         if asked is not None:
-            held_out = loaders.validation
-            if settings.view_size not in (None, settings.image_size):
-                resized, size = data.held_out.resized(settings.view_size), loaders.train_batches.batch_size_per_device
-                held_out = held_out_loader(resized, size, loaders.workers, world)
             teacher_logits = []
-            metrics = evaluate(asked, held_out, world, keep=teacher_logits)
+            metrics = evaluate(asked, held_out_for_teacher(settings, data, loaders, world), world, keep=teacher_logits)
             taught = acceptance.accept(
                 asked, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say
             )

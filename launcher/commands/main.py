@@ -18,6 +18,7 @@ from launcher.commands import (
     doctor,
     drill,
     emulate,
+    label,
     logs,
     plan,
     prepare,
@@ -64,6 +65,7 @@ COMMANDS = (
     doctor,
     prepare,
     weights,
+    label,
 )
 """The commands in the order of the help."""
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from launcher_observer.process import grad_sync_seconds
@@ -93,7 +93,7 @@ def train(task: Task, evaluate: Evaluate, state: TrainingState, loaders: Loaders
         loaders.train_batches.start(epoch, first)
         task.begin_epoch(epoch, loaders.train_batches)
         state.model.train()
-        batches = _on_device(iter(loaders.train), world, timeline)
+        batches = on_device(iter(loaders.train), world, timeline)
         timeline.start()
         for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
             run.operators.step()
@@ -142,7 +142,7 @@ def step_by_step(
     for number in itertools.count(epoch + 1):
         batches.start(number, first)
         task.begin_epoch(number, batches)
-        moved = _on_device(iter(loaders.train), run.world, timeline)
+        moved = on_device(iter(loaders.train), run.world, timeline)
         for _ in range(first, len(batches)):
             _step(task, state, moved, batches.accumulation, run.settings, timeline)
             timeline.step()
@@ -192,8 +192,8 @@ def _step(
     return totals
 
 
-def _on_device(batches: Iterator[NamedTuple], world: World, timeline: Timeline) -> Iterator[NamedTuple]:
-    """The loader's batches with their tensors on this rank's device, but for those of STAYING."""
+def on_device(batches: Iterator[Any], world: World, timeline: Timeline) -> Iterator[Any]:
+    """The loader's batches, NamedTuples, with their tensors on this rank's device, but for those of STAYING."""
     while True:
         with timeline.phase("data_wait"):
             batch = next(batches, None)
@@ -220,7 +220,7 @@ def _report_step(losses: Losses, state: TrainingState, place: Place, run: Run) -
     run.timeline.step()
     seconds = run.timeline.window()
     memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
-    _record_steps(seconds, memory, state, place, run)
+    record_steps(seconds, memory, place, run, grad_sync_seconds(state.trained))
     whole = seconds.pop("step")
     speed = run.settings.global_batch_size / whole
     values |= {metrics.LEARNING_RATE.name: state.learning_rate, metrics.IMAGES_PER_SECOND.name: speed}
@@ -231,14 +231,18 @@ def _report_step(losses: Losses, state: TrainingState, place: Place, run: Run) -
     run.report.metrics(*place, {**values, **said, **memory}, phases)
 
 
-def _record_steps(
-    seconds: Mapping[str, float], memory: Mapping[str, float], state: TrainingState, place: Place, run: Run
+def record_steps(
+    seconds: Mapping[str, float], memory: Mapping[str, float], place: Place, run: Run, waited: float | None = None
 ) -> None:
-    """This rank's own line of the window."""
+    """This rank's own line of the window.
+
+    Args:
+        seconds: as Timeline.window gives them.
+        waited: seconds a step for other ranks' gradients. None: not measured.
+    """
     shown = {**seconds}
     of_workers = run.timeline.worker_cpu
     used = {"cpu_seconds": shown.pop("cpu") - of_workers, "worker_cpu_seconds": of_workers}  # no phases: of all threads
-    waited = grad_sync_seconds(state.trained)
     if waited is not None:
         shown["grad_sync"] = waited
     window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}

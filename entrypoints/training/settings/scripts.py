@@ -375,3 +375,14 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             ),
             ("images_per_class", not alone or self.images_per_class is None, "null with unlabelled.alone"),
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabellingSettings(DistillationSettings):
+    """Settings of label_images.py: those of the training runs that its answers are for."""
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        return super().conditions() + [
+            ("teacher_cache", self.teacher_cache is not None, "views, and what is kept: it names the label bank"),
+            ("probe_seconds", self.probe_seconds == 0, "0: nothing is trained"),
+        ]

@@ -11,8 +11,11 @@ import errno
 import hashlib
 import json
 import os
+import socket
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -187,10 +190,10 @@ def unpacked_bits(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
 
 
 class Seal:
-    """Checksums that hold for the records of one cache only, each at its place.
+    """Checksums that hold for the records of one bank only, each at its place.
 
     Multilinear hashing (Lemire and Kaser 2014, https://arxiv.org/abs/1202.4961, section 3): over 32-bit words, with 64-bit
-    weights drawn from the cache's key, h = ⌊(m₀ + Σ mᵢ wᵢ mod 2⁶⁴) / 2³²⌋. Any other record, or one of another cache or place,
+    weights drawn from the bank's key, h = ⌊(m₀ + Σ mᵢ wᵢ mod 2⁶⁴) / 2³²⌋. Any other record, or one of another bank or place,
     passes with a probability of 2⁻³²; an unwritten one, all zeros, never does.
     """
 
@@ -233,7 +236,7 @@ class ViewFile:
             os.ftruncate(self._file, expected)
         elif size != expected:
             os.close(self._file)
-            raise ValueError(f"{path} has {size:,} bytes instead of {expected:,}: copy it again, or fill a new cache")
+            raise ValueError(f"{path} has {size:,} bytes instead of {expected:,}: copy it again, or fill it anew")
         self._records = np.asarray(np.memmap(path, np.uint8, "r", shape=(images, record_size)))
 
     def read(self, indices: np.ndarray) -> np.ndarray:
@@ -254,7 +257,7 @@ class ViewFile:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             fix = "free some space, or set another teacher_cache.where, and resume"
-            raise OSError(error.errno, f"no room for the teacher cache: {fix}", str(self.path)) from error
+            raise OSError(error.errno, f"no room for the label bank: {fix}", str(self.path)) from error
         self._written = True
 
     def sync(self) -> None:
@@ -275,6 +278,86 @@ def key_of(identity: Mapping[str, Any]) -> bytes:
 def view_file(folder: Path, view: int) -> Path:
     """Where a view's records are, from view 1 on."""
     return folder / f"view-{view:04d}.bin"
+
+
+def write_manifest(folder: Path, identity: Mapping[str, Any], records: RecordFormat, about: Mapping[str, Any]) -> None:
+    """Write the manifest in one piece; another process of the run may write the same.
+
+    Args:
+        about: what else it says, for people; no record depends on it.
+    """
+    created = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+        "numpy": np.__version__,
+        **about,
+    }
+    text = json.dumps({IDENTITY: dict(identity), "record": records.description(), "created": created}, indent=2)
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".manifest", delete=False, encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, folder / MANIFEST)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What `write_manifest` wrote.
+
+    Raises:
+        ValueError: it holds something else.
+        OSError: there is none.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest[IDENTITY].items()
+        return manifest
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / MANIFEST} is not a label bank's: delete {folder}, or name another folder (in a job: teacher_cache.where)"
+        ) from error
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """The SHA-256 of the files of complete views, by name; empty where no view is complete.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    try:
+        lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    found = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
+    if not all(len(checksum) == 64 and name for name, checksum in found.items()):
+        raise ValueError(f"{folder / CHECKSUMS} is damaged: delete it, and launcher label writes it anew")
+    return found
+
+
+def write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
+    """Write the SHA-256 of the files of complete views, by name, in one piece."""
+    temporary = folder / f".{CHECKSUMS}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(f"{checksum}  {name}\n" for name, checksum in sorted(checksums.items()))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, folder / CHECKSUMS)
+
+
+def sha256_of(file: Path) -> str:
+    """Of a file's content."""
+    found = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while piece := opened.read(PIECE):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 of all that a bank's complete views say: of the manifest's `logits of` and of their checksums."""
+    identity = read_manifest(folder)[IDENTITY]
+    lines = "".join(f"{checksum}  {name}\n" for name, checksum in sorted(read_checksums(folder).items()))
+    return hashlib.sha256(key_of(identity) + lines.encode()).hexdigest()
 
 
 def _described(field: np.dtype) -> tuple[str, list[int]]:
