@@ -19,6 +19,7 @@ from launcher.commands import (
     drill,
     emulate,
     label,
+    labels,
     logs,
     plan,
     prepare,
@@ -66,6 +67,7 @@ COMMANDS = (
     prepare,
     weights,
     label,
+    labels,
 )
 """The commands in the order of the help."""
 
