@@ -77,7 +77,9 @@ def test_three_processes_fill_the_bank_that_one_fills_byte_for_byte(channels):
     assert one["digest"] == three["digest"] == digest_of(bank)
     assert read_checksums(bank) == {file.name: sha256_of(file) for file in bank.glob("view-*.bin")}
     again = labelled(channels / "three", size=2)
-    assert (again["labels_computed"], again["digest"]) == (VIEWS * 4, one["digest"]), "the broken image's batch alone, on either rank"
+    assert (again["labels_computed"], again["digest"]) == (VIEWS * 4, one["digest"]), (
+        "the broken image's batch alone, on either rank"
+    )
 
 
 def test_killed_at_random_moments_and_resumed_it_ends_byte_for_byte_as_one_that_nobody_disturbed(channels):

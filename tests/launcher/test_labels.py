@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from launcher.commands.main import main
 from launcher.labels.bank import Bank, rules
 from tests.conftest import ROOT
+from tests.docs.documents import blocks
 from tests.entrypoints.teacher_caches import CLASSES, IMAGES, PARTS, filled, forget, kept
 
 
@@ -152,6 +153,18 @@ def test_every_export_holds_what_training_reads(tmp_path, top_k, precision):
             others = np.ones(expected.shape, bool)
             np.put_along_axis(others, classes, False, 1)
             assert np.allclose(expected[others].reshape(IMAGES, -1), tail[:, None], atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
+def test_the_documents_ten_lines_of_numpy_read_what_training_reads(tmp_path, monkeypatch, precision):
+    expected = kept(complete(tmp_path / "bank", precision=precision), precision=precision).numpy()
+    (text,) = [text for document, text in blocks("python") if document == "docs/label-bank.md"]
+    monkeypatch.chdir(tmp_path)
+    found: dict = {}
+    exec(text, found)
+    assert np.array_equal(np.take_along_axis(expected, found["classes"], 1), found["logits"])
+    (piece,) = Bank(tmp_path / "bank").pieces(1)
+    assert np.array_equal(found["residual"], Bank(tmp_path / "bank").records.answers(piece.records).residual)
 
 
 def test_an_export_overwrites_nothing_and_a_cut_off_bank_is_not_exported(tmp_path, capsys):
