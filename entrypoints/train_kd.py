@@ -15,8 +15,6 @@ image, with `teacher_servers` on the hosts that make the images.
 from functools import partial
 
 import torch
-from training.data.loaders import held_out_loader
-from training.data.views import open_data, training_folders
 from training.engine import memory, probe
 from training.engine.delivery import deliver, require_packages
 from training.engine.fitting import fitting_loaders
@@ -28,7 +26,15 @@ from training.settings import read_settings
 from training.settings.entries import variants
 from training.settings.scripts import DistillationSettings
 from training.tasks import features
-from training.tasks.distillation import Distillation, ask_servers, load_teacher, open_cache, with_teacher
+from training.tasks.distillation import (
+    Distillation,
+    ask_servers,
+    held_out_for_teacher,
+    load_teacher,
+    open_cache,
+    open_images,
+    with_teacher,
+)
 from training.tasks.evaluation import evaluate
 from training.tasks.students import Students
 from training.teacher import acceptance
@@ -40,19 +46,8 @@ def main(settings: DistillationSettings) -> None:
     with started(settings) as (settings, run):
         require_packages(settings)
         environment, world, say = run.environment, run.world, run.report.say
-        each = variants(settings)
-        channels = next(iter(each.values())).student_options.get("in_chans", 3)  # the same of all
-        labelled, unlabelled = training_folders(settings, environment)
-        data = open_data(
-            labelled,
-            environment.channel("validation"),
-            settings,
-            channels,
-            unlabelled=unlabelled,
-            per_labelled=None if settings.unlabelled is None else settings.unlabelled.per_labelled,
-            view_size=settings.view_size,
-            output=environment.output_data_dir,
-        )
+        each, channels = variants(settings), settings.image_channels
+        data = open_images(settings, environment, channels)
         run.report.say_all(data.notes)
         steps, image = total_steps(settings, data.epoch_images), memory.example(data, world.device)
         teacher = remote = None
@@ -82,12 +77,8 @@ def main(settings: DistillationSettings) -> None:
         teacher_logits: list[torch.Tensor] | None = None
         asked = teacher or remote
         if asked is not None:
-            held_out = loaders.validation
-            if settings.view_size not in (None, settings.image_size):
-                resized, size = data.held_out.resized(settings.view_size), loaders.train_batches.batch_size_per_device
-                held_out = held_out_loader(resized, size, loaders.workers, world)
             teacher_logits = []
-            metrics = evaluate(asked, held_out, world, keep=teacher_logits)
+            metrics = evaluate(asked, held_out_for_teacher(settings, data, loaders, world), world, keep=teacher_logits)
             taught = acceptance.accept(
                 asked, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say
             )

@@ -22,6 +22,7 @@ LAUNCHER = [
     "runner",
     "study",
     "prepare",
+    "labels",
     "emulator",
     "facade",
     "commands",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from launcher import backends
@@ -45,22 +45,30 @@ def check(planned: Plan) -> Plan:
 
 
 def plan_config(
-    path: str | Path, overrides: Sequence[str] = (), *, on: str = backends.DEFAULT, smoke: bool = False
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    on: str = backends.DEFAULT,
+    smoke: bool = False,
+    change: Callable[[Job], Job] = lambda job: job,
 ) -> Plan:
     """`load` and `plan` in one, so that the mistakes of both are reported together.
+
+    Args:
+        change: makes the job that is planned of the one that was loaded.
 
     Raises:
         UserError: the file is not a valid job. It lists the plan's errors too.
     """
     try:
-        return plan(load(path, overrides, smoke=smoke), on=on)
+        return plan(change(load(path, overrides, smoke=smoke)), on=on)
     except UserError as error:
         if error.rest is None:
             raise
         known = [issue.key.split(" (line")[0].removeprefix("smoke." if smoke else "") for issue in error.issues]
         rest = [
             issue
-            for issue in plan(error.rest, on=on).errors
+            for issue in plan(change(error.rest), on=on).errors
             if not any(issue.key == key or key.startswith(f"{issue.key}.") for key in known)
         ]
         raise UserError([*error.issues, *rest], error.title) from None

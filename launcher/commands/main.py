@@ -18,6 +18,8 @@ from launcher.commands import (
     doctor,
     drill,
     emulate,
+    label,
+    labels,
     logs,
     plan,
     prepare,
@@ -64,6 +66,8 @@ COMMANDS = (
     doctor,
     prepare,
     weights,
+    label,
+    labels,
 )
 """The commands in the order of the help."""
 

@@ -8,12 +8,14 @@ import launcher
 from launcher.backends.plans import plan_config
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, USER_ERROR
+from launcher.runner import labelling
 
 
 def add(to: arguments.Add) -> None:
     made = to("plan", "show what a run would do, without doing it", carry_out)
     arguments.job(made)
     arguments.hosts(made)
+    made.add_argument("--label", action="store_true", help="what `launcher label` would do")
     made.add_argument("--check", action="store_true", help="also check with AWS, by read-only requests")
     arguments.json(made)
 
@@ -24,7 +26,11 @@ def planned(options: argparse.Namespace) -> launcher.Plan:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    made = planned(options)
+    made = (
+        planned(options)
+        if not options.label
+        else labelling.planned(options.config, arguments.overrides_of(options), on=options.on, smoke=options.smoke)
+    )
     if options.check:
         made = launcher.check(made)
     print(made.to_json() if options.json else made)

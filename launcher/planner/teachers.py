@@ -20,7 +20,7 @@ CHANNEL, DESCRIPTION = "teacher", "config.json"
 PIXELS = "train_segmentation.py"
 """The script whose teachers give every pixel a class."""
 
-SCRIPTS = ("train_kd.py", PIXELS)
+SCRIPTS = ("train_kd.py", "label_images.py", PIXELS)
 
 MAX_BYTES = 64 * 2**20
 """Of an archive that are unpacked in search of its config.json, which takes half a second; and more than any config.json has."""

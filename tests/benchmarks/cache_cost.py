@@ -1,6 +1,7 @@
-"""What a filled teacher cache costs a batch: reading, checking and decoding its logits. `make bench-training`.
+"""What a label bank costs a batch: reading, checking and decoding its logits, or filling it beyond the teacher's own pass. `make bench-bank`.
 
-1,000 classes, the 10 largest logits of each, the files in the page cache. All of `TeacherCache.logits` is measured.
+1,000 classes, the 10 largest logits of each, the files in the page cache. All of `TeacherCache.logits` is measured; where it fills, with a
+teacher whose answers are there at once. Filling's share is of a step of a small student alone, without any teacher: of a real step it is less.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from engine import ALONE, CLASSES, TOP_K, Samples, alternate, machine, ratio, table
+from engine import ALONE, CLASSES, SIZE, STUDENT, TOP_K, Samples, alternate, machine, model, ratio, table
 from training.data.batches import LabelledBatch
 from training.teacher.cache import TeacherCache
 
@@ -41,6 +43,40 @@ def filled(folder: Path) -> TeacherCache:
         cache.logits(batch, lambda images: torch.randn(len(images), CLASSES))
     assert cache.begin_epoch(1, numbers), "the cache is not filled"
     return cache
+
+
+def filling(folder: Path, precision: str, size: int, rounds: int, steps: int) -> tuple[list[float], list[float]]:
+    """CPU seconds a batch that filling takes, of all threads and of the training thread alone, by rounds."""
+    parts = {"teacher weights": "benchmark", "transform": "none", "data": "noise", "dtype": "fp32"}
+    cache = TeacherCache.open(
+        folder, parts=parts, images=IMAGES, classes=CLASSES, views=rounds, top_k=TOP_K, precision=precision, world=ALONE
+    )
+    logits, whole, thread = torch.randn(size, CLASSES), [], []
+    for view in range(1, rounds + 1):
+        cache.begin_epoch(view, np.arange(IMAGES))
+        batches = [
+            batch_of(numbers)
+            for numbers in np.random.RandomState(view).permutation(IMAGES)[: size * steps].reshape(steps, size)
+        ]
+        batches = [batch._replace(views=torch.full_like(batch.views, view)) for batch in batches]
+        began, own = time.process_time(), time.thread_time()
+        for batch in batches:
+            cache.logits(batch, lambda _images: logits)
+        thread.append((time.thread_time() - own) / steps)
+        cache.sync()
+        whole.append((time.process_time() - began) / steps)
+    return whole, thread
+
+
+def student_step(size: int) -> float:
+    """CPU seconds of a small student's forward and backward pass over a batch, the median of five."""
+    student, images = model(STUDENT, 0).train(), torch.zeros(size, 3, SIZE, SIZE, dtype=torch.uint8)
+    seconds = []
+    for _ in range(5):
+        began = time.process_time()
+        student(images).square().mean().backward()
+        seconds.append(time.process_time() - began)
+    return statistics.median(seconds)
 
 
 def never(_images: torch.Tensor) -> torch.Tensor:
@@ -80,6 +116,24 @@ def main() -> None:
     print(
         f"\n{size} bytes a record. Checking all {IMAGES:,} as an epoch begins: {seconds:.3f} s of CPU, {1e6 * seconds / IMAGES:.2f} µs an image"
     )
+
+    batch, step = 64, student_step(64)
+    rows = [("filled with", "CPU ms", "of the training thread", "CPU µs an image", f"share of {STUDENT}'s step")]
+    for precision in ("fp16", "int8", "int4"):
+        with tempfile.TemporaryDirectory() as folder:
+            found = filling(Path(folder), precision, batch, asked.rounds, asked.steps)
+        whole, thread = (statistics.median(seconds) for seconds in found)
+        rows.append(
+            (
+                precision,
+                f"{1e3 * whole:.3f}",
+                f"{1e3 * thread:.3f}",
+                f"{1e6 * whole / batch:.1f}",
+                f"{whole / step:.2%}",
+            )
+        )
+    print(f"\nBatches of {batch} images; a step of the student alone takes {1e3 * step:.0f} ms of CPU")
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ import itertools
 from traceml_ai.api import init, trace_step
 from training.engine import loop
 init()
-untraced, on_device = loop._step, loop._on_device
-loop._on_device = lambda *arguments: arguments
+untraced, on_device = loop._step, loop.on_device
+loop.on_device = lambda *arguments: arguments
 def traced(task, state, batches, accumulation, *rest):
     waiting, *place = batches
     fetched = [*itertools.islice(waiting, accumulation)]

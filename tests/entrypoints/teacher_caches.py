@@ -95,7 +95,7 @@ def forget(cache: TeacherCache, where: Path, numbers: list[int]) -> None:
 
 PREAMBLE = """
     import hashlib, random
-    from training.teacher.logit_records import ViewFile
+    from training.teacher.label_bank import ViewFile
     from tests.entrypoints.teacher_caches import *
     def fill(cache, hashes):
         cache.begin_epoch(1, np.arange(IMAGES))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from training.teacher.logit_records import RecordLayout, Seal
+from training.teacher.label_bank import Seal, packed_bits, unpacked_bits
+from training.teacher.logit_records import RecordLayout
 
 
 def realistic_logits(images: int = 64, classes: int = 1000) -> torch.Tensor:
@@ -80,7 +81,12 @@ def test_more_than_65536_classes_keep_their_numbers():
 
 @pytest.mark.parametrize("top_k", [3, None])
 @pytest.mark.parametrize(
-    ("value", "precision"), [(torch.nan, "fp32"), (torch.inf, "fp32"), (-70_000.0, "fp16"), (70_000.0, "fp16")]
+    ("value", "precision"),
+    [
+        *((torch.nan, precision) for precision in ("fp32", "fp16", "int8", "int4")),
+        *((torch.inf, precision) for precision in ("fp32", "int8")),
+        *((-70_000.0, "fp16"), (70_000.0, "fp16"), (70_000.0, "int8")),
+    ],
 )
 def test_logits_that_a_record_cannot_hold_are_refused_with_the_fix(value, precision, top_k):
     logits = torch.full((2, 4), 1.0)
@@ -107,6 +113,60 @@ def test_a_checksum_breaks_with_any_bit_and_holds_at_no_other_place():
     assert not seal.holds(records, numbers[::-1].copy(), 1).any()
     assert not seal.holds(records, numbers, 2).any()
     assert not Seal(b"another", layout.size).holds(records, numbers, 1).any()
-    for weight in ("_start", "_number", "_view"):  # the rng of 2**-32 that a record of zeros has the checksum zero
+    for weight in ("_start", "_index", "_view"):  # the rng of 2**-32 that a record of zeros has the checksum zero
         setattr(seal, weight, np.uint64(0))
     assert not seal.holds(np.zeros_like(records), numbers, 1).any()
+
+
+# --- quantised
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("classes", [2, 10, 257, 1000])
+@pytest.mark.parametrize("top_k", [1, 7, None])
+def test_the_first_use_of_logits_equals_every_later_one_bit_for_bit(classes, top_k, precision):
+    """At any size of logits, where all are equal, and where one stands out."""
+    top_k = None if top_k is None or top_k >= classes else top_k
+    logits = realistic_logits(32, classes) * torch.logspace(-6, 3, 32)[:, None]
+    logits[0], logits[1] = 3.3, 0.0
+    logits[2, 0] = 6e4
+    through_a_record(logits, top_k, precision)
+
+
+@pytest.mark.parametrize(("precision", "steps"), [("int8", 255), ("int4", 15)])
+@pytest.mark.parametrize("top_k", [10, None])
+def test_a_quantised_logit_is_half_a_step_from_the_teachers_and_the_largest_is_exact_beside_the_rest(
+    precision, steps, top_k
+):
+    logits = realistic_logits()
+    decoded = through_a_record(logits, top_k, precision)
+    kept = logits.topk(top_k or 1000)
+    distances = kept.values[:, :1] - kept.values
+    found = decoded.max(1, keepdim=True).values - decoded.gather(1, kept.indices)
+    step = distances.max(1, keepdim=True).values / steps
+    assert ((found - distances).abs() <= step * (0.5 + 2e-3 * steps / 2)).all() and (found[:, 0] == 0).all()
+    if top_k is not None:
+        others = decoded.scatter(1, kept.indices, -torch.inf).logsumexp(1)
+        expected = logits.scatter(1, kept.indices, -torch.inf).logsumexp(1)
+        torch.testing.assert_close(others - decoded.amax(1), expected - logits.amax(1), rtol=1e-3, atol=1e-3)
+
+
+def test_logits_that_all_are_one_keep_their_value():
+    alike = torch.full((2, 9), -1.5)
+    assert torch.equal(through_a_record(alike, None, "int4"), alike)
+    torch.testing.assert_close(through_a_record(alike, 3, "int4"), alike, rtol=0, atol=1e-3)
+
+
+def test_ten_of_a_thousand_logits_take_a_fiftieth_of_all_in_fp16():
+    sizes = {precision: RecordLayout(1000, 10, precision).size for precision in ("fp32", "fp16", "int8", "int4")}
+    assert sizes == {"fp32": 64, "fp16": 44, "int8": 36, "int4": 28}, "2,000 bytes are all of them in fp16"
+
+
+@pytest.mark.parametrize("bits", [1, 4, 5, 8, 10, 17, 24])
+def test_numbers_of_few_bits_lie_one_behind_the_other(bits):
+    numbers = np.random.RandomState(bits).randint(0, 2**bits, (5, 13)).astype(np.uint32)
+    numbers[0], numbers[1] = 0, 2**bits - 1
+    packed = packed_bits(numbers, bits)
+    assert packed.shape == (5, -(-13 * bits // 8)) and np.array_equal(unpacked_bits(packed, 13, bits), numbers)
+    written_out = "".join(f"{number:0{bits}b}"[::-1] for number in numbers[2])
+    assert packed[2, 0] == int(written_out[:8].ljust(8, "0")[::-1], 2)

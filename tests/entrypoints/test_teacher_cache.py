@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from training.teacher.cache import TeacherCache
-from training.teacher.logit_records import ViewFile
+from training.teacher.label_bank import ViewFile
 
 from tests.conftest import wait_until
 from tests.entrypoints.ranks import run_ranks, started_ranks, torchrun_environments
@@ -279,7 +279,7 @@ def test_an_epoch_is_complete_only_where_all_ranks_find_all_of_theirs(tmp_path, 
     """
     )
     assert [rank.stdout.strip() for rank in run_ranks(tmp_path, script)] == ["False", "False"]
-    monkeypatch.setattr("training.teacher.cache.SCANNED", 100)  # a few records at once
+    monkeypatch.setattr("training.teacher.cache.PIECE", 100)  # a few records at once
     assert not opened(tmp_path / "cache").begin_epoch(1, np.arange(IMAGES))
 
 

@@ -58,7 +58,7 @@ def test_a_cache_of_something_else_is_refused_and_the_part_is_named(tmp_path, ch
 
 def test_a_cache_of_another_record_format_is_refused(tmp_path, monkeypatch):
     filled(tmp_path)
-    monkeypatch.setattr("training.teacher.cache.FORMAT", 2)
+    monkeypatch.setattr("training.teacher.cache.FORMAT", 3)
     with pytest.raises(ValueError, match="other record format"):
         opened(tmp_path)
 
@@ -83,7 +83,7 @@ def test_more_and_fewer_views_are_the_same_cache_and_all_classes_is_no_top_k(tmp
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"other": 1}'])
 def test_a_manifest_that_is_none_is_refused(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match="manifest.json is not a teacher cache's: delete"):
+    with pytest.raises(ValueError, match="manifest.json is not a label bank's: delete"):
         opened(tmp_path)
 
 
@@ -102,8 +102,8 @@ def test_the_size_is_told_beforehand(tmp_path, top_k, precision):
     assert f"{on_disk // 120} bytes each, {on_disk / 1e6:.2f} MB in all" in cache.say()
 
 
-def test_imagenets_ten_largest_logits_take_48_bytes_an_image():
-    assert size_of(1_281_167, 1000, 1, 10, "fp16") == 1_281_167 * 48
+def test_imagenets_ten_largest_logits_take_44_bytes_an_image():
+    assert size_of(1_281_167, 1000, 1, 10, "fp16") == 1_281_167 * 44
 
 
 def test_a_cache_that_the_disk_cannot_hold_is_refused_before_the_first_step(tmp_path):
@@ -125,7 +125,7 @@ def test_a_full_disk_is_told_with_the_fix(tmp_path):
     cache.begin_epoch(1, np.arange(IMAGES))
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), cache._file._file)
-    with pytest.raises(OSError, match="no room for the teacher cache: free some space"):
+    with pytest.raises(OSError, match="no room for the label bank: free some space"):
         cache.logits(batch_of([1, 2]), CountedTeacher())
         cache.sync()
 
@@ -178,7 +178,7 @@ def test_what_a_read_only_cache_lacks_is_computed_and_said_to_be_computed_again(
 
 def test_a_read_only_cache_without_all_views_or_of_a_wrong_size_is_refused(read_only):
     folder, locked = read_only
-    with locked(), pytest.raises(ValueError, match="holds no teacher cache, and none can be created there"):
+    with locked(), pytest.raises(ValueError, match="holds no label bank, and none can be created there"):
         opened(folder)
     folder.chmod(0o755)
     filled(folder)

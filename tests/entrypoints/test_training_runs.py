@@ -294,7 +294,7 @@ def test_a_kept_view_needs_no_teacher_when_it_is_drawn_again(digits, taught):
     first, later = (sum(shares[step] for step in steps) for steps in (range(2, 6), range(7, 16)))
     assert later / 9 < first / 4 / 2
     folder = run.folder.host("algo-1") / "checkpoints/teacher_cache"
-    said = next(line for _, line in run.logs() if line.startswith("teacher cache"))
+    said = next(line for _, line in run.logs() if line.startswith("label bank"))
     assert f"{(folder / 'view-0001.bin').stat().st_size // 80} bytes each" in said
 
 

@@ -166,6 +166,41 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         return _draws(view, batches, asked_for)
 
 
+class LabellingBatches(TrainingBatches):
+    """This rank's micro-batches of a view's images, all of them, in the view's order: what a frozen teacher answers once.
+
+    The batches of a view are the same at any number of processes, where a micro-batch has as many images; the last is filled up with the
+    view's first images. Rank r of n takes the r-th of each n that are asked for, and all ranks take equally many.
+
+    Args: as TrainingBatches.
+    """
+
+    def __init__(self, *args: Any, **values: Any):
+        super().__init__(*args, **values)
+        self.global_batch_size, self.accumulation = self.batch_size_per_device * self.world.size, 1
+        self._rounds = np.empty((0, self.world.size), np.int64)
+
+    def of_view(self, view: int) -> np.ndarray:
+        """The batches of a view, int64 (batches, images)."""
+        size = self.batch_size_per_device
+        images = self._order.arranged(self.seed, view).images[: self.images]
+        return np.resize(images, (-(-self.images // size), size))
+
+    def start_view(self, view: int, wanted: np.ndarray) -> None:
+        """What the next iteration yields: the batches of a view, as `of_view` gives them, that are asked for, bool (batches,)."""
+        self.epoch, chosen = view, np.flatnonzero(wanted)
+        self._rounds = np.resize(chosen, (-(-len(chosen) // self.world.size), self.world.size))
+
+    def __len__(self) -> int:
+        """Batches that each rank takes of the view."""
+        return len(self._rounds)
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        batches = self.of_view(self.epoch)[self._rounds[:, self.world.rank]]
+        asked_for = self._announce(batches.ravel()) if self._announce else None
+        return _draws(self.epoch, batches, asked_for)
+
+
 def _draws(view: int, batches: np.ndarray, asked_for: Callable[[int], None] | None) -> Iterator[list[SampleKey]]:
     """A view of the images of each batch, int64 (batches, images)."""
     for count, batch in enumerate(batches, start=1):

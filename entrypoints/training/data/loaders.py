@@ -100,6 +100,7 @@ def open_loaders(
     views: int | None = None,
     remote: Remote | None = None,
     say: Callable[[str], None] = lambda _: None,
+    sampler: type[TrainingBatches] = TrainingBatches,
 ) -> Loaders:
     """Loaders over a run's data.
 
@@ -108,6 +109,7 @@ def open_loaders(
         views: how many views of each training image there are. None: a new one every epoch.
         remote: brings the training batches from other hosts. None: this one makes them.
         say: logs how many workers make the batches, and why.
+        sampler: which training images make which batch.
 
     Raises:
         ValueError: a batch does not divide, or there are too few images for one.
@@ -119,7 +121,7 @@ def open_loaders(
             f"(global_batch_size {settings.global_batch_size} over {world.size}): "
             f"{nearest_divisors(share, batch_size_per_device)}"
         )
-    batches = TrainingBatches(
+    batches = sampler(
         data.epoch_images,
         settings.global_batch_size,
         world,

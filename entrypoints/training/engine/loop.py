@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from launcher_observer.process import grad_sync_seconds
@@ -102,7 +102,7 @@ def train(task: Task, evaluate: Evaluate, states: States, loaders: Loaders, step
         task.begin_epoch(epoch, loaders.train_batches)
         for one in states:
             one.trainable.train()
-        batches = _on_device(iter(loaders.train), world, timeline)
+        batches = on_device(iter(loaders.train), world, timeline)
         timeline.start()
         for _ in range(first, min(per_epoch, steps - (epoch - 1) * per_epoch)):
             run.operators.step()
@@ -153,7 +153,7 @@ def step_by_step(
     for number in itertools.count(epoch + 1):
         batches.start(number, first)
         task.begin_epoch(number, batches)
-        moved = _on_device(iter(loaders.train), run.world, timeline)
+        moved = on_device(iter(loaders.train), run.world, timeline)
         for _ in range(first, len(batches)):
             _step(task, states, moved, batches.accumulation, timeline)
             timeline.step()
@@ -203,8 +203,8 @@ def _optimize(state: TrainingState, timeline: Timeline) -> None:
             state.average.update(state.model, state.step)
 
 
-def _on_device(batches: Iterator[NamedTuple], world: World, timeline: Timeline) -> Iterator[NamedTuple]:
-    """The loader's batches with their tensors on this rank's device, but for those of STAYING."""
+def on_device(batches: Iterator[Any], world: World, timeline: Timeline) -> Iterator[Any]:
+    """The loader's batches, NamedTuples, with their tensors on this rank's device, but for those of STAYING."""
     while True:
         with timeline.phase("data_wait"):
             batch = next(batches, None)
@@ -236,7 +236,9 @@ def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Ru
     run.timeline.step()
     seconds = run.timeline.window()
     memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
-    _record_steps(seconds, memory, states, place, run)
+    waited = [grad_sync_seconds(state.trained) for state in states]
+    known = [seconds for seconds in waited if seconds is not None]
+    record_steps(seconds, memory, place, run, sum(known) if len(known) == len(states) else None)
     whole = seconds.pop("step")
     values, unsaid = metrics.line_of(found)
     values[metrics.IMAGES_PER_SECOND.name] = run.settings.global_batch_size / whole
@@ -247,17 +249,20 @@ def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Ru
     run.report.metrics(*place, {**values, **said, **memory}, {**unsaid, **phases})
 
 
-def _record_steps(
-    seconds: Mapping[str, float], memory: Mapping[str, float], states: States, place: Place, run: Run
+def record_steps(
+    seconds: Mapping[str, float], memory: Mapping[str, float], place: Place, run: Run, waited: float | None = None
 ) -> None:
-    """This rank's own line of the window."""
+    """This rank's own line of the window.
+
+    Args:
+        seconds: as Timeline.window gives them.
+        waited: seconds a step for other ranks' gradients. None: not measured.
+    """
     shown = {**seconds}
     of_workers = run.timeline.worker_cpu
     used = {"cpu_seconds": shown.pop("cpu") - of_workers, "worker_cpu_seconds": of_workers}  # no phases: of all threads
-    waited = [grad_sync_seconds(state.trained) for state in states]
-    known = [seconds for seconds in waited if seconds is not None]
-    if len(known) == len(states):
-        shown["grad_sync"] = sum(known)
+    if waited is not None:
+        shown["grad_sync"] = waited
     window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
     speed = {"images_per_second": run.settings.global_batch_size / seconds["step"]}
     slowed = {"profiled": True} if run.operators.slowed() else {}

@@ -43,7 +43,7 @@ def member_folders(channel: Path, unpacked: Path) -> dict[str, Path]:
     entries = [entry for entry in sorted(channel.iterdir()) if not entry.name.startswith(".")]
     archives = [entry for entry in entries if entry.name.endswith(ARCHIVE)]
     if archives:
-        return {archive.name: _unpack(archive, unpacked / archive.name) for archive in archives}
+        return {archive.name: unpack(archive, unpacked / archive.name) for archive in archives}
     folders = [entry for entry in entries if entry.is_dir()]
     if not folders or any(entry.suffix in SUFFIXES for entry in entries):
         return {channel.name: channel}
@@ -137,8 +137,12 @@ class _Archive(gzip.GzipFile):
         return piece
 
 
-def _unpack(archive: Path, target: Path) -> Path:
-    """The folder that an archive's files were unpacked into."""
+def unpack(archive: Path, target: Path) -> Path:
+    """The folder, new, that an archive's files were unpacked into.
+
+    Raises:
+        ValueError: it is damaged, unpacks to more than its limit, or holds files that point outside it.
+    """
     target.mkdir(parents=True)
     try:
         with _Archive(archive) as opened:
@@ -162,8 +166,8 @@ def _require_small(archive: Path, size: int) -> None:
     limit = max(SMALL, MAX_RATIO * archive.stat().st_size)
     if size > limit:
         raise ValueError(
-            f"{archive.name} unpacks to more than {limit:,} bytes, {MAX_RATIO} times its size or {SMALL:,}, and no trained weights "
-            "do: use one that a run or torch.save wrote, or unpack it and give the folder"
+            f"{archive.name} unpacks to more than {limit:,} bytes, {MAX_RATIO} times its size or {SMALL:,}, and what a run leaves "
+            "does not: use one that a run or torch.save wrote, or unpack it and give the folder"
         )
 
 

@@ -81,6 +81,10 @@ TEACHER_TOP5 = Metric(
 )
 TEACHER_KL = Metric("teacher_kl", "nats", "Mean KL(teacher ‖ student) at temperature 1")
 TEACHER_SHARE = Metric("teacher_share", "fraction", "Of a step's time, the teacher's forward pass")
+LABELS_FOUND = Metric(
+    "labels_found", "images", "Answers that the label bank held already", sagemaker=None, shown="{:.0f} found"
+)
+LABELS_COMPUTED = Metric("labels_computed", "images", "Answers that the teacher gave", shown="{:.0f} computed")
 MEMORY = Metric(
     "memory_gib", "GiB", "The most that the process has held: of its GPU, or of main memory", sagemaker=None
 )
@@ -112,6 +116,8 @@ METRICS = (
     TEACHER_TOP1,
     TEACHER_TOP5,
     TEACHER_KL,
+    LABELS_FOUND,
+    LABELS_COMPUTED,
     IMAGES_PER_SECOND,
     Metric("steps/s", "steps/s", "Of a script that the observer follows", sagemaker=None, shown="{:.3g} steps/s"),
     TEACHER_SHARE,

@@ -259,8 +259,8 @@ class TeacherCacheSettings:
     where: str | None = None
     """A folder. None: teacher_cache among the checkpoints, which SageMaker copies to S3. A relative name of an input, as in
     channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""
-    precision: Literal["fp16", "fp32"] = "fp16"
-    """Of the logits kept."""
+    precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
+    """Of the logits kept. int8 and int4: in 256 or 16 steps from the largest one of an image to the smallest one kept."""
 
     def __post_init__(self) -> None:
         require(
@@ -280,8 +280,8 @@ class TeacherServersSettings:
 
     top_k: int | None = setting(10, at_least=1)
     """Largest logits sent of an image, with the log-sum-exp of the rest, as teacher_cache keeps them. None: all of them."""
-    precision: Literal["fp16", "fp32"] = "fp16"
-    """Of the logits sent."""
+    precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
+    """Of the logits sent, as teacher_cache keeps them."""
 
     def __post_init__(self) -> None:
         require(*limits(self))
@@ -353,6 +353,11 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     dist_gamma: float = setting(1.0, at_least=0)
     """DIST's weight of the relation between a class's images."""
 
+    @property
+    def image_channels(self) -> int:
+        """Of the images that the students see: 1 for grey, 3 for colour."""
+        return int(next(iter(variants(self).values())).student_options.get("in_chans", 3))
+
     def channels(self) -> list[str]:
         each = variants(self).values()
         teacher = ["teacher"] if any(own.has_teacher for own in each) and not self.teacher_pretrained else []
@@ -412,4 +417,15 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
                 "0 with unlabelled.alone: no image has a label",
             ),
             ("images_per_class", not alone or self.images_per_class is None, "null with unlabelled.alone"),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabellingSettings(DistillationSettings):
+    """Settings of label_images.py: those of the training runs that its answers are for."""
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        return super().conditions() + [
+            ("teacher_cache", self.teacher_cache is not None, "views, and what is kept: it names the label bank"),
+            ("probe_seconds", self.probe_seconds == 0, "0: nothing is trained"),
         ]

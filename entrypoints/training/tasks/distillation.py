@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,17 +14,18 @@ from pathlib import Path
 import torch
 
 from training.data.batches import LabelledBatch, TaughtBatch, TrainingBatches, view_of
-from training.data.loaders import Collate, Data
-from training.data.views import HeldOutImages, TrainingViews
+from training.data.loaders import Batches, Collate, Data, Loaders, held_out_loader
+from training.data.views import HeldOutImages, TrainingViews, open_data, training_folders
 from training.distributed.world import World
 from training.engine import memory
 from training.engine.memory import Footprint
 from training.engine.run import Run
 from training.measure.timeline import Timeline
+from training.models.files import unpack
 from training.runtime import accelerator
 from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
-from training.settings.scripts import DistillationSettings, TeacherSettings
+from training.settings.scripts import DistillationSettings, TeacherCacheSettings, TeacherSettings
 from training.tasks.features import logits_and_features, untaught, with_features
 from training.tasks.losses import distillation_loss, label_cross_entropy
 from training.tasks.students import Student
@@ -30,6 +33,9 @@ from training.teacher import frozen, served
 from training.teacher.cache import TeacherCache
 from training.teacher.frozen import Teacher
 from training.teacher.logit_records import RecordLayout, record_layout
+
+BANK_ARCHIVE = "model.tar.gz"
+"""The label bank that a run of label_images.py left, as `inputs: {cache: {run: NAME}}` brings it."""
 
 
 class Distillation:
@@ -119,6 +125,37 @@ class Distillation:
     def _ask(self, images: torch.Tensor) -> torch.Tensor:
         assert self.teacher is not None
         return self.teacher.to(images.device)(images)
+
+
+def open_images(
+    settings: DistillationSettings, environment: Environment, channels: int
+) -> Data[TrainingViews, HeldOutImages]:
+    """The images that a teacher and a student look at; `channels` are theirs.
+
+    Raises:
+        ValueError: as `open_data`.
+    """
+    labelled, unlabelled = training_folders(settings, environment)
+    return open_data(
+        labelled,
+        environment.channel("validation"),
+        settings,
+        channels,
+        unlabelled=unlabelled,
+        per_labelled=None if settings.unlabelled is None else settings.unlabelled.per_labelled,
+        view_size=settings.view_size,
+        output=environment.output_data_dir,
+    )
+
+
+def held_out_for_teacher(
+    settings: DistillationSettings, data: Data[TrainingViews, HeldOutImages], loaders: Loaders, world: World
+) -> Batches:
+    """The held-out images as large as the views that the teacher sees."""
+    if settings.view_size is None or settings.view_size == settings.image_size:
+        return loaders.validation
+    resized, size = data.held_out.resized(settings.view_size), loaders.train_batches.batch_size_per_device
+    return held_out_loader(resized, size, loaders.workers, world)
 
 
 def load_teacher(
@@ -228,16 +265,7 @@ def open_cache(
     kept = settings.teacher_cache
     if kept is None:
         return None
-    if kept.channel is not None:
-        where = environment.channel(kept.channel)
-    elif kept.where is not None:
-        where = Path(kept.where)
-    elif environment.checkpoint_dir is not None:
-        where = environment.checkpoint_dir / "teacher_cache"
-    else:
-        raise ValueError(
-            "teacher_cache: the job keeps no checkpoints, so set teacher_cache.where to a folder or a channel"
-        )
+    where = _bank_folder(kept, environment, world)
     digest = world.first_alone(data.training.source.digest)
     views = json.dumps(data.training.view_description(), sort_keys=True)
     parts = {
@@ -257,4 +285,38 @@ def open_cache(
         world=world,
         stand_in=data.training.stand_in,
         drawn=data.epoch_images,
+        about={"teacher": teacher.name, "class names": [*data.classes]},
     )
+
+
+def _bank_folder(kept: TeacherCacheSettings, environment: Environment, world: World) -> Path:
+    """The folder of the label bank. A collective.
+
+    One that a run left comes as an archive, and is unpacked among the checkpoints once.
+
+    Raises:
+        ValueError: there is none, or the archive is damaged.
+    """
+    own = None if environment.checkpoint_dir is None else environment.checkpoint_dir / "teacher_cache"
+    archive = None if kept.channel is None else environment.channel(kept.channel) / BANK_ARCHIVE
+    if archive is None or not archive.is_file():
+        where = environment.channel(kept.channel) if kept.channel else Path(kept.where) if kept.where else own
+        if where is None:
+            raise ValueError(
+                "teacher_cache: the job keeps no checkpoints, so set teacher_cache.where to a folder or a channel"
+            )
+        return where
+    if own is None:
+        raise ValueError(
+            f"teacher_cache: {archive} is unpacked among the checkpoints, and the job keeps none: unpack it, and give the folder"
+        )
+    problem = None
+    if world.is_first_on_host and not own.is_dir():
+        try:
+            with tempfile.TemporaryDirectory(dir=own.parent, prefix=".bank-") as unpacked:
+                os.replace(unpack(archive, Path(unpacked) / "content"), own)
+        except (ValueError, OSError) as error:
+            problem = error
+    if world.any(problem is not None):
+        raise problem or ValueError("another host cannot unpack its label bank; its own message says why")
+    return own

@@ -1,23 +1,19 @@
-"""The teacher's logits in files: a view of an image passes through the teacher once, over all epochs and runs.
+"""The teacher cache: a run reads a label bank and fills it, so that a view of an image passes through the teacher once, over all runs.
 
-A folder holds manifest.json, which describes the logits, and one file a view with a record for every training image, placed by
-the image's index. A record whose checksum does not hold counts as absent, whether unwritten, torn by a kill or damaged later, and
-is computed again. So there is no index to repair and no order to keep.
+A record whose checksum does not hold counts as absent, whether unwritten, torn by a kill or damaged later, and is computed again. So there
+is no index to repair and no order to keep.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,15 +23,23 @@ from training.data.batches import LabelledBatch
 from training.distributed.world import World
 from training.runtime import accelerator
 from training.teacher.cache_filling import Filling
-from training.teacher.logit_records import Precision, RecordLayout, Seal, ViewFile, record_layout
-
-FORMAT = 1
-"""Of the records; a folder of another format is refused."""
-
-MANIFEST = "manifest.json"
-
-SCANNED = 1 << 24
-"""Bytes of records checked at once when an epoch begins."""
+from training.teacher.label_bank import (
+    FORMAT,
+    IDENTITY,
+    MANIFEST,
+    PIECE,
+    Precision,
+    Seal,
+    ViewFile,
+    key_of,
+    read_checksums,
+    read_manifest,
+    sha256_of,
+    view_file,
+    write_checksums,
+    write_manifest,
+)
+from training.teacher.logit_records import RecordLayout, record_layout
 
 TRIED = 1000
 """Up to this many missing records, the images are read: those of broken images are not missing."""
@@ -65,11 +69,12 @@ class TeacherCache:
     ):
         self.where, self.layout, self.images, self.views, self.world = where, layout, images, views, world
         self._stand_in, self.drawn = stand_in, drawn
-        self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        self._seal = Seal(bytes.fromhex(self.key), layout.size)
+        self._seal = Seal(key_of(identity), layout.size)
         self._file: ViewFile | None = None
         self._filling = Filling(layout, world)
         self._view = 0
+        self._changed = False
+        """Whether this process has written to the view, whose checksum is gone then."""
         self.writable = self.complete = False
         self._writes = self._exchanged = False
         self.hits = self.misses = 0
@@ -89,6 +94,7 @@ class TeacherCache:
         world: World,
         stand_in: Callable[[int], int] = int,
         drawn: int | None = None,
+        about: Mapping[str, Any] = MappingProxyType({}),
     ) -> TeacherCache:
         """The cache in a folder, or a new one there. A collective.
 
@@ -99,6 +105,7 @@ class TeacherCache:
             drawn: of these, how many one view draws. None: all.
             views: reproducible variations of each image.
             stand_in: the image that comes for a drawn one: itself, or another if it is broken.
+            about: what else a new manifest says; no record depends on it.
             top_k: logits kept of each image. None, or as many as there are classes: all.
 
         Raises:
@@ -116,11 +123,11 @@ class TeacherCache:
         }
         cache, problem = cls(where, identity, layout, images, views, world, stand_in, drawn or images), None
         try:
-            cache._set_up(identity)
+            cache._set_up(identity, {"torch": torch.__version__, "images a view": cache.drawn, **about})
         except (ValueError, OSError) as error:
             problem = error
         if world.any(problem is not None):  # together: no rank waits for one that has left
-            raise problem or ValueError("another process cannot use its teacher cache; its own message says why")
+            raise problem or ValueError("another process cannot use its label bank; its own message says why")
         cache._exchanged, sees_the_first = world.any(cache.writable), cache._sees_the_first()
         cache._writes = cache.writable and world.is_first_on_host and (world.is_first or not sees_the_first)
         return cache
@@ -134,7 +141,7 @@ class TeacherCache:
         """A line for people: what is kept, where, and its final size."""
         kept = "all" if self.layout.top_k is None else f"the {self.layout.top_k} largest of"
         return (
-            f"teacher cache {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.drawn:,} images, {kept} "
+            f"label bank {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.drawn:,} images, {kept} "
             f"{self.layout.classes:,} logits in {self.layout.precision}: {self.layout.size} bytes each, {_readable(self.size_bytes)} "
             "in all; "
             + (
@@ -157,7 +164,11 @@ class TeacherCache:
         assert 1 <= view <= self.views, f"view {view} of {self.views}"
         self.close()
         self.world.any(False)  # all writers are done
-        self._view, self._file = view, ViewFile(self._path(view), self.images, self.layout.size, self.writable)
+        self._view, self._file = (
+            view,
+            ViewFile(view_file(self.where, view), self.images, self.layout.size, self.writable),
+        )
+        self._changed = False
         missing = self._missing(np.sort(np.asarray(indices, dtype=np.int64)))
         if 0 < len(missing) <= TRIED:  # a broken image has no record of its own
             missing = self._missing(np.unique([self._stand_in(index) for index in missing.tolist()]))
@@ -206,6 +217,41 @@ class TeacherCache:
         is_missing = accelerator.pinned(torch.from_numpy(missing), device).to(device, non_blocking=True)
         return torch.where(is_missing[:, None], computed, self.layout.decode(records, device))
 
+    def lacking(self, batches: np.ndarray) -> np.ndarray:
+        """Which batches, int64 (batches, images), hold an image of this view that lacks its record in any host's folder: bool (batches,).
+
+        A collective. A broken image has no record of its own, so that its batch always counts.
+        """
+        assert self._file is not None, "begin_epoch comes first"
+        step, found = max(1, PIECE // (self.layout.size * batches.shape[1])), []
+        for first in range(0, len(batches), step):
+            part = batches[first : first + step]
+            held = self._seal.holds(self._file.read(part.ravel()), part.ravel(), self._view)
+            found.append(~held.reshape(part.shape).all(1))
+        counts = torch.from_numpy(np.concatenate(found)).float().to(self.world.device)
+        lacks: np.ndarray = (self.world.total(counts) > 0).cpu().numpy()
+        return lacks
+
+    def fill(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Keep the teacher's answers for a batch, whatever there was. A collective, as `logits` where `complete` is false.
+
+        Raises:
+            ValueError, OSError: as `logits`.
+        """
+        indices = batch.indices.numpy()
+        packed = self.layout.pack(teacher(batch.images))
+        all_of_them = np.ones(len(indices), np.bool_)
+        self._filling.add(packed, indices, all_of_them, self._writer if self._writes else None, True)
+        self.misses += len(indices)
+
+    def complete_view(self) -> None:
+        """Write down the SHA-256 of this view's file, which holds all that it ever will. A collective."""
+        self.sync()
+        self.world.any(False)  # all writers are done
+        if self._writes:
+            file = view_file(self.where, self._view)
+            write_checksums(self.where, {**read_checksums(self.where), file.name: sha256_of(file)})
+
     def sync(self) -> None:
         """Flush what was written to the disk, before a checkpoint relies on it."""
         if self._file is not None:
@@ -219,10 +265,7 @@ class TeacherCache:
             self._file.close()
             self._file = None
 
-    def _path(self, view: int) -> Path:
-        return self.where / f"view-{view:04d}.bin"
-
-    def _set_up(self, identity: Mapping[str, Any]) -> None:
+    def _set_up(self, identity: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         """Write or check the manifest, and whether this host can write here and has room.
 
         Raises:
@@ -232,38 +275,38 @@ class TeacherCache:
             with _cannot_begin(self.where):
                 self.where.mkdir(parents=True, exist_ok=True)
                 self._require_room()  # before the manifest, which would refuse a smaller top_k
-                _write_manifest(self.where, identity, self.layout)
-        _require_same(self.where, _read_manifest(self.where), identity)
-        self.writable = _can_write(self.where, self._path(1))
+                write_manifest(self.where, identity, self.layout, about)
+        _require_same(self.where, read_manifest(self.where)[IDENTITY], identity)
+        self.writable = _can_write(self.where, view_file(self.where, 1))
         if self.writable:
             self._require_room()
         else:
             self._require_views()
 
     def _require_views(self) -> None:
-        lacking = [view for view in range(1, self.views + 1) if not self._path(view).is_file()]
+        lacking = [view for view in range(1, self.views + 1) if not view_file(self.where, view).is_file()]
         if lacking:
             raise ValueError(
-                f"the teacher cache in {self.where} is read-only and holds {self.views - len(lacking)} of {self.views} views: "
-                f"set teacher_cache.views to at most {lacking[0] - 1}, or fill a cache in a folder that can be written"
+                f"the label bank in {self.where} is read-only and holds {self.views - len(lacking)} of {self.views} views: "
+                f"set teacher_cache.views to at most {lacking[0] - 1}, or fill one in a folder that can be written"
                 if lacking[0] > 1
-                else f"the teacher cache in {self.where} is read-only and empty: fill a cache in a folder that can be written"
+                else f"the label bank in {self.where} is read-only and empty: fill one in a folder that can be written"
             )
 
     def _require_room(self) -> None:
         each = self.drawn * self.layout.size
-        needed = sum(max(0, each - _allocated(self._path(view))) for view in range(1, self.views + 1))
+        needed = sum(max(0, each - _allocated(view_file(self.where, view))) for view in range(1, self.views + 1))
         free = shutil.disk_usage(self.where).free
         if needed > free:
             raise ValueError(
-                f"the teacher cache will take {_readable(needed)} more in {self.where}, where {_readable(free)} are free: set a "
+                f"the label bank will take {_readable(needed)} more in {self.where}, where {_readable(free)} are free: set a "
                 "smaller teacher_cache.top_k or fewer views, another teacher_cache.where, or a larger compute.volume_gb"
             )
 
     def _missing(self, indices: np.ndarray) -> np.ndarray:
         """The images without a record, at most some more than TRIED; indices rise, as disks read fastest."""
         assert self._file is not None, "begin_epoch has opened it"
-        step, missing = max(1, SCANNED // self.layout.size), []
+        step, missing = max(1, PIECE // self.layout.size), []
         for first in range(0, len(indices), step):
             part = indices[first : first + step]
             missing.append(part[~self._seal.holds(self._file.read(part), part, self._view)])
@@ -274,6 +317,10 @@ class TeacherCache:
     def _writer(self, records: np.ndarray, indices: np.ndarray) -> None:
         """Seal and write records of this view, in the thread that fills the cache."""
         assert self._file is not None
+        checksums = read_checksums(self.where) if len(records) and not self._changed else {}
+        if checksums.pop(self._file.path.name, None) is not None:
+            write_checksums(self.where, checksums)  # what is written here changes the file
+        self._changed = self._changed or len(records) > 0
         self._seal.close(records, indices, self._view)
         self._file.write(records, indices)
 
@@ -295,34 +342,6 @@ def size_of(images: int, classes: int, views: int, top_k: int | None, precision:
     return views * images * record_layout(classes, top_k, precision).size
 
 
-def _write_manifest(where: Path, identity: Mapping[str, Any], layout: RecordLayout) -> None:
-    """Write the manifest atomically; another process of the run may write the same."""
-    created = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "host": socket.gethostname(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-    record = {"bytes": layout.size, "fields": str(layout.fields)}
-    text = json.dumps({"logits of": dict(identity), "record": record, "created": created}, indent=2)
-    with tempfile.NamedTemporaryFile("w", dir=where, prefix=".manifest", delete=False, encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, where / MANIFEST)
-
-
-def _read_manifest(where: Path) -> dict[str, Any]:
-    try:
-        identity: dict[str, Any] = json.loads((where / MANIFEST).read_text(encoding="utf-8"))["logits of"]
-        return identity
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{where / MANIFEST} is not a teacher cache's: delete {where}, or set another teacher_cache.where"
-        ) from error
-
-
 def _require_same(where: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise a ValueError that names all in which a folder's logits differ from this run's."""
     different = [
@@ -332,7 +351,7 @@ def _require_same(where: Path, there: Mapping[str, Any], here: Mapping[str, Any]
     ]
     if different:
         raise ValueError(
-            f"the teacher cache in {where} was made with other {', '.join(different)}: "
+            f"the label bank in {where} was made with other {', '.join(different)}: "
             "set another teacher_cache.where, or delete that folder"
         )
 
@@ -343,8 +362,8 @@ def _cannot_begin(where: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(
-            f"{where} holds no teacher cache, and none can be created there ({error.strerror or error}): set teacher_cache.where to "
-            "a folder on a disk or FSx, or to one that holds a cache"
+            f"{where} holds no label bank, and none can be created there ({error.strerror or error}): set teacher_cache.where to "
+            "a folder on a disk or FSx, or to one that holds a bank"
         ) from error
 
 

@@ -1,0 +1,40 @@
+"""Fill a label bank: a frozen teacher's answers for every view that train_kd.py would draw, without a student.
+
+    In a job:         launcher label configs/vit_student.yaml         (a config of train_kd.py with teacher_cache)
+    In a shell:       SM_CHANNEL_TRAIN=data/digits/train SM_CHANNEL_VALIDATION=data/digits/validation SM_CHANNEL_TEACHER=output/model \\
+                      python entrypoints/label_images.py --student vit_tiny_patch16_224 --teacher_cache '{"views": 8}'
+    On many devices:  the same behind `torchrun --nproc_per_node 8`
+
+Killed at any moment and started again, it computes what is missing. A training run with the same settings finds all its answers there.
+"""
+
+from training.engine.run import started
+from training.servers.serving import serve, serves
+from training.settings import read_settings
+from training.settings.scripts import LabellingSettings
+from training.tasks.distillation import held_out_for_teacher, load_teacher, open_cache, open_images
+from training.tasks.evaluation import evaluate
+from training.tasks.labelling import deliver_bank, label, labelling_loaders, memory_needed
+from training.teacher import acceptance
+
+
+def main(settings: LabellingSettings) -> None:
+    if serves(settings):
+        return serve(settings)
+    with started(settings) as (settings, run):
+        environment, world, say = run.environment, run.world, run.report.say
+        channels = settings.image_channels
+        data = open_images(settings, environment, channels)
+        run.report.say_all(data.notes)
+        teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
+        bank = open_cache(settings, teacher, data, environment, world)
+        assert bank is not None, "as the settings say"
+        loaders = labelling_loaders(data, memory_needed(teacher, data, world.device), bank.views, run)
+        metrics = evaluate(teacher, held_out_for_teacher(settings, data, loaders, world), world)
+        taught = acceptance.accept(teacher, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say)
+        say(bank.say())
+        deliver_bank(bank, label(teacher, bank, loaders, run), data, run, taught)
+
+
+if __name__ == "__main__":
+    main(read_settings(LabellingSettings))

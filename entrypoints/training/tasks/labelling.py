@@ -1,0 +1,187 @@
+"""Labelling: a frozen teacher answers every view of every image that training draws, and the label bank keeps the answers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.data.batches import LabellingBatches, share_of_batch
+from training.data.loaders import Data, Loaders, open_loaders
+from training.data.views import HeldOutImages, TrainingViews
+from training.engine.loop import Place, on_device, record_steps
+from training.engine.memory import (
+    Footprint,
+    batch_size_per_device,
+    capacity,
+    example,
+    explain,
+    peak_memory,
+    working_bytes,
+)
+from training.engine.run import Run
+from training.runtime import failure, metrics
+from training.teacher.cache import TeacherCache
+from training.teacher.frozen import Teacher
+from training.teacher.label_bank import digest_of
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """How labelling ended."""
+
+    found: int
+    """Answers that the bank held already, over all views."""
+    computed: int
+    """Answers that the teacher gave, over all processes."""
+    stopped: bool
+    """Whether SIGTERM ended it before the last."""
+    images_per_second: float | None
+    """Over all processes, without the first batches. None: there were no others."""
+
+
+def memory_needed(teacher: Teacher, data: Data[TrainingViews, HeldOutImages], device: torch.device) -> Footprint:
+    """What a process keeps: the teacher, and of an image the most that it holds at once."""
+    image = example(data, device)
+    an_image = max(working_bytes(member.model, image) for member in teacher.members)
+    return Footprint(weights=0, optimizer=0, average=0, activations=an_image, teacher=teacher.memory_bytes)
+
+
+def labelling_loaders(data: Data[TrainingViews, HeldOutImages], needed: Footprint, views: int, run: Run) -> Loaders:
+    """Loaders of every image that a view draws, with as many at once as training would pass through the student, or as memory holds.
+
+    Args:
+        needed: what the teacher takes.
+
+    Raises:
+        ValueError: as `batch_size_per_device` and `open_loaders`.
+    """
+    space = capacity(run.world)
+    run.report.say_all(explain(needed, {}, space))
+    fits = int(run.world.gather_rows(torch.tensor([needed.largest_batch(space)])).min())
+    size = batch_size_per_device(run.settings, run.world, fits)
+    failure.progress.out_of_memory = (
+        f"{size} images pass through the teacher at once: set a smaller batch_size_per_device, a part of the "
+        f"{share_of_batch(run.settings.global_batch_size, run.world)} of each process, and resume"
+    )
+    remote = run.servers.loader if run.servers is not None else None
+    return open_loaders(
+        data,
+        run.settings,
+        run.world,
+        batch_size_per_device=size,
+        views=views,
+        remote=remote,
+        say=run.report.say,
+        sampler=LabellingBatches,
+    )
+
+
+def label(teacher: Teacher, bank: TeacherCache, loaders: Loaders, run: Run) -> Labelled:
+    """Fill a bank, view after view; what it holds already is not computed again. A collective.
+
+    Raises:
+        ValueError: no host can write to the bank, or the teacher's logits are not finite.
+        OSError: the disk is full.
+    """
+    batches, world, timeline = loaders.train_batches, run.world, run.timeline
+    assert isinstance(batches, LabellingBatches), "labelling_loaders makes them"
+    if not world.any(bank.writable):
+        raise ValueError(f"{bank.where} is read-only: set teacher_cache.where to a folder that can be written")
+    a_view = -(-len(batches.of_view(1)) // world.size)
+    steps, size, stopped, found = bank.views * a_view, batches.batch_size_per_device, False, 0
+    for view in range(1, bank.views + 1):
+        images = batches.of_view(view)
+        bank.begin_epoch(view, images.ravel())
+        wanted = bank.lacking(images)
+        found += min(batches.images, size * int((~wanted).sum()))
+        batches.start_view(view, wanted)
+        step = view * a_view - len(batches)
+        timeline.start()
+        for batch in on_device(iter(loaders.train), world, timeline) if len(batches) else ():
+            with timeline.phase("teacher_forward"):
+                bank.fill(batch, teacher)
+            step += 1
+            failure.progress.step = step
+            run.record.first_step(step, loaders.workers.count)
+            stopped = run.stop.agreed() and step < steps
+            if step % run.settings.log_every == 0 or step == steps or stopped:
+                _report(
+                    batches.global_batch_size, (found, bank.misses * world.size), (view, bank.views, step, steps), run
+                )
+            else:
+                timeline.step()
+            if stopped:
+                run.report.say(f"stopped after batch {step} of {steps} on SIGTERM")
+                break
+        if stopped:
+            break
+        bank.complete_view()
+        run.report.say(f"view {view} of {bank.views} is complete")
+    bank.close()
+    run.stop.finish()
+    failure.progress.enter("")
+    seconds = timeline.seconds_per_step()
+    speed = batches.global_batch_size / seconds if seconds else None
+    return Labelled(found, bank.misses * world.size, stopped, speed)
+
+
+def deliver_bank(
+    bank: TeacherCache, labelled: Labelled, data: Data[Any, Any], run: Run, taught: dict[str, Any]
+) -> None:
+    """Write result.json on rank 0; a bank among the checkpoints also becomes model.tar.gz, which later runs take as {run: NAME}."""
+    if not run.world.is_first:
+        return
+    checkpoints = run.environment.checkpoint_dir
+    if not labelled.stopped and checkpoints is not None and bank.where.is_relative_to(checkpoints):
+        run.environment.model_dir.mkdir(parents=True, exist_ok=True)
+        for file in sorted(bank.where.iterdir()):
+            if not file.name.startswith("."):
+                _link(file, run.environment.model_dir / file.name)
+    run.report.result(
+        {
+            "label_bank": str(bank.where),
+            "digest": None if labelled.stopped else digest_of(bank.where),
+            "views": bank.views,
+            "training_images": data.epoch_images,
+            "bytes": bank.size_bytes,
+            "labels_found": labelled.found,
+            "labels_computed": labelled.computed,
+            "stopped": labelled.stopped,
+            "images_per_second": labelled.images_per_second,
+            "teacher": taught,
+            "world_size": run.world.size,
+            "device": run.world.device.type,
+        }
+    )
+
+
+def _report(images: int, counts: tuple[int, int], place: Place, run: Run) -> None:
+    """The metric line of the batches since the last one.
+
+    Args:
+        images: of a batch, over all processes.
+        counts: answers found, and computed.
+    """
+    run.timeline.step()
+    seconds = run.timeline.window()
+    memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
+    record_steps(seconds, memory, place, run)
+    whole = seconds.pop("step")
+    values = dict(zip((metrics.LABELS_FOUND.name, metrics.LABELS_COMPUTED.name), counts))
+    phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
+    said = {name: phases.pop(name) for name in metrics.STEP_LINE if name in phases}
+    run.report.metrics(*place, {**values, metrics.IMAGES_PER_SECOND.name: images / whole, **said, **memory}, phases)
+
+
+def _link(file: Path, target: Path) -> None:
+    """A second name for a file, or a copy where the two lie on different disks."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)

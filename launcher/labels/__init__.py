@@ -1,0 +1,1 @@
+"""What label banks hold: shown, verified, merged, exported."""

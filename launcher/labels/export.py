@@ -1,0 +1,102 @@
+"""A label bank as plain tensors, or as a Hugging Face dataset: one file a view, so that memory holds one view at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from launcher.config.issues import mistake
+from launcher.labels.bank import Bank
+from launcher.show.text import counted
+
+Labels = Mapping[str, np.ndarray]
+"""The labels of a view: `image` int32 (labels,), the images' indices; `logits` float32 (labels, kept); where the largest alone are kept
+also `classes` int32 (labels, kept) and `residual` float32 (labels,), the log-sum-exp of the logits of all other classes."""
+
+CARD = "README.md"
+
+
+def export(bank: Bank, target: Path, kind: str) -> str:
+    """Write a bank's labels to a new folder.
+
+    Args:
+        kind: one of KINDS.
+
+    Returns:
+        A summary for people.
+
+    Raises:
+        UserError: the folder is not empty, a package is missing, or a view's file is cut off.
+    """
+    if target.is_dir() and any(target.iterdir()):
+        raise mistake("TARGET", f"{target} is not empty", "name a new folder")
+    wrong = [found for view in bank.views if (found := bank.wrong_size(view))]
+    if wrong:
+        raise mistake("FOLDER", wrong[0], f"launcher labels verify {bank.folder} names all damage")
+    folder, save = target / ("data" if kind == HUGGING_FACE else ""), KINDS[kind]
+    folder.mkdir(parents=True, exist_ok=True)
+    total = 0
+    for view in bank.views:
+        labels = labels_of(bank, view)
+        total += len(labels["image"])
+        save(folder / f"view-{view:04d}", view, labels)
+    if kind == HUGGING_FACE:
+        (target / CARD).write_text(_card(bank), encoding="utf-8")
+    return f"{target}: {counted(total, 'label')} of {counted(len(bank.views), 'view')} as {kind}"
+
+
+def labels_of(bank: Bank, view: int) -> Labels:
+    """All whole records of a view, decoded."""
+    pieces = [(piece.images[piece.held], piece.records[piece.held]) for piece in bank.pieces(view)]
+    answers = bank.records.answers(np.concatenate([records for _, records in pieces]))
+    found = {"image": np.concatenate([images for images, _ in pieces]).astype(np.int32), "logits": answers.logits}
+    if answers.classes is not None:
+        found |= {"classes": answers.classes.astype(np.int32), "residual": answers.residual}
+    return found
+
+
+def _as_npz(file: Path, _view: int, labels: Labels) -> None:
+    np.savez(file.with_suffix(".npz"), **labels)  # type: ignore[arg-type]  # allow_pickle, which mypy sees there, is newer than numpy 2.0
+
+
+def _as_safetensors(file: Path, _view: int, labels: Labels) -> None:
+    try:
+        from safetensors.numpy import save_file
+    except ImportError as error:
+        raise mistake("--as", "the package safetensors is missing", "pip install safetensors, or take npz") from error
+    # it writes an array's memory as it lies, whatever its order
+    save_file({name: np.ascontiguousarray(values) for name, values in labels.items()}, file.with_suffix(".safetensors"))
+
+
+def _as_json_lines(file: Path, view: int, labels: Labels) -> None:
+    columns = {name: values.tolist() for name, values in labels.items()}
+    with open(file.with_suffix(".jsonl"), "w", encoding="utf-8") as written:
+        for row in zip(*columns.values()):
+            written.write(json.dumps({"view": view, **dict(zip(columns, row))}) + "\n")
+
+
+def _card(bank: Bank) -> str:
+    """The dataset's card, whose head tells `datasets` where the rows are."""
+    about, kept = bank.manifest["created"], bank.records.top_k
+    others = "" if kept is None else "; `residual` is the log-sum-exp of the logits of all other classes"
+    names = "".join(f"- {index}: {name}\n" for index, name in enumerate(about.get("class names", [])))
+    return (
+        "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/*.jsonl\n---\n"
+        f"The answers of {about.get('teacher', 'a teacher')} for {len(bank.views)} views of {bank.images_a_view:,} images, by the image's "
+        f"index. Each row has {'all' if kept is None else f'the {kept} largest'} of {bank.records.classes:,} logits{others}.\n\n"
+        f"SHA-256 of the teacher: {bank.identity.get('teacher weights')}; of the images: {bank.identity.get('data')}; "
+        f"of how they were varied: {bank.identity.get('transform')}.\n\n{names}"
+    )
+
+
+HUGGING_FACE = "huggingface"
+
+KINDS: Mapping[str, Callable[[Path, int, Labels], None]] = {
+    "npz": _as_npz,
+    "safetensors": _as_safetensors,
+    HUGGING_FACE: _as_json_lines,
+}
+"""By name: writes the labels of a view to a file without its ending."""

@@ -1,0 +1,102 @@
+"""Several label banks as one: parts that several jobs filled, with the same teacher, images and views."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from launcher.config.issues import Issue, UserError
+from launcher.labels.bank import Bank, rules
+from launcher.show.text import counted
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What merging did."""
+
+    target: Path
+    added: int
+    """Labels that the target had not before."""
+    conflicts: int
+    """Labels of which banks hold two: the target's own is kept, or that of the bank named first."""
+    damaged: int
+    """Records that no bank holds whole, although one has written them."""
+
+    def __str__(self) -> str:
+        parts = [f"{self.target}: {counted(self.added, 'label')} added"]
+        if self.conflicts:
+            parts.append(f"{counted(self.conflicts, 'label')} differ between banks, the first one's is kept")
+        if self.damaged:
+            parts.append(f"{counted(self.damaged, 'damaged record')} left out")
+        return "; ".join(parts)
+
+
+def merge(sources: Sequence[Bank], target: Path) -> Merged:
+    """Write all labels of some banks into one, new or begun. Killed at any moment and started again, it goes on.
+
+    Raises:
+        UserError: the banks are of different teachers, images or views; it names all in which they differ.
+        OSError: the disk is full.
+    """
+    own = rules()
+    begun = (target / own.MANIFEST).is_file()
+    _require_same([Bank(target), *sources] if begun else sources)
+    target.mkdir(parents=True, exist_ok=True)
+    if not begun:
+        shutil.copyfile(sources[0].folder / own.MANIFEST, target / own.MANIFEST)
+    into = Bank(target)
+    complete, added, conflicts, damaged = dict(into.checksums), 0, 0, 0
+    for view in sorted({view for bank in sources for view in bank.views}):
+        file = own.view_file(target, view)
+        own.write_checksums(target, {name: noted for name, noted in complete.items() if name != file.name})
+        opened = own.ViewFile(file, into.images, into.records.size, True)
+        for bank in (bank for bank in sources if view in bank.views):
+            for piece in bank.pieces(view):
+                there = opened.read(piece.images)
+                kept = into.holds(there, piece.images, view)
+                new = piece.held & ~kept
+                opened.write(piece.records[new], piece.images[new])
+                added += int(new.sum())
+                conflicts += int((piece.held & kept & (there != piece.records).any(1)).sum())
+        opened.sync()
+        opened.close()
+        damaged += _damaged_everywhere(sources, Bank(target), view)
+        if file.name in complete or any(_is_complete(bank, file.name) for bank in sources):
+            complete[file.name] = own.sha256_of(file)
+        own.write_checksums(target, complete)
+    return Merged(target, added, conflicts, damaged)
+
+
+def _is_complete(bank: Bank, name: str) -> bool:
+    """Whether a view's file is the one that was complete."""
+    return name in bank.checksums and bank.checksums[name] == rules().sha256_of(bank.folder / name)
+
+
+def _damaged_everywhere(sources: Sequence[Bank], merged: Bank, view: int) -> int:
+    lost = np.zeros(merged.images, np.bool_)
+    for bank in (bank for bank in sources if view in bank.views):
+        for piece in bank.pieces(view):
+            lost[piece.images] |= piece.written & ~piece.held
+    for piece in merged.pieces(view):
+        lost[piece.images] &= ~piece.held
+    return int(lost.sum())
+
+
+def _require_same(banks: Sequence[Bank]) -> None:
+    first, *others = banks
+    issues = [
+        Issue(
+            key="FOLDER",
+            found=f"{other.folder} and {first.folder} differ in {name}: {other.identity.get(name)}, {first.identity.get(name)}",
+            fix="merge banks of one teacher, one data set and one way to vary it; others stay apart",
+        )
+        for other in others
+        for name in dict.fromkeys([*first.identity, *other.identity])
+        if other.identity.get(name) != first.identity.get(name)
+    ]
+    if issues:
+        raise UserError(issues, "the banks cannot be merged")

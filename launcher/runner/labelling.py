@@ -1,0 +1,52 @@
+"""Labelling of a job: the same job without its student, which fills the label bank that its training runs read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher import backends
+from launcher.backends.plans import plan_config
+from launcher.config.issues import mistake
+from launcher.config.job import Job
+from launcher.planner.plan import Plan
+
+TRAINS, LABELS = "train_kd.py", "label_images.py"
+"""The script that learns from a teacher's answers, and the one that only keeps them."""
+
+SUFFIX = "-labels"
+"""Of the name of a job that labels another one's images."""
+
+SETTING = "teacher_cache"
+
+
+def planned(
+    config: str | Path, overrides: Sequence[str] = (), *, on: str = backends.DEFAULT, smoke: bool = False
+) -> Plan:
+    """Plan the labelling of a config's job.
+
+    Where the job reads its bank from a run, `inputs.NAME: {run: …}`, that run is this one: it has no such input, and leaves the bank.
+
+    Raises:
+        UserError: the config has mistakes, or its script learns from no teacher whose answers can be kept.
+    """
+    return plan_config(config, overrides, on=on, smoke=smoke, change=labelling)
+
+
+def labelling(job: Job) -> Job:
+    """The job that labels another one's images.
+
+    Raises:
+        UserError: its script learns from no teacher whose answers can be kept.
+    """
+    if job.source is not None or job.script != TRAINS:
+        raise mistake("script", job.script, "launcher label takes a config of this kit's own train_kd.py", valid=TRAINS)
+    settings, inputs = dict(job.hyperparameters), dict(job.inputs)
+    kept = settings.get(SETTING)
+    if isinstance(kept, dict) and isinstance(where := kept.get("where"), str) and where.startswith("channel:"):
+        given = inputs.get(channel := where.removeprefix("channel:"))
+        if given is not None and given.run is not None:
+            del inputs[channel]
+            settings[SETTING] = {name: value for name, value in kept.items() if name != "where"}
+    name = job.name[: 42 - len(SUFFIX)].rstrip("-") + SUFFIX
+    return job.model_copy(update={"name": name, "script": LABELS, "inputs": inputs, "hyperparameters": settings})

@@ -1,0 +1,53 @@
+"""label_images.py on the stand-in GPU: the CPU's label bank, and no wait between two log lines."""
+
+from __future__ import annotations
+
+import label_images
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from training.runtime import accelerator
+from training.settings.scripts import LabellingSettings, TeacherCacheSettings
+
+from launcher.labels.bank import Bank
+from launcher.labels.export import labels_of
+from tests.device.runs import COMMON, CPU, SIDE, VIT, Runs
+from tests.device.stand_in import no_synchronisation
+
+WAITS = ("_report", "begin_epoch", "lacking", "complete_view", "close")
+"""What labelling calls between two batches that may wait for the device."""
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int4"])
+def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(runs: Runs, precision: str):
+    found = []
+    for device in (runs.gpu, CPU):
+        folder = runs.folder / f"{device.type}-{precision}"
+        folder.mkdir()
+        channels = {"TRAIN": "labelled/train", "VALIDATION": "labelled/validation", "TEACHER": "teacher"}
+        for name, place in channels.items():
+            runs.monkeypatch.setenv(f"SM_CHANNEL_{name}", str(runs.channels / place))
+        runs.monkeypatch.chdir(folder)
+        runs.monkeypatch.setattr(accelerator, "find", lambda _, device=device: device)
+        kept = TeacherCacheSettings(views=2, top_k=2, precision=precision, where=str(folder / "bank"))
+        student = {"student": "vit_tiny_patch16_224", "student_options": VIT, "image_size": SIDE}
+        label = label_images.label
+
+        def watched(teacher, *rest, label=label):
+            assert {member.model.mean.device.type for member in teacher.members} == {
+                runs.gpu.type if rest[-1].world.device == runs.gpu else "cpu"
+            }
+            with no_synchronisation(outside=WAITS):
+                return label(teacher, *rest)
+
+        runs.monkeypatch.setattr(label_images, "label", watched)
+        with sdpa_kernel(SDPBackend.MATH):
+            label_images.main(LabellingSettings(**{**COMMON, **student, "teacher_cache": kept}))
+        runs.monkeypatch.setattr(label_images, "label", label)
+        found.append([labels_of(Bank(folder / "bank"), view) for view in (1, 2)])
+    for on_gpu, on_cpu in zip(*found):
+        assert len(on_gpu["image"]) == 24
+        for name in on_cpu:
+            assert torch.allclose(
+                torch.from_numpy(on_gpu[name]).float(), torch.from_numpy(on_cpu[name]).float(), atol=2e-3
+            ), name

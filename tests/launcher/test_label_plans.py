@@ -1,0 +1,45 @@
+"""`launcher label` plans a job's labelling: the same job without a student, whose bank its training runs find."""
+
+from __future__ import annotations
+
+import pytest
+
+import launcher
+from launcher.commands.main import main
+from launcher.runner.labelling import labelling
+
+VALUES = {
+    "name": "student",
+    "script": "train_kd.py",
+    "inputs": {"cache": {"run": "student-labels"}, "train": {"folder": "."}},
+    "hyperparameters": {"student": "x", "teacher_cache": {"views": 2, "top_k": 3, "where": "channel:cache"}},
+}
+
+
+def test_a_bank_that_a_run_leaves_is_no_input_of_that_run():
+    job = labelling(launcher.from_values(VALUES))
+    assert (job.name, job.script, set(job.inputs)) == ("student-labels", "label_images.py", {"train"})
+    assert job.hyperparameters == {"student": "x", "teacher_cache": {"views": 2, "top_k": 3}}
+
+
+def test_a_bank_in_a_folder_stays_where_it_is():
+    inputs = {"cache": {"folder": "bank"}}
+    job = labelling(launcher.from_values({**VALUES, "inputs": inputs}))
+    assert job.inputs["cache"].folder == "bank" and job.hyperparameters == VALUES["hyperparameters"]
+
+
+@pytest.mark.parametrize("changes", [{"script": "train_classifier.py"}, {"source": "mine"}])
+def test_a_job_without_a_teacher_of_this_kit_is_refused(changes):
+    with pytest.raises(launcher.UserError, match="launcher label takes a config of this kit's own train_kd.py"):
+        labelling(launcher.from_values({**VALUES, **changes}))
+
+
+def test_a_plan_shows_what_labelling_would_do_and_its_mistakes(tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/model.pt").touch()
+    here = [f"inputs.{name}={{folder: {tmp_path}}}" for name in ("train", "validation", "teacher")]
+    assert main(["plan", "configs/quickstart_bank.yaml", "--label", *here]) == 0
+    said = capsys.readouterr().out
+    assert "plan quickstart-bank-labels-" in said and "--nproc_per_node 1 label_images.py" in said
+    assert main(["plan", "configs/quickstart_bank.yaml", "--label", *here, "hyperparameters.teacher_cache=null"]) == 2
+    assert "it names the label bank" in "".join(capsys.readouterr())
