@@ -8,6 +8,7 @@
 # make compat-smdebug   smdebug's own readers (.venv-smdebug, Python 3.10 or 3.11) open what our monitor wrote
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
+# make bench-students   five students of one pass of the teacher beside five runs of one student and the teacher's pass (at most 15 minutes)
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
 # make bench-scaling    two communicating gloo hosts beside two that do not, by the segmentation job; the scaling model on a local study
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's and DALI's, fidelity, and memory over time
@@ -43,7 +44,7 @@ DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-students bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -90,6 +91,9 @@ bench: $(INSTALLED)
 
 bench-kd: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/distillation.py
+
+bench-students: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/many_students.py
 
 bench-training: $(INSTALLED)
 	for script in training_speed loop_cost cache_cost scaling memory; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done
