@@ -10,6 +10,7 @@
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make bench-kd-vit     a real ViT teaches a light one by logits, features and both, on pictures (about half an hour)
 # make bench-bank   the label bank: bytes a record, what 8 and 4 bits cost a student over five seeds, what filling costs a step
+# make bench-students   five students of one pass of the teacher beside five runs of one student and the teacher's pass (at most 15 minutes)
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
 # make bench-scaling    two communicating gloo hosts beside two that do not, by the segmentation job; the scaling model on a local study
 # make bench-input  what an image costs by each way of preprocessing beside torchvision's and DALI's, fidelity, and memory over time
@@ -45,7 +46,7 @@ DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-kd-vit bench-bank bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-kd-vit bench-students bench-bank bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -95,6 +96,9 @@ bench-kd: $(INSTALLED)
 
 bench-kd-vit: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/vit_distillation.py
+
+bench-students: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/many_students.py
 
 bench-bank: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/cache_cost.py

@@ -201,10 +201,8 @@ def _conditions(cls: type) -> dict[str, str]:
     """What settings must hold together, in words."""
     if not hasattr(cls, "conditions"):
         return {}
-    required = [
-        item.name for item in dataclasses.fields(cls) if item.default is item.default_factory is dataclasses.MISSING
-    ]
-    made = cls(**{name: 2 for name in required})
+    missing = [name for name, found, _ in settings.check(cls, {})[1] if found == "missing"]
+    made = cls(**{name: 2 for name in missing})
     ranges = {name for name, _, _ in settings.limits(made)}
     return {
         name: valid.replace("the 2 classes", "the classes")
@@ -275,7 +273,7 @@ def _value(value: Any) -> str:
         value = list(value)
     return (
         ""
-        if value in ({}, []) or isinstance(value, sections.Part)
+        if value in ({}, [], "") or isinstance(value, sections.Part)
         else f"`{json.dumps(value) if not isinstance(value, str) else value}`"
     )
 
