@@ -26,7 +26,8 @@ AWS_ROLE_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_C
 
 
 def add(to: arguments.Add) -> None:
-    arguments.json(to("doctor", "check what each backend needs on this machine", carry_out))
+    made = to("doctor", "check what each backend needs on this machine", carry_out)
+    arguments.json(made, "{BACKEND: {ready, needs: [{backend, subject, state, found, fix}]}}")
 
 
 def carry_out(options: argparse.Namespace) -> int:

@@ -15,7 +15,10 @@ def add(to: arguments.Add) -> None:
     arguments.job(made)
     arguments.hosts(made)
     made.add_argument("--check", action="store_true", help="also check with AWS, by read-only requests")
-    arguments.json(made)
+    arguments.json(
+        made,
+        "the plan as `launcher.Plan.to_dict` gives it: {name, backend, job, hosts, files, issues, price, request, …}",
+    )
 
 
 def planned(options: argparse.Namespace) -> launcher.Plan:
