@@ -43,6 +43,7 @@ from launcher.commands.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from launcher.commands.options import adding_to
 from launcher.commands.parser import Parser, ShowVersion, in_groups
 from launcher.config.issues import Unreachable, UserError, mistake
+from launcher.show.severity import coloured
 from launcher.show.terminal import Terminal
 
 GROUPS = {
@@ -71,7 +72,8 @@ def main(words: Sequence[str] | None = None) -> int:
             return DONE
         if options.debug:
             raise
-        print(error if isinstance(error, UserError) else _about_the_disk(error), file=sys.stderr)
+        mistakes = error if isinstance(error, UserError) else _about_the_disk(error)
+        print(coloured(str(mistakes), sys.stderr), file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED

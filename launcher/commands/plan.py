@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import launcher
 from launcher.backends.plans import plan_config
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, USER_ERROR
+from launcher.show.severity import coloured
 
 
 def add(to: arguments.Add) -> None:
@@ -30,5 +32,5 @@ def carry_out(options: argparse.Namespace) -> int:
     made = planned(options)
     if options.check:
         made = launcher.check(made)
-    print(made.to_json() if options.json else made)
+    print(made.to_json() if options.json else coloured(str(made), sys.stdout))
     return USER_ERROR if made.errors else DONE

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -114,3 +116,29 @@ def test_no_completion_script_names_a_place_of_this_machine():
     for shell in ("bash", "zsh"):
         made = subprocess.run([sys.executable, "-m", "launcher", "completion", shell], capture_output=True, text=True)
         assert str(Path.home()) not in made.stdout and str(Path(__file__).parents[2]) not in made.stdout
+
+
+COLOURS = [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)]
+
+
+@pytest.mark.parametrize("environment, wanted", COLOURS)
+def test_a_terminal_shows_severity_in_colour_unless_the_user_wants_none(environment, wanted, tmp_path):
+    outside = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "launcher", "plan", "quickstart"]
+    with os.fdopen(theirs, "w") as terminal:
+        everything = {**outside, "TERM": "xterm", **environment}
+        process = subprocess.Popen(words, cwd=tmp_path, env=everything, stdout=terminal, stderr=terminal)
+    text = ""
+    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as EIO
+        while piece := os.read(ours, 4096):
+            text += piece.decode()
+    os.close(ours)
+    assert process.wait() == 2 and "no such folder" in text
+    assert ("\x1b[31merrors\x1b[0m" in text) == wanted and ("\x1b[" in text) == wanted
+
+
+def test_a_pipe_gets_no_colour(tmp_path):
+    words = [sys.executable, "-m", "launcher", "plan", "quickstart"]
+    done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "TERM": "xterm"}, capture_output=True, text=True)
+    assert "errors" in done.stdout and "\x1b" not in done.stdout + done.stderr
