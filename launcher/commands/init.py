@@ -12,6 +12,7 @@ from launcher.commands import options as arguments
 from launcher.commands import schema
 from launcher.commands.exit_codes import DONE, USER_ERROR
 from launcher.config.issues import Issue, UserError, mistake
+from launcher.planner.source_package import SCHEMA_FILE
 from launcher.show.text import indent, listed
 
 
@@ -38,7 +39,7 @@ def carry_out(options: argparse.Namespace) -> int:
     file = Path(options.file)
     script = Path(options.script) if options.script else starter.find_script(Path("."))
     folder = Path(options.images) if options.images else starter.find_images(Path("."))
-    schema_file = file.parent / starter.SCHEMA_FILE
+    schema_file = file.parent / SCHEMA_FILE
     issues = [*_refused(file), *(() if options.force else _in_the_way(file, schema_file))]
     if script is None and folder is None:
         issues.append(_nothing_here())

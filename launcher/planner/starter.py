@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.config.descriptions import Described, script_settings
 from launcher.config.expressions import NotPlain
 from launcher.config.issues import mistake
-from launcher.planner.source_package import ALWAYS_EXCLUDED
+from launcher.planner.source_package import ALWAYS_EXCLUDED, SCHEMA_FILE
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 """Images that the kit's scripts read."""
@@ -21,7 +21,6 @@ HELD_OUT = ("validation", "val", "valid")
 """Names of a folder of held-out images, the kit's own first."""
 
 DEFAULT_SCRIPT = "train_classifier.py"
-SCHEMA_FILE = "launcher.schema.json"
 
 AWS_KEYS = ("role", "region", "output", "image", "compute.instance_type")
 """What a job on SageMaker needs beyond one on this machine."""
