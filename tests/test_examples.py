@@ -17,6 +17,7 @@ import launcher
 from launcher import emulator, study
 from launcher.backends.plans import plan_config
 from launcher.commands.main import read
+from launcher.config import builtin_configs
 from launcher.prepare import prepare
 from tests.conftest import ROOT, thin_out
 from tests.docs.documents import YOURS, blocks, commands
@@ -138,7 +139,8 @@ def test_a_command_of_a_document_is_one_and_its_job_has_no_mistake(document, com
     if options.command == "emulate" and "launcher" in options.behind:
         options = read(options.behind[options.behind.index("launcher") + 1 :])
     for config in [options.config] if hasattr(options, "config") else getattr(options, "configs", []):
-        assert config in YOURS or (ROOT / config).is_file(), f"{document}: {config}"
+        known = config in YOURS or config in builtin_configs.names() or (ROOT / config).is_file()
+        assert known, f"{document}: {config}"
     if options.command in ("plan", "run") and options.config not in YOURS:
         hosts = [f"compute.instance_count={options.hosts}"] if options.hosts else []
         made = plan_config(options.config, [*options.overrides, *hosts], on=options.on, smoke=options.smoke)

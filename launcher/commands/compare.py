@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,14 +19,32 @@ from launcher.show.text import number
 
 
 def add(to: arguments.Add) -> None:
-    to("compare", "compare the results of several runs side by side", carry_out).add_argument(
-        "runs", metavar="RUN", nargs="+"
-    )
+    made = to("compare", "compare the results of several runs side by side", carry_out)
+    made.add_argument("runs", metavar="RUN", nargs="+", help="a run's name, or a job's name for its latest run")
+    arguments.json(made, "a list of {name, job, state, folder, seconds, result, speed}")
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    print_comparison([launcher.attach(name) for name in options.runs])
+    chosen = [launcher.attach(name) for name in options.runs]
+    if options.json:
+        print(json.dumps([_described(run) for run in chosen], indent=2))
+    else:
+        print_comparison(chosen)
     return DONE
+
+
+def _described(run: Run) -> dict[str, Any]:
+    """A run's results for machines."""
+    seen = speed(run.folder)
+    return {
+        "name": run.name,
+        "job": run.folder.read(run.folder.plan)["job"]["name"],
+        "state": run.state,
+        "folder": str(run.folder.path),
+        "seconds": run.outcome().get("seconds"),
+        "result": run.result(),
+        "speed": None if seen is None else vars(seen),
+    }
 
 
 def print_comparison(runs: list[Run]) -> None:

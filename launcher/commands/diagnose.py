@@ -37,7 +37,9 @@ def add(to: arguments.Add) -> None:
         "--on", default=backends.DEFAULT, metavar="BACKEND", help="where the probe runs: process or docker"
     )
     made.add_argument("--html", metavar="FILE", help="also write a page with charts")
-    arguments.json(made)
+    arguments.json(
+        made, "{headline, findings, not_measured, phases, …}; of two runs {before, after, speedup, comparable, …}"
+    )
 
 
 def carry_out(options: argparse.Namespace) -> int:

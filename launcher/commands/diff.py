@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import asdict
 
 import launcher
 from launcher.commands import options as arguments
@@ -15,10 +17,15 @@ def add(to: arguments.Add) -> None:
     made = to("diff", "show how two runs differ: settings, code, commit, request, package versions", carry_out)
     arguments.run(made, "first")
     arguments.run(made, "second")
+    arguments.json(made, "a list of {about, key, first, second}; empty where they do not differ")
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    print_differences(*(launcher.attach(name) for name in (options.first, options.second)))
+    first, second = (launcher.attach(name) for name in (options.first, options.second))
+    if options.json:
+        print(json.dumps([asdict(item) for item in launcher.diff(first, second)], indent=2))
+    else:
+        print_differences(first, second)
     return DONE
 
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, RUN_FAILED
 from launcher.config.issues import Issue
 from launcher.record import records
+from launcher.show.severity import coloured
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 """Versions of Python that this kit is tested with."""
@@ -26,12 +28,13 @@ AWS_ROLE_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_C
 
 
 def add(to: arguments.Add) -> None:
-    arguments.json(to("doctor", "check what each backend needs on this machine", carry_out))
+    made = to("doctor", "check what each backend needs on this machine", carry_out)
+    arguments.json(made, "{BACKEND: {ready, needs: [{backend, subject, state, found, fix}]}}")
 
 
 def carry_out(options: argparse.Namespace) -> int:
     needs = look()
-    print(json.dumps(to_dict(needs), indent=2) if options.json else text(needs))
+    print(json.dumps(to_dict(needs), indent=2) if options.json else coloured(text(needs), sys.stdout))
     return DONE if any(ready(needs).values()) else RUN_FAILED
 
 

@@ -20,7 +20,10 @@ def add(to: arguments.Add) -> None:
     )
     made = action("show", "whose answers a label bank holds, of what, and how many", show)
     _folder(made)
-    arguments.json(made)
+    arguments.json(
+        made,
+        "{folder, labels of, created, bytes of a record, images a view, views, digest}; views is a list of {view, labels, complete}",
+    )
     made = action("verify", "read every record; exit code 1 where something is damaged or was exchanged", verify)
     _folder(made)
     made.add_argument("--digest", metavar="HEX", help="the digest that launcher label noted when it was complete")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 import launcher
@@ -16,6 +17,7 @@ def add(to: arguments.Add) -> None:
     arguments.run(made)
     made.add_argument("-f", "--follow", action="store_true", help="continue until the run is over")
     made.add_argument("--all", action="store_true", help="print the container toolkit's own lines too")
+    arguments.json(made, "{host, line} on each line")
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -26,6 +28,9 @@ def carry_out(options: argparse.Namespace) -> int:
     for host, raw in chosen.raw_logs(follow=options.follow):
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         if toolkit[host].has(line) and not options.all:
+            continue
+        if options.json:
+            print(json.dumps({"host": host, "line": line}), flush=options.follow)
             continue
         if in_terminal:
             print(f"{host} | {line}" if several else line)

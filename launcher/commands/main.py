@@ -13,11 +13,14 @@ from typing import TextIO
 from launcher.commands import (
     attach,
     compare,
+    completion,
     diagnose,
     diff,
     doctor,
     drill,
     emulate,
+    explain,
+    init,
     label,
     labels,
     logs,
@@ -30,6 +33,7 @@ from launcher.commands import (
     rm,
     run,
     runs,
+    schema,
     show,
     stop,
     study,
@@ -39,37 +43,20 @@ from launcher.commands import (
 )
 from launcher.commands.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from launcher.commands.options import adding_to
+from launcher.commands.parser import Parser, ShowVersion, in_groups
 from launcher.config.issues import Unreachable, UserError, mistake
+from launcher.show.severity import coloured
 from launcher.show.terminal import Terminal
 
-COMMANDS = (
-    plan,
-    run,
-    watch,
-    replay,
-    resume,
-    attach,
-    runs,
-    show,
-    logs,
-    stop,
-    compare,
-    diff,
-    diagnose,
-    rm,
-    prune,
-    profile,
-    emulate,
-    study,
-    tune,
-    drill,
-    doctor,
-    prepare,
-    weights,
-    label,
-    labels,
-)
-"""The commands in the order of the help."""
+GROUPS = {
+    "Start here": (init, explain, prepare, weights),
+    "Plan and run": (plan, run, watch, attach, stop, resume, replay),
+    "Look at runs": (runs, show, logs, compare, diff, rm, prune),
+    "Keep a teacher's answers": (label, labels),
+    "Make it faster": (diagnose, tune, study, profile, drill),
+    "The machine and its tools": (doctor, emulate, schema, completion),
+}
+"""The commands as the help lists them: title -> modules, each called as its command."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -88,7 +75,8 @@ def main(words: Sequence[str] | None = None) -> int:
             return DONE
         if options.debug:
             raise
-        print(error if isinstance(error, UserError) else _about_the_disk(error), file=sys.stderr)
+        mistakes = error if isinstance(error, UserError) else _about_the_disk(error)
+        print(coloured(str(mistakes), sys.stderr), file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -96,15 +84,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def read(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of a command. `command` of the result is its name, as in `study scaling`. Exits with 2 on a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="launcher",
-        description="Start vision training jobs on SageMaker or without AWS, and find out why one is slow.",
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    to = adding_to(parser, "COMMAND")
-    for command in COMMANDS:
-        command.add(to)
+    parser = command_line()
     words = list(words)
+    if not words:
+        parser.print_help()
+        parser.exit()
     ours, behind = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     options, more = parser.parse_known_args(ours)
     options.behind = behind
@@ -114,11 +98,29 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         options.overrides += more  # argparse accepts key=value words only before the first option
     elif more:
         names = [word.partition("=")[0] for word in more if word.startswith("-")]  # what follows may be a password
-        fix = f"launcher {options.command} --help lists what it takes"
+        fix = options.parser.unknown_options(names)
         if options.command == "watch":
             fix = "write the command behind --: launcher watch -- COMMAND ..."
         parser.error(f"unrecognized arguments: {' '.join(names or more)}; {fix}")
     return options
+
+
+def command_line() -> Parser:
+    """The parser of the whole command line."""
+    parser = Parser(
+        prog="launcher",
+        usage="launcher [--version] [--debug] COMMAND …",
+        description="Start vision training jobs on SageMaker or without AWS, and find out why one is slow.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="print the version and exit")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    to = adding_to(parser, "COMMAND", help=argparse.SUPPRESS)  # the epilog lists them
+    for command in (command for commands in GROUPS.values() for command in commands):
+        command.add(to)
+    names = {title: [one.__name__.rpartition(".")[2] for one in commands] for title, commands in GROUPS.items()}
+    parser.epilog = in_groups(parser, names) + "\n\nlauncher COMMAND --help says more of each."
+    return parser
 
 
 def _open_streams() -> None:

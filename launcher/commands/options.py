@@ -16,13 +16,14 @@ Add = Callable[[str, str, CarryOut | None], argparse.ArgumentParser]
 """Adds a command: (last word of its name, help, function) -> its parser."""
 
 
-def adding_to(parser: argparse.ArgumentParser, metavar: str, prefix: str = "") -> Add:
-    """A function that adds commands to a parser. Each has --debug, and its options say its name in `command`: `study scaling`."""
-    commands = parser.add_subparsers(required=True, metavar=metavar)
+def adding_to(parser: argparse.ArgumentParser, metavar: str, prefix: str = "", help: str | None = None) -> Add:
+    """A function that adds commands to a parser. Each has --debug; its options say its name in `command`, as `study scaling`, and hold its
+    parser in `parser` and the one it was added to in `within`."""
+    commands = parser.add_subparsers(required=True, metavar=metavar, help=help, prog=parser.prog)
 
     def add(name: str, help: str, carry_out: CarryOut | None) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=help, description=help)
-        made.set_defaults(command=prefix + name, carry_out=carry_out)
+        made.set_defaults(command=prefix + name, carry_out=carry_out, parser=made, within=parser)
         made.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
@@ -37,8 +38,9 @@ def run(
     made.add_argument(name, metavar="RUN", help=help)
 
 
-def json(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--json", action="store_true", help="print JSON")
+def json(made: argparse.ArgumentParser, shape: str) -> None:
+    """--json, with the shape of what it prints."""
+    made.add_argument("--json", action="store_true", help=f"print JSON: {shape}")
 
 
 def yes(made: argparse.ArgumentParser) -> None:
@@ -56,7 +58,7 @@ def hosts(made: argparse.ArgumentParser) -> None:
 
 
 def config(made: argparse.ArgumentParser) -> None:
-    made.add_argument("config", metavar="CONFIG", help="a YAML file")
+    made.add_argument("config", metavar="CONFIG", help="a YAML file, or a built-in config's name")
     overrides(made)
     smoke(made)
 

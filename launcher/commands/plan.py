@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import launcher
 from launcher.backends.plans import plan_config
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, USER_ERROR
 from launcher.runner import labelling
+from launcher.show.severity import coloured
 
 
 def add(to: arguments.Add) -> None:
@@ -17,7 +19,10 @@ def add(to: arguments.Add) -> None:
     arguments.hosts(made)
     made.add_argument("--label", action="store_true", help="what `launcher label` would do")
     made.add_argument("--check", action="store_true", help="also check with AWS, by read-only requests")
-    arguments.json(made)
+    arguments.json(
+        made,
+        "the plan as `launcher.Plan.to_dict` gives it: {name, backend, job, hosts, files, issues, price, request, …}",
+    )
 
 
 def planned(options: argparse.Namespace) -> launcher.Plan:
@@ -33,5 +38,5 @@ def carry_out(options: argparse.Namespace) -> int:
     )
     if options.check:
         made = launcher.check(made)
-    print(made.to_json() if options.json else made)
+    print(made.to_json() if options.json else coloured(str(made), sys.stdout))
     return USER_ERROR if made.errors else DONE

@@ -25,7 +25,7 @@ def add(to: arguments.Add) -> None:
     how_many = made.add_mutually_exclusive_group()
     how_many.add_argument("--last", type=int, metavar="N", default=LATEST, help=f"how many (default: {LATEST})")
     how_many.add_argument("--all", action="store_true", help="list every run")
-    arguments.json(made)
+    arguments.json(made, "a list of {name, state, seconds, …}; or {name, damaged}")
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def carry_out(options: argparse.Namespace) -> int:
         if len(shown) < len(found):
             print(f"the latest {len(shown)} of {len(found)} runs; --last N or --all lists more")
     else:
-        print(f"no runs in {records.store()}; start one: launcher run configs/quickstart_teacher.yaml")
+        print(f"no runs in {records.store()}; start one: launcher run quickstart_teacher")
     return DONE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import time
 from typing import Any
@@ -22,12 +23,35 @@ from launcher.show.text import counted, dollars, indent, number
 
 
 def add(to: arguments.Add) -> None:
-    arguments.run(to("show", "show everything about one run", carry_out))
+    made = to("show", "show everything about one run", carry_out)
+    arguments.run(made)
+    arguments.json(
+        made,
+        "{name, state, plan, git, outcome, spent_usd, result, artifacts}; `plan` as `launcher plan --json` prints it",
+    )
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    print_run(launcher.attach(options.run))
+    run = launcher.attach(options.run)
+    if options.json:
+        print(json.dumps(_described(run), indent=2))
+    else:
+        print_run(run)
     return DONE
+
+
+def _described(run: Run) -> dict[str, Any]:
+    """Everything about a run for machines."""
+    return {
+        "name": run.name,
+        "state": run.state,
+        "plan": run.folder.read(run.folder.plan),
+        "git": run.folder.read(run.folder.git),
+        "outcome": run.outcome(),
+        "spent_usd": run.spend,
+        "result": run.result(),
+        "artifacts": {name: str(path) for name, path in run.artifacts().items()},
+    }
 
 
 def print_run(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Where this kit's entry scripts are, beside the package in a checkout, inside it in an installed wheel, and their modules."""
+"""Where the kit's own files are, beside the package in a checkout, inside it in an installed wheel, and its scripts' modules."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from pathlib import Path
 from types import ModuleType
 
 
+def beside_or_inside(name: str) -> Path:
+    """A folder of the kit that is package data of a wheel: inside the package there, beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
+
+
 def entrypoints_folder() -> Path:
     """The folder of this kit's entry scripts and of PACKAGES."""
-    package = Path(__file__).parents[1]
-    installed = package / "entrypoints"
-    return installed if installed.is_dir() else package.parent / "entrypoints"
+    return beside_or_inside("entrypoints")
 
 
 PACKAGES = ("training", "launcher_observer")

@@ -87,5 +87,10 @@ def mistake(key: str, found: str, fix: str, valid: str = "") -> UserError:
 
 def did_you_mean(word: str, words: Iterable[str], otherwise: str = "remove it") -> str:
     """The fix for an unknown word: the nearest known one, or `otherwise` where none is near."""
-    near = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else otherwise
+    nearest = near(word, words)
+    return f"did you mean {nearest}?" if nearest else otherwise
+
+
+def near(word: str, words: Iterable[str]) -> str | None:
+    """The known word that an unknown one is most like; None where none is like it."""
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), None)

@@ -234,7 +234,7 @@ class Secret(Part):
     key: str | None = Field(
         None,
         description="a field's name, without line breaks and control characters",
-        pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$",
+        pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$",
         examples=["token"],
     )
     """With a secret that is a JSON object: the field that holds the value. null: the whole text."""

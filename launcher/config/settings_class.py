@@ -209,6 +209,7 @@ def _class_of(module: _Module, node: ast.ClassDef) -> type:
     owner: list[type] = []
     annotations: dict[str, Any] = {}
     body: dict[str, Any] = {"__module__": __name__, "__annotations__": annotations}
+    body["__sentences__"] = field_sentences(node)
     for statement in node.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             annotations[statement.target.id] = _annotation(module, statement.annotation)
@@ -225,6 +226,15 @@ def _class_of(module: _Module, node: ast.ClassDef) -> type:
     for words in made_with:
         owner[0] = dataclasses.dataclass(**words)(owner[0])
     return owner[0]
+
+
+def field_sentences(node: ast.ClassDef) -> dict[str, str]:
+    """Field -> the docstring under it, on one line, of the fields that have one."""
+    return {
+        ast.unparse(field.target): " ".join(str(text.value.value).split())
+        for field, text in zip(node.body, node.body[1:])
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
 
 
 def _is_constant(statement: ast.stmt) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import yaml
 
+from launcher.config import builtin_configs
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.redaction import REDACTED, is_secret, mentions_a_secret
 
@@ -80,18 +81,21 @@ class Config:
 
 
 def read(path: str | Path) -> Config:
-    """Read a YAML config.
+    """Read a YAML config: a file, or the built-in config of that name.
 
     Raises:
-        UserError: the file is missing, empty, not YAML or not a mapping, or it gives a key twice.
+        UserError: there is no such config, it is empty, not YAML or not a mapping, or it gives a key twice.
     """
-    path = Path(path)
+    path = builtin_configs.located(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise mistake(str(path), "no such file", _other_configs(path)) from None
+        raise mistake(str(path), "a link to a file that does not exist", "correct the link") from None
     except IsADirectoryError:
-        raise mistake(str(path), "a folder, not a file", _other_configs(path / "_")) from None
+        configs = ", ".join(str(file) for file in sorted(path.glob("*.yaml"))[:8])
+        raise mistake(
+            str(path), "a folder, not a file", f"name one of: {configs}" if configs else "check the path"
+        ) from None
     except PermissionError:
         raise mistake(str(path), "no permission to read it", f"chmod u+r {path}") from None
     except UnicodeDecodeError as error:
@@ -106,12 +110,12 @@ def parse(text: str, source: str) -> Config:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
-            raise mistake(source, "the file is empty", "start from a copy of configs/quickstart.yaml")
+            raise mistake(source, "the file is empty", "launcher init writes one to start from")
         if not isinstance(node, yaml.MappingNode):
             raise mistake(
                 source,
                 f"a {'sequence' if isinstance(node, yaml.SequenceNode) else 'scalar'} at the top",
-                "write `key: value` lines, as in configs/quickstart.yaml",
+                "write `key: value` lines; launcher init writes a config to start from",
                 valid="a mapping",
             )
         if _count(node, {}) > MAX_VALUES:
@@ -281,11 +285,6 @@ def _check_keys(node: yaml.Node, prefix: str, lines: dict[str, int], seen: set[i
             yield Issue(key=key, found=f"given twice, on lines {first} and {line}", fix="keep one of them")
         here[key_node.value] = lines[key] = line
         yield from _check_keys(value_node, key + ".", lines, seen)
-
-
-def _other_configs(path: Path) -> str:
-    configs = sorted(str(file) for file in path.parent.glob("*.yaml"))[:8] if path.parent.is_dir() else []
-    return "name one of: " + ", ".join(configs) if configs else "check the path"
 
 
 def _yaml_fix(problem: str, line: str) -> str:

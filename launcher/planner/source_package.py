@@ -19,12 +19,26 @@ from launcher.config.issues import Issue, mistake
 from launcher.config.job import Job
 from launcher.config.secret_shapes import secrets_in_text
 from launcher.planner import git
+from launcher.record import records
 
 IGNORE_FILE = ".launcherignore"
 """A file in the source folder that excludes others: one shell pattern a line, on top of what git ignores."""
 
+SCHEMA_FILE = "launcher.schema.json"
+"""What `launcher init` writes for editors."""
+
 ALWAYS_EXCLUDED = (
-    *("__pycache__", "*.pyc", ".git", ".venv", ".ipynb_checkpoints", ".DS_Store", ".pytest_cache", IGNORE_FILE),
+    *(
+        "__pycache__",
+        "*.pyc",
+        ".git",
+        ".venv",
+        ".ipynb_checkpoints",
+        ".DS_Store",
+        ".pytest_cache",
+        IGNORE_FILE,
+        SCHEMA_FILE,
+    ),
 )
 """Patterns of files that no script needs."""
 
@@ -298,7 +312,9 @@ def check_archive(files: Sequence[SourceFile]) -> list[Issue]:
 
 
 def _listed(folder: Path) -> list[str]:
-    """Relative paths of a folder's files: what git tracks or would track, or all without a repository. Raises CannotListError."""
+    """Relative paths of a folder's files: what git tracks or would track, or all without a repository, but no run. Raises
+    CannotListError."""
+    runs = _runs_below(folder)
     try:
         paths = git.tracked_or_new(folder)
     except git.NoRepositoryError:
@@ -309,13 +325,22 @@ def _listed(folder: Path) -> list[str]:
         fix = f"git config --global --add safe.directory {folder}" if dubious else "repair the repository"
         raise CannotListError(f"git cannot list {folder}: {error}", fix) from None
     if paths:
-        return paths
+        return [path for path in paths if not (runs and f"{path}/".startswith(f"{runs}/"))]
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not _matches(name, ALWAYS_EXCLUDED)]
+        below = Path(place).relative_to(folder)
+        folders[:] = [
+            name for name in folders if not _matches(name, ALWAYS_EXCLUDED) and (below / name).as_posix() != runs
+        ]
         paths += [(Path(place) / name).relative_to(folder).as_posix() for name in names]
         if len(paths) > MAX_FILES:
             raise CannotListError(f"{folder} holds more than {MAX_FILES:,} files", "name the script's own folder")
     return paths
+
+
+def _runs_below(folder: Path) -> str:
+    """The run store's path inside a folder, which holds each run's code once more; "" where it lies elsewhere."""
+    store, whole = records.store().resolve(), folder.resolve()
+    return store.relative_to(whole).as_posix() if whole in store.parents else ""
 
 
 def _ignore_file(folder: Path) -> list[str]:

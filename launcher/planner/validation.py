@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.config import hyperparameters, students
+from launcher.config import builtin_configs, hyperparameters, students
 from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, is_secret
@@ -16,6 +16,9 @@ from launcher.config.sections import Input
 from launcher.planner import groups
 from launcher.planner.source_package import IGNORE_FILE, SourceFile
 from launcher.record import records
+
+SAMPLES = ("digits", "photos", "shapes")
+"""Images that `launcher prepare` makes of packages, as the built-in configs name their folders."""
 
 TOOLKITS_OWN = ("PATH", "HOME", "TRAINING_JOB_NAME", "PYTHONUNBUFFERED")
 """Variables that a job may not set, besides those that begin with SM_, SAGEMAKER_ or PET_."""
@@ -114,7 +117,8 @@ def _place(key: str, source: Input) -> str:
             earlier = records.find(source.run, completed=True)
         except UserError as error:
             first = error.issues[0]
-            fix = f"run it first, for example: launcher run configs/{source.run.replace('-', '_')}.yaml"
+            known = source.run.replace("-", "_") in builtin_configs.names()
+            fix = f"run it first: launcher run {source.run.replace('-', '_') if known else 'its config'}"
             raise problem(first.found, fix if "no such run" in first.found else first.fix) from None
         several = [*students.results(earlier.result())]
         if several or source.student is not None:
@@ -129,7 +133,9 @@ def _place(key: str, source: Input) -> str:
         raise problem(f"{source.folder or source.file}: {error}", "check the path") from None
     kind = "folder" if source.folder else "file"
     if not path.exists():
-        made = "check the path, which is relative to the current folder, or create it with launcher prepare"
+        sample = path.parent.name if path.parent.name in SAMPLES else None
+        how = f": launcher prepare {sample} {Path(str(source.folder)).parent}" if sample else " with launcher prepare"
+        made = f"check the path, which is relative to the current folder, or create it{how}"
         beside = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
         raise problem(
             f"{path}: no such {kind}", did_you_mean(path.name, beside, made if source.folder else "check the path")

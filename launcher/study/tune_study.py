@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher import backends
 from launcher.backends.plans import check, plan
+from launcher.config.builtin_configs import located
 from launcher.config.issues import mistake
 from launcher.config.loading import load
 from launcher.planner.plan import refuse_cost, refuse_errors
@@ -90,7 +91,7 @@ def tune(
         measure = Trials(subject, known, trials, minutes * 60, seconds, max_cost, ceiling, say)
         search = Search(subject, allowed, measure, whole, say)
         search.run()
-    own = Path(config) if isinstance(config, (str, Path)) else None
+    own = located(config) if isinstance(config, (str, Path)) else None
     return Tuning(subject, file, search, own, smoke, overrides)
 
 

@@ -142,7 +142,7 @@ def test_overrides_may_stand_after_options(config):
     done = typed("plan", config("x = 1"), "--hosts", "2", "distribution=torchrun", "compute.max_hours=3")
     assert done.returncode == 0 and "2 hosts, at most 3 h" in done.stdout
     told = typed("plan", config("x = 1"), "--hots", "2").stderr
-    assert "unrecognized arguments: --hots; launcher plan --help lists what it takes" in told
+    assert "unrecognized arguments: --hots; did you mean --hosts?" in told
 
 
 def test_a_store_that_cannot_be_used_is_an_error_without_traceback(config, tmp_path):
@@ -243,25 +243,19 @@ def test_the_live_line_is_rewritten_not_repeated(config):
     assert terminal.exit_code() == 0
 
 
-def test_help_lists_every_command():
-    text = typed("--help").stdout
-    for command in ("plan", "run", "attach", "runs", "show", "logs", "stop", "compare", "prepare"):
-        assert f"\n    {command} " in text
-
-
 def test_no_new_option_by_accident(capsys):
     """The options are a promise: a change here is a change of the reference too."""
     for command in (
         *("plan", "run", "replay", "attach", "runs", "show", "logs", "stop", "compare", "diff", "profile"),
         *("emulate", "prepare", "weights", "resume", "drill", "diagnose", "rm", "prune"),
-        *("study preprocessing", "study scaling"),
+        *("study preprocessing", "study scaling", "init", "explain", "schema", "completion"),
     ):
         with pytest.raises(SystemExit):
             main.read([*command.split(), "--help"])
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     assert options == {
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
-        "--last", "--all", "--yes", "--older-than", "--state",
+        "--script", "--images", "--force", "--last", "--all", "--yes", "--older-than", "--state",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
         "--kills", "--hosts-after", "--servers", "--seed", "--shards", "--unlabelled", "--wheel", "--jobs", "--jpeg-quality", "--verify",
         "--models", "--loads", "--pipelines", "--repeats", "--table", "--html", "--batches", "--mode", "--with", "--probe", "--resume",

@@ -104,7 +104,7 @@ def issues(job) -> str:
         ({"inputs": {"train": {"file": "nowhere.tar.gz"}}}, "no such file"),
         ({"inputs": {"train": {"folder": __file__}}}, "is a file\n  fix:   write {file:"),
         ({"inputs": {"train": {"file": str(ROOT)}}}, "is a folder\n  fix:   write {folder:"),
-        ({"inputs": {"teacher": {"run": "quickstart-teacher"}}}, "launcher run configs/quickstart_teacher.yaml"),
+        ({"inputs": {"teacher": {"run": "quickstart-teacher"}}}, "launcher run quickstart_teacher"),
         ({"inputs": {"a b": {"folder": str(ROOT)}}}, "not a valid channel name"),
         ({"script": "scrip.py"}, "did you mean script.py?"),
         ({"source": "/nowhere"}, "/nowhere: no such folder"),

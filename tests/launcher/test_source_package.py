@@ -231,3 +231,21 @@ def test_words_that_only_look_like_secrets_are_packaged(source, text):
 
 def test_this_kits_own_scripts_may_be_packaged():
     assert refusals(entrypoints_folder()) == []
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_the_run_store_and_the_schema_for_editors_do_not_travel(source, monkeypatch, in_git):
+    write(source, {"runs/mine-20260101-000000-abcd/code/train.py": "", "runs.py": "", "launcher.schema.json": "{}"})
+    if in_git:
+        commit(source)
+    assert "runs/mine-20260101-000000-abcd/code/train.py" in {
+        file.path for file in source_package.source_files(source)[0]
+    }, "no store"
+    monkeypatch.setenv("LAUNCHER_RUNS", str(source / "runs"))
+    kept = {file.path for file in source_package.source_files(source)[0]}
+    assert "runs.py" in kept and "train.py" in kept and not any(path.startswith("runs/") for path in kept)
+    assert "launcher.schema.json" not in kept
+    stored = source / "runs/mine-20260101-000000-abcd/code"
+    assert "train.py" in {file.path for file in source_package.source_files(stored)[0]}, (
+        "a run's own code, which a replay packages"
+    )

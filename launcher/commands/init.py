@@ -1,0 +1,108 @@
+"""`launcher init`: write a first config for the script and the images that are there."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import launcher
+from launcher.backends.plans import plan_config
+from launcher.commands import options as arguments
+from launcher.commands import schema
+from launcher.commands.exit_codes import DONE, USER_ERROR
+from launcher.config.issues import Issue, UserError, mistake
+from launcher.planner.source_package import SCHEMA_FILE
+from launcher.show.text import indent, listed
+
+
+def add(to: arguments.Add) -> None:
+    made = to("init", "write a first config for the script and the images that are here", carry_out)
+    made.add_argument("file", nargs="?", default="job.yaml", metavar="FILE.yaml", help="the config (default: job.yaml)")
+    made.add_argument(
+        "--script",
+        metavar="FILE",
+        help="your training script (default: the one here; without one, train_classifier.py)",
+    )
+    made.add_argument(
+        "--images",
+        metavar="FOLDER",
+        help="a folder with train/ and validation/; for a script of your own, any folder (default: the one here or in data/)",
+    )
+    made.add_argument("--force", action="store_true", help="overwrite files that are there")
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """Exit code 2 where the config is written but has something to fill in first."""
+    from launcher.planner import starter
+
+    file = Path(options.file)
+    script = Path(options.script) if options.script else starter.find_script(Path("."))
+    folder = Path(options.images) if options.images else starter.find_images(Path("."))
+    schema_file = file.parent / SCHEMA_FILE
+    issues = [*_refused(file), *(() if options.force else _in_the_way(file, schema_file))]
+    if script is None and folder is None:
+        issues.append(_nothing_here())
+    seen_script, seen_images = None, None
+    try:
+        seen_script = starter.look_at_script(script) if script else None
+    except UserError as error:
+        issues += error.issues
+    try:
+        seen_images = starter.look_at_images(folder) if folder else None
+    except UserError as error:
+        issues += error.issues
+    if issues:
+        raise UserError(issues)
+    text = starter.config_text(file, seen_script, seen_images)
+    file.write_text(text, encoding="utf-8")
+    schema_file.write_text(schema.text(), encoding="utf-8")
+    print(f"wrote {file}, and {schema_file}, by which editors complete and check it")
+    return _say_what_is_next(file)
+
+
+def _say_what_is_next(file: Path) -> int:
+    """Plan the config here and for SageMaker, and print what each still needs."""
+    from launcher.planner.starter import AWS_KEYS
+
+    needed = list(dict.fromkeys(issue.key for issue in _errors(file, "aws") if issue.key in AWS_KEYS))
+    here = list(_errors(file, "process"))
+    if here:
+        print("before it runs on this machine:\n" + "\n".join(indent(str(issue)) for issue in here))
+    else:
+        print("it plans without mistakes on this machine")
+    if needed:
+        print(f"SageMaker still needs {listed(needed)}: see the comments in {file}")
+    print(f"next: launcher {'plan' if here else 'run'} {file}")
+    return USER_ERROR if here else DONE
+
+
+def _errors(file: Path, on: str) -> Iterator[Issue]:
+    try:
+        yield from plan_config(file, on=on).errors
+    except launcher.UserError as error:
+        yield from error.issues
+
+
+def _refused(file: Path) -> Iterator[Issue]:
+    if file.suffix not in (".yaml", ".yml"):
+        yield Issue(key="FILE.yaml", found=str(file), valid="a file that ends with .yaml", fix=f"write {file}.yaml")
+    if not file.parent.is_dir():
+        yield Issue(key="FILE.yaml", found=f"{file.parent}: no such folder", fix=f"mkdir -p {file.parent}")
+
+
+def _in_the_way(file: Path, schema_file: Path) -> Iterator[Issue]:
+    """Files that would be overwritten; a schema that is the same is no loss."""
+    if file.exists() or file.is_symlink():
+        yield Issue(key=str(file), found="it exists", fix="name another file, or overwrite it with --force")
+    if schema_file.exists() and schema_file.read_text(encoding="utf-8", errors="replace") != schema.text():
+        found = "it exists, and is not the schema of this version"
+        yield Issue(key=str(schema_file), found=found, fix="move it away, or overwrite it with --force")
+
+
+def _nothing_here() -> Issue:
+    return mistake(
+        ".",
+        "neither one training script nor one folder of images is here",
+        "name one with --script or --images; or make images to begin with: launcher prepare digits data/digits",
+    ).issues[0]

@@ -1,0 +1,272 @@
+"""A first config for what is in a folder: a script, images, or both. It reads the disk and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.config.descriptions import Described, script_settings
+from launcher.config.expressions import NotPlain
+from launcher.config.issues import mistake
+from launcher.planner.source_package import ALWAYS_EXCLUDED, SCHEMA_FILE
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+"""Images that the kit's scripts read."""
+
+HELD_OUT = ("validation", "val", "valid")
+"""Names of a folder of held-out images, the kit's own first."""
+
+DEFAULT_SCRIPT = "train_classifier.py"
+
+AWS_KEYS = ("role", "region", "output", "image", "compute.instance_type")
+"""What a job on SageMaker needs beyond one on this machine."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """A folder of images."""
+
+    channels: Mapping[str, Path]
+    """Channel -> folder: `train` and `validation`, or `train` alone."""
+    classes: int
+    """Subfolders of the training images; 0: they lie in no class folders."""
+    count: int
+    """Training images; 0: in tar shards, which are not opened."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script of the user's."""
+
+    file: Path
+    settings: tuple[Described, ...]
+    """What a job may give it; none where they cannot be read, as `unread` says."""
+    unread: str
+    channels: tuple[str, ...]
+    """The data channels that it names, as SM_CHANNEL_<NAME>."""
+    distributed: bool
+
+
+def find_script(folder: Path) -> Path | None:
+    """The only training script in a folder: the Python file that trains or takes arguments. None: there is none, or several."""
+    found = [
+        file
+        for file in sorted(folder.glob("*.py"))
+        if re.search(r"argparse|SM_CHANNEL_|\bimport torch\b|\bfrom torch\b", file.read_text(errors="replace"))
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def find_images(folder: Path) -> Path | None:
+    """The only folder of images near: the folder itself, one in it, or one in its `data`. None: there is none, or several."""
+    if _channels(folder):
+        return folder
+    near = [*_subfolders(folder), *_subfolders(folder / "data")]
+    found = [one for one in near if _channels(one) or _classes(one)]
+    return found[0] if len(found) == 1 else None
+
+
+def look_at_images(folder: Path) -> Images:
+    """What a folder of images holds.
+
+    Raises:
+        UserError: there is no such folder, or it holds no images.
+    """
+    if not folder.is_dir():
+        found = "a file, not a folder" if folder.exists() else "no such folder"
+        raise mistake("--images", f"{folder}: {found}", "name a folder with images")
+    channels = _channels(folder)
+    if any({"images", "masks"} <= {one.name for one in _subfolders(place)} for place in (folder, *channels.values())):
+        raise mistake(
+            "--images",
+            f"{folder}: images with masks, for segmentation",
+            "start from the built-in config: launcher explain cutouts_segmentation",
+        )
+    train = channels.get("train", folder)
+    classes, count = len(_classes(train)), _count(train)
+    if not count and not channels:
+        raise mistake(
+            "--images",
+            f"{folder}: no images",
+            "name a folder with images",
+            valid=f"files that end with {' '.join(ENDINGS)}",
+        )
+    return Images(channels or {"train": folder}, classes, count)
+
+
+def look_at_script(file: Path) -> Script:
+    """What a script takes, from its text; nothing of it runs.
+
+    Raises:
+        UserError: there is no such file, or it is not Python.
+    """
+    if not file.is_file():
+        raise mistake("--script", f"{file}: no such file", "name a Python file")
+    if file.suffix != ".py":
+        raise mistake("--script", str(file), "name a Python file", valid="a file that ends with .py")
+    text = file.read_text(encoding="utf-8", errors="replace")
+    try:
+        settings, unread = tuple(script_settings(file.parent, file.name)), ""
+    except NotPlain as error:
+        settings, unread = (), str(error)
+    except (SyntaxError, ValueError) as error:
+        raise mistake("--script", f"{file}: {error}", "correct the script") from None
+    channels = dict.fromkeys(name.lower() for name in re.findall(r"SM_CHANNEL_([A-Z0-9_]+)", text))
+    return Script(file, settings, unread, tuple(channels), "init_process_group" in text)
+
+
+def config_text(file: Path, script: Script | None, images: Images | None) -> str:
+    """A commented config for this machine, with what SageMaker needs as comments.
+
+    Args:
+        file: where it will lie; paths in it are relative to the current folder, from which jobs are started.
+        script: None: the kit's classifier.
+        images: None: the script gets no input.
+
+    Raises:
+        UserError: the kit's classifier cannot learn from these images.
+    """
+    name = re.sub(r"[^a-zA-Z0-9]+", "-", file.stem)[:42].strip("-") or "my-job"
+    if script is None:
+        assert images is not None, "a config needs a script or images"
+        _refuse_for_the_classifier(images)
+    about = f"{script.file.name} as a job" if script else f"A classifier for the images in {_root(images)}"
+    lines = [
+        f"# yaml-language-server: $schema={SCHEMA_FILE}",
+        f"# {about}. Written by `launcher init`; `launcher explain {file}` says what each key means.",
+        f"# Plan:   launcher plan {file}            (what would happen; nothing does)",
+        f"# Run:    launcher run {file}",
+        f"name: {name}",
+        *(_own_script(script) if script else [f"script: {DEFAULT_SCRIPT}", "distribution: torchrun"]),
+        "compute:",
+        "  max_hours: 1                      # a run is stopped then",
+        "  # instance_type: ml.g5.xlarge     # SageMaker's hosts",
+        *_inputs(script, images),
+        *(_own_settings(script) if script else _classifier_settings(images)),
+        "# For SageMaker, also instance_type above; launcher plan --on aws checks them:",
+        "# role: arn:aws:iam::123456789012:role/SageMakerTraining",
+        "# region: us-west-2",
+        f"# output: s3://amzn-s3-demo-bucket/{name}",
+        '# image: {framework_version: "2.8.0", python: py312}',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _refuse_for_the_classifier(images: Images) -> None:
+    folder = images.channels["train"]
+    if not images.classes and images.count:
+        raise mistake(
+            "--images",
+            f"{folder}: images in no class folders, from which {DEFAULT_SCRIPT} cannot tell the classes",
+            "sort them into a subfolder for each class, or name a script of your own with --script",
+        )
+    if "validation" not in images.channels:
+        target = Path("data", f"{folder.resolve().name}-split")
+        raise mistake(
+            "--images",
+            f"{folder}: class folders without held-out images",
+            f"launcher prepare {folder} {target}, which holds out a quarter; then launcher init --images {target}",
+            valid="a folder with train/ and validation/",
+        )
+
+
+def _root(images: Images | None) -> Path:
+    assert images is not None
+    return images.channels["train"].parent
+
+
+def _own_script(script: Script) -> list[str]:
+    return [
+        f"script: {script.file.name}",
+        f"source: {_scalar(str(script.file.parent))}        # this folder travels; .launcherignore leaves files out",
+        f"distribution: {'torchrun' if script.distributed else 'none'}        # none: one process; torchrun: one a GPU",
+    ]
+
+
+def _inputs(script: Script | None, images: Images | None) -> list[str]:
+    """The section `inputs`: every channel that the script names, as far as there are images for it."""
+    folders = dict(images.channels) if images else {}
+    wanted = list(script.channels) if script and script.channels else list(folders)
+    held_out = folders.get("validation")
+    found = {name: held_out if name in (*HELD_OUT, "test") and held_out else folders.get("train") for name in wanted}
+    if not wanted:
+        return ["# inputs:", "#   train: {folder: data/train}     # the script finds it in SM_CHANNEL_TRAIN"]
+    if not folders:
+        return [
+            "# inputs:",
+            *(f"#   {name}: {{folder: data/{name}}}     # SM_CHANNEL_{name.upper()}" for name in wanted),
+        ]
+    about = f"     # {images.count} images" if images and images.count else ""
+    about += f" in {images.classes} classes" if about and images and images.classes else ""
+    lines = [f"  {name}: {{folder: {_scalar(str(place))}}}" for name, place in found.items()]
+    lines[0] += about
+    return ["inputs:", *lines]
+
+
+def _classifier_settings(images: Images | None) -> list[str]:
+    """Few settings, and no more images a step than there are."""
+    batch = 64
+    while images is not None and images.count and batch > max(1, images.count):
+        batch //= 2
+    return [
+        "hyperparameters:",
+        "  model: resnet18                   # a timm model",
+        "  image_size: 224                   # pixels, of what the model sees",
+        "  epochs: 10",
+        f"  global_batch_size: {batch}             # images a step, over all processes",
+        "  learning_rate: 1e-3",
+        "smoke:                              # what --smoke changes: a few small steps, to see that everything is in place",
+        "  hyperparameters: {max_steps: 3, image_size: 64}",
+    ]
+
+
+def _own_settings(script: Script) -> list[str]:
+    """The script's settings as comments: its defaults, and what it requires."""
+    if script.unread:
+        return [f"# hyperparameters: the settings of {script.file.name} could not be read: {script.unread}"]
+    lines = [f"# hyperparameters:     # {script.file.name}'s own, with its defaults"]
+    for one in script.settings:
+        if "." not in one.name and not one.worked_out:
+            value = "" if one.required else json.dumps(one.default)
+            about = "; ".join(filter(None, [one.takes, one.sentence, "required: yours to fill in" * one.required]))
+            lines.append(f"#   {_scalar(one.name)}: {value}".rstrip() + f"     # {about}")
+    return lines if len(lines) > 1 else []
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML reads it back."""
+    plain = re.fullmatch(r"[A-Za-z./][A-Za-z0-9_./-]*", text) and text.lower() not in ("true", "false", "null")
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def _channels(folder: Path) -> dict[str, Path]:
+    """The training and held-out images of a folder that is split; empty for one that is not."""
+    held_out = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None)
+    train = folder / "train"
+    return {"train": train, "validation": held_out} if train.is_dir() and held_out is not None else {}
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def _classes(folder: Path) -> list[Path]:
+    """The subfolders with images right in them."""
+    return [one for one in _subfolders(folder) if any(file.name.lower().endswith(ENDINGS) for file in one.iterdir())]
+
+
+def _count(folder: Path) -> int:
+    return sum(1 for _ in _images(folder))
+
+
+def _images(folder: Path) -> Iterator[str]:
+    """The images below a folder."""
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in ALWAYS_EXCLUDED and not name.startswith(".")]
+        yield from (file for file in files if file.lower().endswith(ENDINGS) and not file.startswith("."))

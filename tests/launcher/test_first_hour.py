@@ -1,0 +1,227 @@
+"""The first hour with an installed wheel: built-in configs by name, a first config of one's own, and what explains both."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from PIL import Image
+
+from launcher.config import builtin_configs, yaml_file
+from launcher.config.schema import config_schema
+from tests.conftest import ROOT
+
+SCRIPT = """
+import argparse, os
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=3, help="passes over the %(default)s images")
+parser.add_argument("--kind", choices=["small", "large"], default="small")
+parser.add_argument("--train", default=os.environ.get("SM_CHANNEL_TRAIN"))
+print(parser.parse_args())
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder with the built wheel's content, as pip lays it."""
+    place = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(place)]
+    subprocess.run([*command, str(ROOT)], check=True)
+    [wheel] = place.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(place / "installed")
+    return place / "installed"
+
+
+@pytest.fixture
+def typed(installed, tmp_path):
+    """Types a command of the wheel's in an empty folder."""
+    here = tmp_path / "empty"
+    here.mkdir()
+
+    def run(*words: str) -> subprocess.CompletedProcess:
+        environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "100"}
+        return subprocess.run(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=here,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    run.here = here
+    return run
+
+
+def images(folder: Path, split: bool = True) -> Path:
+    """Two classes of three images each."""
+    for part in ("train", "validation") if split else ("",):
+        for label in ("cat", "dog"):
+            (folder / part / label).mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (16, 16), (40 * number, 90, 0)).save(folder / part / label / f"{number}.png")
+    return folder
+
+
+def test_a_wheel_runs_its_built_in_configs_by_name_in_an_empty_folder(typed):
+    refused = typed("run", "quickstart")
+    assert refused.returncode == 2 and "launcher run quickstart_teacher" in refused.stderr
+    assert "launcher prepare digits data/digits" in refused.stderr, "the fix is the command itself"
+    assert typed("prepare", "digits", "data/digits").returncode == 0
+    planned = json.loads(typed("plan", "quickstart_teacher", "--json").stdout)
+    assert planned["job"]["name"] == "quickstart-teacher" and not planned["issues"]
+    assert planned["channels"]["train"] == str(typed.here / "data/digits/train"), "relative to the current folder"
+    done = typed("run", "quickstart_teacher", "--smoke")
+    assert done.returncode == 0 and "Completed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_wrong_name_of_a_config_names_the_nearest_and_all_there_are(typed):
+    for wrong in ("quickstrt", "configs/quickstart.yaml"):
+        done = typed("plan", wrong)
+        assert done.returncode == 2 and "did you mean quickstart?" in done.stderr
+        assert all(name in done.stderr for name in builtin_configs.names())
+
+
+def test_a_file_goes_before_the_built_in_config_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("quickstart").write_text("name: mine\n")
+    assert yaml_file.read("quickstart").values == {"name": "mine"}
+    Path("quickstart").unlink()
+    assert yaml_file.read("quickstart").values["name"] == "quickstart"
+
+
+def test_the_list_of_built_in_configs_has_the_first_sentence_of_each_head(typed):
+    listed = json.loads(typed("explain", "--json").stdout)
+    assert set(listed["configs"]) == set(builtin_configs.names()) and "train_kd.py" in listed["scripts"]
+    assert all(text.endswith((".", '"', '."')) for text in listed["configs"].values())
+    heads = {name: (ROOT / f"configs/{name}.yaml").read_text().replace("\n# ", " ") for name in listed["configs"]}
+    assert all(text in heads[name] for name, text in listed["configs"].items())
+
+
+def test_explain_says_what_a_setting_takes_what_it_means_and_what_a_config_sets(typed):
+    found = json.loads(
+        typed("explain", "quickstart", "temperature", "compute.max_hours", "spot", "--json").stdout or "{}"
+    )
+    assert found == {}, "spot is compute.spot"
+    found = json.loads(typed("explain", "quickstart", "temperature", "compute.max_hours", "seed", "--json").stdout)
+    [hours] = found["keys"]
+    seed, temperature = found["settings"]
+    assert (hours["value"], hours["default"], "672" in hours["takes"]) == (1.0, 24.0, True)
+    assert (temperature["value"], temperature["takes"]) == (4, "a number above 0")
+    assert "value" not in seed and seed["default"] == 0 and "augmentation" in seed["sentence"]
+    text = typed("explain", "train_kd.py").stdout
+    assert "teacher_cache.views" in text and "may change on resume" in text
+    wrong = typed("explain", "quickstart", "temprature")
+    assert wrong.returncode == 2 and "did you mean temperature?" in wrong.stderr
+
+
+def test_explain_reads_a_script_of_ones_own_without_running_it(typed):
+    (typed.here / "mine.py").write_text(SCRIPT + "open('ran', 'w')\n")
+    found = {one["name"]: one for one in json.loads(typed("explain", "mine.py", "--json").stdout)["settings"]}
+    assert found["epochs"]["default"] == 3 and found["epochs"]["sentence"] == "passes over the 3 images"
+    assert found["kind"]["takes"] == "one of small, large"
+    assert found["train"]["worked_out"] == "os.environ.get('SM_CHANNEL_TRAIN')"
+    assert not (typed.here / "ran").exists()
+    (typed.here / "mine.py").write_text("import training\nprint(1)\n")
+    assert "neither a settings class nor an argparse parser" in typed("explain", "mine.py").stderr
+
+
+def test_the_schema_takes_every_config_of_the_kit_and_no_wrong_key():
+    schema = config_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    judge = jsonschema.Draft202012Validator(schema)
+    for name in builtin_configs.names():
+        values = yaml_file.read(name).values
+        assert [error.message for error in judge.iter_errors(values)] == [], name
+    good = yaml_file.read("quickstart").values
+    for key, value in (
+        ("compute", {"max_hour": 1}),
+        ("comput", {}),
+        ("distribution", "horovod"),
+        ("hyperparameters", {**good["hyperparameters"], "temprature": 4}),
+        ("hyperparameters", {**good["hyperparameters"], "temperature": 0}),
+        ("hyperparameters", {"temperature": 4}),
+        ("smoke", {"hyperparameters": {"max_step": 3}}),
+        ("inputs", {"train": {"folder": "a", "s3": "s3://bucket/b"}}),
+        ("secrets", {"TOKEN": "the value itself"}),
+    ):
+        assert list(judge.iter_errors({**good, key: value})), (key, value)
+    own = {"name": "own", "script": "train_kd.py", "source": "mine", "hyperparameters": {"anything": 1}}
+    assert not list(judge.iter_errors(own)), "a script of one's own has its own settings"
+    assert not list(judge.iter_errors({**good, "secrets": {"A": "env", "B": {"secretsmanager": "team/b"}}}))
+    assert "softmax" in schema["$defs"]["settings of train_kd.py"]["properties"]["temperature"]["description"]
+
+
+def test_init_writes_a_config_for_a_folder_of_images_that_runs_as_it_is(typed):
+    images(typed.here / "data/pets")
+    done = typed("init")
+    assert done.returncode == 0, done.stderr
+    assert "plans without mistakes" in done.stdout and done.stdout.endswith("next: launcher run job.yaml\n")
+    assert "SageMaker still needs role, region, output, image and compute.instance_type" in done.stdout
+    text = (typed.here / "job.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=launcher.schema.json\n") and "6 images in 2 classes" in text
+    schema = json.loads((typed.here / "launcher.schema.json").read_text())
+    assert not list(jsonschema.Draft202012Validator(schema).iter_errors(yaml.safe_load(text.replace("1e-3", "0.001"))))
+    again = typed("init")
+    assert again.returncode == 2 and "--force" in again.stderr and (typed.here / "job.yaml").read_text() == text
+    assert typed("init", "--force").returncode == 0
+    ran = typed("run", "job.yaml", "--smoke", "hyperparameters.image_size=32")
+    assert ran.returncode == 0 and "Completed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_what_init_leaves_as_comments_for_sagemaker_is_all_that_sagemaker_needs(typed):
+    images(typed.here / "pets")
+    assert typed("init", "pets.yaml", "--images", "pets").returncode == 0
+    file = typed.here / "pets.yaml"
+    kept = [line for line in file.read_text().splitlines() if not line.startswith("# For")]
+    keys = ("# role:", "# region:", "# output:", "# image:", "  # instance_type:")
+    file.write_text("\n".join(line.replace("# ", "", 1) if line.startswith(keys) else line for line in kept))
+    planned = json.loads(typed("plan", "pets.yaml", "--on", "aws", "--json").stdout)
+    assert [issue for issue in planned["issues"] if issue["level"] == "error"] == []
+    assert planned["request"]["ResourceConfig"]["InstanceType"] == "ml.g5.xlarge"
+
+
+def test_init_reads_a_script_of_ones_own_and_gives_it_the_images(typed):
+    images(typed.here / "a folder/it's", split=False)
+    (typed.here / "mine").mkdir()
+    (typed.here / "mine/train.py").write_text(SCRIPT)
+    done = typed("init", "own.yaml", "--script", "mine/train.py", "--images", "a folder/it's")
+    assert done.returncode == 0, done.stderr + done.stdout
+    values = yaml.safe_load((typed.here / "own.yaml").read_text())
+    assert values["inputs"] == {"train": {"folder": "a folder/it's"}} and values["distribution"] == "none"
+    assert "#   epochs: 3     # a whole number; passes over the 3 images" in (typed.here / "own.yaml").read_text()
+    required = SCRIPT.replace("print", 'parser.add_argument("--mean", type=float, required=True)\nprint')
+    (typed.here / "mine/train.py").write_text(required)
+    done = typed("init", "own.yaml", "--script", "mine/train.py", "--force")
+    assert (
+        done.returncode == 2 and "hyperparameters.mean: missing" in done.stdout and "next: launcher plan" in done.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--script", "nowhere.py"], "nowhere.py: no such file"),
+        (["--images", "nowhere"], "nowhere: no such folder"),
+        (["--images", "empty"], "empty: no images"),
+        (["--images", "unsplit"], "launcher prepare unsplit data/unsplit-split"),
+        (["--images", "unsplit/cat"], "cannot tell the classes"),
+        (["job.json", "--images", "unsplit"], "write job.json.yaml"),
+        (["no/job.yaml", "--images", "unsplit"], "mkdir -p no"),
+        ([], "neither one training script nor one folder of images"),
+    ],
+)
+def test_init_refuses_what_it_cannot_start_from_and_writes_nothing(typed, words, said):
+    (typed.here / "empty").mkdir()
+    if words:
+        images(typed.here / "unsplit", split=False)
+    done = typed("init", *words)
+    assert done.returncode == 2 and said in done.stderr, done.stdout + done.stderr
+    assert not list(typed.here.rglob("*.yaml")) and not list(typed.here.rglob("*.schema.json"))
