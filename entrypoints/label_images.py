@@ -11,7 +11,7 @@ Killed at any moment and started again, it computes what is missing. A training 
 from training.engine.run import started
 from training.servers.serving import serve, serves
 from training.settings import read_settings
-from training.settings.scripts import LabellingSettings
+from training.settings.distillation import LabellingSettings
 from training.tasks.distillation import held_out_for_teacher, load_teacher, open_cache, open_images
 from training.tasks.evaluation import evaluate
 from training.tasks.labelling import deliver_bank, label, labelling_loaders, memory_needed

@@ -23,8 +23,8 @@ from training.engine.run import started, total_steps
 from training.measure.timeline import Timeline
 from training.servers.serving import serve, serves
 from training.settings import read_settings
+from training.settings.distillation import DistillationSettings
 from training.settings.entries import variants
-from training.settings.scripts import DistillationSettings
 from training.tasks import features
 from training.tasks.distillation import (
     Distillation,

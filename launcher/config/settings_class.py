@@ -28,8 +28,11 @@ MODULES: Mapping[str, tuple[types.ModuleType, frozenset[str]]] = {
 }
 """What a settings class may use of the standard library."""
 
-KIT_NAMES = ("SettingsError", "limits", "require", "setting")
-"""What it may call of `training.settings`."""
+KIT_NAMES = {
+    "training.settings": ("SettingsError", "limits", "require", "setting"),
+    "training.settings.entries": ("variants",),
+}
+"""What it may call of this kit: module -> names."""
 
 
 class SettingsClasses:
@@ -72,10 +75,13 @@ class SettingsClasses:
 
     def trusted(self, function: Any) -> bool:
         """Whether a function may be called: a field's, this kit's, or a method that was made here."""
-        own = importlib.import_module("training.settings")
         if isinstance(function, _Super) or function is dataclasses.field:
             return True
-        if any(function is getattr(own, name) for name in KIT_NAMES):
+        if any(
+            function is getattr(importlib.import_module(own), name)
+            for own, names in KIT_NAMES.items()
+            for name in names
+        ):
             return True
         return isinstance(function, types.MethodType) and dataclasses.is_dataclass(function.__self__)
 

@@ -35,7 +35,7 @@ from engine import (
 from torch import nn
 from training.data.batches import LabelledBatch, TrainingBatches
 from training.measure.timeline import Timeline
-from training.settings.scripts import TeacherCacheSettings
+from training.settings.distillation import TeacherCacheSettings
 from training.tasks.distillation import Distillation
 
 EPOCH = 1000

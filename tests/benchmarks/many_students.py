@@ -24,8 +24,8 @@ from training.engine.loop import train
 from training.engine.run import open_run
 from training.models import timm_models
 from training.runtime.environment import Environment
+from training.settings.distillation import DistillationSettings
 from training.settings.entries import variants
-from training.settings.scripts import DistillationSettings
 from training.tasks.distillation import Distillation
 from training.tasks.students import Students
 from training.teacher.frozen import FrozenModel, Teacher

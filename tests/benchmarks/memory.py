@@ -24,7 +24,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from training.distributed.world import process_group
 from training.engine import memory
 from training.engine.state import prepare
-from training.settings.scripts import TeacherCacheSettings
+from training.settings.distillation import TeacherCacheSettings
 from training.tasks.distillation import with_teacher
 
 TEACHER, STUDENT = "vit_base_patch16_224", "vit_small_patch16_224"

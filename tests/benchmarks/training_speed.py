@@ -50,7 +50,7 @@ from timm.task import LogitDistillationTask
 from torch import nn
 from training.data.batches import LabelledBatch
 from training.data.loaders import Data, open_loaders
-from training.settings.scripts import TeacherCacheSettings
+from training.settings.distillation import TeacherCacheSettings
 from training.teacher.frozen import Teacher
 
 Step = Callable[[LabelledBatch], torch.Tensor]

@@ -20,8 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from training.engine.state import TrainingState
 from training.models import export, segmenter, timm_models
 from training.runtime import accelerator
+from training.settings.distillation import DistillationSettings, TeacherCacheSettings
 from training.settings.features import FeatureSettings
-from training.settings.scripts import ClassifierSettings, DistillationSettings, TeacherCacheSettings
+from training.settings.scripts import ClassifierSettings
 from training.settings.segmentation import SegmentationSettings
 from training.teacher.frozen import Teacher
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from training.runtime import accelerator
-from training.settings.scripts import LabellingSettings, TeacherCacheSettings
+from training.settings.distillation import LabellingSettings, TeacherCacheSettings
 
 from launcher.labels.bank import Bank
 from launcher.labels.export import labels_of

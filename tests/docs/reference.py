@@ -9,7 +9,7 @@ import sys
 
 from training import settings
 from training.runtime import metrics
-from training.settings import scripts, segmentation
+from training.settings import distillation, features, scripts, segmentation
 
 from launcher.commands import parser
 from launcher.commands.main import command_line
@@ -22,7 +22,7 @@ MADE = "<!-- made from the code: .venv/bin/python -m tests.docs.reference --writ
 
 SCRIPTS = {
     "train_classifier.py": scripts.ClassifierSettings,
-    "train_kd.py": scripts.DistillationSettings,
+    "train_kd.py": distillation.DistillationSettings,
     "train_segmentation.py": segmentation.SegmentationSettings,
 }
 
@@ -81,7 +81,7 @@ def hyperparameters() -> str:
     order = list(dict.fromkeys(cls for found in bases.values() for cls in found))
     for name, found in bases.items():
         lines.append(f"| `{name}` | {', '.join(f'[{_title(cls)}](#{_anchor(_title(cls))})' for cls in found)} |")
-    for cls in [*order, scripts.TeacherCacheSettings, scripts.FeatureSettings]:
+    for cls in [*order, distillation.TeacherCacheSettings, features.FeatureSettings]:
         lines += ["", f"## {_title(cls)}", "", descriptions.first_paragraph(cls), ""]
         lines += ["| name | takes | default | meaning |", "| --- | --- | --- | --- |"]
         for item in descriptions.settings_of(cls, settings, inherited=False):

@@ -87,7 +87,7 @@ def runs_of_a_rank(
     import train_kd
     from training.engine import loop
     from training.settings import check
-    from training.settings.scripts import DistillationSettings
+    from training.settings.distillation import DistillationSettings
 
     optimize, done = loop._optimize, 0
 

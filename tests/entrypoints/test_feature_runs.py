@@ -11,8 +11,8 @@ from training.distributed.world import World
 from training.engine.state import prepare
 from training.measure.timeline import Timeline
 from training.models import export, segmenter, timm_models
+from training.settings.distillation import DistillationSettings
 from training.settings.features import FeatureSettings
-from training.settings.scripts import DistillationSettings
 from training.settings.segmentation import SegmentationSettings
 from training.tasks import features
 from training.tasks.segmentation import Segmentation

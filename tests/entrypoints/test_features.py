@@ -16,8 +16,8 @@ from training.engine.state import TrainingState, prepare
 from training.measure.timeline import Timeline
 from training.models import export, segmenter, timm_models
 from training.models.features import WithFeatures
+from training.settings.distillation import DistillationSettings
 from training.settings.features import FeatureSettings
-from training.settings.scripts import DistillationSettings
 from training.tasks import features
 from training.tasks.distillation import Distillation
 from training.tasks.feature_losses import feature_loss

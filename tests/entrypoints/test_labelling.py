@@ -22,7 +22,7 @@ from tests.entrypoints.teachers import CLASSES, OPTIONS, exported
 IMAGES, VIEWS = 31, 3
 
 HEAD = f"""
-    from training.settings.scripts import DistillationSettings, LabellingSettings, TeacherCacheSettings
+    from training.settings.distillation import DistillationSettings, LabellingSettings, TeacherCacheSettings
     from training.teacher.cache import TeacherCache
     os.chdir(out)
     common = dict(

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as numpy_strategies
 from scipy.stats import zscore
 from training.data.batches import LabelledBatch
 from training.engine.schedules import warmup_cosine
-from training.settings.scripts import DistillationSettings
+from training.settings.distillation import DistillationSettings
 from training.tasks import losses
 from training.tasks.losses import distillation_loss, label_cross_entropy, temperature_kl
 

@@ -13,14 +13,8 @@ from launcher_observer.contract import contract_value
 from training.distributed import smddp
 from training.runtime.environment import is_streamed
 from training.settings import check, convert, fixed_on_resume, limits, read_settings, require, setting
-from training.settings.scripts import (
-    ClassifierSettings,
-    DistillationSettings,
-    TeacherCacheSettings,
-    TeacherSettings,
-    TrainingSettings,
-    UnlabelledSettings,
-)
+from training.settings.distillation import DistillationSettings, TeacherCacheSettings, UnlabelledSettings
+from training.settings.scripts import ClassifierSettings, TeacherSettings, TrainingSettings
 from training.settings.segmentation import SegmentationSettings
 
 REQUIRED = {

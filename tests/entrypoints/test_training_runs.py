@@ -162,7 +162,7 @@ def test_one_step_is_adamw_with_warm_up_clipping_and_decay(digits):
 def test_the_teachers_part_of_the_loss_is_the_one_of_its_temperature(digits):
     """At the first step the student is as it was built, so its loss can be worked out from both models."""
     from training.data.views import open_data
-    from training.settings.scripts import DistillationSettings
+    from training.settings.distillation import DistillationSettings
     from training.tasks.losses import label_cross_entropy, temperature_kl
 
     source = finished(classifier(digits))

@@ -15,7 +15,7 @@ from training.data.sources.shards import LabelledShards, ShardReading, Unlabelle
 from training.data.views import open_data
 from training.measure.timeline import Timeline
 from training.models import export, timm_models
-from training.settings.scripts import DistillationSettings, UnlabelledSettings
+from training.settings.distillation import DistillationSettings, UnlabelledSettings
 from training.tasks.distillation import Distillation
 from training.tasks.students import Student
 

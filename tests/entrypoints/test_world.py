@@ -13,7 +13,7 @@ from training.distributed.rendezvous import Wait, in_time
 from training.distributed.stop_flag import LAG, StopSignal
 from training.distributed.world import World
 from training.engine.checkpoints import Checkpoints
-from training.settings.scripts import DistillationSettings, TeacherCacheSettings
+from training.settings.distillation import DistillationSettings, TeacherCacheSettings
 from training.tasks.distillation import open_cache
 
 from tests.entrypoints.ranks import QUICK, TOGETHER, run_ranks, torchrun_environments

@@ -24,7 +24,8 @@ from training.engine.run import Run, open_run
 from training.engine.state import TrainingState, prepare
 from training.models import segmenter, timm_models
 from training.runtime.environment import Environment
-from training.settings.scripts import DistillationSettings, TrainingSettings
+from training.settings.distillation import DistillationSettings
+from training.settings.scripts import TrainingSettings
 from training.settings.segmentation import SegmentationSettings
 from training.tasks.distillation import Distillation
 from training.tasks.students import Student

@@ -13,7 +13,7 @@ import torch
 from training.distributed.world import World
 from training.engine.checkpoints import Checkpoints
 from training.engine.state import TrainingState, prepare
-from training.settings.scripts import DistillationSettings
+from training.settings.distillation import DistillationSettings
 
 from tests.gpu.bench import MANY, Bench
 from tests.gpu.groups import one_rank as group_of_one

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from training.models import export, timm_models
-from training.settings.scripts import ClassifierSettings, DistillationSettings, TeacherCacheSettings
+from training.settings.distillation import DistillationSettings, TeacherCacheSettings
+from training.settings.scripts import ClassifierSettings
 
 from tests.gpu import pictures
 from tests.gpu.bench import Bench, Model

@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from training.engine.probe import RepeatedBatch
-from training.settings.scripts import TeacherCacheSettings
+from training.settings.distillation import TeacherCacheSettings
 from training.tasks.distillation import Distillation
 from training.tasks.students import Student
 

@@ -12,7 +12,7 @@ import torch
 from training.data.dali.pipeline import ReadBatch
 from training.data.dali.views import ViewsByDali
 from training.data.views import open_data
-from training.settings.scripts import TeacherCacheSettings
+from training.settings.distillation import TeacherCacheSettings
 from training.tasks.segmentation import Segmentation
 from training.teacher.frozen import FrozenModel, Teacher
 

@@ -115,6 +115,13 @@ def test_a_teacher_is_told_only_what_it_does_not_do_yet(settings, advised):
     assert f"{'with' if cached else 'without'} a cache" in found.evidence[1]
 
 
+def test_a_run_that_fills_a_label_bank_is_not_said_to_repeat_its_teachers_work():
+    cached = {"teacher_cache": {"views": 2}}
+    labels = finding("teacher_bound", phases={"data_wait": 0.1, "teacher_forward": 0.9}, settings=cached)
+    assert labels.cause == "it answers once for each view of an image, which is what this run is for"
+    assert "again in every epoch" in taught(settings=cached).cause
+
+
 def test_a_teacher_on_other_hosts_is_not_blamed_for_what_reading_its_logits_takes():
     assert taught(settings={"teacher_servers": {"top_k": 10}}) is None
 

@@ -21,7 +21,8 @@ from training.data.sources import folders
 from training.engine import probe as probe_module
 from training.models import export, timm_models
 from training.settings import check
-from training.settings.scripts import ClassifierSettings, DistillationSettings
+from training.settings.distillation import DistillationSettings
+from training.settings.scripts import ClassifierSettings
 from training.settings.segmentation import SegmentationSettings
 from training.tasks import classification
 from training.teacher import frozen as teachers

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from training.settings import scripts, segmentation
+from training.settings import distillation, scripts, segmentation
 
 from launcher.insight.comparison import Comparison
 from launcher.insight.diagnosis import Diagnosis
@@ -21,7 +21,7 @@ from tests.insight.test_rules import CPU, GPU, HEALTHY, PLANTED
 SETTINGS = {
     field.name
     for settings in (
-        scripts.DistillationSettings,
+        distillation.DistillationSettings,
         scripts.ClassifierSettings,
         segmentation.SegmentationSettings,
     )

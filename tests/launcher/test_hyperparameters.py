@@ -51,7 +51,7 @@ def user_source(tmp_path) -> Path:
 
 def test_the_kits_scripts_declare_their_settings():
     assert hyperparameters.declared_settings(KIT / "train_kd.py") == (
-        "training.settings.scripts",
+        "training.settings.distillation",
         "DistillationSettings",
     )
     for script, module, name in (

@@ -20,7 +20,7 @@ KIT = entrypoints_folder()
 
 CLASSES = {
     "ClassifierSettings": ("my_scripts", {"model": "resnet18"}),
-    "DistillationSettings": ("my_scripts", {"student": "resnet18"}),
+    "DistillationSettings": ("my_distillation", {"student": "resnet18"}),
     "SegmentationSettings": ("my_segmentation", {"model": "resnet18", "classes": 4}),
 }
 """This kit's class -> the module of the user's that holds a copy of it, and the settings that it requires."""
@@ -49,8 +49,9 @@ def users_copy(tmp_path) -> Path:
     """This kit's settings in modules of the user's, which are read and not imported."""
     scripts = (KIT / "training/settings/scripts.py").read_text()
     (tmp_path / "my_scripts.py").write_text(scripts)
-    segmentation = (KIT / "training/settings/segmentation.py").read_text()
-    (tmp_path / "my_segmentation.py").write_text(segmentation.replace("training.settings.scripts", "my_scripts"))
+    for name in ("distillation", "segmentation"):
+        text = (KIT / f"training/settings/{name}.py").read_text()
+        (tmp_path / f"my_{name}.py").write_text(text.replace("training.settings.scripts", "my_scripts"))
     return tmp_path
 
 
@@ -68,8 +69,8 @@ def test_a_class_that_is_read_says_what_the_imported_one_says(users_copy, name, 
     """One in `share` values of each field, another one from field to field."""
     module, required = CLASSES[name]
     compared = 0
-    with kit_modules("training.settings", "training.settings.segmentation") as (settings_module, segmentation):
-        own = getattr(segmentation, name, None) or getattr(importlib.import_module("training.settings.scripts"), name)
+    with kit_modules("training.settings") as (settings_module,):
+        own = getattr(importlib.import_module(module.replace("my_", "training.settings.")), name)
         for index, field in enumerate(dataclasses.fields(own)):
             classes = SettingsClasses([users_copy, KIT], KIT)
             read = classes.get(module, name)

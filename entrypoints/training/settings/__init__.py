@@ -2,7 +2,7 @@
 
 A script declares its settings by the annotation of its `main`:
 
-    from training.settings.scripts import DistillationSettings
+    from training.settings.distillation import DistillationSettings
     from training.settings import read_settings
 
     def main(settings: DistillationSettings) -> None: ...

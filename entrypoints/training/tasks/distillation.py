@@ -25,7 +25,8 @@ from training.models.files import unpack
 from training.runtime import accelerator
 from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
-from training.settings.scripts import DistillationSettings, TeacherCacheSettings, TeacherSettings
+from training.settings.distillation import DistillationSettings, TeacherCacheSettings
+from training.settings.scripts import TeacherSettings
 from training.tasks.features import logits_and_features, untaught, with_features
 from training.tasks.losses import distillation_loss, label_cross_entropy
 from training.tasks.students import Student

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from training.data.batches import UNLABELLED, LabelledBatch, TaughtBatch
-from training.settings.scripts import DistillationSettings
+from training.settings.distillation import DistillationSettings
 
 EPSILON = 1e-8
 """Keeps a correlation with constant values finite, as DIST's authors add it to the product of norms."""

@@ -13,7 +13,7 @@ from training.engine.delivery import Trained
 from training.engine.state import TrainingState, prepare
 from training.models import start, timm_models
 from training.runtime.environment import Environment
-from training.settings.scripts import DistillationSettings
+from training.settings.distillation import DistillationSettings
 from training.tasks.features import learner
 from training.teacher.frozen import Teacher
 

@@ -102,6 +102,7 @@ def teacher(evidence: Evidence) -> Answer:
     if not fixes:
         fixes.append(Fix(setting=None, value="a smaller teacher"))
     note = "; its cache is being filled" if cached else ""
+    labels = evidence.forward_share is None  # of a run that fills a label bank, with no student
     return Finding(
         kind="teacher_bound",
         title=f"The teacher takes {percent(share)} of each step{note}",
@@ -111,7 +112,9 @@ def teacher(evidence: Evidence) -> Answer:
             + (f", student forward {percent(evidence.forward_share)}" if evidence.forward_share is not None else ""),
             f"teacher in {precision or 'fp32'}, {'with' if cached else 'without'} a cache, {epochs} epochs",
         ),
-        cause="it computes the same logits for the same pixels again in every epoch",
+        cause="it answers once for each view of an image, which is what this run is for"
+        if labels
+        else "it computes the same logits for the same pixels again in every epoch",
         fixes=tuple(fixes),
         gain=gain,
     )

@@ -1,0 +1,195 @@
+"""The settings of distillation: of train_kd.py, and of label_images.py. Standard library only, as all settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from training.settings import limits, require, setting
+from training.settings.entries import variants
+from training.settings.scripts import LabelledImageSettings, TeacherSettings
+from training.settings.students import MOST_STUDENTS, OF_A_STUDENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherCacheSettings:
+    """Where the teacher's logits are kept, and how many."""
+
+    views: int = setting(at_least=1)
+    """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1. As many as epochs: as if the teacher ran."""
+    top_k: int | None = setting(10, at_least=1)
+    """Largest logits kept of an image, with the log-sum-exp of the rest, which it is then spread over evenly: coarse at a high
+    temperature and with many classes. None: all of them."""
+    where: str | None = None
+    """A folder. None: teacher_cache among the checkpoints, which SageMaker copies to S3. A relative name of an input, as in
+    channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""
+    precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
+    """Of the logits kept. int8 and int4: in 256 or 16 steps from the largest one of an image to the smallest one kept."""
+
+    def __post_init__(self) -> None:
+        require(
+            *limits(self),
+            ("where", self.where is None or self.where not in ("", "channel:"), "a folder, channel:NAME, or null"),
+        )
+
+    @property
+    def channel(self) -> str | None:
+        """The input that holds the cache, where it is one."""
+        return self.where.removeprefix("channel:") if self.where and self.where.startswith("channel:") else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherServersSettings:
+    """What servers send of the teacher's logits."""
+
+    top_k: int | None = setting(10, at_least=1)
+    """Largest logits sent of an image, with the log-sum-exp of the rest, as teacher_cache keeps them. None: all of them."""
+    precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
+    """Of the logits sent, as teacher_cache keeps them."""
+
+    def __post_init__(self) -> None:
+        require(*limits(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnlabelledSettings:
+    """Which images without labels are trained on."""
+
+    alone: bool = False
+    """There is no channel `train`: the teacher's answers are all that the student learns from. The channel `validation` names the
+    classes."""
+    per_labelled: float | None = setting(None, above=0)
+    """Images without labels that an epoch draws for each labelled one; the next epoch draws others, until all had their turn. With
+    teacher_cache they come round with its views, so that fewer views leave images out. None: all of them, in every epoch."""
+
+    def __post_init__(self) -> None:
+        together = self.per_labelled is None or not self.alone
+        require(*limits(self), ("per_labelled", together, "null with alone: there are no labelled images"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationSettings(TeacherSettings, LabelledImageSettings):
+    """Settings of train_kd.py. The teacher arrives as the channel `teacher`, or by its published weights."""
+
+    student: str = ""
+    """The student: a timm model's name. It must be given, here or for each of `students`."""
+    students: dict[str, dict[str, Any]] | None = setting(None, overrides=OF_A_STUDENT)
+    """Several students that learn side by side from the same images and the same answers of the teacher. By name, what each has of its own
+    of these: student, student_options, pretrained, seed (of its initial weights and dropout; the job's orders the images), optimizer,
+    learning_rate, weight_decay, warmup_fraction, max_grad_norm, ema_decay, channels_last, label_smoothing, and all of its loss. None: one
+    student."""
+    student_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for timm.create_model."""
+    pretrained: bool | Literal["channel"] = False
+    """Start the student from timm's published weights, for which the training machine must reach the Hugging Face hub. channel: from those
+    in the channel `weights`, of a run, the hub or `launcher weights`; a head of other classes is new."""
+    teacher: str | list[str] | None = None
+    """The teacher's timm name, or several for an ensemble. None: as the description beside the weights says, which this kit's
+    scripts write."""
+    teacher_options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for timm.create_model; only beside `teacher`."""
+    teacher_pretrained: bool = False
+    """Take timm's published weights for `teacher` instead of the channel's; the training machine must reach the Hugging Face hub."""
+    view_size: int | None = setting(None, at_least=8)
+    """Height and width in pixels of the views that both models see, where the teacher wants more of them than the student; each
+    model scales a view to its own size. None: image_size."""
+    min_teacher_accuracy: float = setting(0.0, at_least=0, at_most=1, on_resume="may change")
+    """Refuse to start with a teacher whose accuracy on the validation images is lower, 0 to 1."""
+    teacher_cache: TeacherCacheSettings | None = None
+    """Keep the teacher's logits, so that later epochs and runs need no teacher. None: it runs on every step."""
+    teacher_servers: TeacherServersSettings | None = None
+    """With worker_type remote: the hosts that make the training images run the teacher too, on their GPUs where they have some, and send
+    its logits with the images. None: the training processes run it."""
+    unlabelled: UnlabelledSettings | None = None
+    """Train on the channel `unlabelled` too: images in any tree of folders, or in shards, for which the teacher's answer is the label. {}:
+    on all of them. None: on labelled images alone."""
+    method: Literal["kl", "hard", "dkd", "dist"] = "kl"
+    """The teacher's part of the loss: temperature KL (https://arxiv.org/abs/1503.02531), hard labels of the teacher
+    (https://arxiv.org/abs/2012.12877), decoupled KD (https://arxiv.org/abs/2203.08679), DIST (https://arxiv.org/abs/2205.10536)."""
+    standardize_logits: bool = False
+    """Both models' logits are z-scored image by image before the teacher's part (https://arxiv.org/abs/2403.01427)."""
+    dkd_alpha: float = setting(1.0, at_least=0)
+    """DKD's weight of the target class's part."""
+    dkd_beta: float = setting(8.0, at_least=0)
+    """DKD's weight of the other classes' part."""
+    dist_beta: float = setting(1.0, at_least=0)
+    """DIST's weight of the relation between an image's classes."""
+    dist_gamma: float = setting(1.0, at_least=0)
+    """DIST's weight of the relation between a class's images."""
+
+    @property
+    def image_channels(self) -> int:
+        """Of the images that the students see: 1 for grey, 3 for colour."""
+        return int(next(iter(variants(self).values())).student_options.get("in_chans", 3))
+
+    def channels(self) -> list[str]:
+        each = variants(self).values()
+        teacher = ["teacher"] if any(own.has_teacher for own in each) and not self.teacher_pretrained else []
+        cache = [self.teacher_cache.channel] if self.teacher_cache and self.teacher_cache.channel else []
+        start = ["weights"] if any(own.pretrained == "channel" for own in each) else []
+        return super().channels() + teacher + cache + start
+
+    def training_channels(self) -> list[str]:
+        if self.unlabelled is None:
+            return super().training_channels()
+        return ["unlabelled"] if self.unlabelled.alone else [*super().training_channels(), "unlabelled"]
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        if self.students is not None:  # each is checked with its own settings
+            own = [one.get("student_options", self.student_options) for one in self.students.values()]
+            number, channels = len(self.students), len({options.get("in_chans", 3) for options in own})
+            return [
+                ("students", 1 <= number <= MOST_STUDENTS, f"1 to {MOST_STUDENTS} of them, by name"),
+                ("students", channels <= 1, "in_chans of all student_options the same: they see the same images"),
+            ]
+        one_teacher, served = isinstance(self.teacher, str), self.teacher_servers is not None
+        alone = self.unlabelled is not None and self.unlabelled.alone
+        return super().conditions() + [
+            ("student", self.student != "", "a timm model's name"),
+            (
+                "teacher_options",
+                not self.teacher_options or one_teacher,
+                "empty where `teacher` names no model, or several",
+            ),
+            ("teacher_pretrained", not self.teacher_pretrained or self.teacher is not None, "false without `teacher`"),
+            (
+                "teacher_cache",
+                self.teacher_cache is None or (self.teacher_weight > 0 and not served),
+                "null where there is no teacher, and with teacher_servers",
+            ),
+            (
+                "teacher_servers",
+                not served or (self.teacher_weight > 0 and self.worker_type == "remote"),
+                "null where there is no teacher, and without worker_type remote",
+            ),
+            ("teacher", self.features is None or not isinstance(self.teacher, list), "one model with features"),
+            (
+                "features",
+                not (self.features and (self.teacher_cache or served)),
+                "null with teacher_cache or teacher_servers",
+            ),
+            (
+                "without_servers",
+                not served or self.without_servers == "fail",
+                "fail with teacher_servers: training processes have no teacher to go on with",
+            ),
+            ("compile_teacher", not served or not self.compile_teacher, "false with teacher_servers"),
+            ("unlabelled", self.unlabelled is None or self.has_teacher, "null where there is no teacher"),
+            (
+                "hard_label_weight",
+                not alone or self.hard_label_weight == 0,
+                "0 with unlabelled.alone: no image has a label",
+            ),
+            ("images_per_class", not alone or self.images_per_class is None, "null with unlabelled.alone"),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabellingSettings(DistillationSettings):
+    """Settings of label_images.py: those of the training runs that its answers are for."""
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        return super().conditions() + [
+            ("teacher_cache", self.teacher_cache is not None, "views, and what is kept: it names the label bank"),
+            ("probe_seconds", self.probe_seconds == 0, "0: nothing is trained"),
+        ]
