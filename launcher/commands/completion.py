@@ -19,6 +19,7 @@ BASH = """\
 # Completion of launcher in bash. In ~/.bashrc: eval "$(launcher completion bash)"
 _launcher() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} command= options= takes= word run
+    local -a runs=()
     for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
         case $word in
             --) return ;;  # another program's words follow
@@ -35,13 +36,17 @@ _launcher() {{
     elif [[ $current != -* ]]; then
         case $takes in
             config) options={configs}; compopt -o filenames ;;
-            run) options=; for run in "${{LAUNCHER_RUNS:-runs}}"/"$current"*/plan.json; do
-                run=${{run%/plan.json}}; [[ $run == *'*' ]] || options+=" ${{run##*/}}"; done ;;
+            run) options=; for run in "${{LAUNCHER_RUNS:-runs}}"/*/plan.json; do
+                run=${{run%/plan.json}}; [[ -e $run/plan.json ]] && runs+=("${{run##*/}}"); done ;;
             words) ;;
             *) options= ;;
         esac
     fi
     COMPREPLY=()
+    for run in "${{runs[@]}}"; do  # not by compgen -W, which would run $(…) in the name of a folder
+        printf -v word %q "$run"
+        [[ $run == "$current"* || $word == "$current"* ]] && COMPREPLY+=("$word")
+    done
     while IFS= read -r word; do COMPREPLY+=("$word"); done < <(
         compgen -W "$options" -- "$current"
         [[ $takes == config && $current != -* ]] && {{ compgen -d -- "$current"; compgen -f -X '!*.y*ml' -- "$current"; }}

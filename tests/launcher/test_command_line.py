@@ -92,12 +92,23 @@ def test_bash_completes_commands_options_configs_backends_and_runs(completed):
     assert completed("pla") == ["plan"] and "diagnose" in completed("")
     assert completed("study", "sc") == ["scaling"]
     assert completed("plan", "--j") == ["--json"] and completed("study", "scaling", "--mo") == ["--mode"]
-    assert completed("run", "quickstart_") == ["quickstart_teacher"]
+    assert completed("run", "quickstart_t") == ["quickstart_teacher"]
     assert set(completed("run", "")) >= {*builtin_configs.names(), "my job.yaml"}
     assert completed("run", "my") == ["my job.yaml"]
     assert set(completed("run", "x.yaml", "--on", "")) == set(backends.BACKENDS)
     assert completed("show", "mi") == ["mine-20260101-000000-abcd"] and len(completed("show", "")) == 2
     assert completed("show", "none") == [] and completed("watch", "--", "py") == []
+
+
+def test_bash_runs_nothing_that_stands_in_the_name_of_a_folder(completed, tmp_path):
+    for name in ("$(echo>PWNED)", "`echo>PWNED`", "a run"):
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "plan.json").touch()
+    assert len(completed("show", "")) == 5 and not (tmp_path / "PWNED").exists()
+    assert completed("show", "$") == [r"\$\(echo\>PWNED\)"] == completed("show", r"\$\(e"), (
+        "as a shell takes it literally"
+    )
+    assert completed("show", "a") == [r"a\ run"] and not (tmp_path / "PWNED").exists()
 
 
 def test_bash_knows_the_completion_once_the_script_is_read(completed):
