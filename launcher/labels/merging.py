@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ class Merged:
 def merge(sources: Sequence[Bank], target: Path) -> Merged:
     """Write all labels of some banks into one, new or begun. Killed at any moment and started again, it goes on.
 
+    A view that is complete in the target stays as it is. One that has changed since it was complete keeps its checksum, so that
+    verification reports it, until a bank has the whole view.
+
     Raises:
         UserError: the banks are of different teachers, images or views; it names all in which they differ.
         OSError: the disk is full.
@@ -47,33 +51,36 @@ def merge(sources: Sequence[Bank], target: Path) -> Merged:
     _require_same([Bank(target), *sources] if begun else sources)
     target.mkdir(parents=True, exist_ok=True)
     if not begun:
-        shutil.copyfile(sources[0].folder / own.MANIFEST, target / own.MANIFEST)
+        shutil.copyfile(sources[0].folder / own.MANIFEST, target / f".{own.MANIFEST}")
+        os.replace(target / f".{own.MANIFEST}", target / own.MANIFEST)
     into = Bank(target)
     complete, added, conflicts, damaged = dict(into.checksums), 0, 0, 0
     for view in sorted({view for bank in sources for view in bank.views}):
         file = own.view_file(target, view)
-        own.write_checksums(target, {name: noted for name, noted in complete.items() if name != file.name})
-        opened = own.ViewFile(file, into.images, into.records.size, True)
+        whole = _is_complete(into, view)
+        opened = own.ViewFile(file, into.images, into.records.size, not whole)
         for bank in (bank for bank in sources if view in bank.views):
             for piece in bank.pieces(view):
                 there = opened.read(piece.images)
                 kept = into.holds(there, piece.images, view)
-                new = piece.held & ~kept
+                new = piece.held & ~kept & (not whole)
                 opened.write(piece.records[new], piece.images[new])
                 added += int(new.sum())
                 conflicts += int((piece.held & kept & (there != piece.records).any(1)).sum())
         opened.sync()
         opened.close()
         damaged += _damaged_everywhere(sources, Bank(target), view)
-        if file.name in complete or any(_is_complete(bank, file.name) for bank in sources):
+        if not whole and any(_is_complete(bank, view) for bank in sources):
             complete[file.name] = own.sha256_of(file)
-        own.write_checksums(target, complete)
+            own.write_checksums(target, complete)
     return Merged(target, added, conflicts, damaged)
 
 
-def _is_complete(bank: Bank, name: str) -> bool:
+def _is_complete(bank: Bank, view: int) -> bool:
     """Whether a view's file is the one that was complete."""
-    return name in bank.checksums and bank.checksums[name] == rules().sha256_of(bank.folder / name)
+    file = bank.file(view)
+    noted = bank.checksums.get(file.name) if view in bank.views and not bank.wrong_size(view) else None
+    return noted is not None and noted == rules().sha256_of(file)
 
 
 def _damaged_everywhere(sources: Sequence[Bank], merged: Bank, view: int) -> int:

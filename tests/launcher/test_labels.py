@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from launcher.commands.main import main
 from launcher.labels.bank import Bank, rules
+from launcher.labels.merging import merge
 from tests.conftest import ROOT
 from tests.docs.documents import blocks
 from tests.entrypoints.teacher_caches import CLASSES, IMAGES, PARTS, filled, forget, kept
@@ -25,6 +26,13 @@ def complete(folder: Path, **changes) -> Path:
     file = folder / "view-0001.bin"
     rules().write_checksums(folder, {file.name: rules().sha256_of(file)})
     return folder
+
+
+def cut_off(*given) -> None:
+    """A kill, after the first half of a copy."""
+    if len(given) == 2 and isinstance(given[1], Path):
+        given[1].write_bytes(given[0].read_bytes()[:50])
+    raise RuntimeError("killed")
 
 
 def flip(file: Path, place: int) -> None:
@@ -90,6 +98,41 @@ def test_banks_of_parts_become_one_in_which_no_label_is_lost(tmp_path, capsys):
     merged = tmp_path / "merged"
     assert "20 labels added" in capsys.readouterr().out and Bank(merged).digest == Bank(whole).digest
     assert (kept(merged) == kept(whole)).all()
+
+
+def test_a_merge_does_not_bless_a_damaged_view_and_a_whole_source_repairs_it(tmp_path, capsys):
+    whole, target = complete(tmp_path / "whole"), complete(tmp_path / "target")
+    file, words = target / "view-0001.bin", ["--into", str(tmp_path / "target")]
+    noted, content = (target / "SHA256SUMS").read_text(), file.read_bytes()
+    file.write_bytes(bytes(400) + content[400:])
+    forget(filled(tmp_path / "part"), tmp_path / "part", range(10, 60))
+    assert main(["labels", "merge", str(tmp_path / "part"), *words]) == 0
+    assert "10 labels added" in capsys.readouterr().out and (target / "SHA256SUMS").read_text() == noted
+    assert main(["labels", "verify", str(target)]) == 1
+    assert "view-0001.bin has changed since it was complete" in capsys.readouterr().out
+    file.write_bytes(bytes(400) + content[400:])
+    (whole / "view-0001.bin").write_bytes(content[:-400] + bytes(400))  # no more the one that was complete
+    assert main(["labels", "merge", str(whole), *words]) == 0 and (target / "SHA256SUMS").read_text() == noted
+    file.write_bytes(bytes(len(content)))
+    (whole / "view-0001.bin").write_bytes(content)
+    assert main(["labels", "merge", str(whole), *words]) == 0 == main(["labels", "verify", str(target)])
+    file.unlink()  # noted, and missing
+    assert main(["labels", "merge", str(target), "--into", str(tmp_path / "new")]) == 0
+    assert not (tmp_path / "new/SHA256SUMS").exists()
+
+
+def test_a_merge_that_is_killed_at_any_moment_leaves_a_complete_view_complete_and_goes_on(tmp_path, monkeypatch):
+    target, words = complete(tmp_path / "target"), ["labels", "merge", str(tmp_path / "part"), "--into"]
+    filled(tmp_path / "part")
+    for name in ("write", "sync", "close"):
+        with monkeypatch.context() as killed, pytest.raises(RuntimeError, match="killed"):
+            killed.setattr(rules().ViewFile, name, cut_off)
+            merge([Bank(tmp_path / "part")], target)
+        assert Bank(target).checksums == {"view-0001.bin": rules().sha256_of(target / "view-0001.bin")}
+    with monkeypatch.context() as killed, pytest.raises(RuntimeError, match="killed"):
+        killed.setattr("launcher.labels.merging.shutil.copyfile", cut_off)
+        merge([Bank(tmp_path / "part")], tmp_path / "new")
+    assert main([*words, str(tmp_path / "new")]) == 0 and Bank(tmp_path / "new").views == [1]
 
 
 def test_merging_reports_labels_that_differ_and_keeps_the_first_banks(tmp_path, capsys):
