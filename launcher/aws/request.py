@@ -18,7 +18,7 @@ from launcher.config import hyperparameters
 from launcher.config.job import Job
 from launcher.config.metrics import metric_table
 from launcher.config.sections import Compute, Input
-from launcher.config.students import students
+from launcher.config.students import LABELS, students
 
 ARCHIVE = "sourcedir.tar.gz"
 CODE_CHANNEL = "code"
@@ -30,7 +30,8 @@ PROFILER_INSTANCE_TYPE, PROFILER_VOLUME_GB = "ml.m5.4xlarge", 128
 
 def metrics(job: Job) -> dict[str, str]:
     """A training job's metrics, name -> regular expression: the config's, else those of the kit's metric line."""
-    return dict(metric_table().sagemaker_metrics([*students(job)]) if job.metrics is None else job.metrics)
+    trained = [] if job.script == LABELS else [*students(job)]
+    return dict(metric_table().sagemaker_metrics(trained) if job.metrics is None else job.metrics)
 
 
 def code_uri(job: Job, run_name: str) -> str:

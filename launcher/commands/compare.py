@@ -82,8 +82,9 @@ def learned_from(settings: Mapping[str, Any]) -> str:
     labels, teacher = settings.get("hard_label_weight"), settings.get("teacher_loss_weight")
     if not isinstance(labels, (int, float)):
         return "labels"
-    features = (settings.get("features") or {}).get("weight", 0)
-    parts = {"labels": labels, "teacher": 1 - labels if teacher is None else teacher, "features": features}
+    features = settings.get("features")  # of any script, which may mean something else by the word
+    weight = features.get("weight", 0) if isinstance(features, Mapping) else 0
+    parts = {"labels": labels, "teacher": 1 - labels if teacher is None else teacher, "features": weight}
     weights = {name: weight for name, weight in parts.items() if weight}
     return " + ".join(
         name if len(weights) == 1 else f"{name} {number(weight, 'g')}" for name, weight in weights.items()

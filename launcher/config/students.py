@@ -1,4 +1,4 @@
-"""The students of a job of train_kd.py, by its hyperparameters and in its result."""
+"""The students of a job of train_kd.py, or of one that labels for them, by its hyperparameters and in its result."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 from launcher.config.job import Job
 
-SCRIPT, SETTING = "train_kd.py", "students"
+SETTING = "students"
+
+TRAINS, LABELS = "train_kd.py", "label_images.py"
+"""The script that learns from a teacher's answers, and the one that only keeps them; both take the same settings."""
 
 
 def students(job: Job) -> dict[str, dict[str, Any]]:
     """What each student of one of this kit's jobs has of its own, by name; {} where the job names none, or names them wrongly."""
-    given = job.hyperparameters.get(SETTING) if job.source is None and job.script == SCRIPT else None
+    given = job.hyperparameters.get(SETTING) if job.source is None and job.script in (TRAINS, LABELS) else None
     return _entries(given)
 
 

@@ -121,7 +121,7 @@ def _place(key: str, source: Input) -> str:
             fix = f"run it first: launcher run {source.run.replace('-', '_') if known else 'its config'}"
             raise problem(first.found, fix if "no such run" in first.found else first.fix) from None
         several = [*students.results(earlier.result())]
-        if several or source.student is not None:
+        if source.student is not None or (several and _trains_students(earlier)):
             return _student(earlier, source, several, problem)
         if not earlier.model.is_file() and not earlier.read(earlier.outcome).get("model_uri"):
             raise problem(f"{earlier.name} left no model.tar.gz", "name a run whose script wrote to SM_MODEL_DIR")
@@ -147,6 +147,12 @@ def _place(key: str, source: Input) -> str:
     if source.folder and not any(path.iterdir()):
         raise problem(f"{path} is empty", "put images there, for example with launcher prepare")
     return str(path)
+
+
+def _trains_students(earlier: records.RunFolder) -> bool:
+    """Whether a run's script is this kit's that trains several, or its copy, as of a replay: another's result may mean anything by them."""
+    job = earlier.read(earlier.plan)["job"]
+    return job.get("script") == students.TRAINS and students.SETTING in job.get("hyperparameters", {})
 
 
 def _student(

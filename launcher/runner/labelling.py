@@ -9,10 +9,8 @@ from launcher import backends
 from launcher.backends.plans import plan_config
 from launcher.config.issues import mistake
 from launcher.config.job import Job
+from launcher.config.students import LABELS, TRAINS
 from launcher.planner.plan import Plan
-
-TRAINS, LABELS = "train_kd.py", "label_images.py"
-"""The script that learns from a teacher's answers, and the one that only keeps them."""
 
 SUFFIX = "-labels"
 """Of the name of a job that labels another one's images."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import launcher
 from launcher.aws import request
 from launcher.commands.main import main
+from launcher.runner.labelling import labelling
 
 SCRIPT = """
     import json, os, pathlib, shutil
@@ -139,8 +142,10 @@ def test_the_students_of_a_run_stand_side_by_side(script_job, capsys):
     assert "50.00 % to 75.00 %" in capsys.readouterr().out
 
 
-def test_one_student_of_a_run_is_anothers_input_and_one_that_it_has_not_trained_is_refused(script_job):
-    many = ran(script_job(SCRIPT, name="many", hyperparameters={"students": TWO}))
+def test_one_student_of_a_run_is_anothers_input_and_one_that_it_has_not_trained_is_refused(script_job, tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/train_kd.py").write_text(textwrap.dedent(SCRIPT))  # a copy, as a replay's
+    many = ran(script_job(SCRIPT, name="many", script="train_kd.py", hyperparameters={"students": TWO}))
     ran(script_job(SCRIPT, name="single"))
     job = script_job(SCRIPT, name="next", inputs={"teacher": {"run": "many", "student": "wide"}})
     planned = launcher.plan(job)
@@ -154,6 +159,27 @@ def test_one_student_of_a_run_is_anothers_input_and_one_that_it_has_not_trained_
         assert issue.key == "inputs.teacher" and found in issue.found and fix in issue.fix
     run = ran(job)
     assert (run.folder.host("algo-1") / "output/data/seen/config.json").read_text() == '{"architecture": "wide"}'
+
+
+def test_what_another_script_calls_students_is_not_asked_for(script_job):
+    ran(script_job(SCRIPT, name="school", hyperparameters={"students": TWO}))
+    assert not launcher.plan(script_job(SCRIPT, name="next", inputs={"teacher": {"run": "school"}})).errors
+
+
+def test_results_of_another_script_are_compared_whatever_it_calls_its_settings(script_job, capsys):
+    ran(script_job(SCRIPT.replace('0.5, "students"', '0.5, "features": 128, "students"'), name="other"))
+    assert main(["compare", "other"]) == 0 and "labels 0.5 + teacher 0.5  " in capsys.readouterr().out
+
+
+def test_a_teacher_for_students_of_other_channels_labels_for_them(tmp_path):
+    about = {"architecture": "resnet18", "pretrained_cfg": {"input_size": [1, 32, 32]}}
+    grey = {"student": "resnet18", "student_options": {"in_chans": 1}}
+    job = labelling(distillation(tmp_path, students={"tiny": grey, "wide": grey}, teacher_cache={"views": 1}))
+    (tmp_path / "teacher/0").rmdir()
+    (tmp_path / "teacher/config.json").write_text(json.dumps(about))
+    channels = [issue.found for issue in launcher.plan(job).errors if "channels" in issue.found]
+    assert job.script == "label_images.py" and channels == []
+    assert not any(":" in name for name in request.metrics(job)), "labelling measures no student"
 
 
 @pytest.mark.parametrize("given", [{"folder": "x", "student": "tiny"}, {"run": "many", "student": "../x"}])
