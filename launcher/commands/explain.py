@@ -101,7 +101,7 @@ def _explained(subject: str) -> tuple[list[Explained], list[Explained]]:
         source = file.parent if file.is_file() else entrypoints_folder()
         return [], [(one, _ABSENT) for one in _settings(source, file.name if file.is_file() else subject)]
     job = load(subject)
-    given = job.model_dump(exclude_unset=True)
+    given = job.redacted(exclude_unset=True, exclude_none=False)
     keys = [
         (replace(one, name=f"{path}.{one.name}".removeprefix(".")), _at(given, path, one.name))
         for path, model in descriptions.config_sections()
@@ -109,7 +109,8 @@ def _explained(subject: str) -> tuple[list[Explained], list[Explained]]:
     ]
     source = Path(job.source) if job.source is not None else entrypoints_folder()
     settings = [
-        (one, _at(job.hyperparameters, *one.name.rpartition(".")[::2])) for one in _settings(source, job.script)
+        (one, _at(given.get("hyperparameters", {}), *one.name.rpartition(".")[::2]))
+        for one in _settings(source, job.script)
     ]
     return keys, settings
 

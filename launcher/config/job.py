@@ -182,12 +182,12 @@ class Job(Part):
 
     def redacted(self, **options: Any) -> dict[str, Any]:
         """The job as it is recorded and printed: REDACTED stands for what seems to be a secret. Options are those of `model_dump`."""
-        kept = self.model_dump(exclude_none=True, **options)
+        kept = self.model_dump(**{"exclude_none": True, **options})
         for name in kept.keys() - {"secrets", "environment", "metrics"}:
             kept[name] = redact_setting(name, kept[name])
         if "environment" in kept:
             kept["environment"] = redact(self.environment)
-        if "metrics" in kept:  # their names are not those of settings
+        if kept.get("metrics"):  # their names are not those of settings
             kept["metrics"] = {name: redact_setting("", regex) for name, regex in kept["metrics"].items()}
         return kept
 

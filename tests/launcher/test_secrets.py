@@ -320,3 +320,19 @@ def test_an_unknown_option_is_named_without_its_value(capsys):
             main.read(["plan", "job.yaml", *words])
     said = capsys.readouterr().err
     assert said.count("unrecognized arguments: --password") == 3 and "hunter2" not in said
+
+
+@pytest.mark.parametrize("words", [[], ["--json"], ["environment", "api_token"], ["environment", "--json"]])
+def test_explain_prints_no_secret_that_a_config_holds(tmp_path, capsys, words):
+    (tmp_path / "train.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--api_token')\n"
+        "parser.add_argument('--epochs', type=int)\nparser.parse_args()\n"
+    )
+    config = tmp_path / "job.yaml"
+    config.write_text(
+        f"name: x\nscript: train.py\nsource: {tmp_path}\nmetrics: null\nenvironment: {{HF_TOKEN: hf_{VALUE}, PLAIN: seen}}\n"
+        f"hyperparameters: {{api_token: {VALUE}, epochs: 3}}\n"
+    )
+    assert main.main(["explain", str(config), *words]) == 0
+    said = capsys.readouterr().out
+    assert VALUE not in said and redaction.REDACTED in said and "seen" in said
