@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
+from launcher.config import yaml_file
 from launcher.config.descriptions import Described, script_settings
 from launcher.config.expressions import NotPlain
 from launcher.config.issues import mistake
@@ -56,7 +59,9 @@ def find_script(folder: Path) -> Path | None:
     found = [
         file
         for file in sorted(folder.glob("*.py"))
-        if re.search(r"argparse|SM_CHANNEL_|\bimport torch\b|\bfrom torch\b", file.read_text(errors="replace"))
+        if file.is_file()
+        and not file.name.startswith(".")
+        and re.search(r"argparse|SM_CHANNEL_|\bimport torch\b|\bfrom torch\b", file.read_text(errors="replace"))
     ]
     return found[0] if len(found) == 1 else None
 
@@ -140,7 +145,7 @@ def config_text(file: Path, script: Script | None, images: Images | None) -> str
         f"# {about}. Written by `launcher init`; `launcher explain {file}` says what each key means.",
         f"# Plan:   launcher plan {file}            (what would happen; nothing does)",
         f"# Run:    launcher run {file}",
-        f"name: {name}",
+        f"name: {_scalar(name)}",
         *(_own_script(script) if script else [f"script: {DEFAULT_SCRIPT}", "distribution: torchrun"]),
         "compute:",
         "  max_hours: 1                      # a run is stopped then",
@@ -181,7 +186,7 @@ def _root(images: Images | None) -> Path:
 
 def _own_script(script: Script) -> list[str]:
     return [
-        f"script: {script.file.name}",
+        f"script: {_scalar(script.file.name)}",
         f"source: {_scalar(str(script.file.parent))}        # this folder travels; .launcherignore leaves files out",
         f"distribution: {'torchrun' if script.distributed else 'none'}        # none: one process; torchrun: one a GPU",
     ]
@@ -202,7 +207,7 @@ def _inputs(script: Script | None, images: Images | None) -> list[str]:
         ]
     about = f"     # {images.count} images" if images and images.count else ""
     about += f" in {images.classes} classes" if about and images and images.classes else ""
-    lines = [f"  {name}: {{folder: {_scalar(str(place))}}}" for name, place in found.items()]
+    lines = [f"  {_scalar(name)}: {{folder: {_scalar(str(place))}}}" for name, place in found.items()]
     lines[0] += about
     return ["inputs:", *lines]
 
@@ -238,9 +243,12 @@ def _own_settings(script: Script) -> list[str]:
 
 
 def _scalar(text: str) -> str:
-    """A text as YAML reads it back."""
-    plain = re.fullmatch(r"[A-Za-z./][A-Za-z0-9_./-]*", text) and text.lower() not in ("true", "false", "null")
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    """A text as YAML reads it back: version 1.2, as this kit does, and 1.1, as editors may."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    if not re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./-]*", text):
+        return quoted
+    plain = yaml_file.parse(f"text: {text}", text).values["text"] == text and yaml.safe_dump([text]) == f"- {text}\n"
+    return text if plain else quoted
 
 
 def _channels(folder: Path) -> dict[str, Path]:

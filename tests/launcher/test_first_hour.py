@@ -16,6 +16,7 @@ from PIL import Image
 
 from launcher.config import builtin_configs, yaml_file
 from launcher.config.schema import config_schema
+from launcher.planner import starter
 from tests.conftest import ROOT
 
 SCRIPT = """
@@ -225,3 +226,21 @@ def test_init_refuses_what_it_cannot_start_from_and_writes_nothing(typed, words,
     done = typed("init", *words)
     assert done.returncode == 2 and said in done.stderr, done.stdout + done.stderr
     assert not list(typed.here.rglob("*.yaml")) and not list(typed.here.rglob("*.schema.json"))
+
+
+@pytest.mark.parametrize(
+    "name", ["2024", "1e-3", "0x1F", "no", "on", "null", "2024-01-01", "2024-99-99", "True", "cats"]
+)
+def test_init_writes_a_name_that_loads_as_it_is(tmp_path, name):
+    images(tmp_path / "pets")
+    text = starter.config_text(Path(f"{name}.yaml"), None, starter.look_at_images(tmp_path / "pets"))
+    assert yaml_file.parse(text, "x").values["name"] == name == yaml.safe_load(text)["name"]
+    assert ('name: "' in text) == (name != "cats")
+
+
+def test_init_finds_the_script_beside_what_editors_leave_and_folders_of_its_kind(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / ".#train.py").symlink_to("me@host.1234")
+    (tmp_path / ".old.py").write_text(SCRIPT)
+    (tmp_path / "package.py").mkdir()
+    assert starter.find_script(tmp_path) == tmp_path / "train.py"
