@@ -68,6 +68,7 @@ def main(settings: DistillationSettings) -> None:
         views = settings.teacher_cache.views if settings.teacher_cache else None
         opened = fitting_loaders(bare, states, data, now, without, run, views=views)
         loaders = opened(settings, say=say)
+        features.require_enough(settings, loaders.train_batches.batch_size_per_device)
         if settings.probe_seconds:  # without a cache: measured is the pass that fills it
             task = distillation(students.trained, teacher, timeline=run.timeline, layout=layout)
             alone = distillation(students.trained, timeline=run.timeline) if teacher else None

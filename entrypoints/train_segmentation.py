@@ -80,6 +80,7 @@ def main(settings: SegmentationSettings) -> None:
         bare = Segmentation(state.trainable, teacher and teacher.eager(), settings, alone, Timeline(world.device))
         opened = fitting_loaders(bare, [state], data, now, without, run)
         loaders = opened(settings, say=say)
+        features.require_enough(settings, loaders.train_batches.batch_size_per_device)
         task, untaught = (Segmentation(state.trained, one, settings, world, run.timeline) for one in (teacher, None))
         if settings.probe_seconds:
             return probe.measure(task, [state], loaders, opened, run, without_teacher=untaught if teacher else None)

@@ -225,6 +225,16 @@ def test_a_checkpoint_of_another_job_is_refused_with_what_differs(checkpoints):
     assert "or start anew with another `checkpoints`" in str(error.value) and "seed" not in str(error.value)
 
 
+def test_a_checkpoint_of_another_version_of_the_scripts_is_refused(checkpoints, tmp_path):
+    checkpoints().save(1, state(1), {})
+    [manifest] = tmp_path.rglob("manifest.json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 1}))
+    with pytest.raises(
+        ValueError, match="of step 1 in .* was written by another version of these scripts: resume with that version"
+    ):
+        checkpoints().load()
+
+
 def test_random_numbers_go_on_bit_for_bit(checkpoints):
     def draw() -> list:
         return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item()]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
-from training.models.compiled import StaticBatch
+from training.models.compiled import StaticBatch, allow_models
 
 
 @pytest.fixture
@@ -45,3 +45,15 @@ def test_a_batch_that_failed_is_not_what_later_ones_are_filled_up_to(counter):
 
 def test_it_keeps_the_models_mode(counter):
     assert not StaticBatch(nn.Linear(2, 2).eval()).training and StaticBatch(nn.Linear(2, 2)).training
+
+
+def test_more_models_of_one_class_than_torch_compiles_by_itself_are_compiled_all(counter, monkeypatch):
+    from torch._dynamo import config
+
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    monkeypatch.setattr(config, name, 8)
+    allow_models(10)
+    models = [torch.compile(nn.Sequential(*[nn.Linear(3, 3)] * depth)) for depth in range(1, 11)]
+    for model in models:
+        model(torch.rand(2, 3))
+    assert counter.frame_count == len(models)

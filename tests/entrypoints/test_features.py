@@ -21,6 +21,7 @@ from training.settings.features import FeatureSettings
 from training.tasks import features
 from training.tasks.distillation import Distillation
 from training.tasks.feature_losses import feature_loss
+from training.tasks.students import Student
 from training.teacher import frozen
 
 from tests.entrypoints.ranks import run_ranks
@@ -58,7 +59,7 @@ def state(student: timm_models.Normalized, teaching: frozen.Teacher, given: Dist
 
 
 def step(trained: TrainingState, task: Distillation, images: torch.Tensor = IMAGES) -> dict[str, torch.Tensor]:
-    losses = task(batch_of(images))
+    [losses] = task(batch_of(images))
     losses["loss"].backward()
     nn.utils.clip_grad_norm_(trained.trainable.parameters(), 1.0)
     trained.optimizer.step()
@@ -179,7 +180,7 @@ def test_a_student_of_any_kind_width_grid_and_image_size_comes_closer_to_its_tea
     student.image_size = options.get("img_size")
     teaching, given = teacher(level), settings(loss, level, hard_label_weight=1, learning_rate=0.01)
     trained = state(student, teaching, given)
-    task = Distillation(trained.trained, teaching, settings=given, timeline=Timeline(CPU))
+    task = Distillation([Student(trained.trained, given)], teaching, timeline=Timeline(CPU))
     trained.trainable.train()
     first, *_, last = (step(trained, task)["feature_loss"].item() for _ in range(8))
     assert last < 0.9 * first
@@ -203,7 +204,7 @@ def test_one_pass_of_each_model_gives_logits_and_features_whose_losses_add_up():
     trained = state(built(**{**LIGHT, "drop_rate": 0.0}), teaching, given)
     student, [member] = Counted(trained.trained), teaching.members
     member._called = asked = Counted(member._called)
-    losses = Distillation(student, teaching, settings=given, timeline=Timeline(CPU))(batch_of(IMAGES))
+    [losses] = Distillation([Student(student, given)], teaching, timeline=Timeline(CPU))(batch_of(IMAGES))
     assert (student.passes, asked.passes) == (1, 1)
     assert [*losses] == ["loss", "label_loss", "teacher_loss", "feature_loss"]
     parts = 0.25 * losses["label_loss"] + 0.5 * losses["teacher_loss"] + 2 * losses["feature_loss"]
@@ -215,7 +216,7 @@ def test_one_pass_of_each_model_gives_logits_and_features_whose_losses_add_up():
 def test_features_alone_ask_nothing_of_the_teachers_logits():
     given, teaching = settings(hard_label_weight=1), teacher()
     trained = state(built(**LIGHT), teaching, given)
-    losses = Distillation(trained.trained, teaching, settings=given, timeline=Timeline(CPU))(batch_of(IMAGES))
+    [losses] = Distillation([Student(trained.trained, given)], teaching, timeline=Timeline(CPU))(batch_of(IMAGES))
     assert [*losses] == ["loss", "label_loss", "feature_loss"] and given.has_teacher
 
 
@@ -230,7 +231,7 @@ def test_the_projection_is_as_wide_as_the_teacher_and_relations_need_none():
 def test_an_interrupted_student_goes_on_bit_for_bit_with_its_projection_and_the_average_has_none():
     given, teaching = settings(level="tokens", ema_decay=0.9, precision="fp32"), teacher("tokens")
     first, again = (state(built(**LIGHT), teaching, given) for _ in range(2))
-    tasks = [Distillation(one.trained, teaching, settings=given, timeline=Timeline(CPU)) for one in (first, again)]
+    tasks = [Distillation([Student(one.trained, given)], teaching, timeline=Timeline(CPU)) for one in (first, again)]
     before = first.trainable.projection.weight.detach().clone()
     for _ in range(3):
         step(first, tasks[0])
@@ -250,6 +251,7 @@ RANKS = """
     from training.engine.state import prepare
     from training.tasks import features
     from training.tasks.distillation import Distillation
+    from training.tasks.students import Student
     from tests.entrypoints import test_features as here
     with process_group() as world:
         given = here.settings("smooth_l1", "tokens", zero=True, learning_rate=0.01, optimizer="sgd")
@@ -257,9 +259,9 @@ RANKS = """
         beside = features.learner(student, teaching, given, here.IMAGES[:1])
         state = prepare(student, given, 10, world, beside=beside)
         share = here.IMAGES.chunk(world.size)[world.rank]
-        untaught, task = (Distillation(state.trained, one, settings=given, timeline=here.Timeline(here.CPU)) for one in (None, teaching))
+        untaught, task = (Distillation([Student(state.trained, given)], one, timeline=here.Timeline(here.CPU)) for one in (None, teaching))
         for _ in range(2):  # as a probe does
-            untaught(here.batch_of(share))["loss"].backward()
+            next(untaught(here.batch_of(share)))["loss"].backward()
         state.optimizer.zero_grad()
         losses = [here.step(state, task, share)["feature_loss"].item() for _ in range(3)]
         torch.save((losses, state.trainable.state_dict()), out / f"{world.size}-{world.rank}.pt")
@@ -300,7 +302,7 @@ def test_what_a_loss_keeps_is_predicted_for_more_images_than_were_tried(loss):
 
 def memory_of(trained: TrainingState, teaching: frozen.Teacher, given: DistillationSettings):
     nothing = Footprint(weights=0, optimizer=0, average=0, activations=0)
-    return features.with_feature_loss(nothing, {"zero": nothing}, trained, teaching, given, IMAGES[:1])
+    return features.with_feature_loss(nothing, {"zero": nothing}, [trained], teaching, given, IMAGES[:1])
 
 
 def test_every_footprint_has_what_the_loss_keeps():
@@ -313,3 +315,15 @@ def test_relations_let_fewer_images_fit():
     """3 N + 2 N² + N³ bytes in 900: 9 images take 27 + 162 + 729 = 918, 8 take 24 + 128 + 512 = 664."""
     alike = Footprint(weights=0, optimizer=0, average=0, activations=3, pairs=2, triples=1)
     assert alike.step(8) == 664 and alike.largest_batch(1000) == 8
+
+
+@pytest.mark.parametrize(
+    ("loss", "images", "refused"), [("relational", 2, True), ("relational", 3, False), ("cosine", 1, False)]
+)
+def test_too_few_images_at_once_for_a_relation_are_refused(loss, images, refused):
+    if not refused:
+        return features.require_enough(settings(loss), images)
+    with pytest.raises(
+        ValueError, match="compares at least 3 images, and a process has 2 at once: raise global_batch_size"
+    ):
+        features.require_enough(settings(loss), images)

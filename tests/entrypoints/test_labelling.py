@@ -73,6 +73,11 @@ def labelled(folder: Path, size: int = 1, text: str = LABEL) -> dict:
 def test_three_processes_fill_the_bank_that_one_fills_byte_for_byte(channels):
     one, three = labelled(channels / "one"), labelled(channels / "three", size=3)
     bank = channels / "three/bank"
+    for folder, images in (("one", 2), ("three", 6)):
+        text = next((channels / folder / "output/data").rglob("timeline-0.jsonl")).read_text()
+        windows = [line for line in map(json.loads, text.splitlines()) if line["kind"] == "steps"]
+        a_step = {round(line["extra"]["images_per_second"] * line["seconds"]["step"]) for line in windows}
+        assert a_step == {images}
     assert files_of(bank) == files_of(channels / "one/bank") and len(files_of(bank)) == VIEWS + 1
     assert one["digest"] == three["digest"] == digest_of(bank)
     assert read_checksums(bank) == {file.name: sha256_of(file) for file in bank.glob("view-*.bin")}

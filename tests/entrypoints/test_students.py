@@ -15,6 +15,9 @@ from training.engine import memory
 from training.engine.memory import Footprint
 from training.engine.random_state import RandomNumbers
 from training.runtime import metrics
+from training.settings import check
+from training.settings.distillation import DistillationSettings
+from training.settings.students import MOST_STUDENTS
 
 from tests.entrypoints.student_runs import KILLED_AT, STUDENTS, alone, channels, curve, lines, run_all, weights
 
@@ -150,7 +153,7 @@ def test_a_probe_measures_the_step_of_all_students(tmp_path, data):
     assert {"teacher_forward", "student_forward"} <= found["phases"].keys()
 
 
-@pytest.mark.parametrize("count", range(1, 25))
+@pytest.mark.parametrize("count", range(1, MOST_STUDENTS + 1))
 def test_a_jobs_metrics_stay_within_sagemakers_limits(count):
     names = [f"student_{number:02}" + "x" * 22 for number in range(count)]
     asked = metrics.sagemaker_metrics(names)
@@ -189,3 +192,11 @@ def test_a_mean_over_students_is_said_where_all_have_the_metric():
     assert said == {"loss": 2.0, "a/loss": 1.0, "b/loss": 3.0}
     assert unsaid == {"a/validation_accuracy": 0.5, "a/dkd_target": 2.0}
     assert metrics.line_of({"": {"loss": 1.0, "label_loss": math.pi}}) == ({"loss": 1.0, "label_loss": math.pi}, {})
+
+
+@pytest.mark.parametrize("options", [None, "in_chans", ["in_chans"]])
+def test_options_of_a_student_that_are_no_mapping_are_a_mistake_that_is_named(options):
+    made, problems = check(
+        DistillationSettings, {"students": {"a": {"student": "resnet18", "student_options": options}}}
+    )
+    assert made is None and [name for name, _, _ in problems] == ["students.a.student_options"]

@@ -13,6 +13,7 @@ import torch
 import torch._dynamo  # torch 2.0 does not bring it by itself
 from safetensors.torch import save_file
 from training.models import timm_models
+from training.models.files import SMALL, unpack
 from training.teacher.acceptance import require
 
 from tests.entrypoints.teachers import CLASSES, IMAGES, NAME, OPTIONS, archive, channel, exported, load
@@ -157,6 +158,17 @@ def test_an_archive_that_inflates_is_refused_at_its_limit(tmp_path, member):
             opened.addfile(entry)
     with pytest.raises(ValueError, match="model.tar.gz unpacks to more than 67,108,864 bytes, .*give the folder"):
         load(tmp_path / "channel")
+
+
+def test_a_label_bank_of_which_little_is_written_has_the_limit_of_a_full_one(tmp_path):
+    archive, full = tmp_path / "model.tar.gz", 80 << 20
+    with tarfile.open(archive, "w:gz") as opened:
+        entry = tarfile.TarInfo("view-0001.bin")
+        entry.size = full
+        opened.addfile(entry, io.BytesIO(bytes(full)))
+    assert (unpack(archive, tmp_path / "bank", SMALL + full) / "view-0001.bin").stat().st_size == full
+    with pytest.raises(ValueError, match=r"unpacks to more than 83,886,079 bytes, and what a run leaves does not"):
+        unpack(archive, tmp_path / "less", full - 1)
 
 
 @pytest.mark.parametrize("content", [[torch.zeros(2)], {"epoch": 1}, torch.zeros(2)])

@@ -30,6 +30,9 @@ from training.runtime import accelerator
 from training.runtime.reporting import write_line
 
 SHARED, OWN, MANIFEST = "shared.pt", "own.pt", "manifest.json"
+
+FORMAT = 2
+"""Of what the files hold; a checkpoint of another one is refused."""
 WRITING, REPLACED = ".writing", ".replaced"
 """Folders that are no checkpoints: one that is being written, and one whose place another takes. A kill may leave them."""
 
@@ -150,7 +153,7 @@ class Checkpoints:
         Damaged ones, which a lost host or a copy to S3 that was cut short leaves, are skipped and logged.
 
         Raises:
-            ValueError: on every rank: it was saved with other settings.
+            ValueError: on every rank: it was saved with other settings, or by another version of these scripts.
         """
         if self._folder is None:
             return None
@@ -159,6 +162,11 @@ class Checkpoints:
         if manifest is None:
             return None
         self._saved = manifest["step"]
+        if manifest.get("format") != FORMAT:
+            raise ValueError(
+                f"the checkpoint of step {manifest['step']} in {self._folder} was written by another version of these scripts: resume "
+                "with that version, or start anew with another `checkpoints` in the config or without that folder"
+            )
         different = _differences(manifest["fingerprint"], self._fingerprint)
         if different:
             raise ValueError(
@@ -185,6 +193,7 @@ class Checkpoints:
         partial.mkdir(parents=True)
         written = {name: _write_hashed(partial / name, content) for name, content in files.items()}
         manifest = {
+            "format": FORMAT,
             "step": step,
             "world_size": self._world.size,
             "fingerprint": self._fingerprint,

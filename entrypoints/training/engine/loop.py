@@ -238,7 +238,8 @@ def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Ru
     memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
     waited = [grad_sync_seconds(state.trained) for state in states]
     known = [seconds for seconds in waited if seconds is not None]
-    record_steps(seconds, memory, place, run, sum(known) if len(known) == len(states) else None)
+    exchange = sum(known) if len(known) == len(states) else None
+    record_steps(seconds, memory, place, run, run.settings.global_batch_size, exchange)
     whole = seconds.pop("step")
     values, unsaid = metrics.line_of(found)
     values[metrics.IMAGES_PER_SECOND.name] = run.settings.global_batch_size / whole
@@ -250,12 +251,18 @@ def _report_step(losses: Sequence[Losses], states: States, place: Place, run: Ru
 
 
 def record_steps(
-    seconds: Mapping[str, float], memory: Mapping[str, float], place: Place, run: Run, waited: float | None = None
+    seconds: Mapping[str, float],
+    memory: Mapping[str, float],
+    place: Place,
+    run: Run,
+    images: int,
+    waited: float | None = None,
 ) -> None:
     """This rank's own line of the window.
 
     Args:
         seconds: as Timeline.window gives them.
+        images: of a step, over all processes.
         waited: seconds a step for other ranks' gradients. None: not measured.
     """
     shown = {**seconds}
@@ -264,7 +271,7 @@ def record_steps(
     if waited is not None:
         shown["grad_sync"] = waited
     window = {"steps": run.timeline.steps, "slowest_step": run.timeline.slowest_step}
-    speed = {"images_per_second": run.settings.global_batch_size / seconds["step"]}
+    speed = {"images_per_second": images / seconds["step"]}
     slowed = {"profiled": True} if run.operators.slowed() else {}
     served: dict[str, Any] = {"servers": run.servers.window()} if run.servers is not None else {}
     run.record.steps(

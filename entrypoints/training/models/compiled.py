@@ -8,6 +8,19 @@ import torch
 from torch import nn
 
 
+def allow_models(count: int) -> None:
+    """Let torch compile that many models of one class, each in training and in evaluation: by itself it compiles the ninth no more, and
+    runs it as it is.
+
+    torch counts what it compiled by code, which models of one class share (`recompile_limit`, before torch 2.6 `cache_size_limit`:
+    https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/compile/programming_model.recompilation.html).
+    """
+    from torch._dynamo import config
+
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    setattr(config, name, max(getattr(config, name), 4 * count))
+
+
 class StaticBatch(nn.Module):
     """A model through torch.compile with static shapes; smaller batches are filled up to the largest one so far.
 

@@ -127,25 +127,28 @@ def _read_torch(file: Path) -> object:
 class _Archive(gzip.GzipFile):
     """A gzip file that is read up to its limit."""
 
-    def __init__(self, file: Path):
+    def __init__(self, file: Path, limit: int | None):
         super().__init__(file)
-        self._file = file
+        self._file, self._limit = file, limit
 
     def read(self, size: int | None = -1) -> bytes:
         piece = super().read(size)
-        _require_small(self._file, self.tell())
+        _require_small(self._file, self.tell(), self._limit)
         return piece
 
 
-def unpack(archive: Path, target: Path) -> Path:
+def unpack(archive: Path, target: Path, limit: int | None = None) -> Path:
     """The folder, new, that an archive's files were unpacked into.
+
+    Args:
+        limit: bytes that it may unpack to. None: what MAX_RATIO and SMALL allow.
 
     Raises:
         ValueError: it is damaged, unpacks to more than its limit, or holds files that point outside it.
     """
     target.mkdir(parents=True)
     try:
-        with _Archive(archive) as opened:
+        with _Archive(archive, limit) as opened:
             with tarfile.open(fileobj=opened, mode="r|", bufsize=PIECE) as members:
                 for member in members:
                     _unpack_member(members, member, target)
@@ -157,17 +160,19 @@ def unpack(archive: Path, target: Path) -> Path:
     return target
 
 
-def _require_small(archive: Path, size: int) -> None:
+def _require_small(archive: Path, size: int, limit: int | None = None) -> None:
     """Raise a ValueError for an archive that unpacks to more than its limit.
 
     Args:
         size: bytes that it unpacks to, as far as known.
+        limit: as `unpack` takes it.
     """
-    limit = max(SMALL, MAX_RATIO * archive.stat().st_size)
-    if size > limit:
+    allowed = max(SMALL, MAX_RATIO * archive.stat().st_size) if limit is None else limit
+    if size > allowed:
+        why = f", {MAX_RATIO} times its size or {SMALL:,}" if limit is None else ""
         raise ValueError(
-            f"{archive.name} unpacks to more than {limit:,} bytes, {MAX_RATIO} times its size or {SMALL:,}, and what a run leaves "
-            "does not: use one that a run or torch.save wrote, or unpack it and give the folder"
+            f"{archive.name} unpacks to more than {allowed:,} bytes{why}, and what a run leaves does not: use one that a run or "
+            "torch.save wrote, or unpack it and give the folder"
         )
 
 

@@ -137,7 +137,8 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     def conditions(self) -> list[tuple[str, bool, str]]:
         if self.students is not None:  # each is checked with its own settings
             own = [one.get("student_options", self.student_options) for one in self.students.values()]
-            number, channels = len(self.students), len({options.get("in_chans", 3) for options in own})
+            seen = {str(options.get("in_chans", 3)) for options in own if isinstance(options, dict)}
+            number, channels = len(self.students), len(seen)
             return [
                 ("students", 1 <= number <= MOST_STUDENTS, f"1 to {MOST_STUDENTS} of them, by name"),
                 ("students", channels <= 1, "in_chans of all student_options the same: they see the same images"),

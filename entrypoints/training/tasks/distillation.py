@@ -21,7 +21,7 @@ from training.engine import memory
 from training.engine.memory import Footprint
 from training.engine.run import Run
 from training.measure.timeline import Timeline
-from training.models.files import unpack
+from training.models.files import SMALL, unpack
 from training.runtime import accelerator
 from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
@@ -266,7 +266,8 @@ def open_cache(
     kept = settings.teacher_cache
     if kept is None:
         return None
-    where = _bank_folder(kept, environment, world)
+    size = record_layout(len(data.classes), kept.top_k, kept.precision).size
+    where = _bank_folder(kept, environment, world, kept.views * len(data.training) * size)
     digest = world.first_alone(data.training.source.digest)
     views = json.dumps(data.training.view_description(), sort_keys=True)
     parts = {
@@ -290,10 +291,13 @@ def open_cache(
     )
 
 
-def _bank_folder(kept: TeacherCacheSettings, environment: Environment, world: World) -> Path:
+def _bank_folder(kept: TeacherCacheSettings, environment: Environment, world: World, full: int) -> Path:
     """The folder of the label bank. A collective.
 
     One that a run left comes as an archive, and is unpacked among the checkpoints once.
+
+    Args:
+        full: bytes of a bank with a record of every image, for which its files have room.
 
     Raises:
         ValueError: there is none, or the archive is damaged.
@@ -315,7 +319,7 @@ def _bank_folder(kept: TeacherCacheSettings, environment: Environment, world: Wo
     if world.is_first_on_host and not own.is_dir():
         try:
             with tempfile.TemporaryDirectory(dir=own.parent, prefix=".bank-") as unpacked:
-                os.replace(unpack(archive, Path(unpacked) / "content"), own)
+                os.replace(unpack(archive, Path(unpacked) / "content", SMALL + full), own)
         except (ValueError, OSError) as error:
             problem = error
     if world.any(problem is not None):

@@ -34,10 +34,26 @@ def learner(
     if settings.features is None:
         return None
     assert teacher is not None, "features are a teacher's"
-    width = teacher.with_features(image)[1].shape[-1]
+    width = teacher.eager().with_features(image)[1].shape[-1]
     if settings.features.loss == "relational":
         return WithFeatures(student, settings.features.level)
     return projecting(student, settings.features.level, width, image)
+
+
+def require_enough(settings: TeacherSettings, images: int) -> None:
+    """Refuse to train with so few images at once that there is nothing to compare.
+
+    Args:
+        images: of a process's micro-batch.
+
+    Raises:
+        ValueError: the message says how many it takes.
+    """
+    if settings.features is not None and images < settings.features.least_images:
+        raise ValueError(
+            f"features: loss {settings.features.loss} compares at least {settings.features.least_images} images, and a process has "
+            f"{images} at once: raise global_batch_size or batch_size_per_device, or take fewer processes or loss cosine"
+        )
 
 
 def logits_and_features(
@@ -83,7 +99,7 @@ def with_feature_loss(
     """
     if settings.features is None:
         return now, {**without}
-    how, taught = settings.features, teacher.with_features(image)[1].shape[1:]
+    how, taught = settings.features, teacher.eager().with_features(image)[1].shape[1:]
     kept = [_kept_by_loss(state.trainable, taught, how, image) for state in states]
     an_image, a_pair, a_triple = (max(sizes) for sizes in zip(*kept))
     return (

@@ -170,7 +170,7 @@ def _report(images: int, counts: tuple[int, int], place: Place, run: Run) -> Non
     run.timeline.step()
     seconds = run.timeline.window()
     memory = {metrics.MEMORY.name: peak_memory(run.world.device) / 2**30}
-    record_steps(seconds, memory, place, run)
+    record_steps(seconds, memory, place, run, images)
     whole = seconds.pop("step")
     values = dict(zip((metrics.LABELS_FOUND.name, metrics.LABELS_COMPUTED.name), counts))
     phases = {f"{phase}_s": round(value, 6) for phase, value in seconds.items()}
