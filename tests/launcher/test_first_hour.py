@@ -148,7 +148,7 @@ def test_the_schema_takes_every_config_of_the_kit_and_no_wrong_key():
         ("distribution", "horovod"),
         ("hyperparameters", {**good["hyperparameters"], "temprature": 4}),
         ("hyperparameters", {**good["hyperparameters"], "temperature": 0}),
-        ("hyperparameters", {"temperature": 4}),
+        ("hyperparameters", {**good["hyperparameters"], "student": 4}),
         ("smoke", {"hyperparameters": {"max_step": 3}}),
         ("inputs", {"train": {"folder": "a", "s3": "s3://bucket/b"}}),
         ("secrets", {"TOKEN": "the value itself"}),
