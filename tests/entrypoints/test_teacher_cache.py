@@ -315,5 +315,5 @@ def test_a_cache_that_one_rank_refuses_stops_all_of_them(tmp_path):
     )
     ranks = run_ranks(tmp_path, script)
     assert all(rank.returncode == 1 for rank in ranks)
-    assert "another process cannot use its teacher cache" in ranks[0].stderr
+    assert "another process cannot use its label bank" in ranks[0].stderr
     assert "other precision (there fp32, here fp16)" in ranks[1].stderr

@@ -237,7 +237,7 @@ def test_what_may_outlast_a_collective_is_done_by_the_first_rank_alone(tmp_path,
     )
     data, teacher = (
         SimpleNamespace(training=Images(), classes=["a", "b"], epoch_images=2),
-        SimpleNamespace(digest=lambda: "weights"),
+        SimpleNamespace(digest=lambda: "weights", name="any"),
     )
-    open_cache(settings, teacher, data, None, ALONE)
+    open_cache(settings, teacher, data, SimpleNamespace(checkpoint_dir=None), ALONE)
     assert alone == ["_newest_good", "digest"]
