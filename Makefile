@@ -59,6 +59,7 @@ quickstart: $(INSTALLED)
 	@echo "Next: the same on two hosts    $(LAUNCHER) run configs/quickstart.yaml --hosts 2"
 	@echo "      what a run would do      $(LAUNCHER) plan configs/quickstart.yaml hyperparameters.temperature=2"
 	@echo "      all runs, and one of them  $(LAUNCHER) runs    $(LAUNCHER) show quickstart"
+	@echo "      a real ViT as the teacher, images without labels, many students of one pass    docs/distillation.md"
 
 test: $(INSTALLED) lint
 	.ci/browser
