@@ -47,13 +47,13 @@ def test_it_keeps_the_models_mode(counter):
     assert not StaticBatch(nn.Linear(2, 2).eval()).training and StaticBatch(nn.Linear(2, 2)).training
 
 
-def test_more_models_of_one_class_than_torch_compiles_by_itself_are_compiled_all(counter, monkeypatch):
+def test_more_models_of_one_class_than_torch_compiles_by_itself_are_compiled_all(counter):
     from torch._dynamo import config
 
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    monkeypatch.setattr(config, name, 8)
-    allow_models(10)
-    models = [torch.compile(nn.Sequential(*[nn.Linear(3, 3)] * depth)) for depth in range(1, 11)]
-    for model in models:
-        model(torch.rand(2, 3))
+    with config.patch({name: 8}):  # not by monkeypatch, which deletes what is in no __dict__: torch hides a deleted setting for good
+        allow_models(10)
+        models = [torch.compile(nn.Sequential(*[nn.Linear(3, 3)] * depth)) for depth in range(1, 11)]
+        for model in models:
+            model(torch.rand(2, 3))
     assert counter.frame_count == len(models)

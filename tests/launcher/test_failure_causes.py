@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
-from training.settings import scripts
+from training.settings import distillation, scripts, segmentation
 
 from launcher.config import sections
 from launcher.config.job import Job
@@ -256,7 +256,7 @@ def config_keys() -> set[str]:
                 yield from walk(getattr(sections, part), f"{prefix}{name}.")
 
     keys = {key.replace("inputs.", "inputs.<channel>.") for key in walk(Job, "")}
-    for settings in vars(scripts).values():
+    for settings in (*vars(distillation).values(), *vars(scripts).values(), *vars(segmentation).values()):
         keys |= {f"hyperparameters.{name}" for name in getattr(settings, "__dataclass_fields__", {})}
     return keys
 
