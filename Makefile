@@ -10,6 +10,7 @@
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make bench-kd-vit     a real ViT teaches a light one by logits, features and both, on pictures (about half an hour)
 # make bench-bank   the label bank: bytes a record, what 8 and 4 bits cost a student over five seeds, what filling costs a step
+# make bench-views  several views from one decoding: the input alone, a training loop, accuracy over five seeds (about 25 minutes)
 # make bench-students   five students of one pass of the teacher beside five runs of one student and the teacher's pass (at most 15 minutes)
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
 # make bench-scaling    two communicating gloo hosts beside two that do not, by the segmentation job; the scaling model on a local study
@@ -46,7 +47,7 @@ DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-kd-vit bench-students bench-bank bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -97,6 +98,9 @@ bench-kd: $(INSTALLED)
 
 bench-kd-vit: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/vit_distillation.py
+
+bench-views: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/views_per_decode.py
 
 bench-students: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/many_students.py

@@ -37,11 +37,11 @@ def filled(folder: Path) -> TeacherCache:
         folder, parts=parts, images=IMAGES, classes=CLASSES, views=1, top_k=TOP_K, precision="fp16", world=ALONE
     )
     numbers = np.arange(IMAGES)
-    cache.begin_epoch(1, numbers)
+    cache.begin_epoch([1], numbers)
     for first in range(0, IMAGES, 4096):
         batch = batch_of(numbers[first : first + 4096])
         cache.logits(batch, lambda images: torch.randn(len(images), CLASSES))
-    assert cache.begin_epoch(1, numbers), "the cache is not filled"
+    assert cache.begin_epoch([1], numbers), "the cache is not filled"
     return cache
 
 
@@ -53,7 +53,7 @@ def filling(folder: Path, precision: str, size: int, rounds: int, steps: int) ->
     )
     logits, whole, thread = torch.randn(size, CLASSES), [], []
     for view in range(1, rounds + 1):
-        cache.begin_epoch(view, np.arange(IMAGES))
+        cache.begin_epoch([view], np.arange(IMAGES))
         batches = [
             batch_of(numbers)
             for numbers in np.random.RandomState(view).permutation(IMAGES)[: size * steps].reshape(steps, size)
@@ -101,7 +101,7 @@ def main() -> None:
         samples = alternate({str(size): partial(look_up, size) for size in BATCHES}, asked.rounds, asked.steps)
         begin = Samples()
         for _ in range(asked.rounds):
-            begin.add(lambda _count: cache.begin_epoch(1, np.arange(IMAGES)), 1)
+            begin.add(lambda _count: cache.begin_epoch([1], np.arange(IMAGES)), 1)
         size = cache.layout.size
     print(
         f"{machine(asked.threads)}\n{asked.rounds} rounds of {asked.steps} batches of each size; medians, quartiles in brackets\n"

@@ -18,6 +18,7 @@ from photographs import LARGE, NAMES, PHOTOGRAPHS, SMALL, some_of, write_images
 from preprocessing import MIN_AREA, SIZE, Contestant, by_dali, measure, median_of, ours, versus
 from training.data.batches import TrainingBatches
 from training.data.dali.pipeline import DaliBatches
+from training.data.decode.image_file import ImageFile
 from training.data.decode.reference import ReferencePreprocessor
 from training.data.views import open_data
 from training.data.workers import Workers
@@ -82,7 +83,7 @@ def fidelity(crops: int) -> str:
                     (batch,) = loader
                     asked = data.training
                     expected = ReferencePreprocessor().varied(
-                        encoded, name, size, 3, asked.augmentation, asked.rng(view, 0)
+                        ImageFile(encoded, name), size, 3, asked.augmentation, asked.rng(view, 0)
                     )
                     error = np.square(batch.images[0].numpy().astype(float) - expected).mean()
                     found.append(10 * np.log10(255**2 / max(error, 1e-9)))

@@ -29,7 +29,7 @@ from training.engine.run import Run, open_run  # noqa: E402
 from training.engine.state import TrainingState, prepare  # noqa: E402
 from training.models import timm_models  # noqa: E402
 from training.runtime.environment import Environment  # noqa: E402
-from training.settings.scripts import DistillationSettings  # noqa: E402
+from training.settings.distillation import DistillationSettings  # noqa: E402
 from training.tasks.distillation import Distillation  # noqa: E402
 from training.tasks.students import Student  # noqa: E402
 from training.teacher.cache import TeacherCache  # noqa: E402

@@ -72,7 +72,7 @@ def no_teacher(images):
 def filled(where: Path, *, batch_size: int = 10, **changes) -> TeacherCache:
     """A cache that holds all images of its first view."""
     cache, teacher = opened(where, **changes), CountedTeacher()
-    cache.begin_epoch(1, np.arange(IMAGES))
+    cache.begin_epoch([1], np.arange(IMAGES))
     for numbers in torch.randperm(IMAGES, generator=torch.Generator().manual_seed(3)).split(batch_size):
         cache.logits(batch_of(numbers), teacher)
     cache.close()
@@ -82,7 +82,7 @@ def filled(where: Path, *, batch_size: int = 10, **changes) -> TeacherCache:
 def kept(where: Path, **changes) -> torch.Tensor:
     """The first view's logits, without a teacher."""
     cache = opened(where, **changes)
-    assert cache.begin_epoch(1, np.arange(IMAGES))
+    assert cache.begin_epoch([1], np.arange(IMAGES))
     return cache.logits(batch_of(np.arange(IMAGES)), no_teacher)
 
 
@@ -98,7 +98,7 @@ PREAMBLE = """
     from training.teacher.label_bank import ViewFile
     from tests.entrypoints.teacher_caches import *
     def fill(cache, hashes):
-        cache.begin_epoch(1, np.arange(IMAGES))
+        cache.begin_epoch([1], np.arange(IMAGES))
         for step, numbers in enumerate(torch.arange(IMAGES).split(4)):
             logits = cache.logits(batch_of(numbers), CountedTeacher())
             print(step, hashlib.sha256(logits.numpy()).hexdigest(), file=hashes, flush=True)

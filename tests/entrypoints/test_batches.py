@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
-from training.data.batches import EvaluationBatches, TrainingBatches, share_of_batch, view_of
+from training.data.batches import EvaluationBatches, TrainingBatches, share_of_batch, views_of
 from training.data.loaders import Data, Loaders, held_out_loader, open_loaders
 from training.data.orders import FreeOrder, of_view
 from training.data.workers import Workers
@@ -101,8 +101,10 @@ def test_the_numbers_of_an_epoch_are_those_that_all_ranks_draw():
 
 
 def test_views_come_round_again():
-    assert [view_of(epoch, 3) for epoch in range(1, 8)] == [1, 2, 3, 1, 2, 3, 1]
-    assert [view_of(epoch, None) for epoch in range(1, 8)] == [1, 2, 3, 4, 5, 6, 7]
+    assert [[*views_of(epoch, 3)] for epoch in range(1, 8)] == [[1], [2], [3], [1], [2], [3], [1]]
+    assert [[*views_of(epoch, None)] for epoch in range(1, 5)] == [[1], [2], [3], [4]]
+    assert [[*views_of(epoch, 4, 2)] for epoch in range(1, 6)] == [[1, 2], [1, 2], [3, 4], [3, 4], [1, 2]]
+    assert [[*views_of(epoch, None, 3)] for epoch in (3, 4)] == [[1, 2, 3], [4, 5, 6]]
     assert {view for step in steps_of(2, views=3, epoch=5) for view, _ in step} == {2}
     assert {view for step in steps_of(2, epoch=5) for view, _ in step} == {5}
 

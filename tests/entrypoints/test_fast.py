@@ -14,6 +14,7 @@ from training.data.augmentation import Augmentation, decoded_part
 from training.data.decode.decoding import BrokenImage
 from training.data.decode.fast import FastPreprocessor, resize, warp
 from training.data.decode.geometry import rotation
+from training.data.decode.image_file import ImageFile
 from training.data.decode.jpeg import read_header
 from training.data.decode.reference import ReferencePreprocessor
 from training.data.views import open_data
@@ -30,7 +31,7 @@ SHARPER = 34
 
 
 def view(preprocessor, encoded: bytes, size: int, augmentation: Augmentation = PLAIN, seed: int = 0, channels: int = 3) -> np.ndarray:  # fmt: skip
-    made = preprocessor.varied(encoded, "a/0.jpg", size, channels, augmentation, random.Random(seed))
+    made = preprocessor.varied(ImageFile(encoded, "a/0.jpg"), size, channels, augmentation, random.Random(seed))
     assert made.dtype == np.uint8 and made.shape == (channels, size, size) and made.flags.c_contiguous
     return made
 
@@ -131,7 +132,7 @@ def test_all_ways_take_the_same_numbers_from_the_generator(compose):
         for way in (REFERENCE, FastPreprocessor(compose)):
             rng = random.Random(5)
             try:
-                way.varied(encoded, "a/0.jpg", 32, 3, Augmentation(0.3, True, 3, 10.0, 0.2, 3), rng)
+                way.varied(ImageFile(encoded, "a/0.jpg"), 32, 3, Augmentation(0.3, True, 3, 10.0, 0.2, 3), rng)
             except BrokenImage:
                 continue
             left.append(rng.random())

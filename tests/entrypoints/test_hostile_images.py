@@ -14,6 +14,7 @@ from training.data.augmentation import Augmentation
 from training.data.dali import graph
 from training.data.decode.decoding import FORMATS, MAX_PIXELS, BrokenImage, decode
 from training.data.decode.fast import FastPreprocessor
+from training.data.decode.image_file import ImageFile
 from training.data.decode.masks import decode_mask
 from training.data.decode.reference import ReferencePreprocessor
 
@@ -42,9 +43,11 @@ def readers() -> dict:
     """Everything that makes pixels of an encoded image."""
     whole = Augmentation()
     return {
-        "reference": lambda encoded: ReferencePreprocessor().varied(encoded, "a.jpg", 8, 3, whole, random.Random(0)),
+        "reference": lambda encoded: ReferencePreprocessor().varied(
+            ImageFile(encoded, "a.jpg"), 8, 3, whole, random.Random(0)
+        ),
         "held out": lambda encoded: ReferencePreprocessor().held_out(encoded, "a.jpg", 8, 3),
-        "fast": lambda encoded: FastPreprocessor().varied(encoded, "a.jpg", 8, 3, whole, random.Random(0)),
+        "fast": lambda encoded: FastPreprocessor().varied(ImageFile(encoded, "a.jpg"), 8, 3, whole, random.Random(0)),
         "fast, whole": lambda encoded: FastPreprocessor().whole(encoded, "a.jpg", 3),
         "dali": lambda encoded: graph.readable_file(encoded, "a.jpg", 3, fallback=False),
         "mask": lambda encoded: decode_mask(encoded, "a.jpg"),

@@ -102,7 +102,7 @@ WRONG = {
     "batch_size_per_device": 0, "ema_decay": 1, "checkpoint_every": 0, "keep_checkpoints": 0, "process_group_minutes": 0, "mixup": -1, "cutmix": -1,
     "mix_probability": 1.1, "random_erasing": -0.1, "teacher_loss_weight": -1, "teacher_pretrained": True, "min_teacher_accuracy": 1.1,
     "dkd_alpha": -1, "dkd_beta": -1, "dist_beta": -1, "dist_gamma": -1, "view_size": 7, "augmentation_load": -1,
-    "student": "",
+    "student": "", "views_per_decode": 0,
 }  # fmt: skip
 
 WRONG_SEGMENTATION = {

@@ -44,7 +44,7 @@ def distilled(
         view = (epoch - 1) % views + 1
         order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(epoch))
         if cache is not None:
-            cache.begin_epoch(view, order.numpy())
+            cache.begin_epoch([view], order.numpy())
         for numbers in order.split(10):
             batch = batch_of(numbers, view)
             logits = teacher(batch.images) if cache is None else cache.logits(batch, teacher)
@@ -89,14 +89,14 @@ def test_the_temperature_may_change_afterwards(tmp_path):
 def test_what_was_written_is_read_in_any_order_by_any_batch_size(tmp_path):
     filled(tmp_path, batch_size=7)
     expected, cache = kept(tmp_path), opened(tmp_path)
-    cache.begin_epoch(1, np.arange(IMAGES))
+    cache.begin_epoch([1], np.arange(IMAGES))
     for numbers in torch.randperm(IMAGES).split(9):
         assert torch.equal(cache.logits(batch_of(numbers), no_teacher), expected[numbers])
 
 
 def test_the_writing_pass_sees_the_numbers_that_later_ones_read(tmp_path):
     cache = opened(tmp_path)
-    cache.begin_epoch(1, np.arange(IMAGES))
+    cache.begin_epoch([1], np.arange(IMAGES))
     first = cache.logits(batch_of(np.arange(IMAGES)), CountedTeacher())
     cache.sync()
     assert torch.equal(first, kept(tmp_path))
@@ -107,9 +107,9 @@ def test_a_batch_that_lacks_one_record_passes_through_the_teacher_whole_and_keep
     filled(tmp_path)
     cache, before = opened(tmp_path), kept(tmp_path)
     forget(cache, tmp_path, [7])
-    assert not cache.begin_epoch(1, np.arange(IMAGES))
-    assert cache.begin_epoch(1, np.delete(np.arange(IMAGES), 7)), "an epoch that does not draw the image is complete"
-    cache.begin_epoch(1, np.arange(IMAGES))
+    assert not cache.begin_epoch([1], np.arange(IMAGES))
+    assert cache.begin_epoch([1], np.delete(np.arange(IMAGES), 7)), "an epoch that does not draw the image is complete"
+    cache.begin_epoch([1], np.arange(IMAGES))
     teacher, written = CountedTeacher(), []
     write = ViewFile.write
     monkeypatch.setattr(ViewFile, "write", lambda file, *what: (written.extend(what[1].tolist()), write(file, *what)))
@@ -141,11 +141,11 @@ def test_whatever_happens_to_a_file_its_records_are_right_or_absent_and_come_bac
             damaged[place : place + rng.randrange(1, 3 * size)] = b""  # everything behind it has moved
         path.write_bytes(damaged)
         cache, teacher = opened(tmp_path), CountedTeacher()
-        assert not cache.begin_epoch(1, np.arange(IMAGES)), trial
+        assert not cache.begin_epoch([1], np.arange(IMAGES)), trial
         seen = torch.cat([cache.logits(batch_of(numbers), teacher) for numbers in torch.arange(IMAGES).split(10)])
         torch.testing.assert_close(seen, expected, rtol=2**-10, atol=1e-3)
         assert cache.hits + cache.misses == IMAGES and cache.misses > 0
-        assert cache.begin_epoch(1, np.arange(IMAGES)), "what was lost is back"
+        assert cache.begin_epoch([1], np.arange(IMAGES)), "what was lost is back"
 
 
 def test_a_file_that_grew_gives_its_records(tmp_path):
@@ -158,7 +158,7 @@ def test_a_file_that_grew_gives_its_records(tmp_path):
 def test_a_record_that_breaks_within_a_complete_epoch_is_mended(tmp_path):
     filled(tmp_path)
     expected, cache = kept(tmp_path), opened(tmp_path)
-    assert cache.begin_epoch(1, np.arange(IMAGES))
+    assert cache.begin_epoch([1], np.arange(IMAGES))
     forget(cache, tmp_path, [3, 4])
     seen = cache.logits(batch_of(np.arange(10)), CountedTeacher())
     torch.testing.assert_close(seen, expected[:10], rtol=2**-10, atol=1e-3)
@@ -186,7 +186,7 @@ def test_a_run_killed_at_any_moment_goes_on_with_the_same_numbers(tmp_path):
         seen |= {line for line in hashes.read_text().splitlines() if len(line) > 64}
     assert len(seen) == IMAGES // 4, "every step gave one and the same result in all attempts"
     cache = opened(tmp_path / "cache")
-    cache.begin_epoch(1, np.arange(IMAGES))
+    cache.begin_epoch([1], np.arange(IMAGES))
     assert cache.logits(batch_of(np.arange(IMAGES)), CountedTeacher()).isfinite().all()
 
 
@@ -197,7 +197,7 @@ def test_processes_that_write_the_same_places_at_once_leave_whole_records_of_one
     rank = int(os.environ["RANK"])
     cache = opened(out / "cache", world=ALONE)
     teacher = lambda images: CountedTeacher()(images) + 10 * rank
-    cache.begin_epoch(1, np.arange(IMAGES))
+    cache.begin_epoch([1], np.arange(IMAGES))
     (out / f"here-{rank}").touch()
     while not (out / f"here-{1 - rank}").exists():
         pass
@@ -210,7 +210,7 @@ def test_processes_that_write_the_same_places_at_once_leave_whole_records_of_one
     assert [rank.returncode for rank in run_ranks(tmp_path, script)] == [0, 0]
     filled(tmp_path / "alone")
     own, cache, absent = kept(tmp_path / "alone"), opened(tmp_path / "cache"), CountedTeacher()
-    cache.begin_epoch(1, np.arange(IMAGES))
+    cache.begin_epoch([1], np.arange(IMAGES))
     seen = torch.cat([cache.logits(batch_of([number]), lambda images: absent(images)) for number in range(IMAGES)])
     other = (seen - own).mean(1) > 5
     torch.testing.assert_close(seen, own + 10.0 * other[:, None], rtol=2**-9, atol=2e-2)
@@ -226,7 +226,7 @@ RANKS = (
     def digest(logits):
         return hashlib.sha256(logits.numpy().tobytes()).hexdigest()
     def pass_over(cache, world, order, share, teacher):
-        print(cache.begin_epoch(1, order))
+        print(cache.begin_epoch([1], order))
         found = {}
         for numbers in order.view(-1, world.size, share)[:, world.rank]:
             found.update(zip(numbers.tolist(), map(digest, cache.logits(batch_of(numbers), teacher))))
@@ -275,12 +275,12 @@ def test_an_epoch_is_complete_only_where_all_ranks_find_all_of_theirs(tmp_path, 
         + """
     with process_group() as world:
         cache = opened(out / "cache", world=world)
-        print(cache.begin_epoch(1, torch.arange(IMAGES).chunk(2)[world.rank]))
+        print(cache.begin_epoch([1], torch.arange(IMAGES).chunk(2)[world.rank]))
     """
     )
     assert [rank.stdout.strip() for rank in run_ranks(tmp_path, script)] == ["False", "False"]
     monkeypatch.setattr("training.teacher.cache.PIECE", 100)  # a few records at once
-    assert not opened(tmp_path / "cache").begin_epoch(1, np.arange(IMAGES))
+    assert not opened(tmp_path / "cache").begin_epoch([1], np.arange(IMAGES))
 
 
 @pytest.mark.parametrize("shared", [True, False])

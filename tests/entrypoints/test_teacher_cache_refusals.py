@@ -68,7 +68,7 @@ def test_records_of_something_else_are_absent_even_where_nobody_refused_them(tmp
     opened(tmp_path / "own")
     shutil.copy(tmp_path / "foreign/view-0001.bin", tmp_path / "own/view-0001.bin")
     cache, teacher = opened(tmp_path / "own"), CountedTeacher()
-    assert not cache.begin_epoch(1, np.arange(IMAGES))
+    assert not cache.begin_epoch([1], np.arange(IMAGES))
     cache.logits(batch_of(np.arange(IMAGES)), teacher)
     assert cache.misses == IMAGES
 
@@ -92,7 +92,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, text):
 def test_the_size_is_told_beforehand(tmp_path, top_k, precision):
     cache = opened(tmp_path, top_k=top_k, precision=precision, views=2, classes=13)
     for view in (1, 2):
-        cache.begin_epoch(view, [0])
+        cache.begin_epoch([view], [0])
     on_disk = sum(path.stat().st_size for path in tmp_path.glob("*.bin"))
     assert on_disk == cache.size_bytes == size_of(IMAGES, 13, 2, top_k, precision)
     assert (
@@ -122,9 +122,9 @@ def test_what_is_written_already_needs_no_room(tmp_path, monkeypatch):
 
 def test_a_full_disk_is_told_with_the_fix(tmp_path):
     cache = opened(tmp_path)
-    cache.begin_epoch(1, np.arange(IMAGES))
+    cache.begin_epoch([1], np.arange(IMAGES))
     with open("/dev/full", "wb") as full:
-        os.dup2(full.fileno(), cache._file._file)
+        os.dup2(full.fileno(), cache._files[1]._file)
     with pytest.raises(OSError, match="no room for the label bank: free some space"):
         cache.logits(batch_of([1, 2]), CountedTeacher())
         cache.sync()
@@ -171,7 +171,7 @@ def test_what_a_read_only_cache_lacks_is_computed_and_said_to_be_computed_again(
         cache, teacher = opened(folder, views=1), CountedTeacher()
         assert "it is read-only: missing logits are computed on every pass and not stored" in cache.say()
         for _ in range(2):
-            assert not cache.begin_epoch(1, np.arange(IMAGES))
+            assert not cache.begin_epoch([1], np.arange(IMAGES))
             cache.logits(batch_of(np.arange(10)), teacher)
     assert teacher.seen == [10, 10]
 
@@ -188,4 +188,4 @@ def test_a_read_only_cache_without_all_views_or_of_a_wrong_size_is_refused(read_
     with locked():
         cache = opened(folder, views=1)
         with pytest.raises(ValueError, match=r"view-0001.bin has 100 bytes instead of 1,\d+: copy it again"):
-            cache.begin_epoch(1, [0])
+            cache.begin_epoch([1], [0])

@@ -76,9 +76,16 @@ STAYING = ("indices", "views", "records")
 """Fields of a batch that are read on the CPU, whatever device trains."""
 
 
-def view_of(epoch: int, views: int | None) -> int:
-    """The view that an epoch draws of each image, from 1 on; with `views` they come round again."""
-    return epoch if views is None else (epoch - 1) % views + 1
+def views_of(epoch: int, views: int | None, together: int = 1) -> range:
+    """The views that an epoch draws of each of its images, from 1 on; with `views`, a multiple of `together`, they come round again."""
+    visit = (epoch - 1) // together
+    first = 1 + together * (visit if views is None else visit % (views // together))
+    return range(first, first + together)
+
+
+def visit_of(view: int, together: int = 1) -> int:
+    """The visit to its image in which a view is made, from 1 on: the views of one visit share an arrangement of the images."""
+    return (view - 1) // together + 1
 
 
 def share_of_batch(global_batch_size: int, world: World) -> int:
@@ -102,10 +109,14 @@ class TrainingBatches(Sampler[list[SampleKey]]):
     Epochs that draw the same view draw the same images, in another order, so that what the first of them kept is all that
     the others need. Two neighbours of the view's order stay together, because mixing pairs them (`mixing.partners`).
 
+    With `together` views of an image one after the other, N epochs visit each image once: each of them an N-th of the images, with N
+    views of each.
+
     Args:
         images: that an epoch draws at most.
         accumulation: micro-batches an optimizer step.
-        views: how many views of each image there are. None: a new one every epoch.
+        views: how many views of each image there are. None: new ones every epoch.
+        together: how many views of an image come one after the other.
         order: how images are shuffled. None: all of them among each other.
         announce: called when an epoch begins, with the images that this rank will draw, int64 (images,), in their order; what
             it gives is called with how many of them were asked for until then, whenever a batch is. So a source can read ahead.
@@ -123,9 +134,11 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         *,
         accumulation: int = 1,
         views: int | None = None,
+        together: int = 1,
         order: Order | None = None,
         announce: Announce | None = None,
     ):
+        assert global_batch_size % together == 0 and (views is None or views % together == 0), "as the settings say"
         share = share_of_batch(global_batch_size, world)
         if share % accumulation:
             valid = nearest_divisors(share, accumulation)
@@ -135,7 +148,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
             fix = f"lower it to {most} or less" if most else f"give at least {world.size} images, one a process"
             raise ValueError(f"{images} training images make no batch of global_batch_size {global_batch_size}: {fix}")
         self.images, self.global_batch_size, self.world, self.seed = images, global_batch_size, world, seed
-        self.accumulation, self.views = accumulation, views
+        self.accumulation, self.views, self.together = accumulation, views, together
         self._order, self._announce = order or FreeOrder(images), announce
         self.epoch, self._first_step = 1, 0
 
@@ -154,16 +167,26 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         self.epoch, self._first_step = epoch, first_step
 
     def indices(self, epoch: int) -> np.ndarray:
-        """The images that all ranks together draw in an epoch, int64 (steps × global_batch_size,), in their order."""
-        view = view_of(epoch, self.views)
-        return of_epoch(self._order, self.seed, view, epoch, len(self), self.global_batch_size).ravel()
+        """The images that all ranks together draw in an epoch, int64 (steps × global_batch_size / together,), in their order."""
+        steps, visit = len(self), visit_of(self.views_of(epoch).start, self.together)
+        visits, place = divmod(epoch - 1, self.together)
+        each = self.global_batch_size // self.together
+        drawn = of_epoch(self._order, self.seed, visit, 1 + visits, self.together * steps, each)
+        return drawn[place * steps : (place + 1) * steps].ravel()
+
+    def views_of(self, epoch: int) -> range:
+        """The views that an epoch draws of each of its images."""
+        return views_of(epoch, self.views, self.together)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        view = view_of(self.epoch, self.views)
-        steps = self.indices(self.epoch).reshape(len(self), self.world.size, self.accumulation, -1)
+        images = np.repeat(
+            self.indices(self.epoch), self.together
+        )  # its views one after the other: the file is decoded once
+        steps = images.reshape(len(self), self.world.size, self.accumulation, -1)
         batches = steps[self._first_step :, self.world.rank].reshape(-1, steps.shape[-1])
+        views = np.resize(self.views_of(self.epoch), images.size).reshape(steps.shape)
         asked_for = self._announce(batches.ravel()) if self._announce else None
-        return _draws(view, batches, asked_for)
+        return _draws(views[self._first_step :, self.world.rank].reshape(batches.shape), batches, asked_for)
 
 
 class LabellingBatches(TrainingBatches):
@@ -183,7 +206,7 @@ class LabellingBatches(TrainingBatches):
     def of_view(self, view: int) -> np.ndarray:
         """The batches of a view, int64 (batches, images)."""
         size = self.batch_size_per_device
-        images = self._order.arranged(self.seed, view).images[: self.images]
+        images = self._order.arranged(self.seed, visit_of(view, self.together)).images[: self.images]
         return np.resize(images, (-(-self.images // size), size))
 
     def start_view(self, view: int, wanted: np.ndarray) -> None:
@@ -198,15 +221,17 @@ class LabellingBatches(TrainingBatches):
     def __iter__(self) -> Iterator[list[SampleKey]]:
         batches = self.of_view(self.epoch)[self._rounds[:, self.world.rank]]
         asked_for = self._announce(batches.ravel()) if self._announce else None
-        return _draws(self.epoch, batches, asked_for)
+        return _draws(np.full_like(batches, self.epoch), batches, asked_for)
 
 
-def _draws(view: int, batches: np.ndarray, asked_for: Callable[[int], None] | None) -> Iterator[list[SampleKey]]:
-    """A view of the images of each batch, int64 (batches, images)."""
-    for count, batch in enumerate(batches, start=1):
+def _draws(
+    views: np.ndarray, batches: np.ndarray, asked_for: Callable[[int], None] | None
+) -> Iterator[list[SampleKey]]:
+    """The draws of each batch: of views and of images, both int64 (batches, draws)."""
+    for count, (of_batch, batch) in enumerate(zip(views, batches), start=1):
         if asked_for is not None:
             asked_for(count * len(batch))
-        yield [(view, index) for index in batch.tolist()]
+        yield [*zip(of_batch.tolist(), batch.tolist())]
 
 
 class EvaluationBatches(Sampler[list[SampleKey]]):

@@ -69,6 +69,8 @@ class Data(Generic[Training, HeldOut]):
     it; it can be pickled."""
     labelled_share: float = 1.0
     """Of the images that an epoch draws, how many have a label, 0 to 1."""
+    views_per_decode: int = 1
+    """Views of a training image that come one after the other, from one decoding."""
 
     @property
     def epoch_images(self) -> int:
@@ -106,7 +108,7 @@ def open_loaders(
 
     Args:
         batch_size_per_device: images that a process passes through the model at once.
-        views: how many views of each training image there are. None: a new one every epoch.
+        views: how many views of each training image there are. None: new ones every epoch.
         remote: brings the training batches from other hosts. None: this one makes them.
         say: logs how many workers make the batches, and why.
         sampler: which training images make which batch.
@@ -128,10 +130,11 @@ def open_loaders(
         settings.seed,
         accumulation=share // batch_size_per_device,
         views=views,
+        together=data.views_per_decode,
         order=data.order,
         announce=data.announce if remote is None else None,
     )
-    workers = choose(settings, world, data.training)
+    workers = choose(settings, world, data.training, views=data.views_per_decode)
     train: Batches
     if remote is not None:
         train = remote(data, batches)

@@ -10,6 +10,7 @@ import numpy as np
 from training.data.augmentation import Augmentation
 from training.data.dali.pipeline import DaliPreprocessor, require_package
 from training.data.decode.fast import FastPreprocessor
+from training.data.decode.image_file import ImageFile
 from training.data.decode.reference import ReferencePreprocessor
 
 
@@ -23,7 +24,7 @@ class Preprocessor(Protocol):
         """What does the work, for the log."""
 
     def varied(
-        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, rng: random.Random
+        self, image: ImageFile, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
         """Uint8 (channels, size, size) of an image file, varied by what the augmentation draws from `rng` for its size.
 

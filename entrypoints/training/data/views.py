@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from training.data.augmentation import VIEWS_VERSION, Augmentation
-from training.data.batches import LabelledBatch, SampleKey
+from training.data.batches import LabelledBatch, SampleKey, visit_of
 from training.data.broken import BrokenImages, StandIns
 from training.data.dali.views import ViewsByDali
 from training.data.decode.decoding import BrokenImage
+from training.data.decode.image_file import ImageFile
 from training.data.decode.reference import ReferencePreprocessor
 from training.data.loaders import Collate, Data, collate_items
 from training.data.mixing import Mixing, partners
@@ -77,6 +78,8 @@ class TrainingViews:
     varied first and mixed then, as in DeiT; so it is erased before it is mixed. Its partner is varied as in its own view.
 
     In place of a broken image the next readable one comes, under its own index and just as if itself had been asked for.
+
+    With `views_per_decode` N, views 1 to N of an image are made from one decoding where they are asked for in one batch, and so on.
     """
 
     def __init__(
@@ -90,9 +93,10 @@ class TrainingViews:
         channels: int = 3,
         preprocessor: Preprocessor,
         broken: BrokenImages,
+        views_per_decode: int = 1,
     ):
         self.source, self.size, self.augmentation, self.mixing, self.seed = source, size, augmentation, mixing, seed
-        self.channels, self.preprocessor = channels, preprocessor
+        self.channels, self.preprocessor, self.views_per_decode = channels, preprocessor, views_per_decode
         self._stand_ins = StandIns(broken, len(source), source.name)
 
     def __len__(self) -> int:
@@ -106,8 +110,10 @@ class TrainingViews:
         return [*map(self.begin_batch(), draws)]
 
     def begin_batch(self) -> Callable[[SampleKey], LabelledView]:
-        """Gives the items of one batch, to several threads too: an image and its partner there are decoded once, not twice."""
-        varied = PerBatchMemo(self._varied)
+        """Gives the items of one batch, to several threads too: an image that comes twice, also as a partner, is decoded once."""
+        several = self.views_per_decode > 1
+        file = PerBatchMemo(self._file) if several else self._file  # kept only where others want it
+        varied = PerBatchMemo(partial(self._varied, file))
         return lambda draw: self._view(*draw, varied)
 
     def view_description(self) -> dict[str, Any]:
@@ -123,7 +129,7 @@ class TrainingViews:
             "preprocessing": self.preprocessor.name,
             **asdict(self.augmentation),
             "mixing": asdict(self.mixing),
-            **({"partners": self.source.order.description()} if self.mixing.mixup or self.mixing.cutmix else {}),
+            **({"partners": self._partners_description()} if self.mixing.mixup or self.mixing.cutmix else {}),
         }
 
     def listing(self) -> str:
@@ -137,22 +143,32 @@ class TrainingViews:
     def partner(self, view: int, index: int) -> tuple[int, random.Random] | None:
         """With which image one is mixed, and what decides how. None: it is not."""
         rng = random.Random(f"{self.seed}/{view}/{index}/mixing")
-        return (int(partners(self.source.order, self.seed, view)[index]), rng) if self.mixing.happens(rng) else None
+        if not self.mixing.happens(rng):
+            return None
+        return int(partners(self.source.order, self.seed, visit_of(view, self.views_per_decode))[index]), rng
 
     def stand_in(self, index: int) -> int:
         """The image that comes where this one is asked for: itself, or where it is broken the next readable one."""
-        return self.readable(1, index, self._varied)[0]
+        return self.readable(1, index, partial(self._varied, self._file))[0]
 
     def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> tuple[int, Made]:
         """The first index from this one on whose image can be read, and what is made of it."""
         return self._stand_ins.first(index, lambda candidate: make(view, candidate))
 
-    def _varied(self, view: int, index: int) -> np.ndarray:
-        rng = self.rng(view, index)
-        encoded, file = self.source.image(index), self.source.name(index)
-        pixels = self.preprocessor.varied(encoded, file, self.size, self.channels, self.augmentation, rng)
+    def _file(self, index: int) -> ImageFile:
+        return ImageFile(self.source.image(index), self.source.name(index), self.views_per_decode)
+
+    def _varied(self, file: Callable[[int], ImageFile], view: int, index: int) -> np.ndarray:
+        rng, image = self.rng(view, index), file(index)
+        pixels = self.preprocessor.varied(image, self.size, self.channels, self.augmentation, rng)
+        image.made()
         self.augmentation.erase(pixels, rng)
         return pixels
+
+    def _partners_description(self) -> dict[str, Any]:
+        """What decides who is mixed with whom, beside the images."""
+        several = {"views_per_decode": self.views_per_decode} if self.views_per_decode > 1 else {}
+        return {**self.source.order.description(), **several}
 
     def _view(self, view: int, index: int, varied: Callable[[int, int], np.ndarray]) -> LabelledView:
         index, pixels = self.readable(view, index, varied)
@@ -216,6 +232,7 @@ def open_data(
         recipe=ViewsByDali(views) if settings.preprocessing == "dali" else None,
         elsewhere=partial(open_elsewhere, settings, channels, view_size, per_labelled, training.classes),
         labelled_share=training.labelled_share,
+        views_per_decode=settings.views_per_decode,
     )
 
 
@@ -235,7 +252,15 @@ def open_views(
     mixing = Mixing(settings.mixup, settings.cutmix, settings.mix_probability)
     preprocessor = open_preprocessor(settings.preprocessing, compose=settings.compose_augmentation)
     return TrainingViews(
-        source, size, augmentation, mixing, settings.seed, channels=channels, preprocessor=preprocessor, broken=broken
+        source,
+        size,
+        augmentation,
+        mixing,
+        settings.seed,
+        channels=channels,
+        preprocessor=preprocessor,
+        broken=broken,
+        views_per_decode=settings.views_per_decode,
     )
 
 

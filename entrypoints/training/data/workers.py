@@ -39,18 +39,24 @@ class Workers:
 
 
 def choose(
-    settings: TrainingSettings, world: World, images: Images, environ: Mapping[str, str] = os.environ
+    settings: TrainingSettings,
+    world: World,
+    images: Images,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    views: int = 1,
 ) -> Workers:
     """As many workers as the settings ask for; with auto as many as there are cores for, unless images cost too little.
 
     Args:
         images: the training images, indexed by a SampleKey.
+        views: of an image that come one after the other, each of them an image of a batch.
     """
     kind, asked = worker_kind(settings, world.device), settings.num_workers
     share, where = cores_a_process(environ)
     if asked != "auto":
         return Workers(kind, asked, f"data workers: {_counted(kind, asked)}, {_as_asked(asked, share, where)}")
-    cost = milliseconds_an_image(images)
+    cost = milliseconds_an_image(images, views)
     if cost < TINY:
         why = f"an image costs {cost:.2f} ms, too little to hand over"
         return Workers(kind, 0, f"data workers: {_counted(kind, 0)} (auto: {why})")
@@ -101,13 +107,18 @@ def _as_asked(asked: int, share: float, where: str) -> str:
     )
 
 
-def milliseconds_an_image(images: Images) -> float:
-    """What it takes to read, decode and vary one training image: the least of a few, because other programs only add to it."""
-    times = []
+def milliseconds_an_image(images: Images, views: int = 1) -> float:
+    """What it takes to read, decode and vary one training image: the least of a few, because other programs only add to it.
+
+    Args:
+        views: of an image that come one after the other, each of them an image of a batch.
+    """
+    begin, times = getattr(images, "begin_batch", lambda: images.__getitem__), []
     for index in range(min(MEASURED, len(images))):  # neighbours: others might lie in shards that are not needed yet
-        started = time.perf_counter()
-        images[1, index]
-        times.append((time.perf_counter() - started) * 1000)
+        started, item = time.perf_counter(), begin()
+        for view in range(1, 1 + views):
+            item((view, index))
+        times.append((time.perf_counter() - started) * 1000 / views)
     return min(times[1:] or times)
 
 

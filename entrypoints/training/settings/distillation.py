@@ -16,7 +16,8 @@ class TeacherCacheSettings:
     """Where the teacher's logits are kept, and how many."""
 
     views: int = setting(at_least=1)
-    """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1. As many as epochs: as if the teacher ran."""
+    """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1, with views_per_decode N of them in N epochs. As
+    many as epochs: as if the teacher ran."""
     top_k: int | None = setting(10, at_least=1)
     """Largest logits kept of an image, with the log-sum-exp of the rest, which it is then spread over evenly: coarse at a high
     temperature and with many classes. None: all of them."""
@@ -162,6 +163,12 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
                 "teacher_servers",
                 not served or (self.teacher_weight > 0 and self.worker_type == "remote"),
                 "null where there is no teacher, and without worker_type remote",
+            ),
+            (
+                "views_per_decode",
+                not (self.teacher_cache and self.views_per_decode > 0)
+                or self.teacher_cache.views % self.views_per_decode == 0,
+                "a divisor of teacher_cache.views",
             ),
             ("teacher", self.features is None or not isinstance(self.teacher, list), "one model with features"),
             (

@@ -154,6 +154,10 @@ class LabelledImageSettings(TrainingSettings):
     """Share of the images that are mixed; with both, half of these by each."""
     random_erasing: float = setting(0.0, at_least=0, at_most=1)
     """Share of the images of which a random box is replaced by noise (https://arxiv.org/abs/1708.04896)."""
+    views_per_decode: int = setting(1, at_least=1)
+    """Views of an image that come one after the other, made from one decoding of its file, as in FKD
+    (https://arxiv.org/abs/2112.01528): N epochs then visit each image once, each of them an N-th of the images. It pays where
+    decoding is the bottleneck; a batch shows fewer images, and batch_size_per_device is best a multiple of it."""
     export_onnx: bool = setting(False, on_resume="may change")
     """Also write model.onnx, checked against PyTorch; needs the packages onnx and onnxruntime."""
 
@@ -162,6 +166,16 @@ class LabelledImageSettings(TrainingSettings):
         return super().conditions() + [
             ("compose_augmentation", not composed, "false, or with preprocessing cpu"),
             ("max_shift_pixels", 0 <= self.max_shift_pixels < self.image_size, "from 0 to below image_size"),
+            (
+                "views_per_decode",
+                self.views_per_decode == 1 or self.preprocessing != "dali",
+                "1 with preprocessing dali, which decodes each view",
+            ),
+            (
+                "views_per_decode",
+                self.views_per_decode < 1 or self.global_batch_size % self.views_per_decode == 0,
+                "a divisor of global_batch_size, which then holds all views of its images",
+            ),
         ]
 
 

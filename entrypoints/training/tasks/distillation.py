@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from training.data.batches import LabelledBatch, TaughtBatch, TrainingBatches, view_of
+from training.data.batches import LabelledBatch, TaughtBatch, TrainingBatches
 from training.data.loaders import Batches, Collate, Data, Loaders, held_out_loader
 from training.data.views import HeldOutImages, TrainingViews, open_data, training_folders
 from training.distributed.world import World
@@ -69,7 +69,7 @@ class Distillation:
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
         """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
         if self.cache is not None:
-            complete = self.cache.begin_epoch(view_of(epoch, batches.views), batches.indices(epoch))
+            complete = self.cache.begin_epoch(batches.views_of(epoch), batches.indices(epoch))
             if complete and self.teacher is not None:
                 self.teacher.to(torch.device("cpu"))
 

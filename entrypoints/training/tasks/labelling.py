@@ -96,8 +96,8 @@ def label(teacher: Teacher, bank: TeacherCache, loaders: Loaders, run: Run) -> L
     steps, size, stopped, found = bank.views * a_view, batches.batch_size_per_device, False, 0
     for view in range(1, bank.views + 1):
         images = batches.of_view(view)
-        bank.begin_epoch(view, images.ravel())
-        wanted = bank.lacking(images)
+        bank.begin_epoch([view], images.ravel())
+        wanted = bank.lacking(view, images)
         found += min(batches.images, size * int((~wanted).sum()))
         batches.start_view(view, wanted)
         step = view * a_view - len(batches)

@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -70,11 +70,11 @@ class TeacherCache:
         self.where, self.layout, self.images, self.views, self.world = where, layout, images, views, world
         self._stand_in, self.drawn = stand_in, drawn
         self._seal = Seal(key_of(identity), layout.size)
-        self._file: ViewFile | None = None
+        self._files: dict[int, ViewFile] = {}
+        """Those of the views that this epoch draws."""
         self._filling = Filling(layout, world)
-        self._view = 0
-        self._changed = False
-        """Whether this process has written to the view, whose checksum is gone then."""
+        self._changed: set[int] = set()
+        """The views that this process has written to, whose checksums are gone then."""
         self.writable = self.complete = False
         self._writes = self._exchanged = False
         self.hits = self.misses = 0
@@ -151,28 +151,25 @@ class TeacherCache:
             )
         )
 
-    def begin_epoch(self, view: int, indices: np.ndarray | torch.Tensor | list[int]) -> bool:
-        """Open a view and check whether it holds all that an epoch will draw. A collective.
+    def begin_epoch(self, views: Sequence[int], indices: np.ndarray | torch.Tensor | list[int]) -> bool:
+        """Open views and check whether they hold all that an epoch will draw. A collective.
 
         Args:
-            view: from 1 to `views`.
-            indices: of the images that this rank will draw; those of all ranks are valid too, and take longer.
+            views: from 1 to `views`.
+            indices: of the images of which this rank will draw these views; those of all ranks are valid too, and take longer.
 
         Returns:
             Whether all ranks found all their records: the epoch needs no teacher.
         """
-        assert 1 <= view <= self.views, f"view {view} of {self.views}"
+        assert views and all(1 <= view <= self.views for view in views), f"{[*views]} of {self.views} views"
         self.close()
         self.world.any(False)  # all writers are done
-        self._view, self._file = (
-            view,
-            ViewFile(view_file(self.where, view), self.images, self.layout.size, self.writable),
-        )
-        self._changed = False
-        missing = self._missing(np.sort(np.asarray(indices, dtype=np.int64)))
-        if 0 < len(missing) <= TRIED:  # a broken image has no record of its own
-            missing = self._missing(np.unique([self._stand_in(index) for index in missing.tolist()]))
-        self.complete = self.world.all(not len(missing))
+        size, self._changed = self.layout.size, set()
+        for view in views:
+            self._files[view] = ViewFile(view_file(self.where, view), self.images, size, self.writable)
+        indices = np.sort(np.asarray(indices, dtype=np.int64))
+        missing = any(self._lacks(view, indices) for view in views)
+        self.complete = self.world.all(not missing)
         return self.complete
 
     def logits(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -184,49 +181,45 @@ class TeacherCache:
         Where `complete` is false this is a collective: every rank calls it equally often, with batches of one size.
 
         Args:
-            batch: its indices and views are on the CPU; all its views are that of `begin_epoch`.
+            batch: its indices and views are on the CPU; the views are among those of `begin_epoch`.
             teacher: uint8 images (batch, channels, height, width) -> logits (batch, classes).
 
         Raises:
             ValueError: the logits of an earlier batch are not finite.
             OSError: the disk is full.
         """
-        assert (batch.views == self._view).all(), "a batch of another view than the epoch's"
-        assert self._file is not None, "begin_epoch comes first"
-        indices = batch.indices.numpy()
-        records = self._file.read(indices)
-        missing = ~self._seal.holds(records, indices, self._view)
+        records, held = self._read(batch)
+        missing, draws = ~held, self._draws(batch)
         absent = int(missing.sum())
-        self.hits, self.misses = self.hits + len(indices) - absent, self.misses + absent
+        self.hits, self.misses = self.hits + len(draws) - absent, self.misses + absent
         device = batch.images.device
         if not absent:
             found = self.layout.decode(records, device)
             if not self.complete and self._exchanged:  # the others may have computed something
-                nothing = torch.zeros((len(indices), self.layout.width), device=device)
-                self._filling.add(nothing, indices, missing, self._writer if self._writes else None, True)
+                nothing = torch.zeros((len(draws), self.layout.width), device=device)
+                self._filling.add(nothing, draws, missing, self._writer if self._writes else None, True)
             return found
         packed = self.layout.pack(teacher(batch.images))
         if not self.complete and self._exchanged:
-            self._filling.add(packed, indices, missing, self._writer if self._writes else None, True)
+            self._filling.add(packed, draws, missing, self._writer if self._writes else None, True)
         elif self.writable:  # damaged since the epoch began: the other ranks do not know
-            self._filling.add(packed, indices, missing, self._writer, False)
+            self._filling.add(packed, draws, missing, self._writer, False)
         computed = self.layout.rounded(packed)
-        if absent == len(indices):
+        if absent == len(draws):
             return computed
         records[missing] = 0  # a damaged class number may be out of range
         is_missing = accelerator.pinned(torch.from_numpy(missing), device).to(device, non_blocking=True)
         return torch.where(is_missing[:, None], computed, self.layout.decode(records, device))
 
-    def lacking(self, batches: np.ndarray) -> np.ndarray:
-        """Which batches, int64 (batches, images), hold an image of this view that lacks its record in any host's folder: bool (batches,).
+    def lacking(self, view: int, batches: np.ndarray) -> np.ndarray:
+        """Which batches, int64 (batches, images), hold an image of a view that lacks its record in any host's folder: bool (batches,).
 
         A collective. A broken image has no record of its own, so that its batch always counts.
         """
-        assert self._file is not None, "begin_epoch comes first"
         step, found = max(1, PIECE // (self.layout.size * batches.shape[1])), []
         for first in range(0, len(batches), step):
             part = batches[first : first + step]
-            held = self._seal.holds(self._file.read(part.ravel()), part.ravel(), self._view)
+            _, held = self._read_view(view, part.ravel())
             found.append(~held.reshape(part.shape).all(1))
         counts = torch.from_numpy(np.concatenate(found)).float().to(self.world.device)
         lacks: np.ndarray = (self.world.total(counts) > 0).cpu().numpy()
@@ -238,32 +231,31 @@ class TeacherCache:
         Raises:
             ValueError, OSError: as `logits`.
         """
-        indices = batch.indices.numpy()
+        draws = self._draws(batch)
         packed = self.layout.pack(teacher(batch.images))
-        all_of_them = np.ones(len(indices), np.bool_)
-        self._filling.add(packed, indices, all_of_them, self._writer if self._writes else None, True)
-        self.misses += len(indices)
+        all_of_them = np.ones(len(draws), np.bool_)
+        self._filling.add(packed, draws, all_of_them, self._writer if self._writes else None, True)
+        self.misses += len(draws)
 
     def complete_view(self) -> None:
-        """Write down the SHA-256 of this view's file, which holds all that it ever will. A collective."""
+        """Write down the SHA-256 of the open view's file, which holds all that it ever will. A collective."""
         self.sync()
         self.world.any(False)  # all writers are done
         if self._writes:
-            file = view_file(self.where, self._view)
-            write_checksums(self.where, {**read_checksums(self.where), file.name: sha256_of(file)})
+            (file,) = self._files.values()
+            write_checksums(self.where, {**read_checksums(self.where), file.path.name: sha256_of(file.path)})
 
     def sync(self) -> None:
         """Flush what was written to the disk, before a checkpoint relies on it."""
-        if self._file is not None:
-            self._filling.settle()
-            self._file.sync()
+        self._filling.settle()
+        for file in self._files.values():
+            file.sync()
 
     def close(self) -> None:
-        """Close the view's file; `begin_epoch` opens another."""
-        if self._file is not None:
-            self.sync()
-            self._file.close()
-            self._file = None
+        """Close the views' files; `begin_epoch` opens others."""
+        self.sync()
+        while self._files:
+            self._files.popitem()[1].close()
 
     def _set_up(self, identity: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         """Write or check the manifest, and whether this host can write here and has room.
@@ -303,26 +295,60 @@ class TeacherCache:
                 "smaller teacher_cache.top_k or fewer views, another teacher_cache.where, or a larger compute.volume_gb"
             )
 
-    def _missing(self, indices: np.ndarray) -> np.ndarray:
-        """The images without a record, at most some more than TRIED; indices rise, as disks read fastest."""
-        assert self._file is not None, "begin_epoch has opened it"
+    def _draws(self, batch: LabelledBatch) -> np.ndarray:
+        """One number for each image of a batch, in its view: int64 (batch,)."""
+        draws: np.ndarray = batch.views.numpy() * self.images + batch.indices.numpy()
+        return draws
+
+    def _read(self, batch: LabelledBatch) -> tuple[np.ndarray, np.ndarray]:
+        """The records of a batch, uint8 (batch, record size), and which of them hold: bool (batch,)."""
+        indices, views = batch.indices.numpy(), batch.views.numpy()
+        records, held = np.empty((len(indices), self.layout.size), np.uint8), np.empty(len(indices), np.bool_)
+        for view in np.unique(views).tolist():
+            places = np.flatnonzero(views == view)
+            records[places], held[places] = self._read_view(view, indices[places])
+        return records, held
+
+    def _read_view(self, view: int, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The records of a view of images, uint8 (images, record size), and which of them hold: bool (images,)."""
+        assert view in self._files, f"view {view} is none that begin_epoch opened"
+        records = self._files[view].read(indices)
+        return records, self._seal.holds(records, indices, view)
+
+    def _lacks(self, view: int, indices: np.ndarray) -> bool:
+        """Whether an image of a view has no record, though it is no broken one; indices rise, as disks read fastest."""
+        missing = self._missing(view, indices)
+        if 0 < len(missing) <= TRIED:  # a broken image has no record of its own
+            missing = self._missing(view, np.unique([self._stand_in(index) for index in missing.tolist()]))
+        return len(missing) > 0
+
+    def _missing(self, view: int, indices: np.ndarray) -> np.ndarray:
+        """The images without a record, at most some more than TRIED."""
         step, missing = max(1, PIECE // self.layout.size), []
         for first in range(0, len(indices), step):
             part = indices[first : first + step]
-            missing.append(part[~self._seal.holds(self._file.read(part), part, self._view)])
+            missing.append(part[~self._read_view(view, part)[1]])
             if sum(map(len, missing)) > TRIED:
                 break
         return np.concatenate(missing) if missing else indices
 
-    def _writer(self, records: np.ndarray, indices: np.ndarray) -> None:
-        """Seal and write records of this view, in the thread that fills the cache."""
-        assert self._file is not None
-        checksums = read_checksums(self.where) if len(records) and not self._changed else {}
-        if checksums.pop(self._file.path.name, None) is not None:
-            write_checksums(self.where, checksums)  # what is written here changes the file
-        self._changed = self._changed or len(records) > 0
-        self._seal.close(records, indices, self._view)
-        self._file.write(records, indices)
+    def _writer(self, records: np.ndarray, draws: np.ndarray) -> None:
+        """Seal and write records, in the thread that fills the cache."""
+        views, indices = np.divmod(draws, self.images)
+        for view in np.unique(views).tolist():
+            file, places = self._files[view], np.flatnonzero(views == view)
+            if view not in self._changed:
+                self._forget_checksum(file)
+                self._changed.add(view)
+            own = np.ascontiguousarray(records[places])
+            self._seal.close(own, indices[places], view)
+            file.write(own, indices[places])
+
+    def _forget_checksum(self, file: ViewFile) -> None:
+        """The checksum of a view's file that is about to change."""
+        checksums = read_checksums(self.where)
+        if checksums.pop(file.path.name, None) is not None:
+            write_checksums(self.where, checksums)
 
     def _sees_the_first(self) -> bool:
         """Whether `where` is rank 0's folder too, as on FSx, where hosts writing to one file wait for each other. A collective."""

@@ -16,11 +16,11 @@ from training.teacher.logit_records import RecordLayout
 BEHIND = 2
 """Batches under way to the disk; with more, training waits for the oldest."""
 
-INDEX_BYTES = 8
-"""Bytes of an image's index."""
+DRAW_BYTES = 8
+"""Bytes of a draw's number."""
 
 Write = Callable[[np.ndarray, np.ndarray], None]
-"""Takes records without checksums, uint8 (images, record size), and the images' indices, int64 (images,)."""
+"""Takes records without checksums, uint8 (draws, record size), and the draws' numbers, int64 (draws,)."""
 
 
 class Filling:
@@ -36,13 +36,13 @@ class Filling:
         self._under_way: deque[Future[None]] = deque()
 
     def add(
-        self, packed: torch.Tensor, indices: np.ndarray, new: np.ndarray, write: Write | None, exchanged: bool
+        self, packed: torch.Tensor, draws: np.ndarray, new: np.ndarray, write: Write | None, exchanged: bool
     ) -> None:
         """Have a batch's new logits written later.
 
         Args:
             packed: as RecordLayout.pack returns them, on the device.
-            indices: of the images, int64 (batch,).
+            draws: a number for each view of an image, int64 (batch,).
             new: those to write, bool (batch,).
             write: None: another process of this host writes.
             exchanged: write all ranks' logits. Then a collective: every rank calls it equally often, with as many images.
@@ -50,7 +50,7 @@ class Filling:
         Raises:
             ValueError, OSError: an earlier batch could not be written.
         """
-        about = np.concatenate([new[:, None].astype(np.uint8), indices.astype("<i8")[:, None].view(np.uint8)], axis=1)
+        about = np.concatenate([new[:, None].astype(np.uint8), draws.astype("<i8")[:, None].view(np.uint8)], axis=1)
         device = packed.device
         moved = accelerator.pinned(torch.from_numpy(about), device).to(device, non_blocking=True)
         rows = torch.cat([moved, packed.contiguous().view(torch.uint8)], dim=1)
@@ -84,6 +84,6 @@ class Filling:
             done.synchronize()
         rows = host.numpy()
         rows = rows[rows[:, 0] == 1]
-        indices = np.ascontiguousarray(rows[:, 1 : 1 + INDEX_BYTES]).view("<i8")[:, 0]
-        packed = np.ascontiguousarray(rows[:, 1 + INDEX_BYTES :]).view("<f4")
-        write(self._layout.encode(packed), indices)
+        draws = np.ascontiguousarray(rows[:, 1 : 1 + DRAW_BYTES]).view("<i8")[:, 0]
+        packed = np.ascontiguousarray(rows[:, 1 + DRAW_BYTES :]).view("<f4")
+        write(self._layout.encode(packed), draws)

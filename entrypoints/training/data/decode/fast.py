@@ -12,6 +12,7 @@ from PIL import Image
 from training.data.augmentation import Augmentation, Variation, decoded_part
 from training.data.decode import geometry
 from training.data.decode.decoding import as_pixels, decode
+from training.data.decode.image_file import ImageFile
 from training.data.decode.jpeg import JpegHeader, find_decoder, opencv, read_header
 
 ALIASING = 1.5
@@ -39,26 +40,27 @@ class FastPreprocessor:
         return f"preprocessing {self.name}: JPEGs decoded by {find_decoder()[1]}, rotated by {warps}"
 
     def varied(
-        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, rng: random.Random
+        self, image: ImageFile, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
         """Uint8 (channels, size, size) of an image file, varied as the augmentation draws from `rng`.
 
         Raises:
             BrokenImage: it cannot be decoded; the message names the file.
         """
-        header = read_header(encoded)
+        header = image.header
         if header is not None:
             variation = augmentation.draw(header.upright_size, size, rng)
             grey = channels == 1 or header.channels == 1
             part = self._part(header, size, variation)
-            pixels = find_decoder()[0](encoded, header, part, grey)
+            pixels = image.decoded((part, grey), lambda: find_decoder()[0](image.encoded, header, part, grey))
             if pixels is not None:
                 made = self._vary(pixels, header, part, size, variation)
                 return made if len(made) == channels else np.repeat(made, channels, axis=0)
-        image = decode(encoded, file, channels)
+        pixels = image.decoded(channels, lambda: np.array(decode(image.encoded, image.name, channels)))
+        high, wide = pixels.shape[:2]
         if header is None:
-            variation = augmentation.draw(image.size, size, rng)
-        return self._vary(np.array(image), JpegHeader(*image.size, channels, 1), 1, size, variation)
+            variation = augmentation.draw((wide, high), size, rng)
+        return self._vary(pixels, JpegHeader(wide, high, channels, 1), 1, size, variation)
 
     def whole(self, encoded: bytes, file: str, channels: int) -> np.ndarray:
         """Uint8 (height, width) for one channel, (height, width, 3) for three, of an image file, upright.

@@ -10,6 +10,7 @@ from PIL import Image
 from training.data.augmentation import Augmentation, Variation
 from training.data.decode.decoding import as_pixels, decode
 from training.data.decode.geometry import fitted
+from training.data.decode.image_file import ImageFile
 
 
 class ReferencePreprocessor:
@@ -30,15 +31,15 @@ class ReferencePreprocessor:
         return as_pixels(fit(decode(encoded, file, channels), size))
 
     def varied(
-        self, encoded: bytes, file: str, size: int, channels: int, augmentation: Augmentation, rng: random.Random
+        self, image: ImageFile, size: int, channels: int, augmentation: Augmentation, rng: random.Random
     ) -> np.ndarray:
         """Uint8 (channels, size, size) of an image file, varied as the augmentation draws from `rng`.
 
         Raises:
             BrokenImage: it cannot be decoded; the message names the file.
         """
-        image = decode(encoded, file, channels)
-        return as_pixels(vary(image, size, augmentation.draw(image.size, size, rng)))
+        whole = image.decoded(channels, lambda: decode(image.encoded, image.name, channels))
+        return as_pixels(vary(whole, size, augmentation.draw(whole.size, size, rng)))
 
     def whole(self, encoded: bytes, file: str, channels: int) -> np.ndarray:
         """Uint8 (height, width) for one channel, (height, width, 3) for three, of an image file, upright.
