@@ -6,34 +6,38 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from training.data import workers
 from training.data.augmentation import Augmentation
-from training.data.batches import TrainingBatches
+from training.data.batches import LabellingBatches, TrainingBatches
 from training.data.broken import BrokenImages
 from training.data.decode import fast, reference
 from training.data.decode.decoding import BrokenImage
 from training.data.decode.fast import FastPreprocessor
 from training.data.decode.image_file import ImageFile
 from training.data.decode.reference import ReferencePreprocessor
+from training.data.loaders import open_loaders
 from training.data.mixing import Mixing
-from training.data.orders import ShardOrder
+from training.data.orders import FreeOrder, JointOrder, ShardOrder
 from training.data.sources.folders import LabelledFolder
 from training.data.threads import ThreadedLoader
-from training.data.views import TrainingViews, collate_views
-from training.data.workers import milliseconds_an_image
+from training.data.views import TrainingViews, collate_views, open_data
 from training.distributed.world import World
 from training.settings import check
 from training.settings.distillation import DistillationSettings
+from training.settings.scripts import LabelledImageSettings
 
 from tests.entrypoints.ranks import run_ranks
 from tests.entrypoints.teachers import CLASSES, OPTIONS, exported
 
 IMAGES, TOGETHER = 22, 3
 UNMIXED = Mixing()
+ALONE = World(0, 1, 0, torch.device("cpu"), "none", "test")
 
 ORDERS = {"files": None, "shards": ShardOrder(np.array([7, 0, 9, 6]), 2)}
 
@@ -189,9 +193,28 @@ def test_what_cannot_be_decoded_fails_for_each_view():
 
 
 def test_the_cost_of_an_image_is_that_of_a_view_where_several_come_from_one_decoding(photographs, monkeypatch):
-    decoded = counted(monkeypatch)
-    milliseconds_an_image(views(photographs, ReferencePreprocessor()), TOGETHER)
-    assert sum(decoded.values()) == 6 and set(decoded.values()) == {1}
+    decoded, now = counted(monkeypatch), iter([0, 6, 10, 40, 50, 80])  # seconds: when three visits begin and end
+    monkeypatch.setattr(workers, "MEASURED", 3)
+    monkeypatch.setattr(workers, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    assert workers.milliseconds_an_image(views(photographs, ReferencePreprocessor()), TOGETHER) == 30_000 / TOGETHER
+    assert sum(decoded.values()) == 3 and set(decoded.values()) == {1}
+
+
+def test_the_setting_reaches_the_loader(photographs):
+    asked = LabelledImageSettings(image_size=24, global_batch_size=12, views_per_decode=TOGETHER, min_crop_area=0.5)
+    data = open_data(photographs, photographs, asked, 3)
+    loaders = open_loaders(data, asked, ALONE, batch_size_per_device=12)
+    batch = next(iter(loaders.train))
+    assert batch.views.tolist() == [1, 2, 3] * 4 and len(set(batch.indices.tolist())) == 4
+
+
+def test_labelled_are_the_images_that_training_draws_of_a_view():
+    order = JointOrder(FreeOrder(10), FreeOrder(12), 4)
+    common = {"together": 2, "order": order, "views": 6}
+    training, labelling = (kind(14, 14, ALONE, 5, **common) for kind in (TrainingBatches, LabellingBatches))
+    for epoch in range(1, 7):
+        for view in training.views_of(epoch):
+            assert set(training.indices(epoch)) <= set(labelling.of_view(view).ravel())
 
 
 # --- in a run
