@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
-
-import pytest
 
 from tests.conftest import ROOT
 
@@ -26,15 +21,6 @@ def given(target: str) -> list[list[str]]:
     return [words[1:] for words in calls if words[0] == "$(PYTEST)"]
 
 
-def collected(*arguments: str) -> list[str]:
-    """The tests that pytest would run."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    return [line for line in done.stdout.splitlines() if "::" in line]
-
-
 def test_the_two_targets_differ_in_the_marker_alone():
     assert {target: given(target) for target in TARGETS} == TARGETS
 
@@ -42,10 +28,3 @@ def test_the_two_targets_differ_in_the_marker_alone():
 def test_no_test_on_the_stand_in_gpu_is_slow():
     """They run whole, in `make test`."""
     assert not [file for file in (ROOT / "tests/device").rglob("*.py") if "mark.slow" in file.read_text()]
-
-
-@pytest.mark.slow
-def test_every_test_is_in_exactly_one_of_them():
-    others = [arguments for target in TARGETS for arguments in given(target) if arguments != ["tests/device"]]
-    run = [test for arguments in others for test in collected(*arguments)]
-    assert sorted(run) == sorted(test for test in collected() if not test.startswith("tests/device/"))

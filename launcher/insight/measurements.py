@@ -66,7 +66,7 @@ class Host:
     """(Type, Name, Dimension) -> everything else that was sampled."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
     """The logged windows of one rank's steps."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -24,12 +26,27 @@ RARE = 0.25
 """Share of the steps above which slow ones are no outliers but the run's usual speed."""
 
 
+def _once(function: Callable[[Steps], np.ndarray]) -> Callable[[Steps], np.ndarray]:
+    """Works a function out once for each rank's windows, which every rule asks for again, and keeps it as long as these are there."""
+    known: WeakKeyDictionary[Steps, np.ndarray] = WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def found(steps: Steps) -> np.ndarray:
+        if steps not in known:
+            known[steps] = function(steps)
+            known[steps].flags.writeable = False
+        return known[steps]
+
+    return found
+
+
+@_once
 def counts(steps: Steps) -> np.ndarray:
     """(n,) steps of each logged window."""
     recorded = steps.extra.get("steps")
     if recorded is not None and np.isfinite(recorded).all():
-        known: np.ndarray = np.maximum(recorded, 1)
-        return known
+        logged: np.ndarray = np.maximum(recorded, 1)
+        return logged
     between = np.diff(steps.step)
     usual = float(np.median(between)) if len(between) else float(steps.step[0])
     first = min(float(steps.step[0]), usual)  # a run that goes on from a checkpoint begins at a later step
@@ -47,6 +64,7 @@ def each_step(steps: Steps, values: np.ndarray, where: np.ndarray) -> np.ndarray
     return repeated
 
 
+@_once
 def steady(steps: Steps) -> np.ndarray:
     """(n,) which windows count: not those of the first steps, unless there are no others, nor those that torch.profiler slowed."""
     begun = steps.step - counts(steps) - (steps.step[0] - counts(steps)[0])
@@ -59,6 +77,7 @@ def steady(steps: Steps) -> np.ndarray:
     return mask if mask.any() else np.ones(len(steps.step), bool)
 
 
+@_once
 def far(steps: Steps) -> np.ndarray:
     """(n,) which windows are outliers: rare ones far above the median of the steady ones, or with such a step."""
     seconds, kept = np.nan_to_num(steps.seconds["step"]), steady(steps)
