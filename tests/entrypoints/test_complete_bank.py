@@ -232,6 +232,9 @@ def test_broken_images_need_no_answer_however_many_there_are(tmp_path, monkeypat
         return next(other for other in range(index, OF_A_CACHE) if other not in broken)
 
     opened(tmp_path, stand_in=stand_in).require_answers(batches(), 6)
+    forget(cache, tmp_path, [50])
+    with pytest.raises(ValueError, match="view 1: 1 of 60"):
+        opened(tmp_path, stand_in=stand_in).require_answers(batches(), 6)
     forget(cache, tmp_path, [6])  # which stands in for 3, 4 and 5
     with pytest.raises(ValueError, match="view 1: [1-6] of 60"):
         opened(tmp_path, stand_in=stand_in).require_answers(batches(), 6)

@@ -39,7 +39,7 @@ class TeacherCacheSettings:
             (
                 "where",
                 self.where is not None or not self.complete,
-                "a folder or channel:NAME with complete: nothing fills a bank among the run's own checkpoints",
+                "a folder or channel:NAME with complete: it names the bank that was given",
             ),
         )
 
