@@ -9,7 +9,7 @@ The loss is `hard_label_weight` × cross-entropy with the labels + the rest × t
 of Hinton et al. (https://arxiv.org/abs/1503.02531). Both models look at the same augmented pixels, each with its own
 normalisation and resolution. With `features` the student also learns what the teacher's last layer makes of them. With `students`
 several learn from one pass of the teacher, each as it would alone. With `teacher_cache` the teacher runs once for each view of an
-image, with `teacher_servers` on the hosts that make the images.
+image, with `teacher_servers` on the hosts that make the images; with a complete label bank there is none.
 """
 
 from functools import partial
@@ -32,6 +32,7 @@ from training.tasks.distillation import (
     held_out_for_teacher,
     load_teacher,
     open_cache,
+    open_complete_bank,
     open_images,
     with_teacher,
 )
@@ -51,9 +52,10 @@ def main(settings: DistillationSettings) -> None:
         run.report.say_all(data.notes)
         steps, image = total_steps(settings, data.epoch_images), memory.example(data, world.device)
         teacher = remote = None
+        bank = open_complete_bank(settings, data, environment, world)
         if settings.teacher_servers is not None:
             remote = ask_servers(settings, data, channels, run)
-        elif any(own.has_teacher for own in each.values()):
+        elif bank is None and any(own.has_teacher for own in each.values()):
             teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         students = Students(each, teacher, data.classes, environment, image, steps, world, say)
         states = students.states
@@ -66,15 +68,21 @@ def main(settings: DistillationSettings) -> None:
         bare = distillation(students.bare, teacher and teacher.eager(), timeline=Timeline(world.device))
         layout = remote.layout if remote else None
         views = settings.teacher_cache.views if settings.teacher_cache else None
+        if bank is not None and settings.probe_seconds:
+            views = 1  # one batch over and over is of one view, and so are all others then
         opened = fitting_loaders(bare, states, data, now, without, run, views=views)
         loaders = opened(settings, say=say)
         features.require_enough(settings, loaders.train_batches.batch_size_per_device)
-        if settings.probe_seconds:  # without a cache: measured is the pass that fills it
-            task = distillation(students.trained, teacher, timeline=run.timeline, layout=layout)
+        cache = taught = None
+        if bank is not None:
+            bank.require_answers(loaders.train_batches, steps)
+            cache, taught = bank.cache, bank.about()
+            say(bank.say())
+        if settings.probe_seconds:  # a cache that a teacher fills is left out: measured is the pass that fills it
+            task = distillation(students.trained, teacher, cache, timeline=run.timeline, layout=layout)
             alone = distillation(students.trained, timeline=run.timeline) if teacher else None
             return probe.measure(task, states, loaders, opened, run, without_teacher=alone)
 
-        cache = taught = None
         teacher_logits: list[torch.Tensor] | None = None
         asked = teacher or remote
         if asked is not None:

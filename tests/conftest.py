@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "entrypoints"))  # as the toolkit puts the code fo
 WITH_DOCKER = bool(os.environ.get("LAUNCHER_TEST_DOCKER"))
 """Whether the tests with a real Docker engine are wanted. They then run or fail: none is skipped."""
 
-OF_DOCKER = ["docker", *(f"local_mode/test_{name}.py" for name in ("engine", "tune", "your_ci"))]
+OF_DOCKER = ["docker", *(f"local_mode/test_{name}.py" for name in ("engine", "labelling", "tune", "your_ci"))]
 collect_ignore = [] if WITH_DOCKER else OF_DOCKER
 
 WEIRD_NAMES = ["plain", "a blank", "it's", 'quo"te', "a'; echo foo", "ünï-码", "a#b?c%20d"]

@@ -48,6 +48,13 @@ def check(job: Job, places: Mapping[str, str]) -> Iterator[Issue]:
         return
     if all(_labels_alone(job.script, own) for own in each):
         return
+    if _mapping(settings.get("teacher_cache")).get("complete") is True:
+        yield error(
+            level="warning",
+            found=f"given, and {job.script} does not read it with teacher_cache.complete",
+            fix="remove it, unless it is for launcher label, which reads it",
+        )
+        return
     if given.source in ("s3", "fsx", "efs"):
         yield not_checked(found="whether the teacher fits its student: it is not on this machine")
     if CHANNEL not in places or settings.get("teacher_pretrained") is True:

@@ -23,7 +23,8 @@ def planned(
 ) -> Plan:
     """Plan the labelling of a config's job.
 
-    Where the job reads its bank from a run, `inputs.NAME: {run: …}`, that run is this one: it has no such input, and leaves the bank.
+    Where the job reads its bank from a run, `inputs.NAME: {run: …}`, that run is this one: it has no such input, and leaves the bank. Where
+    the job takes a complete bank for its teacher, this run has the teacher.
 
     Raises:
         UserError: the config has mistakes, or its script learns from no teacher whose answers can be kept.
@@ -41,10 +42,12 @@ def labelling(job: Job) -> Job:
         raise mistake("script", job.script, "launcher label takes a config of this kit's own train_kd.py", valid=TRAINS)
     settings, inputs = dict(job.hyperparameters), dict(job.inputs)
     kept = settings.get(SETTING)
-    if isinstance(kept, dict) and isinstance(where := kept.get("where"), str) and where.startswith("channel:"):
-        given = inputs.get(channel := where.removeprefix("channel:"))
-        if given is not None and given.run is not None:
+    if isinstance(kept, dict):
+        left_out, where = {"complete"}, kept.get("where")  # the teacher is here, and fills the bank
+        channel = where.removeprefix("channel:") if isinstance(where, str) and where.startswith("channel:") else ""
+        if channel in inputs and inputs[channel].run is not None:
             del inputs[channel]
-            settings[SETTING] = {name: value for name, value in kept.items() if name != "where"}
+            left_out.add("where")
+        settings[SETTING] = {name: value for name, value in kept.items() if name not in left_out}
     name = job.name[: 42 - len(SUFFIX)].rstrip("-") + SUFFIX
     return job.model_copy(update={"name": name, "script": LABELS, "inputs": inputs, "hyperparameters": settings})

@@ -13,7 +13,12 @@ from launcher_observer.contract import contract_value
 from training.distributed import smddp
 from training.runtime.environment import is_streamed
 from training.settings import check, convert, fixed_on_resume, limits, read_settings, require, setting
-from training.settings.distillation import DistillationSettings, TeacherCacheSettings, UnlabelledSettings
+from training.settings.distillation import (
+    DistillationSettings,
+    LabellingSettings,
+    TeacherCacheSettings,
+    UnlabelledSettings,
+)
 from training.settings.scripts import ClassifierSettings, TeacherSettings, TrainingSettings
 from training.settings.segmentation import SegmentationSettings
 
@@ -191,6 +196,7 @@ def test_every_condition_has_a_case_above():
         "teacher_servers",
         "without_servers",
         "compile_teacher",
+        "teacher_precision",
         "unlabelled",
     }
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
@@ -245,12 +251,12 @@ def test_a_group_of_settings_tells_each_of_its_mistakes_by_its_full_name():
     assert made is None
     assert {name: valid for name, _, valid in problems} == {
         "teacher_cache.views": "at least 1",
-        "teacher_cache.topk": "views, top_k, where, precision",
+        "teacher_cache.topk": "views, top_k, where, precision, complete",
         "teacher_cache.precision": "one of fp32, fp16, int8, int4",
     }
     made, problems = check(DistillationSettings, {"student": "x", "teacher_cache": 5})
     assert made is None and [problem[0] for problem in problems] == ["teacher_cache"]
-    assert "a mapping with views, top_k, where, precision" in problems[0][2]
+    assert "a mapping with views, top_k, where, precision, complete" in problems[0][2]
 
 
 @pytest.mark.parametrize("value", [{"views": 3}, '{"views": "3"}'])
@@ -266,6 +272,35 @@ def test_a_cache_without_a_teacher_is_refused():
     assert made is None and [problem[0] for problem in problems] == ["teacher_cache"]
 
 
+COMPLETE = {"views": 1, "where": "channel:kept", "complete": True}
+
+
+def test_all_that_a_complete_bank_leaves_without_meaning_is_refused_at_once():
+    of_a_teacher = {
+        "teacher": "resnet18",
+        "teacher_options": {"drop_rate": 0.1},
+        "teacher_pretrained": True,
+        "teacher_precision": "bf16",
+        "compile_teacher": True,
+        "min_teacher_accuracy": 0.5,
+    }
+    made, problems = check(DistillationSettings, {"student": "x", "teacher_cache": COMPLETE, **of_a_teacher})
+    assert made is None and {name for name, *_ in problems} == {*of_a_teacher}
+    assert all("with teacher_cache.complete" in valid for *_, valid in problems)
+    served = {"teacher_servers": {}, "worker_type": "remote", "without_servers": "fail"}
+    made, problems = check(DistillationSettings, {"student": "x", "teacher_cache": COMPLETE, **served, "features": {}})
+    assert made is None and {name for name, *_ in problems} == {"teacher_cache", "features"}
+    assert DistillationSettings(student="x", **settings_of({"teacher_cache": COMPLETE})).has_complete_bank
+
+
+def test_a_complete_bank_lies_where_the_run_does_not_fill_one_and_is_not_labelled():
+    made, problems = check(DistillationSettings, {"student": "x", "teacher_cache": {"views": 1, "complete": True}})
+    assert made is None and [name for name, *_ in problems] == ["teacher_cache.where"]
+    assert "channel:NAME with complete" in problems[0][2]
+    made, problems = check(LabellingSettings, {"student": "x", "teacher_cache": COMPLETE})
+    assert made is None and problems[0][::2] == ("teacher_cache", "without complete: the teacher fills the bank")
+
+
 @pytest.mark.parametrize(
     ("values", "channels"),
     [
@@ -275,6 +310,10 @@ def test_a_cache_without_a_teacher_is_refused():
         ({"teacher": "resnet18", "teacher_pretrained": True}, ["train", "validation"]),
         ({"teacher_cache": {"views": 1, "where": "channel:kept"}}, ["train", "validation", "teacher", "kept"]),
         ({"teacher_cache": {"views": 1, "where": "/opt/ml/kept"}}, ["train", "validation", "teacher"]),
+        (
+            {"teacher_cache": {"views": 1, "where": "channel:kept", "complete": True}},
+            ["train", "validation", "kept"],
+        ),
         ({"unlabelled": {}}, ["train", "unlabelled", "validation", "teacher"]),
         ({"unlabelled": {"alone": True}, "hard_label_weight": 0}, ["unlabelled", "validation", "teacher"]),
     ],

@@ -58,7 +58,7 @@ def test_a_cache_of_something_else_is_refused_and_the_part_is_named(tmp_path, ch
 
 def test_a_cache_of_another_record_format_is_refused(tmp_path, monkeypatch):
     filled(tmp_path)
-    monkeypatch.setattr("training.teacher.cache.FORMAT", 3)
+    monkeypatch.setattr("training.teacher.bank_identity.FORMAT", 3)
     with pytest.raises(ValueError, match="other record format"):
         opened(tmp_path)
 

@@ -126,6 +126,10 @@ def test_a_teacher_on_other_hosts_is_not_blamed_for_what_reading_its_logits_take
     assert taught(settings={"teacher_servers": {"top_k": 10}}) is None
 
 
+def test_a_teacher_that_is_not_there_is_not_blamed_for_what_reading_its_label_bank_takes():
+    assert taught(settings={"teacher_cache": {"views": 2, "complete": True}}) is None
+
+
 def test_on_the_cpu_fewer_bits_make_no_teacher_faster():
     found = taught(gpu=None, settings={"precision": "fp32"})
     assert "teacher_precision" not in str(found.fixes)

@@ -28,6 +28,45 @@ def test_a_bank_in_a_folder_stays_where_it_is():
     assert job.inputs["cache"].folder == "bank" and job.hyperparameters == VALUES["hyperparameters"]
 
 
+def test_one_config_serves_labelling_with_the_teacher_and_training_on_the_complete_bank_without(tmp_path):
+    for name in ("train/a", "bank", "teacher"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").touch()
+    inputs = {name: {"folder": str(tmp_path / name)} for name in ("train", "teacher")}
+    inputs |= {"validation": inputs["train"], "cache": {"folder": str(tmp_path / "bank")}}
+    cache = {"views": 2, "where": "channel:cache", "complete": True}
+    values = {**VALUES, "inputs": inputs, "hyperparameters": {"student": "resnet18", "teacher_cache": cache}}
+    job = launcher.from_values(values)
+    assert labelling(job).hyperparameters["teacher_cache"] == {"views": 2, "where": "channel:cache"}
+    of_a_run = launcher.from_values({**values, "inputs": {**inputs, "cache": {"run": "student-labels"}}})
+    assert labelling(of_a_run).hyperparameters["teacher_cache"] == {"views": 2}
+    plan = launcher.plan(job)
+    [warned] = [issue for issue in plan.issues if issue.key == "inputs.teacher"]
+    assert (
+        not plan.errors and warned.level == "warning" and "does not read it with teacher_cache.complete" in warned.found
+    )
+    without = launcher.from_values({**values, "inputs": {name: inputs[name] for name in inputs if name != "teacher"}})
+    assert not launcher.plan(without).errors
+    assert [issue.key for issue in launcher.plan(labelling(without)).errors] == ["inputs.teacher"]
+
+
+def test_a_plan_names_all_that_does_not_go_with_a_complete_bank(tmp_path):
+    (tmp_path / "a").mkdir()
+    inputs = {name: {"folder": str(tmp_path)} for name in ("train", "validation", "cache")}
+    cache = {"views": 2, "where": "channel:cache", "complete": True}
+    settings = {"student": "resnet18", "teacher_cache": cache, "features": {}, "min_teacher_accuracy": 0.9}
+    given = {**settings, "compile_teacher": True, "teacher_servers": {}}
+    found = {
+        issue.key: issue
+        for issue in launcher.plan(launcher.from_values({**VALUES, "inputs": inputs, "hyperparameters": given})).errors
+    }
+    names = ("features", "min_teacher_accuracy", "compile_teacher", "teacher_servers", "teacher_cache")
+    assert {f"hyperparameters.{name}" for name in names} <= found.keys()
+    accuracy = found["hyperparameters.min_teacher_accuracy"]
+    assert (accuracy.found, accuracy.fix) == ("0.9", "correct min_teacher_accuracy")
+    assert accuracy.valid == "0 with teacher_cache.complete: the label bank is all there is of the teacher"
+
+
 @pytest.mark.parametrize("changes", [{"script": "train_classifier.py"}, {"source": "mine"}])
 def test_a_job_without_a_teacher_of_this_kit_is_refused(changes):
     with pytest.raises(launcher.UserError, match="launcher label takes a config of this kit's own train_kd.py"):

@@ -10,6 +10,9 @@ from training.settings.entries import variants
 from training.settings.scripts import LabelledImageSettings, TeacherSettings
 from training.settings.students import MOST_STUDENTS, OF_A_STUDENT
 
+AS_COMPLETE = "with teacher_cache.complete: the label bank is all there is of the teacher"
+"""Why a setting of the teacher has no meaning."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherCacheSettings:
@@ -26,11 +29,19 @@ class TeacherCacheSettings:
     channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""
     precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
     """Of the logits kept. int8 and int4: in 256 or 16 steps from the largest one of an image to the smallest one kept."""
+    complete: bool = False
+    """The bank has every answer, and is all there is of the teacher: none is loaded, and the channel `teacher` is not read. A run that
+    lacks an answer ends before its first step."""
 
     def __post_init__(self) -> None:
         require(
             *limits(self),
             ("where", self.where is None or self.where not in ("", "channel:"), "a folder, channel:NAME, or null"),
+            (
+                "where",
+                self.where is not None or not self.complete,
+                "a folder or channel:NAME with complete: it names the bank that was given",
+            ),
         )
 
     @property
@@ -70,7 +81,7 @@ class UnlabelledSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationSettings(TeacherSettings, LabelledImageSettings):
-    """Settings of train_kd.py. The teacher arrives as the channel `teacher`, or by its published weights."""
+    """Settings of train_kd.py. The teacher arrives as the channel `teacher`, by its published weights, or as a complete label bank."""
 
     student: str = ""
     """The student: a timm model's name. It must be given, here or for each of `students`."""
@@ -123,9 +134,14 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
         """Of the images that the students see: 1 for grey, 3 for colour."""
         return int(next(iter(variants(self).values())).student_options.get("in_chans", 3))
 
+    @property
+    def has_complete_bank(self) -> bool:
+        """Whether a label bank stands in for the teacher."""
+        return self.teacher_cache is not None and self.teacher_cache.complete
+
     def channels(self) -> list[str]:
-        each = variants(self).values()
-        teacher = ["teacher"] if any(own.has_teacher for own in each) and not self.teacher_pretrained else []
+        each, elsewhere = variants(self).values(), self.teacher_pretrained or self.has_complete_bank
+        teacher = ["teacher"] if any(own.has_teacher for own in each) and not elsewhere else []
         cache = [self.teacher_cache.channel] if self.teacher_cache and self.teacher_cache.channel else []
         start = ["weights"] if any(own.pretrained == "channel" for own in each) else []
         return super().channels() + teacher + cache + start
@@ -145,15 +161,22 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
                 ("students", channels <= 1, "in_chans of all student_options the same: they see the same images"),
             ]
         one_teacher, served = isinstance(self.teacher, str), self.teacher_servers is not None
+        complete = self.has_complete_bank
         alone = self.unlabelled is not None and self.unlabelled.alone
         return super().conditions() + [
             ("student", self.student != "", "a timm model's name"),
+            ("teacher_options", not complete or not self.teacher_options, f"empty {AS_COMPLETE}"),
             (
                 "teacher_options",
                 not self.teacher_options or one_teacher,
                 "empty where `teacher` names no model, or several",
             ),
+            ("teacher_pretrained", not complete or not self.teacher_pretrained, f"false {AS_COMPLETE}"),
             ("teacher_pretrained", not self.teacher_pretrained or self.teacher is not None, "false without `teacher`"),
+            ("teacher", not complete or self.teacher is None, f"null {AS_COMPLETE}"),
+            ("teacher_precision", not complete or self.teacher_precision is None, f"null {AS_COMPLETE}"),
+            ("compile_teacher", not complete or not self.compile_teacher, f"false {AS_COMPLETE}"),
+            ("min_teacher_accuracy", not complete or self.min_teacher_accuracy == 0, f"0 {AS_COMPLETE}"),
             (
                 "teacher_cache",
                 self.teacher_cache is None or (self.teacher_weight > 0 and not served),
@@ -199,5 +222,6 @@ class LabellingSettings(DistillationSettings):
     def conditions(self) -> list[tuple[str, bool, str]]:
         return super().conditions() + [
             ("teacher_cache", self.teacher_cache is not None, "views, and what is kept: it names the label bank"),
+            ("teacher_cache", not self.has_complete_bank, "without complete: the teacher fills the bank"),
             ("probe_seconds", self.probe_seconds == 0, "0: nothing is trained"),
         ]

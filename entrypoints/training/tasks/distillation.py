@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,6 +33,7 @@ from training.tasks.losses import distillation_loss, label_cross_entropy
 from training.tasks.students import Student
 from training.teacher import frozen, served
 from training.teacher.cache import TeacherCache
+from training.teacher.complete_bank import FILL, CompleteBank
 from training.teacher.frozen import Teacher
 from training.teacher.logit_records import RecordLayout, record_layout
 
@@ -59,7 +61,7 @@ class Distillation:
         Args:
             students: they give features too where `features` are learned, which all of them learn alike.
             teacher: None: labels alone, or the logits come with the images.
-            cache: keeps the teacher's logits; None: the teacher runs on every step.
+            cache: keeps the teacher's logits, and without `teacher` has them all; None: the teacher runs on every step.
             layout: of the logits that come with the images. None: none do.
             labelled_share: of the images that an epoch draws, how many have a label.
         """
@@ -76,7 +78,7 @@ class Distillation:
     def __call__(self, batch: LabelledBatch | TaughtBatch) -> Iterator[dict[str, torch.Tensor]]:
         """The losses of a micro-batch on the students' device, of one student after the other; scalars in nats."""
         target = taught = None
-        if self.teacher is not None or self.layout is not None:
+        if self.teacher is not None or self.layout is not None or self.cache is not None:
             with self.timeline.phase("teacher_forward"):
                 target, taught = self._target(batch)
         for student in self.students:
@@ -124,7 +126,11 @@ class Distillation:
         return self._ask(batch.images) if self.cache is None else self.cache.logits(batch, self._ask), None
 
     def _ask(self, images: torch.Tensor) -> torch.Tensor:
-        assert self.teacher is not None
+        if self.teacher is None:
+            assert self.cache is not None, "nobody else asks"
+            raise ValueError(
+                f"the label bank in {self.cache.where} was whole when the run began, and lacks answers now: {FILL}"
+            )
         return self.teacher.to(images.device)(images)
 
 
@@ -266,19 +272,10 @@ def open_cache(
     kept = settings.teacher_cache
     if kept is None:
         return None
-    size = record_layout(len(data.classes), kept.top_k, kept.precision).size
-    where = _bank_folder(kept, environment, world, kept.views * len(data.training) * size)
-    digest = world.first_alone(data.training.source.digest)
-    views = json.dumps(data.training.view_description(), sort_keys=True)
-    parts = {
-        "teacher weights": teacher.digest(),
-        "transform": hashlib.sha256(views.encode()).hexdigest(),
-        "data": world.broadcast_bytes(None if digest is None else digest.encode()).decode(),
-        "dtype": settings.teacher_number_format,
-    }
+    where, parts, about = _bank(kept, data, environment, world)
     return TeacherCache.open(
         where,
-        parts=parts,
+        parts={**parts, "teacher weights": teacher.digest(), "dtype": settings.teacher_number_format},
         images=len(data.training),
         classes=len(data.classes),
         views=kept.views,
@@ -287,8 +284,49 @@ def open_cache(
         world=world,
         stand_in=data.training.stand_in,
         drawn=data.epoch_images,
-        about={"teacher": teacher.name, "class names": [*data.classes]},
+        about={"teacher": teacher.name, **about},
     )
+
+
+def open_complete_bank(
+    settings: DistillationSettings, data: Data[TrainingViews, HeldOutImages], environment: Environment, world: World
+) -> CompleteBank | None:
+    """The bank that is all there is of the teacher, where the settings say so. A collective.
+
+    Raises:
+        ValueError: there is none, or it is of another transform or data; as CompleteBank.
+    """
+    kept = settings.teacher_cache
+    if kept is None or not kept.complete:
+        return None
+    where, parts, about = _bank(kept, data, environment, world)
+    return CompleteBank(
+        where,
+        parts=parts,
+        about=about,
+        images=len(data.training),
+        views=kept.views,
+        top_k=kept.top_k,
+        precision=kept.precision,
+        world=world,
+        stand_in=data.training.stand_in,
+        drawn=data.epoch_images,
+    )
+
+
+def _bank(
+    kept: TeacherCacheSettings, data: Data[TrainingViews, HeldOutImages], environment: Environment, world: World
+) -> tuple[Path, dict[str, str], dict[str, Any]]:
+    """Of a label bank its folder, the parts of its identity that the images decide, and what its manifest says of them. A collective."""
+    size = record_layout(len(data.classes), kept.top_k, kept.precision).size
+    where = _bank_folder(kept, environment, world, kept.views * len(data.training) * size)
+    digest = world.first_alone(data.training.source.digest)
+    views = data.training.view_description()
+    parts = {
+        "transform": hashlib.sha256(json.dumps(views, sort_keys=True).encode()).hexdigest(),
+        "data": world.broadcast_bytes(None if digest is None else digest.encode()).decode(),
+    }
+    return where, parts, {"class names": [*data.classes], "transform": views}
 
 
 def _bank_folder(kept: TeacherCacheSettings, environment: Environment, world: World, full: int) -> Path:

@@ -22,10 +22,9 @@ import torch
 from training.data.batches import LabelledBatch
 from training.distributed.world import World
 from training.runtime import accelerator
+from training.teacher.bank_identity import identity_of, require_same
 from training.teacher.cache_filling import Filling
 from training.teacher.label_bank import (
-    FORMAT,
-    IDENTITY,
     MANIFEST,
     PIECE,
     Precision,
@@ -113,14 +112,7 @@ class TeacherCache:
                 what differs or is missing, and the fix.
         """
         layout = record_layout(classes, top_k, precision)
-        identity = {
-            "record format": FORMAT,
-            **parts,
-            "images": images,
-            "classes": classes,
-            "top_k": layout.top_k,
-            "precision": precision,
-        }
+        identity = identity_of(parts, images, layout)
         cache, problem = cls(where, identity, layout, images, views, world, stand_in, drawn or images), None
         try:
             cache._set_up(identity, {"torch": torch.__version__, "images a view": cache.drawn, **about})
@@ -268,7 +260,8 @@ class TeacherCache:
                 self.where.mkdir(parents=True, exist_ok=True)
                 self._require_room()  # before the manifest, which would refuse a smaller top_k
                 write_manifest(self.where, identity, self.layout, about)
-        _require_same(self.where, read_manifest(self.where)[IDENTITY], identity)
+        fix = "set another teacher_cache.where, or delete that folder"
+        require_same(self.where, read_manifest(self.where), identity, about, fix)
         self.writable = _can_write(self.where, view_file(self.where, 1))
         if self.writable:
             self._require_room()
@@ -368,20 +361,6 @@ def size_of(images: int, classes: int, views: int, top_k: int | None, precision:
     return views * images * record_layout(classes, top_k, precision).size
 
 
-def _require_same(where: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise a ValueError that names all in which a folder's logits differ from this run's."""
-    different = [
-        f"{part} (there {_short(there.get(part))}, here {_short(here.get(part))})"
-        for part in dict.fromkeys([*here, *there])
-        if there.get(part) != here.get(part)
-    ]
-    if different:
-        raise ValueError(
-            f"the label bank in {where} was made with other {', '.join(different)}: "
-            "set another teacher_cache.where, or delete that folder"
-        )
-
-
 @contextlib.contextmanager
 def _cannot_begin(where: Path) -> Iterator[None]:
     try:
@@ -411,10 +390,6 @@ def _allocated(path: Path) -> int:
         return path.stat().st_blocks * 512
     except FileNotFoundError:
         return 0
-
-
-def _short(value: Any) -> str:
-    return f"{value[:12]}…" if isinstance(value, str) and len(value) > 16 else str(value)
 
 
 def _readable(size: int) -> str:

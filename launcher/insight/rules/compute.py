@@ -54,6 +54,9 @@ def teacher(evidence: Evidence) -> Answer:
     """The teacher takes much of the step, though its logits can be cached."""
     if evidence.settings.get("teacher_servers"):
         return DoesNotApply("other hosts run the teacher")
+    cached = evidence.settings.get("teacher_cache")
+    if isinstance(cached, dict) and cached.get("complete"):
+        return DoesNotApply("a label bank answers for the teacher")
     share = evidence.share("teacher_forward")
     if share is None:
         frozen = evidence.script and evidence.script.frozen_model
@@ -66,7 +69,7 @@ def teacher(evidence: Evidence) -> Answer:
     if share < TEACHER:
         return None
     settings = evidence.settings
-    epochs, cached = int(settings.get("epochs") or 1), settings.get("teacher_cache")
+    epochs = int(settings.get("epochs") or 1)
     precision = settings.get("teacher_precision") or settings.get("precision")
     halved = evidence.on_gpu and precision in (None, "fp32")
     half = Fix(

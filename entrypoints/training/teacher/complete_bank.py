@@ -1,0 +1,192 @@
+"""A complete label bank: it answers for a teacher that nobody has here, and its manifest says whose answers they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.data.batches import TrainingBatches, view_of
+from training.distributed.world import World
+from training.teacher.bank_identity import identity_of, require_same
+from training.teacher.cache import TRIED, TeacherCache
+from training.teacher.label_bank import (
+    IDENTITY,
+    MANIFEST,
+    PIECE,
+    Precision,
+    Seal,
+    ViewFile,
+    digest_of,
+    key_of,
+    read_manifest,
+    view_file,
+)
+from training.teacher.logit_records import record_layout
+
+OF_THE_TEACHER = ("teacher weights", "dtype")
+"""Parts of a bank's identity that it says itself, for there is no teacher to compare them with."""
+
+CLASS_NAMES = "class names"
+"""Below `created` in the manifest: the classes, in the order of the logits."""
+
+FIX = "correct these here, as the bank has them, or give a bank of this job's own images and settings"
+
+FILL = (
+    "launcher label fills it, with the teacher at hand; or leave out teacher_cache.complete and give the channel teacher, which then "
+    "computes what is missing"
+)
+
+
+class CompleteBank:
+    """The answers of a teacher that is not here, read-only.
+
+    Attributes:
+        cache: gives the logits of batches; it never asks its teacher, once `require_answers` has passed.
+    """
+
+    def __init__(
+        self,
+        where: Path,
+        *,
+        parts: Mapping[str, str],
+        about: Mapping[str, Any],
+        images: int,
+        views: int,
+        top_k: int | None,
+        precision: Precision,
+        world: World,
+        stand_in: Callable[[int], int],
+        drawn: int,
+    ):
+        """A collective.
+
+        Args:
+            where: a folder of this host, or one that all share.
+            parts: of the identity, but for OF_THE_TEACHER.
+            about: "class names" of the data, and "transform", all that its hash stands for.
+            images, views, top_k, precision, stand_in, drawn: as TeacherCache takes them.
+
+        Raises:
+            ValueError: the folder holds no bank, or one of other images, views or classes, or of other numbers kept; the message names
+                all that differs.
+        """
+        layout, problem = record_layout(len(about[CLASS_NAMES]), top_k, precision), None
+        identity = identity_of(parts, images, layout)
+        try:
+            identity, self._created = _opened(where, identity, about)
+        except (ValueError, OSError) as error:
+            problem = error
+        if world.any(problem is not None):  # together: no rank waits for one that has left
+            raise problem or ValueError("another process cannot use its label bank; its own message says why")
+        self.cache = TeacherCache(where, identity, layout, images, views, world, stand_in, drawn)
+        self._identity, self._stand_in = identity, stand_in
+        self._seal = Seal(key_of(identity), layout.size)
+
+    def about(self) -> dict[str, Any]:
+        """The teacher's entry in result.json and the model's card."""
+        return {
+            "model": self._created.get("teacher"),
+            "digest": self._identity.get("teacher weights"),
+            "precision": self._identity.get("dtype"),
+            "answers": "a complete label bank; no teacher was loaded",
+            "label_bank": str(self.cache.where),
+            "label_bank_digest": digest_of(self.cache.where),
+        }
+
+    def say(self) -> str:
+        """A line for people."""
+        about, cache = self.about(), self.cache
+        return (
+            f"label bank {cache.where}: the answers of {about['model']} in {about['precision']}, SHA-256 {about['digest']}, for "
+            f"all of {cache.views} view{'s' if cache.views > 1 else ''} of {cache.drawn:,} images; no teacher is loaded or measured"
+        )
+
+    def require_answers(self, batches: TrainingBatches, steps: int) -> None:
+        """Refuse a bank that lacks an answer for a view that the run draws. A collective, before the first step.
+
+        Args:
+            batches: what the run draws.
+            steps: optimizer steps of the run.
+
+        Raises:
+            ValueError: some are lacking, or a file is damaged; the message names the views, how many answers each lacks, and the fix.
+        """
+        world, lacking, some = self.cache.world, list[tuple[int, str]](), False
+        for view, images in _drawn(batches, steps):
+            if world.is_first_on_host:
+                try:
+                    count = self._lacking(view, images)
+                    lacking += [(view, f"{count:,} of {len(images):,}")] if count else []
+                except (ValueError, OSError) as error:
+                    lacking.append((view, str(error)))
+            some = world.any(bool(lacking))  # after each view, so that no rank waits for all of them
+        if some:
+            raise ValueError(
+                f"teacher_cache.complete says that the label bank in {self.cache.where} has every answer, and it lacks some that this "
+                f"run needs: {'; '.join(_by_view(lacking))}. {FILL}"
+                if lacking
+                else "a label bank lacks answers that this run needs; the message of another process names them"
+            )
+
+    def _lacking(self, view: int, images: np.ndarray) -> int:
+        """How many of these images, each there once, have no answer. A broken image has none of its own, and needs none.
+
+        Where more than TRIED have none, the images are read until the first of them that needs one; the rest count too.
+        """
+        missing = self._without_record(view, images)
+        for first in range(0, len(missing), TRIED):
+            tried = missing[first : first + TRIED]
+            needed = self._without_record(view, np.unique([self._stand_in(index) for index in tried.tolist()]))
+            if len(needed):
+                return len(needed) + len(missing) - first - len(tried)
+        return 0
+
+    def _without_record(self, view: int, images: np.ndarray) -> np.ndarray:
+        path, size = view_file(self.cache.where, view), self.cache.layout.size
+        if not path.is_file():
+            return images
+        file, step, found = ViewFile(path, self.cache.images, size, False), max(1, PIECE // size), []
+        for first in range(0, len(images), step):
+            part = images[first : first + step]
+            found.append(part[~self._seal.holds(file.read(part), part, view)])
+        file.close()
+        return np.concatenate(found)
+
+
+def _opened(
+    where: Path, identity: Mapping[str, Any], about: Mapping[str, Any]
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """A bank's identity and what else its manifest says, where it has what a run asks for.
+
+    Raises:
+        ValueError: as CompleteBank.
+    """
+    if not (where / MANIFEST).is_file():
+        raise ValueError(
+            f"{where} holds no label bank (no {MANIFEST}), and teacher_cache.complete asks for a whole one: {FILL}"
+        )
+    manifest = read_manifest(where)
+    there, created = manifest[IDENTITY], manifest["created"]
+    whole = {**identity, **{name: there.get(name) for name in OF_THE_TEACHER}, CLASS_NAMES: about[CLASS_NAMES]}
+    compared = {**manifest, IDENTITY: {**there, CLASS_NAMES: created.get(CLASS_NAMES)}}
+    require_same(where, compared, whole, about, FIX)
+    return there, created
+
+
+def _drawn(batches: TrainingBatches, steps: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Each view that a run draws, with its images, int64 (images,), each once and rising."""
+    epochs = -(-steps // len(batches))
+    for epoch in range(1, min(epochs, batches.views or epochs) + 1):
+        drawn = min(len(batches), steps - (epoch - 1) * len(batches)) * batches.global_batch_size
+        yield view_of(epoch, batches.views), np.unique(batches.indices(epoch)[:drawn])
+
+
+def _by_view(lacking: Sequence[tuple[int, str]]) -> Iterator[str]:
+    """What each view lacks; neighbours that lack the same are named together."""
+    for what, group in groupby(lacking, key=lambda one: one[1]):
+        views = [view for view, _ in group]
+        yield f"view {views[0]}: {what}" if len(views) == 1 else f"views {views[0]} to {views[-1]}: {what} each"
