@@ -69,7 +69,7 @@ def main(settings: DistillationSettings) -> None:
         layout = remote.layout if remote else None
         views = settings.teacher_cache.views if settings.teacher_cache else None
         if bank is not None and settings.probe_seconds:
-            views = 1  # one batch over and over is of one view, and so are all others then
+            views = settings.views_per_decode  # the first ones: one batch over and over is of these
         opened = fitting_loaders(bare, states, data, now, without, run, views=views)
         loaders = opened(settings, say=say)
         features.require_enough(settings, loaders.train_batches.batch_size_per_device)

@@ -166,7 +166,7 @@ def test_it_gives_the_answers_that_were_kept_and_says_whose_they_are(tmp_path):
     filled(tmp_path, about=ABOUT)
     bank = opened(tmp_path)
     bank.require_answers(batches(), 100)
-    assert bank.cache.begin_epoch(1, np.arange(OF_A_CACHE))
+    assert bank.cache.begin_epoch(range(1, 2), np.arange(OF_A_CACHE))
     assert torch.equal(bank.cache.logits(batch_of(np.arange(OF_A_CACHE)), no_teacher), kept(tmp_path))
     assert (bank.about()["model"], bank.about()["digest"], bank.about()["precision"]) == (
         "a teacher",
@@ -221,6 +221,18 @@ def test_only_what_a_run_draws_has_to_be_there(tmp_path):
         opened(tmp_path).require_answers(batches(), 4)
     with pytest.raises(ValueError, match=r"view 1: 30 of 60; view 2: 60 of 60"):
         opened(tmp_path, views=2).require_answers(batches(views=2), 100)
+
+
+def test_several_views_of_an_image_at_once_need_their_answers_in_every_epoch_of_a_visit(tmp_path):
+    """Two views of half of the images an epoch: the first view's answers are needed in epochs 1 and 2."""
+    filled(tmp_path, about=ABOUT)
+    together = batches(views=2, together=2)
+    half, other = (np.unique(together.indices(epoch)) for epoch in (1, 2))
+    assert len(half) == len(other) == 30 and not {*half} & {*other}
+    with pytest.raises(ValueError, match=r"view 2: 30 of 30\. launcher"):
+        opened(tmp_path, views=2).require_answers(together, 6)
+    with pytest.raises(ValueError, match=r"view 2: 60 of 60\. launcher"):
+        opened(tmp_path, views=2).require_answers(together, 12)
 
 
 def test_broken_images_need_no_answer_however_many_there_are(tmp_path, monkeypatch):

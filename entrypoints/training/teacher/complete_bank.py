@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from training.data.batches import TrainingBatches, view_of
+from training.data.batches import TrainingBatches
 from training.distributed.world import World
 from training.teacher.bank_identity import identity_of, require_same
 from training.teacher.cache import TRIED, TeacherCache
@@ -179,10 +179,14 @@ def _opened(
 
 def _drawn(batches: TrainingBatches, steps: int) -> Iterator[tuple[int, np.ndarray]]:
     """Each view that a run draws, with its images, int64 (images,), each once and rising."""
-    epochs = -(-steps // len(batches))
+    epochs, each = -(-steps // len(batches)), batches.global_batch_size // batches.together
+    of_view: dict[int, list[np.ndarray]] = {}
     for epoch in range(1, min(epochs, batches.views or epochs) + 1):
-        drawn = min(len(batches), steps - (epoch - 1) * len(batches)) * batches.global_batch_size
-        yield view_of(epoch, batches.views), np.unique(batches.indices(epoch)[:drawn])
+        drawn = min(len(batches), steps - (epoch - 1) * len(batches)) * each
+        for view in batches.views_of(epoch):
+            of_view.setdefault(view, []).append(batches.indices(epoch)[:drawn])
+    for view, images in of_view.items():
+        yield view, np.unique(np.concatenate(images))
 
 
 def _by_view(lacking: Sequence[tuple[int, str]]) -> Iterator[str]:
