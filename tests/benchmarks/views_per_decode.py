@@ -164,18 +164,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=4, help="of each in a round")
-    parser.add_argument("--without-accuracy", action="store_true")
+    parser.add_argument("--only", choices=["speed", "accuracy"])
     asked = parser.parse_args()
     print(
         f"{machine(torch.get_num_threads())}\n{asked.rounds} rounds of {asked.steps} batches of {BATCH}, {SIDE} pixels"
     )
-    for size in (SMALL, LARGE):
+    for size in (SMALL, LARGE) if asked.only != "accuracy" else ():
         with tempfile.TemporaryDirectory() as place:
             channel = Path(place) / "images"
             write_images(channel, size, 64, IMAGES)
             print("\nphotographs of {} x {} pixels\n".format(*size))
             speed(channel, Path(place), asked.rounds, asked.steps)
-    if not asked.without_accuracy:
+    if asked.only != "speed":
         accuracy()
 
 
