@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shlex
 import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,9 +16,10 @@ from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.config.redaction import redact
 from launcher.config.students import students
+from launcher.planner.plan_text import Part, code_text, plan_text
 from launcher.planner.source_package import SourceFile
 from launcher.show import html
-from launcher.show.text import counted, dollars, indent
+from launcher.show.text import counted, dollars, file_size
 
 
 @dataclass(frozen=True)
@@ -211,73 +211,44 @@ class Plan:
     def _repr_html_(self) -> str:
         hosts = [counted(len(self.hosts), "host")] if self.hosts else []
         about = [self.backend, *hosts, f"at most {self.job.compute.max_hours:g} h"]
-        size = sum(file.size for file in self.files) / 1024
-        rows = [("script", self.job.script), ("code", f"{counted(len(self.files), 'file')}, {size:.0f} KiB")]
+        rows = [("script", self.job.script), ("code", code_text(self.files))]
         rows += [("price", self.price.text)] if self.price is not None else []
-        rows += [("group", text) for text in self._group_texts()]
+        rows += [("group", text) for text in self.group_texts()]
         rows += [("resumes", self.resumes)] if self.resumes is not None else []
         rows += [(f"secret {name}", str(secret)) for name, secret in self.job.secrets.items()]
         rows += [(f"channel {name}", _near(place)) for name, place in self.channels.items()]
-        rows += [(f"student {name}", own) for name, own in self._students().items()]
+        rows += [(f"student {name}", own) for name, own in self.student_texts().items()]
         rows += [("upload", upload.text(_near(str(upload.source)))) for upload in self.uploads]
         found = "".join(html.note(issue.level, str(issue)) for issue in self.issues)
-        end = "" if self.errors else "nothing has started; launcher.run(plan) starts it"
-        settings = html.more("hyperparameters", html.rows(self.job.redacted()["hyperparameters"]))
-        return html.box(f"plan {self.name}", " · ".join(about), html.pairs(rows) + settings + found, end)
+        end = (
+            f"{counted(len(self.errors), 'error')}: see above"
+            if self.errors
+            else "nothing has started; launcher.run(plan) starts it"
+        )
+        folded = {
+            "hyperparameters": self.job.redacted()["hyperparameters"],
+            "variables of the environment": redact(self.hosts[0].environment) if self.hosts else {},
+            "files": {file.path: file_size(file.size) for file in self.files},
+            "differences from SageMaker": self.differences if self.hosts else {},
+        }
+        settings = "".join(html.more(name, html.rows(values)) for name, values in folded.items())
+        return html.box(f"plan {self.name}", " · ".join(about), found + html.pairs(rows) + settings, end)
+
+    def text(self, *opened: Part) -> str:
+        """As `print(plan)` shows it, with what is folded there in full: "files", "env", "differences"."""
+        return plan_text(self, opened)
 
     def __str__(self) -> str:
-        total = sum(file.size for file in self.files)
-        widest = max((len(file.path) for file in self.files), default=0)
-        hosts = [counted(len(self.hosts), "host")] if self.hosts else []  # none where the job has errors
-        about = ", ".join([self.backend, *hosts, f"at most {self.job.compute.max_hours:g} h"])
-        lines = [f"plan {self.name}", f"  runs on     {about}"]
-        if self.price is not None:
-            lines += [f"  price       {self.price.text}"]
-        lines += [f"  group       {text}" for text in self._group_texts()]
-        if self.resumes is not None:
-            lines += [f"  resumes     {self.resumes}, from its last checkpoint"]
-        lines += [
-            f"  {host.name:<11} {f'{host.group}, ' if host.group else ''}{host.address}: {shlex.join(host.command)}"
-            for host in self.hosts
-        ]
-        if self.hosts and self.hosts[0].environment:
-            lines += [
-                "  environment "
-                + " ".join(
-                    f"{name}={shlex.quote(value)}" for name, value in sorted(redact(self.hosts[0].environment).items())
-                )
-            ]
-        lines += [f"  secret      {name}: {secret}" for name, secret in self.job.secrets.items()]
-        lines += [f"  channel     {name}: {place}" for name, place in self.channels.items()]
-        lines += [f"  student     {name}: {own}" for name, own in self._students().items()]
-        lines += [f"  upload      {upload.text(str(upload.source))}" for upload in self.uploads]
-        lines += [f"  {name:<11} {text}" for name, text in self.about.items()]
-        lines += [f"  code        {counted(len(self.files), 'file')}, {total / 1024:.1f} KiB, from {self.source}"]
-        lines += [f"              {file.path:<{widest}} {file.size:>8} B" for file in self.files]
-        for level in ("error", "warning", "not checked"):
-            of_level = [issue for issue in self.issues if issue.level == level]
-            if of_level:
-                lines += [
-                    f"  {level}{'s' if level != 'not checked' and len(of_level) > 1 else ''}",
-                    *(indent(str(issue), "    ") for issue in of_level),
-                ]
-        if self.hosts and self.differences:
-            lines += [
-                "  differs from SageMaker in",
-                *(f"    {name}: {why}" for name, why in self.differences.items()),
-            ]
-        if not self.errors:
-            lines += ["  nothing has started; `launcher run` with the same arguments starts it"]
-        return "\n".join(lines)
+        return self.text()
 
-    def _students(self) -> dict[str, str]:
+    def student_texts(self) -> dict[str, str]:
         """What each of a job's students has of its own, as one line."""
         return {
             name: ", ".join(f"{key} {value}" for key, value in own.items()) or "as the others"
             for name, own in students(self.job).items()
         }
 
-    def _group_texts(self) -> list[str]:
+    def group_texts(self) -> list[str]:
         """What the printed plan says of each instance group."""
         hours = self.job.compute.max_hours if self.price is not None else None
         return [group.text(hours) for group in self.groups]

@@ -83,7 +83,11 @@ def fidelity(crops: int) -> str:
                     (batch,) = loader
                     asked = data.training
                     expected = ReferencePreprocessor().varied(
-                        ImageFile(encoded, name), size, 3, asked.augmentation, asked.rng(view, 0)
+                        ImageFile(lambda encoded=encoded: encoded, name),
+                        size,
+                        3,
+                        asked.augmentation,
+                        asked.rng(view, 0),
                     )
                     error = np.square(batch.images[0].numpy().astype(float) - expected).mean()
                     found.append(10 * np.log10(255**2 / max(error, 1e-9)))

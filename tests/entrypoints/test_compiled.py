@@ -51,7 +51,9 @@ def test_more_models_of_one_class_than_torch_compiles_by_itself_are_compiled_all
     from torch._dynamo import config
 
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    with config.patch({name: 8}):  # not by monkeypatch, which deletes what is in no __dict__: torch hides a deleted setting for good
+    with config.patch(
+        {name: 8}
+    ):  # not by monkeypatch, which deletes what is in no __dict__: torch hides a deleted setting for good
         allow_models(10)
         models = [torch.compile(nn.Sequential(*[nn.Linear(3, 3)] * depth)) for depth in range(1, 11)]
         for model in models:

@@ -131,7 +131,7 @@ def test_every_gap_is_named_with_its_view_before_the_first_step(tmp_path, bank, 
     said = re.search(r"teacher_cache.complete says.*", ranks[0].stderr)
     assert said and "views 1 to 2: 29 of 30 each; view 3: " in said[0], "a broken image needs none"
     assert f"view-0003.bin has {len(whole) - 1} bytes instead of {len(whole)}" in said[0]
-    assert "launcher label fills it" in said[0] and "give the channel teacher" in said[0]
+    assert "launcher label fills it" in said[0] and "with the channel teacher" in said[0]
     assert not [line for file in (tmp_path / "run").rglob("metrics.jsonl") for line in file.read_text().splitlines()]
 
 
@@ -208,7 +208,7 @@ def test_a_folder_without_a_bank_is_refused_and_nothing_is_created(tmp_path):
         opened(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "manifest.json").write_text('{"logits of": {}}')
-    with pytest.raises(ValueError, match="is not a label bank's"):
+    with pytest.raises(ValueError, match="does not say its classes"):
         opened(tmp_path)
 
 
@@ -277,3 +277,17 @@ def test_a_probe_measures_steps_that_read_the_bank(tmp_path, bank, monkeypatch):
     [file] = (tmp_path / "run").rglob("probe.json")
     probe = json.loads(file.read_text())
     assert probe["one_batch"] and probe["one_batch_without_teacher"] is None and "teacher_forward" in probe["phases"]
+
+
+def test_only_views_that_follow_each_other_are_named_together():
+    lacking = [(1, "29 of 30"), (3, "29 of 30"), (4, "29 of 30"), (5, "all")]
+    assert [*complete_bank._by_view(lacking)] == ["view 1: 29 of 30", "views 3 to 4: 29 of 30 each", "view 5: all"]
+
+
+def test_a_bank_that_does_not_say_its_classes_is_refused_in_a_line(tmp_path):
+    filled(tmp_path)
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "created": {}}))
+    with pytest.raises(ValueError, match="does not say its classes") as refused:
+        opened(tmp_path)
+    assert len(str(refused.value)) < 400

@@ -31,7 +31,7 @@ SHARPER = 34
 
 
 def view(preprocessor, encoded: bytes, size: int, augmentation: Augmentation = PLAIN, seed: int = 0, channels: int = 3) -> np.ndarray:  # fmt: skip
-    made = preprocessor.varied(ImageFile(encoded, "a/0.jpg"), size, channels, augmentation, random.Random(seed))
+    made = preprocessor.varied(ImageFile(lambda: encoded, "a/0.jpg"), size, channels, augmentation, random.Random(seed))
     assert made.dtype == np.uint8 and made.shape == (channels, size, size) and made.flags.c_contiguous
     return made
 
@@ -132,7 +132,13 @@ def test_all_ways_take_the_same_numbers_from_the_generator(compose):
         for way in (REFERENCE, FastPreprocessor(compose)):
             rng = random.Random(5)
             try:
-                way.varied(ImageFile(encoded, "a/0.jpg"), 32, 3, Augmentation(0.3, True, 3, 10.0, 0.2, 3), rng)
+                way.varied(
+                    ImageFile(lambda encoded=encoded: encoded, "a/0.jpg"),
+                    32,
+                    3,
+                    Augmentation(0.3, True, 3, 10.0, 0.2, 3),
+                    rng,
+                )
             except BrokenImage:
                 continue
             left.append(rng.random())

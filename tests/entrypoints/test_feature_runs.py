@@ -123,7 +123,9 @@ def test_a_segmenter_learns_the_features_of_its_teachers_encoder_beside_masks_an
     beside = features.learner(model, teaching, settings, images[:1])
     state = prepare(model, settings, 10, alone, beside=beside)
     masks = torch.randint(0, 3, (2, 64, 32), dtype=torch.uint8)
-    [losses] = Segmentation(state.trained, teaching, settings, alone, Timeline(alone.device))(MaskedBatch(images, masks))
+    [losses] = Segmentation(state.trained, teaching, settings, alone, Timeline(alone.device))(
+        MaskedBatch(images, masks)
+    )
     parts = 0.25 * losses["label_loss"] + 0.75 * losses["teacher_loss"] + 3 * losses["feature_loss"]
     assert losses["loss"].item() == pytest.approx(parts.item(), rel=1e-6)
     losses["loss"].backward()

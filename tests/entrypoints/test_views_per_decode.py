@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from training.data import views as data_views
 from training.data import workers
 from training.data.augmentation import Augmentation
-from training.data.batches import LabellingBatches, TrainingBatches
+from training.data.batches import LabellingBatches, TrainingBatches, parts_of
 from training.data.broken import BrokenImages
 from training.data.decode import fast, reference
 from training.data.decode.decoding import BrokenImage
 from training.data.decode.fast import FastPreprocessor
-from training.data.decode.image_file import ImageFile
+from training.data.decode.image_file import ImageFile, OpenFiles
 from training.data.decode.reference import ReferencePreprocessor
 from training.data.loaders import open_loaders
 from training.data.mixing import Mixing
@@ -177,16 +178,49 @@ def test_partners_in_mixing_are_those_of_the_visit_so_that_they_are_decoded_once
     assert views(photographs, FastPreprocessor()).view_description() == views(photographs, FastPreprocessor(), 1).view_description()  # fmt: skip
 
 
-def test_what_was_decoded_is_kept_until_the_last_view_is_made_and_no_longer():
-    image, calls = ImageFile(b"", "x.jpg", views=2), []
-    for _ in range(3):
-        assert image.decoded("half", lambda: calls.append(1) or "pixels") == "pixels"
-        image.made()
-    assert len(calls) == 2, "for the first two views once; a third would be decoded anew"
+def test_a_file_is_kept_from_its_first_view_to_its_last_and_no_longer():
+    read, decoded = [], []
+
+    def file(index: int) -> ImageFile:
+        return ImageFile(lambda: read.append(index) or b"file", str(index))
+
+    files = OpenFiles(file, [7, 7, 8])
+    for index in (7, 8, 7, 7, 9):
+        with files.opened(index) as image:
+            assert image.decoded("half", lambda index=index: decoded.append(index) or "pixels") == "pixels"
+            assert image.encoded == b"file"
+    assert read == decoded == [7, 8, 7, 9] and {*files._files} == {7, 9}, (
+        "a third view of 7 and one of 9 were not foreseen"
+    )
+
+
+@pytest.mark.parametrize("sampler", [TrainingBatches, LabellingBatches])
+def test_neither_training_nor_labelling_keeps_a_file_beyond_its_batch(photographs, sampler, monkeypatch):
+    kept = []
+    monkeypatch.setattr(data_views, "OpenFiles", lambda *given: kept.append(OpenFiles(*given)) or kept[-1])
+    asked = views(photographs, FastPreprocessor())
+    world = World(0, 1, 0, torch.device("cpu"), "none", "test")
+    drawing = sampler(IMAGES, 12, world, 5, together=TOGETHER, views=3)
+    if sampler is LabellingBatches:
+        drawing.start_view(2, np.ones(len(drawing.of_view(2)), bool))
+    else:
+        drawing.start(1)
+    for _ in ThreadedLoader(asked, drawing, collate_views, 2):
+        pass
+    assert kept and max(len(files._files) for files in kept) <= 1, "but for what stands in for the broken image"
+
+
+def test_the_views_of_an_image_are_made_in_one_part():
+    draws = [(view, index) for index in (5, 3, 9, 1) for view in (1, 2, 3)]
+    assert parts_of(draws, 1) == [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
+    assert parts_of(draws, 4) == parts_of(draws, 6) == [range(0, 6), range(6, 12)]
+    assert parts_of(draws, 100) == [range(0, 12)] and parts_of([], 4) == []
+    alone = [(1, index) for index in range(10)]
+    assert [*map(len, parts_of(alone, 4))] == [4, 4, 2]
 
 
 def test_what_cannot_be_decoded_fails_for_each_view():
-    image = ImageFile(b"no image", "x.jpg", views=2)
+    image = ImageFile(lambda: b"no image", "x.jpg")
     for _ in range(2):
         with pytest.raises(BrokenImage, match="x.jpg"):
             FastPreprocessor().varied(image, 8, 3, Augmentation(), random.Random(0))
@@ -201,7 +235,9 @@ def test_the_cost_of_an_image_is_that_of_a_view_where_several_come_from_one_deco
 
 
 def test_the_setting_reaches_the_loader(photographs):
-    asked = LabelledImageSettings(image_size=24, global_batch_size=12, views_per_decode=TOGETHER, min_crop_area=0.5)
+    asked = LabelledImageSettings(
+        epochs=3, image_size=24, global_batch_size=12, views_per_decode=TOGETHER, min_crop_area=0.5
+    )
     data = open_data(photographs, photographs, asked, 3)
     loaders = open_loaders(data, asked, ALONE, batch_size_per_device=12)
     batch = next(iter(loaders.train))
@@ -298,10 +334,19 @@ def test_a_bank_that_was_filled_view_by_view_serves_views_that_come_together(cha
 
 @pytest.mark.parametrize(
     "changes",
-    [{"preprocessing": "dali"}, {"global_batch_size": 31}, {"teacher_cache": {"views": 3}}, {"views_per_decode": 0}],
+    [
+        {"preprocessing": "dali"},
+        {"global_batch_size": 31},
+        {"teacher_cache": {"views": 3}},
+        {"views_per_decode": 0},
+        {"epochs": 3},
+    ],
 )
 def test_what_does_not_go_with_it_is_refused(changes):
     together = {"student": "x", "global_batch_size": 32, "views_per_decode": 2, "teacher_cache": {"views": 4}}
     assert check(DistillationSettings, together)[1] == []
+    assert check(DistillationSettings, {**together, "epochs": 3, "max_steps": 5})[1] == []
     made, problems = check(DistillationSettings, {**together, **changes})
-    assert made is None and {problem[0] for problem in problems} == {"views_per_decode"}
+    assert made is None and {problem[0] for problem in problems} == {
+        "epochs" if "epochs" in changes else "views_per_decode"
+    }

@@ -80,7 +80,8 @@ def test_a_plan_says_the_command_the_channels_and_the_files(tmp_path, script_job
         in text
     )
     assert f"train: {data}" in text
-    assert "script.py" in text and "training/settings/__init__.py" in text
+    assert "  code        2 files, " in text and "and this kit's launcher_observer and training (" in text
+    assert "script.py " in plan.text("files") and "training/settings/__init__.py" in plan.text("files")
     assert json.loads(plan.to_json())["hosts"][1]["address"] == "127.0.0.2"
 
 
@@ -246,7 +247,7 @@ def test_words_that_only_look_like_secrets_pass(script_job):
 
 def test_a_secret_is_in_no_printout_and_no_plan(script_job):
     plan = launcher.plan(script_job("x = 1", environment={"HF_TOKEN": "hf_hunter2", "PLAIN": "shown"}))
-    for text in (str(plan), plan.to_json()):
+    for text in (plan.text("env"), plan.to_json()):
         assert "hunter2" not in text and "HF_TOKEN" in text and "shown" in text
 
 

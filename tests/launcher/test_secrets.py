@@ -196,9 +196,8 @@ def test_what_seems_to_be_a_secret_is_in_no_printout_and_a_warning_says_how_to_d
     environment = {"PGPASSWORD": VALUE, "MY_INDEX": url, "PROXY": "http://proxy:8080", "PLAIN": "shown"}
     job = script_job("x = 1", environment=environment)
     plan = launcher.plan(job)
-    texts = [str(plan), plan.to_json(), plan._repr_html_(), job._repr_html_()]
-    assert all(VALUE not in text and "http://proxy:8080" in text for text in (texts[0], texts[1], texts[3]))
-    assert VALUE not in texts[2]
+    texts = [plan.text("env"), plan.to_json(), plan._repr_html_(), job._repr_html_()]
+    assert all(VALUE not in text and "http://proxy:8080" in text for text in texts)
     warned = {issue.key: issue.fix for issue in plan.issues if issue.level == "warning"}
     assert warned.keys() == {"environment.PGPASSWORD", "environment.MY_INDEX"}
     assert "secrets: {PGPASSWORD: env}" in warned["environment.PGPASSWORD"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -86,6 +86,16 @@ def views_of(epoch: int, views: int | None, together: int = 1) -> range:
 def visit_of(view: int, together: int = 1) -> int:
     """The visit to its image in which a view is made, from 1 on: the views of one visit share an arrangement of the images."""
     return (view - 1) // together + 1
+
+
+def parts_of(draws: Sequence[SampleKey], size: int) -> list[range]:
+    """Places of the parts, of about `size` draws each, that a batch is made in: the views of an image stay in one part."""
+    begins = [place for place, draw in enumerate(draws) if place == 0 or draw[1] != draws[place - 1][1]]
+    chosen: list[int] = []
+    for place in begins:
+        if not chosen or place >= chosen[-1] + size:
+            chosen.append(place)
+    return [range(first, after) for first, after in zip(chosen, [*chosen[1:], len(draws)])]
 
 
 def share_of_batch(global_batch_size: int, world: World) -> int:
@@ -172,7 +182,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         visits, place = divmod(epoch - 1, self.together)
         each = self.global_batch_size // self.together
         drawn = of_epoch(self._order, self.seed, visit, 1 + visits, self.together * steps, each)
-        return drawn[place * steps : (place + 1) * steps].ravel()
+        return drawn[place * steps : (place + 1) * steps].flatten()
 
     def views_of(self, epoch: int) -> range:
         """The views that an epoch draws of each of its images."""

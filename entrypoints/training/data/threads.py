@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from training.data.batches import EvaluationBatches, Images, SampleKey, TrainingBatches
+from training.data.batches import EvaluationBatches, Images, SampleKey, TrainingBatches, parts_of
 from training.runtime import accelerator
 
 Made = TypeVar("Made")
@@ -32,8 +32,8 @@ class ThreadedLoader:
 
     Args:
         dataset: indexed by a SampleKey, gives a tuple that begins with a uint8 image (channels, height, width) of one shape for all; or
-            None for one that is left out. Where it has `begin_batch`, that gives what is asked instead for one batch, a
-            function from a SampleKey to such a tuple, by several threads at once.
+            None for one that is left out. Where it has `begin_batch`, that takes the SampleKeys of a batch and gives what is asked
+            instead for them, a function from a SampleKey to such a tuple, by several threads at once.
         collate: makes a batch of such tuples and of their images together, uint8 (batch, channels, height, width).
         pin_for: the device that gets the batches. Where it is a GPU all their tensors are pinned, so that it fetches them by itself.
     """
@@ -78,15 +78,14 @@ class _Batch:
     def __init__(self, loader: ThreadedLoader, draws: list[SampleKey], pool: ThreadPoolExecutor):
         self._loader, self._draws = loader, draws
         begin = getattr(loader.dataset, "begin_batch", None)
-        self._item: Callable[[SampleKey], Any] = begin() if begin is not None else loader.dataset.__getitem__
+        self._item: Callable[[SampleKey], Any] = begin(draws) if begin is not None else loader.dataset.__getitem__
         self._lock = threading.Lock()
         self._images: torch.Tensor | None = None
         self._items: list[Any] = [None] * len(draws)
-        step = max(1, len(draws) // (loader.threads * PARTS))
-        places = [range(first, min(first + step, len(draws))) for first in range(0, len(draws), step)]
         self._unmade = len(draws)
         self._whole: Any = None
-        self._parts: list[Future[None]] = [pool.submit(self._make, part) for part in places]
+        parts = parts_of(draws, max(1, len(draws) // (loader.threads * PARTS)))
+        self._parts: list[Future[None]] = [pool.submit(self._make, part) for part in parts]
 
     def result(self) -> Any:
         """The batch when it is whole; None where every image is left out. What failed in a thread is raised here."""

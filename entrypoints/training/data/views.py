@@ -17,7 +17,7 @@ from training.data.batches import LabelledBatch, SampleKey, visit_of
 from training.data.broken import BrokenImages, StandIns
 from training.data.dali.views import ViewsByDali
 from training.data.decode.decoding import BrokenImage
-from training.data.decode.image_file import ImageFile
+from training.data.decode.image_file import ImageFile, OpenFiles
 from training.data.decode.reference import ReferencePreprocessor
 from training.data.loaders import Collate, Data, collate_items
 from training.data.mixing import Mixing, partners
@@ -79,7 +79,8 @@ class TrainingViews:
 
     In place of a broken image the next readable one comes, under its own index and just as if itself had been asked for.
 
-    With `views_per_decode` N, views 1 to N of an image are made from one decoding where they are asked for in one batch, and so on.
+    Views of an image that are asked for in one batch are made from one decoding. With `views_per_decode` N, views 1 to N share their
+    partners in mixing, N + 1 to 2N too, and so on.
     """
 
     def __init__(
@@ -103,17 +104,19 @@ class TrainingViews:
         return len(self.source)
 
     def __getitem__(self, draw: SampleKey) -> LabelledView:
-        return self.begin_batch()(draw)
+        return self.begin_batch([draw])(draw)
 
     def __getitems__(self, draws: list[SampleKey]) -> list[LabelledView]:
         """The items of a batch, for which DataLoader asks at once."""
-        return [*map(self.begin_batch(), draws)]
+        return [*map(self.begin_batch(draws), draws)]
 
-    def begin_batch(self) -> Callable[[SampleKey], LabelledView]:
-        """Gives the items of one batch, to several threads too: an image that comes twice, also as a partner, is decoded once."""
-        several = self.views_per_decode > 1
-        file = PerBatchMemo(self._file) if several else self._file  # kept only where others want it
-        varied = PerBatchMemo(partial(self._varied, file))
+    def begin_batch(self, draws: Sequence[SampleKey]) -> Callable[[SampleKey], LabelledView]:
+        """Gives the items of one batch, to several threads too: an image that comes twice, also as a partner, is decoded once.
+
+        Args:
+            draws: all that will be asked for, each once.
+        """
+        varied = PerBatchMemo(partial(self._varied, OpenFiles(self._file, (index for _, index in draws))))
         return lambda draw: self._view(*draw, varied)
 
     def view_description(self) -> dict[str, Any]:
@@ -149,19 +152,19 @@ class TrainingViews:
 
     def stand_in(self, index: int) -> int:
         """The image that comes where this one is asked for: itself, or where it is broken the next readable one."""
-        return self.readable(1, index, partial(self._varied, self._file))[0]
+        return self.readable(1, index, partial(self._varied, OpenFiles(self._file, [])))[0]
 
     def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> tuple[int, Made]:
         """The first index from this one on whose image can be read, and what is made of it."""
         return self._stand_ins.first(index, lambda candidate: make(view, candidate))
 
     def _file(self, index: int) -> ImageFile:
-        return ImageFile(self.source.image(index), self.source.name(index), self.views_per_decode)
+        return ImageFile(lambda: self.source.image(index), self.source.name(index))
 
-    def _varied(self, file: Callable[[int], ImageFile], view: int, index: int) -> np.ndarray:
-        rng, image = self.rng(view, index), file(index)
-        pixels = self.preprocessor.varied(image, self.size, self.channels, self.augmentation, rng)
-        image.made()
+    def _varied(self, files: OpenFiles, view: int, index: int) -> np.ndarray:
+        rng = self.rng(view, index)
+        with files.opened(index) as image:
+            pixels = self.preprocessor.varied(image, self.size, self.channels, self.augmentation, rng)
         self.augmentation.erase(pixels, rng)
         return pixels
 

@@ -113,11 +113,12 @@ def milliseconds_an_image(images: Images, views: int = 1) -> float:
     Args:
         views: of an image that come one after the other, each of them an image of a batch.
     """
-    begin, times = getattr(images, "begin_batch", lambda: images.__getitem__), []
+    begin, times = getattr(images, "begin_batch", lambda _: images.__getitem__), []
     for index in range(min(MEASURED, len(images))):  # neighbours: others might lie in shards that are not needed yet
-        started, item = time.perf_counter(), begin()
-        for view in range(1, 1 + views):
-            item((view, index))
+        draws = [(view, index) for view in range(1, 1 + views)]
+        started, item = time.perf_counter(), begin(draws)
+        for draw in draws:
+            item(draw)
         times.append((time.perf_counter() - started) * 1000 / views)
     return min(times[1:] or times)
 

@@ -147,7 +147,7 @@ def made(opened: Opened, draws: list[SampleKey], teacher: Teacher | None = None)
     """
     started = time.perf_counter()
     begin = getattr(opened.images, "begin_batch", None)
-    item = begin() if begin is not None else opened.images.__getitem__
+    item = begin(draws) if begin is not None else opened.images.__getitem__
     batch = opened.collate([item(draw) for draw in draws])
     of_teacher = time.perf_counter()
     if teacher is not None:

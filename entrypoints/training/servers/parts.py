@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.data.batches import SampleKey
+from training.data.batches import SampleKey, parts_of
 from training.runtime import accelerator
 from training.servers.actor import Part
 
 PART = 16
-"""Images that are asked for at once. Even, since mixing pairs neighbours, which are then decoded once."""
+"""Images that are asked for at once, and a few more where their views come together. Even, since mixing pairs neighbours, which are then
+decoded once."""
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class PendingBatch:
     """
 
     def __init__(self, draws: list[SampleKey], device: torch.device):
-        self.parts = [PendingPart(self, first, draws[first : first + PART]) for first in range(0, len(draws), PART)]
+        self.parts = [PendingPart(self, part[0], draws[part[0] : part[-1] + 1]) for part in parts_of(draws, PART)]
         self.missing = len(self.parts)
         self._images, self._device = len(draws), device
         self._fields: list[torch.Tensor] = []

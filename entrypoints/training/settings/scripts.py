@@ -157,7 +157,8 @@ class LabelledImageSettings(TrainingSettings):
     views_per_decode: int = setting(1, at_least=1)
     """Views of an image that come one after the other, made from one decoding of its file, as in FKD
     (https://arxiv.org/abs/2112.01528): N epochs then visit each image once, each of them an N-th of the images. It pays where
-    decoding is the bottleneck; a batch shows fewer images, and batch_size_per_device is best a multiple of it."""
+    decoding is the bottleneck. A batch shows fewer images: best an even number of them, for mixing, and batch_size_per_device a
+    multiple of it. A run of fewer steps than N epochs leaves images out."""
     export_onnx: bool = setting(False, on_resume="may change")
     """Also write model.onnx, checked against PyTorch; needs the packages onnx and onnxruntime."""
 
@@ -166,6 +167,11 @@ class LabelledImageSettings(TrainingSettings):
         return super().conditions() + [
             ("compose_augmentation", not composed, "false, or with preprocessing cpu"),
             ("max_shift_pixels", 0 <= self.max_shift_pixels < self.image_size, "from 0 to below image_size"),
+            (
+                "epochs",
+                self.max_steps is not None or self.views_per_decode < 1 or self.epochs % self.views_per_decode == 0,
+                "a multiple of views_per_decode: in that many epochs each image comes once",
+            ),
             (
                 "views_per_decode",
                 self.views_per_decode == 1 or self.preprocessing != "dali",

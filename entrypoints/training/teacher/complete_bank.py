@@ -36,8 +36,8 @@ CLASS_NAMES = "class names"
 FIX = "correct these here, as the bank has them, or give a bank of this job's own images and settings"
 
 FILL = (
-    "launcher label fills it, with the teacher at hand; or leave out teacher_cache.complete and give the channel teacher, which then "
-    "computes what is missing"
+    "launcher label fills it, with the teacher at hand; or a new run without teacher_cache.complete and with the channel teacher computes "
+    "what is missing"
 )
 
 
@@ -101,8 +101,8 @@ class CompleteBank:
         """A line for people."""
         about, cache = self.about(), self.cache
         return (
-            f"label bank {cache.where}: the answers of {about['model']} in {about['precision']}, SHA-256 {about['digest']}, for "
-            f"all of {cache.views} view{'s' if cache.views > 1 else ''} of {cache.drawn:,} images; no teacher is loaded or measured"
+            f"label bank {cache.where}: it has all answers that this run needs, of {about['model']} in {about['precision']}, "
+            f"SHA-256 {about['digest']}; no teacher is loaded or measured"
         )
 
     def require_answers(self, batches: TrainingBatches, steps: int) -> None:
@@ -170,7 +170,12 @@ def _opened(
             f"{where} holds no label bank (no {MANIFEST}), and teacher_cache.complete asks for a whole one: {FILL}"
         )
     manifest = read_manifest(where)
-    there, created = manifest[IDENTITY], manifest["created"]
+    there, created = manifest[IDENTITY], manifest.get("created", {})
+    if CLASS_NAMES not in created:
+        raise ValueError(
+            f"the label bank in {where} does not say its classes (`created`, {CLASS_NAMES!r} in {MANIFEST}), and there is no teacher who "
+            "does: add them there, in the order of the logits, or give the channel teacher"
+        )
     whole = {**identity, **{name: there.get(name) for name in OF_THE_TEACHER}, CLASS_NAMES: about[CLASS_NAMES]}
     compared = {**manifest, IDENTITY: {**there, CLASS_NAMES: created.get(CLASS_NAMES)}}
     require_same(where, compared, whole, about, FIX)
@@ -180,17 +185,20 @@ def _opened(
 def _drawn(batches: TrainingBatches, steps: int) -> Iterator[tuple[int, np.ndarray]]:
     """Each view that a run draws, with its images, int64 (images,), each once and rising."""
     epochs, each = -(-steps // len(batches)), batches.global_batch_size // batches.together
-    of_view: dict[int, list[np.ndarray]] = {}
-    for epoch in range(1, min(epochs, batches.views or epochs) + 1):
-        drawn = min(len(batches), steps - (epoch - 1) * len(batches)) * each
-        for view in batches.views_of(epoch):
-            of_view.setdefault(view, []).append(batches.indices(epoch)[:drawn])
-    for view, images in of_view.items():
-        yield view, np.unique(np.concatenate(images))
+    for first in range(
+        1, min(epochs, batches.views or epochs) + 1, batches.together
+    ):  # a visit to each image after the other
+        drawn = []
+        for epoch in range(first, min(first + batches.together, epochs + 1)):
+            left = min(len(batches), steps - (epoch - 1) * len(batches))
+            drawn.append(batches.indices(epoch)[: left * each])
+        images = np.unique(np.concatenate(drawn))
+        for view in batches.views_of(first):
+            yield view, images
 
 
 def _by_view(lacking: Sequence[tuple[int, str]]) -> Iterator[str]:
     """What each view lacks; neighbours that lack the same are named together."""
-    for what, group in groupby(lacking, key=lambda one: one[1]):
-        views = [view for view, _ in group]
+    for (what, _), group in groupby(enumerate(lacking), key=lambda one: (one[1][1], one[1][0] - one[0])):
+        views = [view for _, (view, _) in group]
         yield f"view {views[0]}: {what}" if len(views) == 1 else f"views {views[0]} to {views[-1]}: {what} each"

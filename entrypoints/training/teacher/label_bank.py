@@ -310,8 +310,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        for part in (IDENTITY, "created"):
-            manifest[part].items()
+        for part in (manifest[IDENTITY], manifest.get("created", {})):
+            part.items()
         return manifest
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

@@ -81,7 +81,8 @@ def teacher(evidence: Evidence) -> Answer:
     share_of_run = share * evidence.steps_part
     fixes, gain = [], bounded(share_of_run)
     if not cached and epochs > 1:
-        views, whole = max(1, epochs // 10), _epochs_of_the_job(evidence, epochs)
+        together = int(settings.get("views_per_decode") or 1)
+        views, whole = -(-max(1, epochs // 10) // together) * together, _epochs_of_the_job(evidence, epochs)
         said = f"the teacher runs in {min(views, whole):.3g} of {whole:.3g} epochs"
         gain = _without_teacher(evidence, share, min(1.0, views / whole), said)
         fixes.append(

@@ -1,9 +1,11 @@
-"""An image file of which several views are made from one decoding."""
+"""Image files of which several views are made from one decoding."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -13,23 +15,32 @@ Decoded = TypeVar("Decoded")
 
 
 class ImageFile:
-    """An image file's bytes, and what it was decoded to, until the last of its views is made; for several threads at once."""
+    """An image file, read and decoded once for all that ask, in several threads too."""
 
-    def __init__(self, encoded: bytes, name: str, views: int = 1):
+    def __init__(self, read: Callable[[], bytes], name: str):
         """
         Args:
-            encoded: the whole file.
+            read: gives the whole file.
             name: its path, for messages.
-            views: that are made of it; `made` is called after each.
         """
-        self.encoded, self.name = encoded, name
-        self._lock, self._left = threading.Lock(), views
+        self.name, self._read = name, read
+        self._lock = threading.RLock()
         self._decoded: dict[Hashable, Any] = {}
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The whole file.
+
+        Raises:
+            BrokenImage: it cannot be read.
+        """
+        return self._read()
 
     @cached_property
     def header(self) -> JpegHeader | None:
         """As jpeg.read_header gives it."""
-        return read_header(self.encoded)
+        with self._lock:
+            return read_header(self.encoded)
 
     def decoded(self, how: Hashable, decode: Callable[[], Decoded]) -> Decoded:
         """What `decode` gives, called once for all views that are decoded alike. Nobody may write into it."""
@@ -39,9 +50,30 @@ class ImageFile:
             found: Decoded = self._decoded[how]
             return found
 
-    def made(self) -> None:
-        """A view is made; after the last nothing decoded is kept."""
+
+class OpenFiles:
+    """The image files of a batch, each kept from its first view to its last; for several threads at once."""
+
+    def __init__(self, open_file: Callable[[int], ImageFile], images: Iterable[int]):
+        """
+        Args:
+            open_file: gives an image's file, which is not read yet.
+            images: whose views will be asked for, as often as they will. Others, such as what stands in for a broken one, are kept.
+        """
+        self._open, self._left = open_file, Counter(images)
+        self._lock = threading.Lock()
+        self._files: dict[int, ImageFile] = {}
+
+    @contextmanager
+    def opened(self, index: int) -> Iterator[ImageFile]:
+        """An image's file, to make one view of it."""
         with self._lock:
-            self._left -= 1
-            if self._left <= 0:
-                self._decoded.clear()
+            file = self._files.setdefault(index, self._open(index))
+        try:
+            yield file
+        finally:
+            with self._lock:
+                if index in self._left:
+                    self._left[index] -= 1
+                    if not self._left[index]:
+                        del self._left[index], self._files[index]

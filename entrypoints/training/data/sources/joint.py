@@ -60,7 +60,7 @@ class JointSource:
         ValueError: there are not as many, or it makes none.
     """
 
-    def __init__(self, labelled: Source, unlabelled: UnlabelledImages, per_labelled: float | None):
+    def __init__(self, labelled: Source, unlabelled: UnlabelledImages, per_labelled: float | None, together: int = 1):
         self.root, self.classes = labelled.root, labelled.classes
         part = len(unlabelled) if per_labelled is None else round(per_labelled * len(labelled))
         if part != len(unlabelled):
@@ -77,7 +77,7 @@ class JointSource:
         self.notes = [
             *labelled.notes,
             *unlabelled.notes,
-            f"an epoch draws {part:,} of them beside {len(labelled):,} with labels{_turns(part, len(unlabelled))}",
+            f"{_epochs(together)} {part:,} of them beside {len(labelled):,} with labels{_turns(part, len(unlabelled), together)}",
         ]
         self._labelled, self._unlabelled = labelled, unlabelled
 
@@ -157,15 +157,20 @@ def open_training(
         return labelled
     found = open_unlabelled(unlabelled, settings, sharing=sharing)
     others = UnlabelledImages(found, unlabelled, classes if labelled is None else labelled.classes)
-    return others if labelled is None else JointSource(labelled, others, per_labelled)
+    return others if labelled is None else JointSource(labelled, others, per_labelled, settings.views_per_decode)
 
 
-def _turns(part: int, images: int) -> str:
-    """What to say of views that draw a part each."""
-    views = images // part
-    if views < 2:
+def _epochs(together: int) -> str:
+    return "an epoch draws" if together == 1 else f"{together} epochs draw"
+
+
+def _turns(part: int, images: int, together: int) -> str:
+    """What to say of views that draw a part each, so many of them the same."""
+    views = images // part * together
+    if views < 2 * together:
         return ""
-    return f"; the next view draws others, and {views} views have drawn nearly all: a teacher cache of fewer views leaves images out"
+    following = "view draws" if together == 1 else f"{together} views draw"
+    return f"; the next {following} others, and {views} views have drawn nearly all: a teacher cache of fewer views leaves images out"
 
 
 def _both(*parts: str) -> str:
