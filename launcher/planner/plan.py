@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from launcher.config.issues import Issue, UserError, mistake
 from launcher.config.job import Job
 from launcher.config.redaction import redact
 from launcher.config.students import students
-from launcher.planner.plan_text import Part, code_text, plan_text
+from launcher.planner import plan_text
+from launcher.planner.plan_text import Part
 from launcher.planner.source_package import SourceFile
 from launcher.show import html
 from launcher.show.text import counted, dollars, file_size
@@ -36,6 +39,12 @@ class HostPlan:
     """What the backend sets for the toolkit. The toolkit adds the SM_* variables of the job."""
     group: str = ""
     """The instance group, where the job has groups."""
+
+    def text(self) -> str:
+        """What it runs, in a line for people."""
+        where = ", ".join(filter(None, [self.group, self.address if self.address != self.name else ""]))
+        command = shlex.join(self.command)
+        return f"{where}: {command}" if where else command
 
 
 @dataclass(frozen=True)
@@ -211,13 +220,13 @@ class Plan:
     def _repr_html_(self) -> str:
         hosts = [counted(len(self.hosts), "host")] if self.hosts else []
         about = [self.backend, *hosts, f"at most {self.job.compute.max_hours:g} h"]
-        rows = [("script", self.job.script), ("code", code_text(self.files))]
+        rows = [("script", self.job.script), ("code", plan_text.code_text(self.files))]
         rows += [("price", self.price.text)] if self.price is not None else []
-        rows += [("group", text) for text in self.group_texts()]
+        rows += [("group", text) for text in self._group_texts()]
         rows += [("resumes", self.resumes)] if self.resumes is not None else []
         rows += [(f"secret {name}", str(secret)) for name, secret in self.job.secrets.items()]
         rows += [(f"channel {name}", _near(place)) for name, place in self.channels.items()]
-        rows += [(f"student {name}", own) for name, own in self.student_texts().items()]
+        rows += [(f"student {name}", own) for name, own in self._students().items()]
         rows += [("upload", upload.text(_near(str(upload.source)))) for upload in self.uploads]
         found = "".join(html.note(issue.level, str(issue)) for issue in self.issues)
         end = (
@@ -236,19 +245,38 @@ class Plan:
 
     def text(self, *opened: Part) -> str:
         """As `print(plan)` shows it, with what is folded there in full: "files", "env", "differences"."""
-        return plan_text(self, opened)
+        hosts = [counted(len(self.hosts), "host")] if self.hosts else []  # none where the job has errors
+        about = ", ".join([self.backend, *hosts, f"at most {self.job.compute.max_hours:g} h"])
+        lines = [f"plan {self.name}{plan_text.counts(self.issues)}", *plan_text.headlines(self.issues)]
+        lines += [f"  runs on     {about}"]
+        lines += [f"  price       {self.price.text}"] if self.price is not None else []
+        lines += [f"  group       {text}" for text in self._group_texts()]
+        lines += [f"  resumes     {self.resumes}, from its last checkpoint"] if self.resumes is not None else []
+        for _, of_group in groupby(self.hosts, key=lambda host: host.group):
+            lines += plan_text.hosts([(host.name, host.text()) for host in of_group])
+        lines += plan_text.environment(redact(self.hosts[0].environment) if self.hosts else {}, "env" in opened)
+        lines += [f"  secret      {name}: {secret}" for name, secret in self.job.secrets.items()]
+        lines += [f"  channel     {name}: {place}" for name, place in self.channels.items()]
+        lines += [f"  student     {name}: {own}" for name, own in self._students().items()]
+        lines += [f"  upload      {upload.text(str(upload.source))}" for upload in self.uploads]
+        lines += [f"  {name:<11} {text}" for name, text in self.about.items()]
+        lines += plan_text.code(self.files, str(self.source), "files" in opened)
+        lines += plan_text.differences(self.differences if self.hosts else {}, "differences" in opened)
+        lines += plan_text.in_full(self.issues)
+        lines += [] if self.errors else ["  nothing has started; `launcher run` with the same arguments starts it"]
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.text()
 
-    def student_texts(self) -> dict[str, str]:
+    def _students(self) -> dict[str, str]:
         """What each of a job's students has of its own, as one line."""
         return {
             name: ", ".join(f"{key} {value}" for key, value in own.items()) or "as the others"
             for name, own in students(self.job).items()
         }
 
-    def group_texts(self) -> list[str]:
+    def _group_texts(self) -> list[str]:
         """What the printed plan says of each instance group."""
         hours = self.job.compute.max_hours if self.price is not None else None
         return [group.text(hours) for group in self.groups]

@@ -1,20 +1,15 @@
-"""A plan as people read it: one screen, with what fills several of them folded to a line that says how to open it."""
+"""Parts of a plan as people read it: one screen, with what fills several of them folded to a line that says how to open it."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Literal
 
 from launcher.config.entrypoints import PACKAGES
 from launcher.config.issues import Issue, Level
-from launcher.config.redaction import redact
 from launcher.planner.source_package import SourceFile
 from launcher.show.text import counted, file_size, indent, listed
-
-if TYPE_CHECKING:
-    from launcher.planner.plan import HostPlan, Plan
 
 Part = Literal["files", "env", "differences"]
 """What is folded: the files of the source package, the environment that the backend sets, how the backend differs from SageMaker."""
@@ -34,38 +29,7 @@ LARGE = 1_000_000
 """Bytes of a file that is named although the files are folded: most often it should not travel."""
 
 
-def plan_text(plan: Plan, opened: Collection[Part] = ()) -> str:
-    """The whole plan: what is wrong in a line each, what will happen, and what is wrong in full.
-
-    Args:
-        opened: parts that are printed in full.
-    """
-    lines = [f"plan {plan.name}{_counts(plan.issues)}", *_headlines(plan.issues), *_what_happens(plan)]
-    lines += _environment(plan, "env" in opened)
-    lines += [f"  secret      {name}: {secret}" for name, secret in plan.job.secrets.items()]
-    lines += [f"  channel     {name}: {place}" for name, place in plan.channels.items()]
-    lines += [f"  student     {name}: {own}" for name, own in plan.student_texts().items()]
-    lines += [f"  upload      {upload.text(str(upload.source))}" for upload in plan.uploads]
-    lines += [f"  {name:<11} {text}" for name, text in plan.about.items()]
-    lines += _code(plan, "files" in opened)
-    lines += _differences(plan, "differences" in opened)
-    lines += _in_full(plan.issues)
-    if not plan.errors:
-        lines += ["  nothing has started; `launcher run` with the same arguments starts it"]
-    return "\n".join(lines)
-
-
-def code_text(files: Iterable[SourceFile]) -> str:
-    """The files of a source package in a line: the script's own, the kit's, and large ones by name."""
-    kit, own = _parted(files, lambda file: file.path.split("/")[0] in PACKAGES)
-    large = [f"{file.path} has {file_size(file.size)}" for file in own if file.size >= LARGE]
-    with_kit = (
-        f", and this kit's {listed(sorted({file.path.split('/')[0] for file in kit}))} ({_sum(kit)})" if kit else ""
-    )
-    return f"{_sum(own)}{with_kit}{''.join(f'; {one}' for one in large)}"
-
-
-def _counts(issues: Iterable[Issue]) -> str:
+def counts(issues: Collection[Issue]) -> str:
     """`: 2 errors, 1 warning`; "" where there is nothing to say."""
     found = [
         counted(number, level, "not checked" if level == "not checked" else "")
@@ -75,7 +39,7 @@ def _counts(issues: Iterable[Issue]) -> str:
     return f": {', '.join(found)}" if found else ""
 
 
-def _headlines(issues: Iterable[Issue]) -> Iterator[str]:
+def headlines(issues: Collection[Issue]) -> Iterator[str]:
     """A line for each error and warning, the worst first; in full they come last, where a terminal shows them."""
     for level in ("error", "warning"):
         of_level = [issue for issue in issues if issue.level == level]
@@ -86,56 +50,8 @@ def _headlines(issues: Iterable[Issue]) -> Iterator[str]:
             yield f"  {level:<11} and {len(of_level) - HEADLINES} more, below"
 
 
-def _what_happens(plan: Plan) -> Iterator[str]:
-    hosts = [counted(len(plan.hosts), "host")] if plan.hosts else []  # none where the job has errors
-    yield f"  runs on     {', '.join([plan.backend, *hosts, f'at most {plan.job.compute.max_hours:g} h'])}"
-    if plan.price is not None:
-        yield f"  price       {plan.price.text}"
-    for text in plan.group_texts():
-        yield f"  group       {text}"
-    if plan.resumes is not None:
-        yield f"  resumes     {plan.resumes}, from its last checkpoint"
-    for _, of_group in groupby(plan.hosts, key=lambda host: host.group):
-        yield from _hosts([*of_group])
-
-
-def _hosts(hosts: list[HostPlan]) -> Iterator[str]:
-    """The first hosts of a group with their commands; the others by name."""
-    for host in hosts[:SHOWN_HOSTS]:
-        group = f"{host.group}, " if host.group else ""
-        yield f"  {host.name:<11} {group}{host.address}: {shlex.join(host.command)}"
-    rest = hosts[SHOWN_HOSTS:]
-    if rest:
-        names = listed(host.name for host in rest) if len(rest) < 3 else f"{rest[0].name} to {rest[-1].name}"
-        yield f"  {names}: likewise (--json has each command)"
-
-
-def _environment(plan: Plan, opened: bool) -> list[str]:
-    values = sorted(redact(plan.hosts[0].environment).items()) if plan.hosts else []
-    if not values:
-        return []
-    if not opened:
-        return [f"  environment {counted(len(values), 'variable')} set by the kit (--env)"]
-    return ["  environment", *(f"    {name}={shlex.quote(value)}" for name, value in values)]
-
-
-def _code(plan: Plan, opened: bool) -> list[str]:
-    lines = [f"  code        {code_text(plan.files)}, from {plan.source}{'' if opened else ' (--files)'}"]
-    if opened:
-        widest = max((len(file.path) for file in plan.files), default=0)
-        lines += [f"    {file.path:<{widest}} {file.size:>8} B" for file in plan.files]
-    return lines
-
-
-def _differences(plan: Plan, opened: bool) -> list[str]:
-    if not plan.hosts or not plan.differences:
-        return []
-    if not opened:
-        return [f"  differs     from SageMaker in {counted(len(plan.differences), 'point')} (--differences)"]
-    return ["  differs from SageMaker in", *(f"    {name}: {why}" for name, why in plan.differences.items())]
-
-
-def _in_full(issues: Iterable[Issue]) -> Iterator[str]:
+def in_full(issues: Collection[Issue]) -> Iterator[str]:
+    """All issues with their fixes, the worst first."""
     for level in LEVELS:
         of_level = [issue for issue in issues if issue.level == level]
         if of_level:
@@ -143,14 +59,50 @@ def _in_full(issues: Iterable[Issue]) -> Iterator[str]:
             yield from (indent(str(issue), "    ") for issue in of_level)
 
 
-def _parted(
-    files: Iterable[SourceFile], first: Callable[[SourceFile], bool]
-) -> tuple[list[SourceFile], list[SourceFile]]:
-    """Files for which something holds, and the others."""
-    both: tuple[list[SourceFile], list[SourceFile]] = ([], [])
-    for file in files:
-        both[not first(file)].append(file)
-    return both
+def hosts(commands: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """The first hosts of a group with their commands, (name, what it runs); the others by name."""
+    for name, command in commands[:SHOWN_HOSTS]:
+        yield f"  {name:<11} {command}"
+    rest = [name for name, _ in commands[SHOWN_HOSTS:]]
+    if rest:
+        yield f"  {listed(rest) if len(rest) < 3 else f'{rest[0]} to {rest[-1]}'}: likewise (--json has each command)"
+
+
+def environment(values: Mapping[str, str], opened: bool) -> list[str]:
+    """The variables that the backend sets for a host."""
+    if not values:
+        return []
+    if not opened:
+        return [f"  environment {counted(len(values), 'variable')} set by the kit (--env)"]
+    return ["  environment", *(f"    {name}={shlex.quote(value)}" for name, value in sorted(values.items()))]
+
+
+def code(files: Collection[SourceFile], source: str, opened: bool) -> list[str]:
+    """The source package, from a folder."""
+    lines = [f"  code        {code_text(files)}, from {source}{'' if opened else ' (--files)'}"]
+    if opened:
+        widest = max((len(file.path) for file in files), default=0)
+        lines += [f"    {file.path:<{widest}} {file.size:>8} B" for file in files]
+    return lines
+
+
+def code_text(files: Collection[SourceFile]) -> str:
+    """The files of a source package in a line: the script's own, the kit's, and large ones by name."""
+    kit = [file for file in files if file.path.split("/")[0] in PACKAGES]
+    own = [file for file in files if file.path.split("/")[0] not in PACKAGES]
+    names = listed(sorted({file.path.split("/")[0] for file in kit})) if kit else ""
+    large = "".join(f"; {file.path} has {file_size(file.size)}" for file in own if file.size >= LARGE)
+    of_kit = f", and this kit's {names} ({_sum(kit)})" if kit else ""
+    return f"{_sum(own)}{of_kit}{large}"
+
+
+def differences(values: Mapping[str, str], opened: bool) -> list[str]:
+    """How the backend differs from SageMaker."""
+    if not values:
+        return []
+    if not opened:
+        return [f"  differs     from SageMaker in {counted(len(values), 'point')} (--differences)"]
+    return ["  differs from SageMaker in", *(f"    {name}: {why}" for name, why in values.items())]
 
 
 def _sum(files: Collection[SourceFile]) -> str:
