@@ -28,73 +28,79 @@ _NONE = re.compile(
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[.\-]")
 
 _ISSUED = {
-    "a private key": ("PRIVATE KEY", r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----"),
-    "a PuTTY key": ("PuTTY-", r"PuTTY-User-Key-File-[0-9]"),
+    "a private key": (("PRIVATE KEY",), r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----"),
+    "a PuTTY key": (("PuTTY-",), r"PuTTY-User-Key-File-[0-9]"),
     # https://age-encryption.org/v1
-    "an age key": ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[02-9AC-HJ-NP-Z]{58}"),
+    "an age key": (("AGE-SECRET-KEY-",), r"AGE-SECRET-KEY-1[02-9AC-HJ-NP-Z]{58}"),
     # those of AWS's documentation end in EXAMPLE
     # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids
-    "an AWS access key": ("A", r"A(?:KIA|SIA)(?![A-Z2-7]{9}EXAMPLE)[A-Z2-7]{16}"),
+    "an AWS access key": (("AKIA", "ASIA"), r"A(?:KIA|SIA)(?![A-Z2-7]{9}EXAMPLE)[A-Z2-7]{16}"),
     # https://huggingface.co/docs/hub/security-tokens
-    "a Hugging Face token": ("hf_", r"hf_[A-Za-z]{34}"),
+    "a Hugging Face token": (("hf_",), r"hf_[A-Za-z]{34}"),
     # https://docs.github.com/en/authentication (token formats)
-    "a GitHub token": ("_", r"(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{82})"),
+    "a GitHub token": (
+        ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
+        r"(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{82})",
+    ),
     # https://docs.gitlab.com/security/tokens
-    "a GitLab token": ("gl", r"gl(?:pat|dt|rt|cbt|ptt|ft|soat)-[A-Za-z0-9_-]{20,}"),
+    "a GitLab token": (
+        ("glpat-", "gldt-", "glrt-", "glcbt-", "glptt-", "glft-", "glsoat-"),
+        r"gl(?:pat|dt|rt|cbt|ptt|ft|soat)-[A-Za-z0-9_-]{20,}",
+    ),
     # https://docs.slack.dev/authentication/tokens
-    "a Slack token": ("xox", r"xox[abeoprs]-[0-9]+-[A-Za-z0-9-]{10,}"),
-    "a Slack webhook": ("hooks.slack.com", r"hooks\.slack\.com/services/T\w+/B\w+/\w{20,}"),
-    "a Discord webhook": ("/api/webhooks/", r"discord(?:app)?\.com/api/webhooks/[0-9]{17,}/[A-Za-z0-9_-]{60,}"),
+    "a Slack token": (("xox",), r"xox[abeoprs]-[0-9]+-[A-Za-z0-9-]{10,}"),
+    "a Slack webhook": (("hooks.slack.com",), r"hooks\.slack\.com/services/T\w+/B\w+/\w{20,}"),
+    "a Discord webhook": (("/api/webhooks/",), r"discord(?:app)?\.com/api/webhooks/[0-9]{17,}/[A-Za-z0-9_-]{60,}"),
     "an OpenAI key": (
-        "sk-",
+        ("sk-",),
         r"sk-(?:(?:proj|svcacct|admin)-[A-Za-z0-9_-]{40,}|[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20})",
     ),
-    "an Anthropic key": ("sk-ant-", r"sk-ant-[a-z0-9]+-[A-Za-z0-9_-]{80,}"),
-    "a Groq key": ("gsk_", r"gsk_[A-Za-z0-9]{40,}"),
-    "a Replicate token": ("r8_", r"r8_[A-Za-z0-9]{37}"),
-    "an NVIDIA key": ("nvapi-", r"nvapi-[A-Za-z0-9_-]{60,}"),
+    "an Anthropic key": (("sk-ant-",), r"sk-ant-[a-z0-9]+-[A-Za-z0-9_-]{80,}"),
+    "a Groq key": (("gsk_",), r"gsk_[A-Za-z0-9]{40,}"),
+    "a Replicate token": (("r8_",), r"r8_[A-Za-z0-9]{37}"),
+    "an NVIDIA key": (("nvapi-",), r"nvapi-[A-Za-z0-9_-]{60,}"),
     "a Weights & Biases key": (
-        "wandb",
+        ("wandb",),
         r"(?:wandb_v1_[A-Za-z0-9_]{40,}|wandb[. ]login[ (][^\n]{0,60}?(?<![A-Za-z0-9])[0-9a-f]{40})",
     ),
-    "an xAI key": ("xai-", r"xai-[A-Za-z0-9]{60,}"),
+    "an xAI key": (("xai-",), r"xai-[A-Za-z0-9]{60,}"),
     # https://docs.cloud.google.com/docs/authentication/api-keys
-    "a Google key": ("", r"(?:AIza[A-Za-z0-9_-]{35}|GOCSPX-[A-Za-z0-9_-]{28})"),
-    "an Azure storage key": ("AccountKey=", r"AccountKey=[A-Za-z0-9+/]{86}=="),
+    "a Google key": (("AIza", "GOCSPX-"), r"(?:AIza[A-Za-z0-9_-]{35}|GOCSPX-[A-Za-z0-9_-]{28})"),
+    "an Azure storage key": (("AccountKey=",), r"AccountKey=[A-Za-z0-9+/]{86}=="),
     # https://learn.microsoft.com/en-us/rest/api/storageservices/create-service-sas
-    "an Azure shared access signature": ("sig=", r"sig=[A-Za-z0-9%+/]{43,130}(?:=|%3[Dd])"),
-    "a Databricks token": ("dapi", r"dapi[0-9a-f]{32}(?:-[0-9])?"),
-    "a DigitalOcean token": ("_v1_", r"do[opr]_v1_[0-9a-f]{64}"),
+    "an Azure shared access signature": (("sig=",), r"sig=[A-Za-z0-9%+/]{43,130}(?:=|%3[Dd])"),
+    "a Databricks token": (("dapi",), r"dapi[0-9a-f]{32}(?:-[0-9])?"),
+    "a DigitalOcean token": (("_v1_",), r"do[opr]_v1_[0-9a-f]{64}"),
     # https://docs.stripe.com/keys
-    "a Stripe key": ("_live_", r"[sr]k_live_[A-Za-z0-9]{24,}"),
-    "a SendGrid key": ("SG.", r"SG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
-    "a Twilio key": ("SK", r"SK[0-9a-f]{32}"),
-    "a Telegram token": (":AA", r"[0-9]{8,10}:AA[A-Za-z0-9_-]{33}"),
+    "a Stripe key": (("_live_",), r"[sr]k_live_[A-Za-z0-9]{24,}"),
+    "a SendGrid key": (("SG.",), r"SG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
+    "a Twilio key": (("SK",), r"SK[0-9a-f]{32}"),
+    "a Telegram token": ((":AA",), r"[0-9]{8,10}:AA[A-Za-z0-9_-]{33}"),
     # https://docs.npmjs.com/about-access-tokens and https://pypi.org/help/#apitoken
-    "an npm token": ("npm_", r"npm_[A-Za-z0-9]{36}"),
-    "a PyPI token": ("pypi-", r"pypi-AgE[A-Za-z0-9_-]{70,}"),
-    "a Docker Hub token": ("dckr_pat_", r"dckr_pat_[A-Za-z0-9_-]{27}"),
-    "a Vault token": ("hvs.", r"hvs\.[A-Za-z0-9_-]{24,}"),
+    "an npm token": (("npm_",), r"npm_[A-Za-z0-9]{36}"),
+    "a PyPI token": (("pypi-",), r"pypi-AgE[A-Za-z0-9_-]{70,}"),
+    "a Docker Hub token": (("dckr_pat_",), r"dckr_pat_[A-Za-z0-9_-]{27}"),
+    "a Vault token": (("hvs.",), r"hvs\.[A-Za-z0-9_-]{24,}"),
     # https://developer.hashicorp.com/terraform/cloud-docs/users-teams-organizations/api-tokens
-    "a Terraform token": (".atlasv1.", r"[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_-]{60,}"),
+    "a Terraform token": ((".atlasv1.",), r"[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_-]{60,}"),
     # https://grafana.com/docs/grafana/latest/administration/service-accounts
-    "a Grafana token": ("gl", r"(?:glsa_[A-Za-z0-9]{32}_[0-9a-f]{8}|glc_[A-Za-z0-9+/]{32,}={0,2})"),
+    "a Grafana token": (("glsa_", "glc_"), r"(?:glsa_[A-Za-z0-9]{32}_[0-9a-f]{8}|glc_[A-Za-z0-9+/]{32,}={0,2})"),
     # https://developers.notion.com/page/changelog
-    "a Notion token": ("_", r"(?:ntn_[A-Za-z0-9]{40,}|secret_[A-Za-z0-9]{43})"),
+    "a Notion token": (("ntn_", "secret_"), r"(?:ntn_[A-Za-z0-9]{40,}|secret_[A-Za-z0-9]{43})"),
     # https://airtable.com/developers/web/guides/personal-access-tokens
-    "an Airtable token": ("pat", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
+    "an Airtable token": (("pat",), r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
     # https://shopify.dev/docs/apps/build/authentication-authorization/access-tokens
-    "a Shopify token": ("shp", r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"),
+    "a Shopify token": (("shp",), r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"),
     # https://docs.sentry.io/concepts/key-terms/dsn-explainer
-    "a Sentry DSN": ("://", r"https?://[0-9a-f]{32}(?::[0-9a-f]{32})?@[\w.-]+(?::[0-9]+)?/[0-9]+"),
-    "a New Relic key": ("NRAK-", r"NRAK-[A-Z0-9]{27}"),
-    "a JSON web token": (".eyJ", r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}"),
+    "a Sentry DSN": (("://",), r"https?://[0-9a-f]{32}(?::[0-9a-f]{32})?@[\w.-]+(?::[0-9]+)?/[0-9]+"),
+    "a New Relic key": (("NRAK-",), r"NRAK-[A-Z0-9]{27}"),
+    "a JSON web token": ((".eyJ",), r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{20,}"),
 }
-"""Kind -> a text that each has, looked for first because it is fast, and its regular expression."""
+"""Kind -> texts of which each has one, looked for first because that is fast, and its regular expression."""
 
 _PATTERNS = {
-    kind: (sign.encode(), re.compile(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])".encode()))
-    for kind, (sign, pattern) in _ISSUED.items()
+    kind: ([sign.encode() for sign in signs], re.compile(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])".encode()))
+    for kind, (signs, pattern) in _ISSUED.items()
 }
 
 _ASSIGNED = re.compile(
@@ -142,8 +148,8 @@ def secrets_in_text(content: bytes) -> dict[str, int]:
 
 
 def _found(content: bytes) -> Iterator[tuple[str, int]]:
-    for kind, (sign, pattern) in _PATTERNS.items():
-        if sign in content and (match := pattern.search(content)) is not None:
+    for kind, (signs, pattern) in _PATTERNS.items():
+        if any(sign in content for sign in signs) and (match := pattern.search(content)) is not None:
             yield kind, match.start()
     for match in _ASSIGNED.finditer(content):
         name = _NAME.search(content, max(0, match.end(1) - 60), match.end(1))
