@@ -73,12 +73,12 @@ def test_a_run_of_two_processes_has_the_losses_of_one(digits):
 @pytest.mark.parametrize(
     ("values", "key", "words"),
     [
-        ({"teacher_cache": {"views": 1}}, "features", "null with teacher_cache or teacher_servers"),
         (
             {"teacher_servers": {}, "worker_type": "remote", "without_servers": "fail"},
             "features",
-            "null with teacher_cache or teacher_servers",
+            "null with teacher_servers, which send logits",
         ),
+        ({"teacher_cache": {"views": 1, "feature_precision": "fp32"}}, "teacher_cache", "one of fp16, int8, int4"),
         ({"teacher": ["resnet18", "resnet34"]}, "teacher", "one model with features"),
         (
             {"hard_label_weight": 0, "teacher_loss_weight": 0},
@@ -123,7 +123,9 @@ def test_a_segmenter_learns_the_features_of_its_teachers_encoder_beside_masks_an
     beside = features.learner(model, teaching, settings, images[:1])
     state = prepare(model, settings, 10, alone, beside=beside)
     masks = torch.randint(0, 3, (2, 64, 32), dtype=torch.uint8)
-    [losses] = Segmentation(state.trained, teaching, settings, alone, Timeline(alone.device))(MaskedBatch(images, masks))
+    [losses] = Segmentation(state.trained, teaching, settings, alone, Timeline(alone.device))(
+        MaskedBatch(images, masks)
+    )
     parts = 0.25 * losses["label_loss"] + 0.75 * losses["teacher_loss"] + 3 * losses["feature_loss"]
     assert losses["loss"].item() == pytest.approx(parts.item(), rel=1e-6)
     losses["loss"].backward()

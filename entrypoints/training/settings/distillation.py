@@ -13,7 +13,7 @@ from training.settings.students import MOST_STUDENTS, OF_A_STUDENT
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherCacheSettings:
-    """Where the teacher's logits are kept, and how many."""
+    """Where the teacher's answers are kept, and how many."""
 
     views: int = setting(at_least=1)
     """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1, with views_per_decode N of them in N epochs. As
@@ -26,6 +26,9 @@ class TeacherCacheSettings:
     channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""
     precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
     """Of the logits kept. int8 and int4: in 256 or 16 steps from the largest one of an image to the smallest one kept."""
+    feature_precision: Literal["fp16", "int8", "int4"] = "int8"
+    """Of the teacher's features, kept where `features` are learned. int8 and int4: in 256 or 16 steps between the largest and the smallest
+    number of a vector. int4 is for tokens, which take a thousand times what logits do, and moves the loss by percents."""
 
     def __post_init__(self) -> None:
         require(
@@ -97,7 +100,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     min_teacher_accuracy: float = setting(0.0, at_least=0, at_most=1, on_resume="may change")
     """Refuse to start with a teacher whose accuracy on the validation images is lower, 0 to 1."""
     teacher_cache: TeacherCacheSettings | None = None
-    """Keep the teacher's logits, so that later epochs and runs need no teacher. None: it runs on every step."""
+    """Keep the teacher's logits and features, so that later epochs and runs need no teacher. None: it runs on every step."""
     teacher_servers: TeacherServersSettings | None = None
     """With worker_type remote: the hosts that make the training images run the teacher too, on their GPUs where they have some, and send
     its logits with the images. None: the training processes run it."""
@@ -156,7 +159,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             ("teacher_pretrained", not self.teacher_pretrained or self.teacher is not None, "false without `teacher`"),
             (
                 "teacher_cache",
-                self.teacher_cache is None or (self.teacher_weight > 0 and not served),
+                self.teacher_cache is None or (self.has_teacher and not served),
                 "null where there is no teacher, and with teacher_servers",
             ),
             (
@@ -171,11 +174,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
                 "a divisor of teacher_cache.views",
             ),
             ("teacher", self.features is None or not isinstance(self.teacher, list), "one model with features"),
-            (
-                "features",
-                not (self.features and (self.teacher_cache or served)),
-                "null with teacher_cache or teacher_servers",
-            ),
+            ("features", not (self.features and served), "null with teacher_servers, which send logits"),
             (
                 "without_servers",
                 not served or self.without_servers == "fail",

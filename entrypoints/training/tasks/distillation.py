@@ -27,13 +27,13 @@ from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
 from training.settings.distillation import DistillationSettings, TeacherCacheSettings
 from training.settings.scripts import TeacherSettings
-from training.tasks.features import logits_and_features, untaught, with_features
+from training.tasks.features import asked_of, kept_features, logits_and_features, untaught, with_features
 from training.tasks.losses import distillation_loss, label_cross_entropy
 from training.tasks.students import Student
 from training.teacher import frozen, served
 from training.teacher.cache import TeacherCache
 from training.teacher.frozen import Teacher
-from training.teacher.logit_records import RecordLayout, record_layout
+from training.teacher.logit_records import Output, RecordLayout, record_layout
 
 BANK_ARCHIVE = "model.tar.gz"
 """The label bank that a run of label_images.py left, as `inputs: {cache: {run: NAME}}` brings it."""
@@ -59,7 +59,7 @@ class Distillation:
         Args:
             students: they give features too where `features` are learned, which all of them learn alike.
             teacher: None: labels alone, or the logits come with the images.
-            cache: keeps the teacher's logits; None: the teacher runs on every step.
+            cache: keeps the teacher's answers; None: the teacher runs on every step.
             layout: of the logits that come with the images. None: none do.
             labelled_share: of the images that an epoch draws, how many have a label.
         """
@@ -117,15 +117,14 @@ class Distillation:
         """The teacher's logits, float32 (batch, classes), and its features where they are learned."""
         if isinstance(batch, TaughtBatch):
             assert self.layout is not None, "whoever asks for taught batches knows their layout"
-            return self.layout.decode(batch.records.numpy(), batch.images.device), None
-        if self.students[0].settings.features is not None:
-            assert self.teacher is not None, "nothing else has features, as the settings say"
-            return self.teacher.with_features(batch.images)
-        return self._ask(batch.images) if self.cache is None else self.cache.logits(batch, self._ask), None
+            return logits_and_features(self.layout.decode(batch.records.numpy(), batch.images.device))
+        return logits_and_features(
+            self._ask(batch.images) if self.cache is None else self.cache.answers(batch, self._ask)
+        )
 
-    def _ask(self, images: torch.Tensor) -> torch.Tensor:
+    def _ask(self, images: torch.Tensor) -> Output:
         assert self.teacher is not None
-        return self.teacher.to(images.device)(images)
+        return asked_of(self.teacher.to(images.device), self.students[0].settings)(images)
 
 
 def open_images(
@@ -234,7 +233,7 @@ def with_teacher(
     Args:
         now, without: with the loss of features already, where they are learned.
         image: uint8 (1, channels, height, width), on the teacher's device.
-        cached: the teacher's logits are kept.
+        cached: the teacher's answers are kept.
     """
     working = max(memory.working_bytes(member.model, image) for member in teacher.members)
     taught = replace(now, teacher=teacher.memory_bytes, teacher_activations=working)
@@ -266,8 +265,10 @@ def open_cache(
     kept = settings.teacher_cache
     if kept is None:
         return None
-    size = record_layout(len(data.classes), kept.top_k, kept.precision).size
-    where = _bank_folder(kept, environment, world, kept.views * len(data.training) * size)
+    image = memory.example(data, world.device)
+    features = kept_features(settings, kept.feature_precision, teacher, image)
+    layout = record_layout(len(data.classes), kept.top_k, kept.precision, features)
+    where = _bank_folder(kept, environment, world, kept.views * len(data.training) * layout.size)
     digest = world.first_alone(data.training.source.digest)
     views = json.dumps(data.training.view_description(), sort_keys=True)
     parts = {
@@ -280,10 +281,8 @@ def open_cache(
         where,
         parts=parts,
         images=len(data.training),
-        classes=len(data.classes),
+        layout=layout,
         views=kept.views,
-        top_k=kept.top_k,
-        precision=kept.precision,
         world=world,
         stand_in=data.training.stand_in,
         drawn=data.epoch_images,
