@@ -9,7 +9,7 @@
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make bench-kd-vit     a real ViT teaches a light one by logits, features and both, on pictures (about half an hour)
-# make bench-bank   the label bank: bytes a record, what 8 and 4 bits cost a student over five seeds, what filling costs a step
+# make bench-bank   the label bank: bytes a record, what 8 and 4 bits cost a student over five seeds and a loss of features, what filling costs a step
 # make bench-views  several views from one decoding: the input alone, a training loop, accuracy over five seeds (about 25 minutes)
 # make bench-students   five students of one pass of the teacher beside five runs of one student and the teacher's pass (at most 15 minutes)
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
@@ -108,6 +108,7 @@ bench-students: $(INSTALLED)
 bench-bank: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/cache_cost.py
 	$(VENV)/bin/python tests/benchmarks/label_bank.py
+	$(VENV)/bin/python tests/benchmarks/kept_features.py
 
 bench-training: $(INSTALLED)
 	for script in training_speed loop_cost scaling memory; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done

@@ -14,6 +14,7 @@ from training.settings import read_settings
 from training.settings.distillation import LabellingSettings
 from training.tasks.distillation import held_out_for_teacher, load_teacher, open_cache, open_images
 from training.tasks.evaluation import evaluate
+from training.tasks.features import asked_of
 from training.tasks.labelling import deliver_bank, label, labelling_loaders, memory_needed
 from training.teacher import acceptance
 
@@ -33,7 +34,7 @@ def main(settings: LabellingSettings) -> None:
         metrics = evaluate(teacher, held_out_for_teacher(settings, data, loaders, world), world)
         taught = acceptance.accept(teacher, metrics, settings.min_teacher_accuracy, settings.teacher_number_format, say)
         say(bank.say())
-        deliver_bank(bank, label(teacher, bank, loaders, run), data, run, taught)
+        deliver_bank(bank, label(asked_of(teacher, settings), bank, loaders, run), data, run, taught)
 
 
 if __name__ == "__main__":

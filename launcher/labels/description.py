@@ -29,11 +29,10 @@ def description(bank: Bank) -> dict[str, Any]:
 def as_text(bank: Bank) -> str:
     """The same for people."""
     about, records = description(bank), bank.records
-    kept = "all" if records.top_k is None else f"the {records.top_k} largest of"
-    names = [name for name in bank.identity if name not in ("record format", "classes", "top_k", "precision", "images")]
+    names = [name for name in bank.identity if name not in ("record format", "images", *records.identity())]
     lines = [
         f"label bank {bank.folder}",
-        f"  kept    {kept} {records.classes:,} logits in {records.precision}: {records.size} bytes for each view of an image",
+        f"  kept    {records.about()}: {records.size:,} bytes for each view of an image",
         *(f"  {name:<15} {bank.identity[name]}" for name in names),
         f"  teacher         {about['created'].get('teacher', 'not named')}",
         f"  digest          {about['digest']}",

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from launcher.config.issues import mistake
-from launcher.labels.bank import Bank
+from launcher.labels.bank import Bank, Piece
 from launcher.show.text import counted
 
 Labels = Mapping[str, np.ndarray]
 """The labels of a view: `image` int32 (labels,), the images' indices; `logits` float32 (labels, kept); where the largest alone are kept
-also `classes` int32 (labels, kept) and `residual` float32 (labels,), the log-sum-exp of the logits of all other classes."""
+also `classes` int32 (labels, kept) and `residual` float32 (labels,), the log-sum-exp of the logits of all other classes; where features are
+kept, `features` float32 (labels, width) or (labels, rows, columns, width)."""
 
 CARD = "README.md"
 
@@ -50,12 +51,18 @@ def export(bank: Bank, target: Path, kind: str) -> str:
 
 def labels_of(bank: Bank, view: int) -> Labels:
     """All whole records of a view, decoded."""
-    pieces = [(piece.images[piece.held], piece.records[piece.held]) for piece in bank.pieces(view)]
-    answers = bank.records.answers(np.concatenate([records for _, records in pieces]))
-    found = {"image": np.concatenate([images for images, _ in pieces]).astype(np.int32), "logits": answers.logits}
-    if answers.classes is not None:
-        found |= {"classes": answers.classes.astype(np.int32), "residual": answers.residual}
-    return found
+    pieces = [_labels_of(bank, piece) for piece in bank.pieces(view)]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _labels_of(bank: Bank, piece: Piece) -> dict[str, np.ndarray]:
+    """The whole records of a part of a view, decoded."""
+    records = piece.records[piece.held]
+    logits, features = bank.records.logits_of(records), bank.records.features_of(records)
+    found = {"image": piece.images[piece.held].astype(np.int32), "logits": logits.logits}
+    if logits.classes is not None:
+        found |= {"classes": logits.classes.astype(np.int32), "residual": logits.residual}
+    return found if features is None else {**found, "features": features}
 
 
 def _as_npz(file: Path, _view: int, labels: Labels) -> None:
@@ -83,10 +90,11 @@ def _card(bank: Bank) -> str:
     about, kept = bank.manifest["created"], bank.records.top_k
     others = "" if kept is None else "; `residual` is the log-sum-exp of the logits of all other classes"
     names = "".join(f"- {index}: {name}\n" for index, name in enumerate(about.get("class names", [])))
+    features = "" if bank.records.features is None else ", and " + bank.records.features.about()
     return (
         "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/*.jsonl\n---\n"
         f"The answers of {about.get('teacher', 'a teacher')} for {len(bank.views)} views of {bank.images_a_view:,} images, by the image's "
-        f"index. Each row has {'all' if kept is None else f'the {kept} largest'} of {bank.records.classes:,} logits{others}.\n\n"
+        f"index. Each row has {'all' if kept is None else f'the {kept} largest'} of {bank.records.classes:,} logits{others}{features}.\n\n"
         f"SHA-256 of the teacher: {bank.identity.get('teacher weights')}; of the images: {bank.identity.get('data')}; "
         f"of how they were varied: {bank.identity.get('transform')}.\n\n{names}"
     )

@@ -1,6 +1,6 @@
 """What a label bank costs a batch: reading, checking and decoding its logits, or filling it beyond the teacher's own pass. `make bench-bank`.
 
-1,000 classes, the 10 largest logits of each, the files in the page cache. All of `TeacherCache.logits` is measured; where it fills, with a
+1,000 classes, the 10 largest logits of each, the files in the page cache. All of `TeacherCache.answers` is measured; where it fills, with a
 teacher whose answers are there at once. Filling's share is of a step of a small student alone, without any teacher: of a real step it is less.
 """
 
@@ -18,6 +18,7 @@ import torch
 from engine import ALONE, CLASSES, SIZE, STUDENT, TOP_K, Samples, alternate, machine, model, ratio, table
 from training.data.batches import LabelledBatch
 from training.teacher.cache import TeacherCache
+from training.teacher.logit_records import record_layout
 
 IMAGES = 65_536
 BATCHES = (32, 64, 128, 256)
@@ -34,13 +35,13 @@ def filled(folder: Path) -> TeacherCache:
     """A cache that holds the logits of all images."""
     parts = {"teacher weights": "benchmark", "transform": "none", "data": "noise", "dtype": "fp32"}
     cache = TeacherCache.open(
-        folder, parts=parts, images=IMAGES, classes=CLASSES, views=1, top_k=TOP_K, precision="fp16", world=ALONE
+        folder, parts=parts, images=IMAGES, layout=record_layout(CLASSES, TOP_K, "fp16"), views=1, world=ALONE
     )
     numbers = np.arange(IMAGES)
     cache.begin_epoch([1], numbers)
     for first in range(0, IMAGES, 4096):
         batch = batch_of(numbers[first : first + 4096])
-        cache.logits(batch, lambda images: torch.randn(len(images), CLASSES))
+        cache.answers(batch, lambda images: torch.randn(len(images), CLASSES))
     assert cache.begin_epoch([1], numbers), "the cache is not filled"
     return cache
 
@@ -49,7 +50,7 @@ def filling(folder: Path, precision: str, size: int, rounds: int, steps: int) ->
     """CPU seconds a batch that filling takes, of all threads and of the training thread alone, by rounds."""
     parts = {"teacher weights": "benchmark", "transform": "none", "data": "noise", "dtype": "fp32"}
     cache = TeacherCache.open(
-        folder, parts=parts, images=IMAGES, classes=CLASSES, views=rounds, top_k=TOP_K, precision=precision, world=ALONE
+        folder, parts=parts, images=IMAGES, layout=record_layout(CLASSES, TOP_K, precision), views=rounds, world=ALONE
     )
     logits, whole, thread = torch.randn(size, CLASSES), [], []
     for view in range(1, rounds + 1):
@@ -61,7 +62,7 @@ def filling(folder: Path, precision: str, size: int, rounds: int, steps: int) ->
         batches = [batch._replace(views=torch.full_like(batch.views, view)) for batch in batches]
         began, own = time.process_time(), time.thread_time()
         for batch in batches:
-            cache.logits(batch, lambda _images: logits)
+            cache.answers(batch, lambda _images: logits)
         thread.append((time.thread_time() - own) / steps)
         cache.sync()
         whole.append((time.process_time() - began) / steps)
@@ -96,7 +97,7 @@ def main() -> None:
 
         def look_up(size: int, count: int) -> None:
             for _ in range(count):
-                cache.logits(batch_of(shuffled.randint(0, IMAGES, size)), never)
+                cache.answers(batch_of(shuffled.randint(0, IMAGES, size)), never)
 
         samples = alternate({str(size): partial(look_up, size) for size in BATCHES}, asked.rounds, asked.steps)
         begin = Samples()

@@ -34,6 +34,7 @@ from training.tasks.distillation import Distillation  # noqa: E402
 from training.tasks.students import Student  # noqa: E402
 from training.teacher.cache import TeacherCache  # noqa: E402
 from training.teacher.frozen import FrozenModel, Teacher  # noqa: E402
+from training.teacher.logit_records import record_layout  # noqa: E402
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "a single process")
 
@@ -166,10 +167,8 @@ def open_engine(
             folder / "cache",
             parts=parts,
             images=len(data.training),
-            classes=CLASSES,
+            layout=record_layout(CLASSES, kept.top_k, kept.precision),
             views=kept.views,
-            top_k=kept.top_k,
-            precision=kept.precision,
             world=world,
         )
     task = Distillation([Student(state.trained, chosen)], frozen, cache, timeline=run.timeline)

@@ -36,6 +36,7 @@ from training.tasks.distillation import Distillation
 from training.tasks.students import Students
 from training.teacher.cache import TeacherCache
 from training.teacher.frozen import FrozenModel, Teacher
+from training.teacher.logit_records import record_layout
 
 from launcher.prepare import prepare
 
@@ -106,7 +107,7 @@ def learning(folder: Path, channel: Path, asked: DistillationSettings, frozen: T
             "dtype": "fp32",
         }
         cache = TeacherCache.open(
-            folder / "cache", parts=parts, images=IMAGES, classes=len(data.classes), views=VIEWS, top_k=None, precision="fp16", world=ALONE,
+            folder / "cache", parts=parts, images=IMAGES, layout=record_layout(len(data.classes), None, "fp16"), views=VIEWS, world=ALONE,
         )  # fmt: skip
     task = Distillation(students.trained, frozen, cache, timeline=run.timeline)
 

@@ -10,6 +10,7 @@ from torch import nn
 from training.data.batches import LabelledBatch
 from training.distributed.world import World
 from training.teacher.cache import TeacherCache
+from training.teacher.logit_records import record_layout
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "a single process")
 PARTS = {"teacher weights": "ab" * 32, "transform": "cd" * 32, "data": "ef" * 32, "dtype": "fp32"}
@@ -18,15 +19,9 @@ PIXELS = torch.randint(0, 256, (IMAGES, 3, 4, 4), dtype=torch.uint8, generator=t
 
 
 def opened(where: Path, **changes) -> TeacherCache:
-    values = {
-        "parts": PARTS,
-        "images": IMAGES,
-        "classes": CLASSES,
-        "views": 2,
-        "top_k": 4,
-        "precision": "fp16",
-        "world": ALONE,
-    }
+    kept = {"classes": CLASSES, "top_k": 4, "precision": "fp16", "features": None}
+    layout = record_layout(**{name: changes.pop(name, value) for name, value in kept.items()})
+    values = {"parts": PARTS, "images": IMAGES, "views": 2, "world": ALONE, "layout": layout}
     return TeacherCache.open(where, **{**values, **changes})
 
 
@@ -74,7 +69,7 @@ def filled(where: Path, *, batch_size: int = 10, **changes) -> TeacherCache:
     cache, teacher = opened(where, **changes), CountedTeacher()
     cache.begin_epoch([1], np.arange(IMAGES))
     for numbers in torch.randperm(IMAGES, generator=torch.Generator().manual_seed(3)).split(batch_size):
-        cache.logits(batch_of(numbers), teacher)
+        cache.answers(batch_of(numbers), teacher)
     cache.close()
     return cache
 
@@ -83,7 +78,7 @@ def kept(where: Path, **changes) -> torch.Tensor:
     """The first view's logits, without a teacher."""
     cache = opened(where, **changes)
     assert cache.begin_epoch([1], np.arange(IMAGES))
-    return cache.logits(batch_of(np.arange(IMAGES)), no_teacher)
+    return cache.answers(batch_of(np.arange(IMAGES)), no_teacher)
 
 
 def forget(cache: TeacherCache, where: Path, numbers: list[int]) -> None:
@@ -100,7 +95,7 @@ PREAMBLE = """
     def fill(cache, hashes):
         cache.begin_epoch([1], np.arange(IMAGES))
         for step, numbers in enumerate(torch.arange(IMAGES).split(4)):
-            logits = cache.logits(batch_of(numbers), CountedTeacher())
+            logits = cache.answers(batch_of(numbers), CountedTeacher())
             print(step, hashlib.sha256(logits.numpy()).hexdigest(), file=hashes, flush=True)
 """
 

@@ -15,6 +15,7 @@ from training.data.batches import TrainingBatches
 from training.teacher import complete_bank
 from training.teacher.complete_bank import CompleteBank
 from training.teacher.label_bank import digest_of, view_file
+from training.teacher.logit_records import record_layout
 
 from tests.entrypoints.bank_runs import HEAD, VIEWS, channels_in, labelled
 from tests.entrypoints.ranks import run_ranks
@@ -154,7 +155,9 @@ ABOUT = {"teacher": "a teacher", "class names": NAMES, "transform": {"seed": 0, 
 def opened(where: Path, **changes: Any) -> CompleteBank:
     parts = {name: value for name, value in PARTS.items() if name in ("transform", "data")}
     values = {"parts": parts, "about": ABOUT, "images": OF_A_CACHE, "views": 1, "top_k": 4, "precision": "fp16"}
-    return CompleteBank(where, world=ALONE, **{"stand_in": int, "drawn": OF_A_CACHE, **values, **changes})
+    values |= {"stand_in": int, "drawn": OF_A_CACHE, **changes}
+    layout = record_layout(len(values["about"]["class names"]), values.pop("top_k"), values.pop("precision"))
+    return CompleteBank(where, layout=layout, world=ALONE, **values)
 
 
 def batches(**changes: Any) -> TrainingBatches:
@@ -167,7 +170,7 @@ def test_it_gives_the_answers_that_were_kept_and_says_whose_they_are(tmp_path):
     bank = opened(tmp_path)
     bank.require_answers(batches(), 100)
     assert bank.cache.begin_epoch(range(1, 2), np.arange(OF_A_CACHE))
-    assert torch.equal(bank.cache.logits(batch_of(np.arange(OF_A_CACHE)), no_teacher), kept(tmp_path))
+    assert torch.equal(bank.cache.answers(batch_of(np.arange(OF_A_CACHE)), no_teacher), kept(tmp_path))
     assert (bank.about()["model"], bank.about()["digest"], bank.about()["precision"]) == (
         "a teacher",
         "ab" * 32,

@@ -73,12 +73,12 @@ def test_a_run_of_two_processes_has_the_losses_of_one(digits):
 @pytest.mark.parametrize(
     ("values", "key", "words"),
     [
-        ({"teacher_cache": {"views": 1}}, "features", "null with teacher_cache or teacher_servers"),
         (
             {"teacher_servers": {}, "worker_type": "remote", "without_servers": "fail"},
             "features",
-            "null with teacher_cache or teacher_servers",
+            "null with teacher_servers, which send logits",
         ),
+        ({"teacher_cache": {"views": 1, "feature_precision": "fp32"}}, "teacher_cache", "one of fp16, int8, int4"),
         ({"teacher": ["resnet18", "resnet34"]}, "teacher", "one model with features"),
         (
             {"hard_label_weight": 0, "teacher_loss_weight": 0},

@@ -78,15 +78,15 @@ def test_a_bank_serves_any_number_of_processes_the_same_logits_and_losses_withou
         HEAD
         + """
     import hashlib, train_kd
-    found, logits = {}, TeacherCache.logits
+    found, answers_of = {}, TeacherCache.answers
     def never(images):
         raise AssertionError("the teacher was asked")
     def watched(self, batch, teacher):
-        answers = logits(self, batch, never)
+        answers = answers_of(self, batch, never)
         for view, index, answer in zip(batch.views.tolist(), batch.indices.tolist(), answers):
             found[f"{view} {index}"] = hashlib.sha256(answer.numpy()).hexdigest()
         return answers
-    TeacherCache.logits = watched
+    TeacherCache.answers = watched
     train_kd.main(DistillationSettings(**common, global_batch_size=10, max_grad_norm=None, teacher_cache=kept))
     pathlib.Path(f"found-{os.environ['RANK']}.json").write_text(json.dumps(found))
 """

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from training.teacher.label_bank import Seal, packed_bits, unpacked_bits
+from training.teacher.bits import packed_bits, unpacked_bits
+from training.teacher.label_bank import Seal
 from training.teacher.logit_records import RecordLayout
 
 

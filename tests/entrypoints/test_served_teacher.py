@@ -86,15 +86,14 @@ def test_what_travels_is_what_the_teacher_cache_would_keep(channels, tmp_path):
     found, teacher = data(channels), Tiny()
     servers = taught_servers(channels, teacher=teacher)
     [*batches] = Stream(pool(servers, found, [], teacher=meet(servers, [])), draws())
-    options = {"parts": PARTS, "images": IMAGES, "classes": 3, "views": 1, "top_k": 2, "precision": "fp16"}
-    cache = TeacherCache.open(tmp_path, **options, world=ALONE)
+    cache = TeacherCache.open(tmp_path, parts=PARTS, images=IMAGES, layout=LAYOUT, views=1, world=ALONE)
     cache.begin_epoch([1], np.arange(IMAGES))
-    kept = [cache.logits(batch, teacher) for batch in batches]
+    kept = [cache.answers(batch, teacher) for batch in batches]
     cache.close()
     assert cache.begin_epoch([1], np.arange(IMAGES))
     for batch, computed in zip(batches, kept):
         sent = LAYOUT.decode(batch.records.numpy(), CPU)
-        assert torch.equal(sent, cache.logits(batch, no_teacher)) and torch.allclose(sent, computed)
+        assert torch.equal(sent, cache.answers(batch, no_teacher)) and torch.allclose(sent, computed)
         assert batch.records.shape == (BATCH, 16)
 
 

@@ -251,7 +251,7 @@ def test_a_group_of_settings_tells_each_of_its_mistakes_by_its_full_name():
     assert made is None
     assert {name: valid for name, _, valid in problems} == {
         "teacher_cache.views": "at least 1",
-        "teacher_cache.topk": "views, top_k, where, precision, complete",
+        "teacher_cache.topk": "views, top_k, where, precision, complete, feature_precision",
         "teacher_cache.precision": "one of fp32, fp16, int8, int4",
     }
     made, problems = check(DistillationSettings, {"student": "x", "teacher_cache": 5})

@@ -47,7 +47,7 @@ def distilled(
             cache.begin_epoch([view], order.numpy())
         for numbers in order.split(10):
             batch = batch_of(numbers, view)
-            logits = teacher(batch.images) if cache is None else cache.logits(batch, teacher)
+            logits = teacher(batch.images) if cache is None else cache.answers(batch, teacher)
             soft, own = (logits / temperature).log_softmax(1), (student(batch.images) / temperature).log_softmax(1)
             loss = F.kl_div(own, soft, reduction="batchmean", log_target=True)
             optimizer.zero_grad()
@@ -91,13 +91,13 @@ def test_what_was_written_is_read_in_any_order_by_any_batch_size(tmp_path):
     expected, cache = kept(tmp_path), opened(tmp_path)
     cache.begin_epoch([1], np.arange(IMAGES))
     for numbers in torch.randperm(IMAGES).split(9):
-        assert torch.equal(cache.logits(batch_of(numbers), no_teacher), expected[numbers])
+        assert torch.equal(cache.answers(batch_of(numbers), no_teacher), expected[numbers])
 
 
 def test_the_writing_pass_sees_the_numbers_that_later_ones_read(tmp_path):
     cache = opened(tmp_path)
     cache.begin_epoch([1], np.arange(IMAGES))
-    first = cache.logits(batch_of(np.arange(IMAGES)), CountedTeacher())
+    first = cache.answers(batch_of(np.arange(IMAGES)), CountedTeacher())
     cache.sync()
     assert torch.equal(first, kept(tmp_path))
 
@@ -113,7 +113,7 @@ def test_a_batch_that_lacks_one_record_passes_through_the_teacher_whole_and_keep
     teacher, written = CountedTeacher(), []
     write = ViewFile.write
     monkeypatch.setattr(ViewFile, "write", lambda file, *what: (written.extend(what[1].tolist()), write(file, *what)))
-    other = cache.logits(batch_of(np.arange(20)), lambda images: teacher(images) + 1)
+    other = cache.answers(batch_of(np.arange(20)), lambda images: teacher(images) + 1)
     cache.sync()
     assert written == [7]
     assert teacher.seen == [20] and (cache.hits, cache.misses) == (19, 1)
@@ -142,7 +142,7 @@ def test_whatever_happens_to_a_file_its_records_are_right_or_absent_and_come_bac
         path.write_bytes(damaged)
         cache, teacher = opened(tmp_path), CountedTeacher()
         assert not cache.begin_epoch([1], np.arange(IMAGES)), trial
-        seen = torch.cat([cache.logits(batch_of(numbers), teacher) for numbers in torch.arange(IMAGES).split(10)])
+        seen = torch.cat([cache.answers(batch_of(numbers), teacher) for numbers in torch.arange(IMAGES).split(10)])
         torch.testing.assert_close(seen, expected, rtol=2**-10, atol=1e-3)
         assert cache.hits + cache.misses == IMAGES and cache.misses > 0
         assert cache.begin_epoch([1], np.arange(IMAGES)), "what was lost is back"
@@ -160,10 +160,10 @@ def test_a_record_that_breaks_within_a_complete_epoch_is_mended(tmp_path):
     expected, cache = kept(tmp_path), opened(tmp_path)
     assert cache.begin_epoch([1], np.arange(IMAGES))
     forget(cache, tmp_path, [3, 4])
-    seen = cache.logits(batch_of(np.arange(10)), CountedTeacher())
+    seen = cache.answers(batch_of(np.arange(10)), CountedTeacher())
     torch.testing.assert_close(seen, expected[:10], rtol=2**-10, atol=1e-3)
     cache.sync()
-    assert torch.equal(cache.logits(batch_of(np.arange(10)), no_teacher), seen)
+    assert torch.equal(cache.answers(batch_of(np.arange(10)), no_teacher), seen)
 
 
 def test_a_run_killed_at_any_moment_goes_on_with_the_same_numbers(tmp_path):
@@ -187,7 +187,7 @@ def test_a_run_killed_at_any_moment_goes_on_with_the_same_numbers(tmp_path):
     assert len(seen) == IMAGES // 4, "every step gave one and the same result in all attempts"
     cache = opened(tmp_path / "cache")
     cache.begin_epoch([1], np.arange(IMAGES))
-    assert cache.logits(batch_of(np.arange(IMAGES)), CountedTeacher()).isfinite().all()
+    assert cache.answers(batch_of(np.arange(IMAGES)), CountedTeacher()).isfinite().all()
 
 
 def test_processes_that_write_the_same_places_at_once_leave_whole_records_of_one_or_the_other(tmp_path):
@@ -204,14 +204,14 @@ def test_processes_that_write_the_same_places_at_once_leave_whole_records_of_one
     for _ in range(30):
         for numbers in torch.arange(IMAGES).split(4):
             forget(cache, out / "cache", numbers.tolist())
-            cache.logits(batch_of(numbers), teacher)
+            cache.answers(batch_of(numbers), teacher)
     """
     )
     assert [rank.returncode for rank in run_ranks(tmp_path, script)] == [0, 0]
     filled(tmp_path / "alone")
     own, cache, absent = kept(tmp_path / "alone"), opened(tmp_path / "cache"), CountedTeacher()
     cache.begin_epoch([1], np.arange(IMAGES))
-    seen = torch.cat([cache.logits(batch_of([number]), lambda images: absent(images)) for number in range(IMAGES)])
+    seen = torch.cat([cache.answers(batch_of([number]), lambda images: absent(images)) for number in range(IMAGES)])
     other = (seen - own).mean(1) > 5
     torch.testing.assert_close(seen, own + 10.0 * other[:, None], rtol=2**-9, atol=2e-2)
     assert len(absent.seen) < IMAGES
@@ -229,7 +229,7 @@ RANKS = (
         print(cache.begin_epoch([1], order))
         found = {}
         for numbers in order.view(-1, world.size, share)[:, world.rank]:
-            found.update(zip(numbers.tolist(), map(digest, cache.logits(batch_of(numbers), teacher))))
+            found.update(zip(numbers.tolist(), map(digest, cache.answers(batch_of(numbers), teacher))))
         (out / f"found-{world.size}-{world.rank}.json").write_text(json.dumps(found))
 """
 )

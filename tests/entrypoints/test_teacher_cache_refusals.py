@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training.teacher.cache import size_of
+from training.teacher.logit_records import record_layout
 
 from tests.entrypoints.teacher_caches import (
     CLASSES,
@@ -69,7 +69,7 @@ def test_records_of_something_else_are_absent_even_where_nobody_refused_them(tmp
     shutil.copy(tmp_path / "foreign/view-0001.bin", tmp_path / "own/view-0001.bin")
     cache, teacher = opened(tmp_path / "own"), CountedTeacher()
     assert not cache.begin_epoch([1], np.arange(IMAGES))
-    cache.logits(batch_of(np.arange(IMAGES)), teacher)
+    cache.answers(batch_of(np.arange(IMAGES)), teacher)
     assert cache.misses == IMAGES
 
 
@@ -94,7 +94,7 @@ def test_the_size_is_told_beforehand(tmp_path, top_k, precision):
     for view in (1, 2):
         cache.begin_epoch([view], [0])
     on_disk = sum(path.stat().st_size for path in tmp_path.glob("*.bin"))
-    assert on_disk == cache.size_bytes == size_of(IMAGES, 13, 2, top_k, precision)
+    assert on_disk == cache.size_bytes == 2 * IMAGES * record_layout(13, top_k, precision).size
     assert (
         f"2 views of 60 images, {'all' if top_k is None else f'the {top_k} largest of'} 13 logits in {precision}"
         in cache.say()
@@ -103,7 +103,7 @@ def test_the_size_is_told_beforehand(tmp_path, top_k, precision):
 
 
 def test_imagenets_ten_largest_logits_take_44_bytes_an_image():
-    assert size_of(1_281_167, 1000, 1, 10, "fp16") == 1_281_167 * 44
+    assert record_layout(1000, 10, "fp16").size == 44
 
 
 def test_a_cache_that_the_disk_cannot_hold_is_refused_before_the_first_step(tmp_path):
@@ -126,7 +126,7 @@ def test_a_full_disk_is_told_with_the_fix(tmp_path):
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), cache._files[1]._file)
     with pytest.raises(OSError, match="no room for the label bank: free some space"):
-        cache.logits(batch_of([1, 2]), CountedTeacher())
+        cache.answers(batch_of([1, 2]), CountedTeacher())
         cache.sync()
 
 
@@ -169,10 +169,10 @@ def test_what_a_read_only_cache_lacks_is_computed_and_said_to_be_computed_again(
     forget(opened(folder), folder, [5])
     with locked():
         cache, teacher = opened(folder, views=1), CountedTeacher()
-        assert "it is read-only: missing logits are computed on every pass and not stored" in cache.say()
+        assert "it is read-only: missing answers are computed on every pass and not stored" in cache.say()
         for _ in range(2):
             assert not cache.begin_epoch([1], np.arange(IMAGES))
-            cache.logits(batch_of(np.arange(10)), teacher)
+            cache.answers(batch_of(np.arange(10)), teacher)
     assert teacher.seen == [10, 10]
 
 

@@ -31,6 +31,7 @@ from training.tasks.distillation import Distillation
 from training.tasks.students import Student
 from training.teacher.cache import TeacherCache
 from training.teacher.frozen import FrozenModel, Teacher
+from training.teacher.logit_records import record_layout
 
 from tests.gpu.outcomes import NotChecked
 
@@ -331,10 +332,8 @@ class Bench:
                 folder / "cache",
                 parts={"teacher weights": "random"},
                 images=len(data.training),
-                classes=self.sizes.classes,
+                layout=record_layout(self.sizes.classes, kept.top_k, kept.precision),
                 views=kept.views,
-                top_k=kept.top_k,
-                precision=kept.precision,
                 world=world,
             )
         task = (

@@ -6,18 +6,31 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from training.teacher.feature_format import FeatureFormat
 
 from launcher.commands.main import main
+from launcher.config.issues import UserError
 from launcher.labels.bank import Bank, rules
 from launcher.labels.merging import merge
 from tests.conftest import ROOT
 from tests.docs.documents import blocks
-from tests.entrypoints.teacher_caches import CLASSES, IMAGES, PARTS, filled, forget, kept
+from tests.entrypoints.teacher_caches import (
+    CLASSES,
+    IMAGES,
+    PARTS,
+    CountedTeacher,
+    batch_of,
+    filled,
+    forget,
+    kept,
+    opened,
+)
 
 
 def complete(folder: Path, **changes) -> Path:
@@ -207,7 +220,51 @@ def test_the_documents_ten_lines_of_numpy_read_what_training_reads(tmp_path, mon
     exec(text, found)
     assert np.array_equal(np.take_along_axis(expected, found["classes"], 1), found["logits"])
     (piece,) = Bank(tmp_path / "bank").pieces(1)
-    assert np.array_equal(found["residual"], Bank(tmp_path / "bank").records.answers(piece.records).residual)
+    assert np.array_equal(found["residual"], Bank(tmp_path / "bank").records.logits_of(piece.records).residual)
+
+
+@pytest.mark.parametrize(("level", "shape"), [("pooled", (7,)), ("tokens", (2, 3, 5))])
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+def test_a_bank_with_features_is_shown_verified_merged_exported_and_read_by_the_documents_lines(
+    tmp_path, monkeypatch, capsys, level, shape, precision
+):
+    how, width = FeatureFormat(level, shape, precision), int(np.prod(shape))
+    bank, cache, model = tmp_path / "bank", opened(tmp_path / "bank", features=how), CountedTeacher()
+    cache.begin_epoch([1], np.arange(IMAGES))
+    batch = batch_of(np.arange(IMAGES))
+    _, features = cache.answers(
+        batch, lambda images: (model(images), images.flatten(1)[:, :width].float().reshape(-1, *shape))
+    )
+    cache.close()
+    assert main(["labels", "show", str(bank)]) == 0
+    said = capsys.readouterr().out
+    assert f"the 4 largest of 12 logits in fp16 and {level} features of" in said and f"numbers in {precision}:" in said
+    for command in (["verify", str(bank)], ["merge", str(bank), "--into", str(tmp_path / "into")]):
+        assert main(["labels", *command]) == 0
+    flip(bank / "view-0001.bin", 7 * cache.layout.size + cache.layout.feature_bytes.stop - 1)
+    assert main(["labels", "verify", str(bank)]) == 1, "a bit of a feature"
+    with pytest.raises(UserError, match="differ in feature precision"):
+        merge([Bank(tmp_path / "into"), other_features(tmp_path / "other", how)], tmp_path / "both")
+    for kind in ("npz", "huggingface"):
+        assert main(["labels", "export", str(tmp_path / "into"), str(tmp_path / kind), "--as", kind]) == 0
+    assert np.array_equal(np.load(tmp_path / "npz/view-0001.npz")["features"], features.numpy())
+    row = json.loads((tmp_path / "huggingface/data/view-0001.jsonl").read_text().splitlines()[5])
+    assert np.array_equal(np.array(row["features"], np.float32), features[5].numpy())
+    assert f"{level} features of" in (tmp_path / "huggingface/README.md").read_text()
+    (tmp_path / "into").rename(tmp_path / "elsewhere")
+    bank.rename(tmp_path / "damaged")
+    (tmp_path / "elsewhere").rename(bank)
+    (text,) = [text for document, text in blocks("python") if document == "docs/label-bank.md"]
+    monkeypatch.chdir(tmp_path)
+    found: dict = {}
+    exec(text, found)
+    assert np.array_equal(found["features"], features.numpy())
+
+
+def other_features(folder: Path, how: FeatureFormat) -> Bank:
+    """An empty bank of features in another precision."""
+    opened(folder, features=replace(how, precision="int4" if how.precision == "int8" else "int8"))
+    return Bank(folder)
 
 
 def test_an_export_overwrites_nothing_and_a_cut_off_bank_is_not_exported(tmp_path, capsys):

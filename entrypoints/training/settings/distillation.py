@@ -16,7 +16,7 @@ AS_COMPLETE = "with teacher_cache.complete: the label bank is all there is of th
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherCacheSettings:
-    """Where the teacher's logits are kept, and how many."""
+    """Where the teacher's answers are kept, and how many."""
 
     views: int = setting(at_least=1)
     """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1, with views_per_decode N of them in N epochs. As
@@ -32,6 +32,9 @@ class TeacherCacheSettings:
     complete: bool = False
     """The bank has every answer, and is all there is of the teacher: none is loaded, and the channel `teacher` is not read. A run that
     lacks an answer ends before its first step."""
+    feature_precision: Literal["fp16", "int8", "int4"] = "int8"
+    """Of the teacher's features, kept where `features` are learned. int8 and int4: in 256 or 16 steps between the largest and the smallest
+    number of a vector. int4 is for tokens, which take a thousand times what logits do, and moves the loss by percents."""
 
     def __post_init__(self) -> None:
         require(
@@ -108,7 +111,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
     min_teacher_accuracy: float = setting(0.0, at_least=0, at_most=1, on_resume="may change")
     """Refuse to start with a teacher whose accuracy on the validation images is lower, 0 to 1."""
     teacher_cache: TeacherCacheSettings | None = None
-    """Keep the teacher's logits, so that later epochs and runs need no teacher. None: it runs on every step."""
+    """Keep the teacher's logits and features, so that later epochs and runs need no teacher. None: it runs on every step."""
     teacher_servers: TeacherServersSettings | None = None
     """With worker_type remote: the hosts that make the training images run the teacher too, on their GPUs where they have some, and send
     its logits with the images. None: the training processes run it."""
@@ -179,7 +182,7 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
             ("min_teacher_accuracy", not complete or self.min_teacher_accuracy == 0, f"0 {AS_COMPLETE}"),
             (
                 "teacher_cache",
-                self.teacher_cache is None or (self.teacher_weight > 0 and not served),
+                self.teacher_cache is None or (self.has_teacher and not served),
                 "null where there is no teacher, and with teacher_servers",
             ),
             (
@@ -194,11 +197,8 @@ class DistillationSettings(TeacherSettings, LabelledImageSettings):
                 "a divisor of teacher_cache.views",
             ),
             ("teacher", self.features is None or not isinstance(self.teacher, list), "one model with features"),
-            (
-                "features",
-                not (self.features and (self.teacher_cache or served)),
-                "null with teacher_cache or teacher_servers",
-            ),
+            ("features", not (self.features and served), "null with teacher_servers, which send logits"),
+            ("features", not (self.features and complete), f"null {AS_COMPLETE}"),
             (
                 "without_servers",
                 not served or self.without_servers == "fail",

@@ -28,14 +28,14 @@ from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
 from training.settings.distillation import DistillationSettings, TeacherCacheSettings
 from training.settings.scripts import TeacherSettings
-from training.tasks.features import logits_and_features, untaught, with_features
+from training.tasks.features import asked_of, kept_features, logits_and_features, untaught, with_features
 from training.tasks.losses import distillation_loss, label_cross_entropy
 from training.tasks.students import Student
 from training.teacher import frozen, served
 from training.teacher.cache import TeacherCache
 from training.teacher.complete_bank import FILL, CompleteBank
 from training.teacher.frozen import Teacher
-from training.teacher.logit_records import RecordLayout, record_layout
+from training.teacher.logit_records import Output, RecordLayout, record_layout
 
 BANK_ARCHIVE = "model.tar.gz"
 """The label bank that a run of label_images.py left, as `inputs: {cache: {run: NAME}}` brings it."""
@@ -61,7 +61,7 @@ class Distillation:
         Args:
             students: they give features too where `features` are learned, which all of them learn alike.
             teacher: None: labels alone, or the logits come with the images.
-            cache: keeps the teacher's logits, and without `teacher` has them all; None: the teacher runs on every step.
+            cache: keeps the teacher's answers, and without `teacher` has them all; None: the teacher runs on every step.
             layout: of the logits that come with the images. None: none do.
             labelled_share: of the images that an epoch draws, how many have a label.
         """
@@ -119,19 +119,18 @@ class Distillation:
         """The teacher's logits, float32 (batch, classes), and its features where they are learned."""
         if isinstance(batch, TaughtBatch):
             assert self.layout is not None, "whoever asks for taught batches knows their layout"
-            return self.layout.decode(batch.records.numpy(), batch.images.device), None
-        if self.students[0].settings.features is not None:
-            assert self.teacher is not None, "nothing else has features, as the settings say"
-            return self.teacher.with_features(batch.images)
-        return self._ask(batch.images) if self.cache is None else self.cache.logits(batch, self._ask), None
+            return logits_and_features(self.layout.decode(batch.records.numpy(), batch.images.device))
+        return logits_and_features(
+            self._ask(batch.images) if self.cache is None else self.cache.answers(batch, self._ask)
+        )
 
-    def _ask(self, images: torch.Tensor) -> torch.Tensor:
+    def _ask(self, images: torch.Tensor) -> Output:
         if self.teacher is None:
             assert self.cache is not None, "nobody else asks"
             raise ValueError(
                 f"the label bank in {self.cache.where} was whole when the run began, and lacks answers now: {FILL}"
             )
-        return self.teacher.to(images.device)(images)
+        return asked_of(self.teacher.to(images.device), self.students[0].settings)(images)
 
 
 def open_images(
@@ -240,7 +239,7 @@ def with_teacher(
     Args:
         now, without: with the loss of features already, where they are learned.
         image: uint8 (1, channels, height, width), on the teacher's device.
-        cached: the teacher's logits are kept.
+        cached: the teacher's answers are kept.
     """
     working = max(memory.working_bytes(member.model, image) for member in teacher.members)
     taught = replace(now, teacher=teacher.memory_bytes, teacher_activations=working)
@@ -272,15 +271,16 @@ def open_cache(
     kept = settings.teacher_cache
     if kept is None:
         return None
-    where, parts, about = _bank(kept, data, environment, world)
+    image = memory.example(data, world.device)
+    features = kept_features(settings, kept.feature_precision, teacher, image)
+    layout = record_layout(len(data.classes), kept.top_k, kept.precision, features)
+    where, parts, about = _bank(kept, layout, data, environment, world)
     return TeacherCache.open(
         where,
         parts={**parts, "teacher weights": teacher.digest(), "dtype": settings.teacher_number_format},
         images=len(data.training),
-        classes=len(data.classes),
+        layout=layout,
         views=kept.views,
-        top_k=kept.top_k,
-        precision=kept.precision,
         world=world,
         stand_in=data.training.stand_in,
         drawn=data.epoch_images,
@@ -299,15 +299,15 @@ def open_complete_bank(
     kept = settings.teacher_cache
     if kept is None or not kept.complete:
         return None
-    where, parts, about = _bank(kept, data, environment, world)
+    layout = record_layout(len(data.classes), kept.top_k, kept.precision)
+    where, parts, about = _bank(kept, layout, data, environment, world)
     return CompleteBank(
         where,
         parts=parts,
         about=about,
         images=len(data.training),
+        layout=layout,
         views=kept.views,
-        top_k=kept.top_k,
-        precision=kept.precision,
         world=world,
         stand_in=data.training.stand_in,
         drawn=data.epoch_images,
@@ -315,11 +315,14 @@ def open_complete_bank(
 
 
 def _bank(
-    kept: TeacherCacheSettings, data: Data[TrainingViews, HeldOutImages], environment: Environment, world: World
+    kept: TeacherCacheSettings,
+    layout: RecordLayout,
+    data: Data[TrainingViews, HeldOutImages],
+    environment: Environment,
+    world: World,
 ) -> tuple[Path, dict[str, str], dict[str, Any]]:
     """Of a label bank its folder, the parts of its identity that the images decide, and what its manifest says of them. A collective."""
-    size = record_layout(len(data.classes), kept.top_k, kept.precision).size
-    where = _bank_folder(kept, environment, world, kept.views * len(data.training) * size)
+    where = _bank_folder(kept, environment, world, kept.views * len(data.training) * layout.size)
     digest = world.first_alone(data.training.source.digest)
     views = data.training.view_description()
     parts = {

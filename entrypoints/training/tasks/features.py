@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,9 @@ from training.models.timm_models import Normalized
 from training.settings.features import FeatureSettings
 from training.settings.scripts import TeacherSettings
 from training.tasks.feature_losses import feature_loss
+from training.teacher.feature_format import FeatureFormat, FeaturePrecision
 from training.teacher.frozen import Teacher
+from training.teacher.logit_records import Output
 
 
 def learner(
@@ -56,10 +58,30 @@ def require_enough(settings: TeacherSettings, images: int) -> None:
         )
 
 
+def asked_of(teacher: Teacher, settings: TeacherSettings) -> Callable[[torch.Tensor], Output]:
+    """What gives a teacher's answers for images: its logits, and its features where they are learned."""
+    return teacher if settings.features is None else teacher.with_features
+
+
+def kept_features(
+    settings: TeacherSettings, precision: FeaturePrecision, teacher: Teacher, image: torch.Tensor
+) -> FeatureFormat | None:
+    """How a label bank keeps the features that are learned; None where none are.
+
+    Args:
+        precision: of a feature's numbers.
+        image: uint8 (1, channels, height, width), on the teacher's device.
+    """
+    if settings.features is None:
+        return None
+    shape = teacher.eager().with_features(image)[1].shape[1:]
+    return FeatureFormat(settings.features.level, tuple(shape), precision)
+
+
 def logits_and_features(
-    output: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    output: Output,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a trained model gave: its logits; and its features, where they are learned."""
+    """What a model gave: its logits; and its features, where they are learned."""
     return output if isinstance(output, tuple) else (output, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from training.runtime import failure, metrics
 from training.teacher.cache import TeacherCache
 from training.teacher.frozen import Teacher
 from training.teacher.label_bank import digest_of
+from training.teacher.logit_records import Output
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,14 @@ def labelling_loaders(data: Data[TrainingViews, HeldOutImages], needed: Footprin
     )
 
 
-def label(teacher: Teacher, bank: TeacherCache, loaders: Loaders, run: Run) -> Labelled:
+def label(teacher: Callable[[torch.Tensor], Output], bank: TeacherCache, loaders: Loaders, run: Run) -> Labelled:
     """Fill a bank, view after view; what it holds already is not computed again. A collective.
 
+    Args:
+        teacher: uint8 images (batch, channels, height, width) -> what the bank keeps.
+
     Raises:
-        ValueError: no host can write to the bank, or the teacher's logits are not finite.
+        ValueError: no host can write to the bank, or the teacher's answers are not finite.
         OSError: the disk is full.
     """
     batches, world, timeline = loaders.train_batches, run.world, run.timeline

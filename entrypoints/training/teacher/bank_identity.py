@@ -20,14 +20,7 @@ def identity_of(parts: Mapping[str, str], images: int, records: RecordFormat) ->
         parts: hashes or names of all that the logits depend on: "teacher weights", "transform", "data", "dtype".
         images: training images.
     """
-    return {
-        "record format": FORMAT,
-        **parts,
-        "images": images,
-        "classes": records.classes,
-        "top_k": records.top_k,
-        "precision": records.precision,
-    }
+    return {"record format": FORMAT, **parts, "images": images, **records.identity()}
 
 
 def require_same(where: Path, manifest: Values, identity: Values, about: Values, fix: str) -> None:

@@ -27,7 +27,6 @@ from training.teacher.cache_filling import Filling
 from training.teacher.label_bank import (
     MANIFEST,
     PIECE,
-    Precision,
     Seal,
     ViewFile,
     key_of,
@@ -38,7 +37,7 @@ from training.teacher.label_bank import (
     write_checksums,
     write_manifest,
 )
-from training.teacher.logit_records import RecordLayout, record_layout
+from training.teacher.logit_records import Output, RecordLayout
 
 TRIED = 1000
 """Up to this many missing records, the images are read: those of broken images are not missing."""
@@ -48,7 +47,7 @@ READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTSUP, errno.ENOSYS
 
 
 class TeacherCache:
-    """The logits of one teacher for one data set and one augmentation.
+    """The answers of one teacher for one data set and one augmentation.
 
     Every process of a run holds one. In an epoch with missing records all ranks exchange what their teachers compute, and one
     rank of each folder writes it: `where` is a folder of each host, or one that all share. An epoch that finds all its records
@@ -86,10 +85,8 @@ class TeacherCache:
         *,
         parts: Mapping[str, str],
         images: int,
-        classes: int,
+        layout: RecordLayout,
         views: int,
-        top_k: int | None,
-        precision: Precision,
         world: World,
         stand_in: Callable[[int], int] = int,
         drawn: int | None = None,
@@ -105,13 +102,12 @@ class TeacherCache:
             views: reproducible variations of each image.
             stand_in: the image that comes for a drawn one: itself, or another if it is broken.
             about: what else a new manifest says; no record depends on it.
-            top_k: logits kept of each image. None, or as many as there are classes: all.
+            layout: of what is kept of an answer.
 
         Raises:
             ValueError: the folder holds other logits, its disk is too small, or it is read-only and incomplete; the message names
                 what differs or is missing, and the fix.
         """
-        layout = record_layout(classes, top_k, precision)
         identity = identity_of(parts, images, layout)
         cache, problem = cls(where, identity, layout, images, views, world, stand_in, drawn or images), None
         try:
@@ -131,15 +127,13 @@ class TeacherCache:
 
     def say(self) -> str:
         """A line for people: what is kept, where, and its final size."""
-        kept = "all" if self.layout.top_k is None else f"the {self.layout.top_k} largest of"
         return (
-            f"label bank {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.drawn:,} images, {kept} "
-            f"{self.layout.classes:,} logits in {self.layout.precision}: {self.layout.size} bytes each, {_readable(self.size_bytes)} "
-            "in all; "
+            f"label bank {self.where}: {self.views} view{'s' if self.views > 1 else ''} of {self.drawn:,} images, {self.layout.about()}: "
+            f"{self.layout.size:,} bytes each, {_readable(self.size_bytes)} in all; "
             + (
                 f"{_readable(shutil.disk_usage(self.where).free)} are free there"
                 if self.writable
-                else "it is read-only: missing logits are computed on every pass and not stored"
+                else "it is read-only: missing answers are computed on every pass and not stored"
             )
         )
 
@@ -164,20 +158,23 @@ class TeacherCache:
         self.complete = self.world.all(not missing)
         return self.complete
 
-    def logits(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """The teacher's logits for a batch, float32 (batch, classes) on the device of its images, rounded as records are.
+    def answers(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], Output]) -> Output:
+        """The teacher's answers for a batch, in float32 on the device of its images, rounded as records are.
 
-        Computed logits are rounded too, so that a killed run resumes with the same numbers. For the same reason a batch with any
+        Computed answers are rounded too, so that a killed run resumes with the same numbers. For the same reason a batch with any
         record missing passes through the teacher whole: for a part of it, another shape, a library may add in another order.
 
         Where `complete` is false this is a collective: every rank calls it equally often, with batches of one size.
 
         Args:
             batch: its indices and views are on the CPU; the views are among those of `begin_epoch`.
-            teacher: uint8 images (batch, channels, height, width) -> logits (batch, classes).
+            teacher: uint8 images (batch, channels, height, width) -> what the layout packs.
+
+        Returns:
+            What the layout decodes.
 
         Raises:
-            ValueError: the logits of an earlier batch are not finite.
+            ValueError: the answers for an earlier batch are not finite.
             OSError: the disk is full.
         """
         records, held = self._read(batch)
@@ -188,7 +185,7 @@ class TeacherCache:
         if not absent:
             found = self.layout.decode(records, device)
             if not self.complete and self._exchanged:  # the others may have computed something
-                nothing = torch.zeros((len(draws), self.layout.width), device=device)
+                nothing = torch.zeros((len(draws), self.layout.width), dtype=torch.uint8, device=device)
                 self._filling.add(nothing, draws, missing, self._writer if self._writes else None, True)
             return found
         packed = self.layout.pack(teacher(batch.images))
@@ -201,7 +198,7 @@ class TeacherCache:
             return computed
         records[missing] = 0  # a damaged class number may be out of range
         is_missing = accelerator.pinned(torch.from_numpy(missing), device).to(device, non_blocking=True)
-        return torch.where(is_missing[:, None], computed, self.layout.decode(records, device))
+        return _chosen(is_missing, computed, self.layout.decode(records, device))
 
     def lacking(self, view: int, batches: np.ndarray) -> np.ndarray:
         """Which batches, int64 (batches, images), hold an image of a view that lacks its record in any host's folder: bool (batches,).
@@ -217,11 +214,11 @@ class TeacherCache:
         lacks: np.ndarray = (self.world.total(counts) > 0).cpu().numpy()
         return lacks
 
-    def fill(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Keep the teacher's answers for a batch, whatever there was. A collective, as `logits` where `complete` is false.
+    def fill(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], Output]) -> None:
+        """Keep the teacher's answers for a batch, whatever there was. A collective, as `answers` where `complete` is false.
 
         Raises:
-            ValueError, OSError: as `logits`.
+            ValueError, OSError: as `answers`.
         """
         draws = self._draws(batch)
         packed = self.layout.pack(teacher(batch.images))
@@ -356,9 +353,16 @@ class TeacherCache:
         return sees
 
 
-def size_of(images: int, classes: int, views: int, top_k: int | None, precision: Precision) -> int:
-    """Bytes of the records of a full cache."""
-    return views * images * record_layout(classes, top_k, precision).size
+def _chosen(first: torch.Tensor, one: Output, other: Output) -> Output:
+    """Answers of which some come from one batch, bool (batch,), and the rest from another."""
+
+    def of(own: torch.Tensor, its: torch.Tensor) -> torch.Tensor:
+        return torch.where(first.reshape(-1, *[1] * (own.ndim - 1)), own, its)
+
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return of(one[0], other[0]), of(one[1], other[1])
+    assert isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor), "one layout made both"
+    return of(one, other)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The logits that all ranks' teachers compute, written to the cache's files while training goes on."""
+"""The answers that all ranks' teachers compute, written to the cache's files while training goes on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Write = Callable[[np.ndarray, np.ndarray], None]
 
 
 class Filling:
-    """Gathers a batch's packed logits from all ranks, copies them to the host, and writes their records in one thread.
+    """Gathers a batch's packed answers from all ranks, copies them to the host, and writes their records in one thread.
 
     Args:
         world: the ranks that exchange them.
@@ -38,14 +38,14 @@ class Filling:
     def add(
         self, packed: torch.Tensor, draws: np.ndarray, new: np.ndarray, write: Write | None, exchanged: bool
     ) -> None:
-        """Have a batch's new logits written later.
+        """Have a batch's new answers written later.
 
         Args:
             packed: as RecordLayout.pack returns them, on the device.
             draws: a number for each view of an image, int64 (batch,).
             new: those to write, bool (batch,).
             write: None: another process of this host writes.
-            exchanged: write all ranks' logits. Then a collective: every rank calls it equally often, with as many images.
+            exchanged: write all ranks' answers. Then a collective: every rank calls it equally often, with as many images.
 
         Raises:
             ValueError, OSError: an earlier batch could not be written.
@@ -53,7 +53,7 @@ class Filling:
         about = np.concatenate([new[:, None].astype(np.uint8), draws.astype("<i8")[:, None].view(np.uint8)], axis=1)
         device = packed.device
         moved = accelerator.pinned(torch.from_numpy(about), device).to(device, non_blocking=True)
-        rows = torch.cat([moved, packed.contiguous().view(torch.uint8)], dim=1)
+        rows = torch.cat([moved, packed], dim=1)
         if exchanged:
             rows = self._world.gather_rows(rows)
         if write is None:
@@ -85,5 +85,4 @@ class Filling:
         rows = host.numpy()
         rows = rows[rows[:, 0] == 1]
         draws = np.ascontiguousarray(rows[:, 1 : 1 + DRAW_BYTES]).view("<i8")[:, 0]
-        packed = np.ascontiguousarray(rows[:, 1 + DRAW_BYTES :]).view("<f4")
-        write(self._layout.encode(packed), draws)
+        write(self._layout.encode(rows[:, 1 + DRAW_BYTES :]), draws)

@@ -17,7 +17,6 @@ from training.teacher.label_bank import (
     IDENTITY,
     MANIFEST,
     PIECE,
-    Precision,
     Seal,
     ViewFile,
     digest_of,
@@ -25,7 +24,7 @@ from training.teacher.label_bank import (
     read_manifest,
     view_file,
 )
-from training.teacher.logit_records import record_layout
+from training.teacher.logit_records import RecordLayout
 
 OF_THE_TEACHER = ("teacher weights", "dtype")
 """Parts of a bank's identity that it says itself, for there is no teacher to compare them with."""
@@ -55,9 +54,8 @@ class CompleteBank:
         parts: Mapping[str, str],
         about: Mapping[str, Any],
         images: int,
+        layout: RecordLayout,
         views: int,
-        top_k: int | None,
-        precision: Precision,
         world: World,
         stand_in: Callable[[int], int],
         drawn: int,
@@ -68,14 +66,13 @@ class CompleteBank:
             where: a folder of this host, or one that all share.
             parts: of the identity, but for OF_THE_TEACHER.
             about: "class names" of the data, and "transform", all that its hash stands for.
-            images, views, top_k, precision, stand_in, drawn: as TeacherCache takes them.
+            images, layout, views, stand_in, drawn: as TeacherCache takes them.
 
         Raises:
             ValueError: the folder holds no bank, or one of other images, views or classes, or of other numbers kept; the message names
                 all that differs.
         """
-        layout, problem = record_layout(len(about[CLASS_NAMES]), top_k, precision), None
-        identity = identity_of(parts, images, layout)
+        identity, problem = identity_of(parts, images, layout), None
         try:
             identity, self._created = _opened(where, identity, about)
         except (ValueError, OSError) as error:

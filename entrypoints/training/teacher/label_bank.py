@@ -22,6 +22,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from training.teacher.bits import CODE_BITS, packed_bits, unpacked_bits
+from training.teacher.feature_format import FeatureFormat
+
 FORMAT = 2
 """Of the records; a folder of another format is refused."""
 
@@ -35,9 +38,6 @@ CHECKSUMS = "SHA256SUMS"
 
 Precision = Literal["fp32", "fp16", "int8", "int4"]
 
-CODE_BITS = {"int8": 8, "int4": 4}
-"""Bits of a logit's code, by precision."""
-
 WORD = 4
 """Bytes. A record is a whole number of words; the last is its checksum."""
 
@@ -45,8 +45,8 @@ PIECE = 1 << 24
 """Bytes of records that are read at once."""
 
 
-class Answers(NamedTuple):
-    """What records say."""
+class KeptLogits(NamedTuple):
+    """What records say of a teacher's logits."""
 
     logits: np.ndarray
     """float32 (images, kept); with top_k in falling order, else in the order of the classes."""
@@ -74,6 +74,24 @@ class RecordFormat:
     """Logits kept of each image, below `classes`. None: all."""
     precision: Precision
     """Of the logits kept. fp16 holds a bf16 teacher's logits without loss, from 6e-5 to 65504 in size."""
+    features: FeatureFormat | None = None
+    """Of the features that are kept beside the logits. None: there are none."""
+
+    @classmethod
+    def of(cls, identity: Mapping[str, Any]) -> RecordFormat:
+        """That of a bank's records, by its manifest's `logits of`."""
+        return cls(identity["classes"], identity["top_k"], identity["precision"], FeatureFormat.of(identity))
+
+    def identity(self) -> dict[str, Any]:
+        """What a manifest's `logits of` says of the records."""
+        features = {} if self.features is None else self.features.identity()
+        return {"classes": self.classes, "top_k": self.top_k, "precision": self.precision, **features}
+
+    def about(self) -> str:
+        """What is kept, for people."""
+        logits = "all" if self.top_k is None else f"the {self.top_k} largest of"
+        features = "" if self.features is None else f" and {self.features.about()}"
+        return f"{logits} {self.classes:,} logits in {self.precision}{features}"
 
     @property
     def kept(self) -> int:
@@ -102,6 +120,7 @@ class RecordFormat:
             fields = [("largest", "<f2", ()), ("scale", "<f2", ()), ("codes", "u1", (code_bytes,))]
         if self.top_k is not None:
             fields += [("residual", residual, ()), ("classes", "u1", (-(-self.top_k * self.class_bits // 8),))]
+        fields += [] if self.features is None else self.features.fields
         unused = -np.dtype(fields).itemsize % WORD
         fields += [("unused", "u1", (unused,))] if unused else []
         return np.dtype([*fields, ("checksum", "<u4", ())])
@@ -118,22 +137,31 @@ class RecordFormat:
 
     @property
     def width(self) -> int:
-        """Numbers an image in what `encode` takes."""
-        rest = self.top_k + 1 if self.top_k is not None else 0
-        return self.kept + rest + (2 if self.steps is not None else 0)
+        """Bytes an image in what `encode` takes."""
+        return self.number_bytes + (0 if self.features is None else self.features.size)
 
-    def encode(self, packed: np.ndarray) -> np.ndarray:
+    @property
+    def number_bytes(self) -> int:
+        """Of these, those of the logits."""
+        rest = self.top_k + 1 if self.top_k is not None else 0
+        return 4 * (self.kept + rest + (2 if self.steps is not None else 0))
+
+    def encode(self, content: np.ndarray) -> np.ndarray:
         """The content of records -> the records without checksums, uint8 (batch, size).
 
         Args:
-            packed: float32 (batch, width): the logits, or their codes; with top_k their classes and the residual; with codes the largest
-                logit and the scale, where the residual is less the largest logit.
+            content: uint8 (batch, width). First numbers in float32: the logits, or their codes; with top_k their classes and the residual;
+                with codes the largest logit and the scale, where the residual is less the largest logit. Then the features' fields.
 
         Raises:
-            ValueError: a logit is not finite, or `precision` cannot hold it.
+            ValueError: a logit or a feature is not finite, or its precision cannot hold it.
         """
-        records = np.zeros((len(packed), self.size), np.uint8)
-        fields, kept = self.of(records), self.kept
+        records, kept = np.zeros((len(content), self.size), np.uint8), self.kept
+        packed = np.ascontiguousarray(content[:, : self.number_bytes]).view("<f4")
+        fields = self.fields_of(records)
+        if self.features is not None:
+            records[:, self.feature_bytes] = content[:, self.number_bytes :]
+            self.features.require_finite(fields)
         with np.errstate(over="ignore", invalid="ignore"):  # reported below
             if self.steps is None:
                 fields["logits"] = packed[:, :kept]
@@ -155,38 +183,33 @@ class RecordFormat:
             )
         return records
 
-    def answers(self, records: np.ndarray) -> Answers:
-        """What records, uint8 (batch, size), say. Those of damaged ones may be any."""
-        fields = self.of(records)
+    def logits_of(self, records: np.ndarray) -> KeptLogits:
+        """What records, uint8 (batch, size), say of the logits. Those of damaged ones may be any."""
+        fields = self.fields_of(records)
         classes = None if self.top_k is None else unpacked_bits(fields["classes"], self.top_k, self.class_bits)
         residual = None if self.top_k is None else fields["residual"].astype(np.float32)
         if self.steps is None:
-            return Answers(fields["logits"].astype(np.float32), classes, residual)
+            return KeptLogits(fields["logits"].astype(np.float32), classes, residual)
         codes = unpacked_bits(fields["codes"], self.kept, CODE_BITS[self.precision]).astype(np.float32)
         largest, scale = (fields[name].astype(np.float32)[:, None] for name in ("largest", "scale"))
-        return Answers(largest - scale * codes, classes, None if residual is None else largest[:, 0] + residual)
+        residual = None if residual is None else largest[:, 0] + residual
+        return KeptLogits(largest - scale * codes, classes, residual)
 
-    def of(self, records: np.ndarray) -> np.ndarray:
+    def features_of(self, records: np.ndarray) -> np.ndarray | None:
+        """The features of records, uint8 (batch, size), float32 (batch, *features.shape). None: they are not kept."""
+        return None if self.features is None else self.features.decode(self.fields_of(records))
+
+    @cached_property
+    def feature_bytes(self) -> slice:
+        """Where a record's features are."""
+        assert self.features is not None and self.fields.fields is not None, "they are kept"
+        start = self.fields.fields[self.features.fields[0][0]][1]
+        return slice(start, start + self.features.size)
+
+    def fields_of(self, records: np.ndarray) -> np.ndarray:
         """The fields of records, uint8 (batch, size), as a structured array (batch,) of the same memory."""
         found: np.ndarray = records.view(self.fields)[:, 0]
         return found
-
-
-def packed_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Unsigned numbers (batch, count) in N bits each, one after the other, the lowest bit first: uint8 (batch, ⌈count × N / 8⌉)."""
-    each = numbers[:, :, None] >> np.arange(bits, dtype=numbers.dtype) & numbers.dtype.type(1)
-    return np.packbits(each.reshape(len(numbers), numbers.shape[1] * bits).astype(np.uint8), axis=1, bitorder="little")
-
-
-def unpacked_bits(packed: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """The numbers, int64 (batch, count), that `packed_bits` packed; of at most 24 bits."""
-    if bits == 8:
-        return packed.astype(np.int64)
-    padded = np.pad(packed, ((0, 0), (0, WORD - 1)))  # each number lies within the four bytes from its first bit's on
-    byte, bit = np.divmod(np.arange(count) * bits, 8)
-    words = sum(padded[:, byte + place].astype(np.int64) << 8 * place for place in range(WORD))
-    numbers: np.ndarray = words >> bit & 2**bits - 1
-    return numbers
 
 
 class Seal:

@@ -1,4 +1,4 @@
-"""A teacher's logits on their device as the content of a label bank's records, and back."""
+"""A teacher's answers on their device as the content of a label bank's records, and back."""
 
 from __future__ import annotations
 
@@ -8,20 +8,29 @@ import numpy as np
 import torch
 
 from training.runtime import accelerator
+from training.teacher.feature_format import FeatureFormat
+from training.teacher.feature_records import LEAST_SCALE, pack_features, unpack_features
 from training.teacher.label_bank import Precision, RecordFormat
 
-LEAST_SCALE = 2.0**-24
-"""The least number above 0 of fp16; where all kept logits are equal the scale is 0, and their codes are 0 over this."""
+Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""Of a teacher: its logits; with features, both."""
 
 
 class RecordLayout(RecordFormat):
-    """Records of logits that lie on a device. All that is rounded is rounded there, so that a first use equals every later one."""
+    """Records of answers that lie on a device. All that is rounded is rounded there, so that a first use equals every later one."""
 
-    def pack(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, classes) of any type -> the content of their records, float32 (batch, width), on the same device.
+    def pack(self, output: Output) -> torch.Tensor:
+        """Logits (batch, classes) of any type, and with `features` these -> the content of their records, uint8 (batch, width), on the
+        same device."""
+        if self.features is None:
+            assert isinstance(output, torch.Tensor), "nobody asked for features"
+            return self._pack_logits(output).view(torch.uint8)
+        logits, features = output
+        return torch.cat([self._pack_logits(logits).view(torch.uint8), pack_features(self.features, features)], dim=1)
 
-        With `top_k` the largest logits, their classes (float32 holds numbers below 2**24) and the residual; else all logits.
-        """
+    def _pack_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Numbers, float32 (batch, number_bytes / 4). With `top_k` the largest logits, their classes (float32 holds numbers below 2**24)
+        and the residual; else all logits."""
         assert logits.shape[1] == self.classes
         kept, parts = logits.detach().float(), []
         if self.top_k is not None:
@@ -38,8 +47,14 @@ class RecordLayout(RecordFormat):
             parts[1] = _in_fp16(parts[1] - largest)
         return torch.cat([codes, *parts, _in_fp16(largest), scale], dim=1)
 
-    def rounded(self, packed: torch.Tensor) -> torch.Tensor:
-        """The logits that `decode` will return for what `pack` returned: float32 (batch, classes), on the same device."""
+    def rounded(self, content: torch.Tensor) -> Output:
+        """What `decode` will return for what `pack` returned, on the same device."""
+        logits = self._rounded_logits(content[:, : self.number_bytes].contiguous().view(torch.float32))
+        if self.features is None:
+            return logits
+        return logits, unpack_features(self.features, content[:, self.number_bytes :])
+
+    def _rounded_logits(self, packed: torch.Tensor) -> torch.Tensor:
         count = self.kept
         kept, residual = packed[:, :count], packed[:, 2 * count : 2 * count + 1]
         if self.steps is not None:
@@ -51,17 +66,22 @@ class RecordLayout(RecordFormat):
             return kept
         return self._spread(kept, packed[:, count : 2 * count], residual - self._log_of_others)
 
-    def decode(self, records: np.ndarray, device: torch.device) -> torch.Tensor:
-        """Records, uint8 (batch, size) -> logits float32 (batch, classes) on a device.
+    def decode(self, records: np.ndarray, device: torch.device) -> Output:
+        """Records, uint8 (batch, size) -> logits float32 (batch, classes) on a device, and with `features` these, float32 (batch, …)."""
+        if self.features is None:
+            return self._decode_logits(records, device)
+        content = _to_device(np.ascontiguousarray(records[:, self.feature_bytes]), device)
+        return self._decode_logits(records, device), unpack_features(self.features, content)
 
-        The classes that were not kept share their probability evenly: each gets residual - log(their number). At temperature 1
+    def _decode_logits(self, records: np.ndarray, device: torch.device) -> torch.Tensor:
+        """The classes that were not kept share their probability evenly: each gets residual - log(their number). At temperature 1
         the softmax of the kept classes and the sum of the rest are the teacher's. At another temperature T an even tail has the
         most (T > 1) or least (T < 1) weight that its probability allows, so the kept classes get too little or too much: with
         75 % for the largest at T = 1, 8 % too little at T = 4 with 10 of 1,000 classes, 1 % with 500.
         """
         if self.top_k is None and self.steps is None:
-            return _to_device(np.ascontiguousarray(self.of(records)["logits"]), device).float()
-        found, count = self.answers(records), self.kept
+            return _to_device(np.ascontiguousarray(self.fields_of(records)["logits"]), device).float()
+        found, count = self.logits_of(records), self.kept
         if found.classes is None or found.residual is None:
             return _to_device(found.logits, device)
         packed = np.empty((len(records), 2 * count + 1), np.float32)  # one copy to the device
@@ -81,9 +101,11 @@ class RecordLayout(RecordFormat):
         return tail.expand(-1, self.classes).contiguous().scatter_(1, classes.long(), kept)
 
 
-def record_layout(classes: int, top_k: int | None, precision: Precision) -> RecordLayout:
+def record_layout(
+    classes: int, top_k: int | None, precision: Precision, features: FeatureFormat | None = None
+) -> RecordLayout:
     """The layout that keeps the `top_k` largest logits; None, or as many as there are classes: all."""
-    return RecordLayout(classes, None if top_k is None or top_k >= classes else top_k, precision)
+    return RecordLayout(classes, None if top_k is None or top_k >= classes else top_k, precision, features)
 
 
 def _in_fp16(values: torch.Tensor) -> torch.Tensor:

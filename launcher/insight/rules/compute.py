@@ -90,7 +90,7 @@ def teacher(evidence: Evidence) -> Answer:
                 setting="hyperparameters.teacher_cache",
                 value={"views": views},
                 now=None,
-                why=f"its logits are kept; images come in {views} reproducible {'views' if views > 1 else 'view'}, so watch the accuracy",
+                why=f"its answers are kept; images come in {views} reproducible {'views' if views > 1 else 'view'}, so watch the accuracy",
             )
         )
     if halved:
