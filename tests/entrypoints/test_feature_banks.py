@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
+from tests.entrypoints.bank_runs import HEAD, IMAGES, LABEL, VIEWS, labelled
 from tests.entrypoints.ranks import run_ranks, started_ranks
-from tests.entrypoints.test_labelling import HEAD, IMAGES, LABEL, VIEWS, _has_batches, channels, files_of, labelled  # noqa: F401
+from tests.entrypoints.test_labelling import _has_batches, channels, files_of  # noqa: F401
 
 FEATURES = """
     from training.settings.features import FeatureSettings
