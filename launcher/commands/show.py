@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shlex
 import time
+from pathlib import Path
 from typing import Any
 
 import launcher
@@ -19,7 +22,7 @@ from launcher.record.log_lines import last_lines
 from launcher.record.progress import RunProgress, percent
 from launcher.runner.run import Run
 from launcher.show.table import Table
-from launcher.show.text import counted, dollars, indent, number
+from launcher.show.text import counted, dollars, duration, file_size, indent, number, shown, written
 
 
 def add(to: arguments.Add) -> None:
@@ -72,7 +75,7 @@ def print_run(run: Run) -> None:
         f"  state       {run.state}",
         *_progress(run),
         *as_last_heard(run),
-        f"  planned     {plan['planned']}",
+        f"  planned     {plan['planned'][:16].replace('T', ' ')} UTC",
         f"  runs on     {plan['backend']}, {counted(len(run.hosts), 'host')}",
         *_about_the_script(plan),
         f"  commit      {commit}",
@@ -80,21 +83,21 @@ def print_run(run: Run) -> None:
             f"  left out    {path} of {run.folder.git_patch.name}: {why}"
             for path, why in git.get("left_out", {}).items()
         ),
-        f"  folder      {run.folder.path}",
+        f"  folder      {run.folder.path}, {file_size(_bytes_below(run.folder.path))}",
     ]
     lines += [f"  channel     {name}: {place}" for name, place in plan.get("channels", {}).items()]
-    lines += [f"  setting     {name}: {value}" for name, value in plan["job"].get("hyperparameters", {}).items()]
-    if outcome.get("seconds") is not None:
-        lines.append(
-            f"  took        {outcome['seconds']:.1f} s, {number(outcome.get('host_seconds'), '.1f')} host-seconds"
-        )
+    lines += [
+        f"  setting     {name}: {written(value)}" for name, value in plan["job"].get("hyperparameters", {}).items()
+    ]
+    lines += _about_the_time(outcome)
     lines += _about_the_price(plan, outcome, run)
     result = run.result()
     each = students.results(result)
-    shown = {name: value for name, value in result.items() if name != "settings" and not (name == "students" and each)}
-    lines += [f"  result      {name}: {value}" for name, value in shown.items()]
+    told = {name: value for name, value in result.items() if name != "settings" and not (name == "students" and each)}
+    lines += [f"  result      {name.replace('_', ' ')}: {shown(name, value)}" for name, value in told.items()]
     lines += [indent(str(_students(each)))] if each else []
-    lines += [f"  file        {name}: {path}" for name, path in run.artifacts().items()]
+    lines += [f"  file        {name}: {_near(path)}" for name, path in run.artifacts().items()]
+    lines += [f"  next        {command}" for command in _next(run, plan)]
     print("\n".join(lines))
     print_failure(outcome)
 
@@ -110,6 +113,45 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return number(value, ".4f")
     return "-" if value is None else str(value)
+
+
+def _about_the_time(outcome: dict[str, Any]) -> list[str]:
+    seconds, of_hosts = outcome.get("seconds"), outcome.get("host_seconds")
+    if not isinstance(seconds, (int, float)):
+        return []
+    of_all = (
+        f", {duration(of_hosts)} of all hosts together"
+        if isinstance(of_hosts, (int, float)) and of_hosts > seconds
+        else ""
+    )
+    return [f"  took        {duration(seconds)}{of_all}"]
+
+
+def _bytes_below(folder: Path) -> int:
+    """What a run's files take, as they are read; several names of one file count once."""
+    sizes = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                status = os.lstat(os.path.join(place, name))
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
+def _near(path: Path) -> str:
+    """A path, relative to the current folder where it lies below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _next(run: Run, plan: dict[str, Any]) -> list[str]:
+    """The commands that help most with a run in its state."""
+    if run.state not in records.OVER:
+        return [f"launcher logs {run.name} --follow", f"launcher stop {run.name}"]
+    if run.state == "Completed":
+        return [f"launcher diagnose {run.name}"]
+    resumed = [f"launcher resume {run.name}"] if plan["job"].get("script") and plan["backend"] != "watch" else []
+    return [f"launcher logs {run.name}", *resumed]
 
 
 def _about_the_script(plan: dict[str, Any]) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
+
+from launcher.show.text import written
 
 DIM, LINE, FILLED = "opacity:.7", "border-bottom:1px solid rgba(127,127,127,.3)", "#3a8fd0"
 """Of whatever text and background the notebook has: an output cannot know its theme."""
@@ -82,14 +83,3 @@ def curve(name: str, points: Sequence[tuple[int, float]]) -> str:
 def rows(values: Mapping[str, Any]) -> Rows:
     """Nested values, a row a name."""
     return [(name, written(value)) for name, value in values.items()]
-
-
-def written(value: Any) -> str:
-    """A value in a line, as YAML would take it but for the outer brackets."""
-    if isinstance(value, Mapping):
-        parts = (
-            (name, f"{{{written(item)}}}" if isinstance(item, Mapping) else written(item))
-            for name, item in value.items()
-        )
-        return ", ".join(f"{name}: {text}" for name, text in parts)
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+SHARES = ("accuracy", "agreement", "miou", "share")
+"""Last words of the names of numbers from 0 to 1 that are shown in percent."""
 
 
 def dollars(usd: float) -> str:
@@ -46,3 +50,47 @@ def file_size(bytes: float) -> str:
     """`812 B`, `1.5 kB`, `3.2 GB`: powers of 1000."""
     power = next(power for power in range(5) if bytes < 1000 ** (power + 1) or power == 4)
     return f"{bytes / 1000**power:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def duration(seconds: float) -> str:
+    """`5.7 s`, `12 min 30 s`, `3 h 5 min`, `2 d 4 h`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    larger = next(place for place, (size, _) in enumerate(units) if seconds >= size)
+    (size, unit), (smaller, part) = units[larger : larger + 2]
+    whole, rest = divmod(int(seconds), size)
+    return f"{whole} {unit}" + (f" {rest // smaller} {part}" if rest // smaller else "")
+
+
+def shown(name: str, value: Any) -> str:
+    """A measured value for people: shares in percent, four digits of a number, thousands apart, nothing in Python's spelling.
+
+    Args:
+        name: of the value, whose last word says what is a share.
+    """
+    if value is None:
+        return "not measured"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and abs(value) >= 10_000:
+        return f"{value:,}"
+    if isinstance(value, float):
+        is_share = name.rsplit("_", 1)[-1] in SHARES and 0 <= value <= 1
+        return f"{100 * value:.2f} %" if is_share else f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {shown(str(key), item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(shown(name, item) for item in value)
+    return str(value)
+
+
+def written(value: Any) -> str:
+    """A value in a line, as YAML would take it but for the outer brackets."""
+    if isinstance(value, Mapping):
+        parts = (
+            (name, f"{{{written(item)}}}" if isinstance(item, Mapping) else written(item))
+            for name, item in value.items()
+        )
+        return ", ".join(f"{name}: {text}" for name, text in parts)
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

@@ -1,0 +1,84 @@
+"""`launcher show` for people: units, rounded numbers, nothing in Python's spelling, the room a run takes, and what to do next."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import launcher
+from launcher.commands.show import print_run
+from launcher.show.text import duration, shown
+
+SCRIPT = """
+import json, os, pathlib
+output = pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"]) / "algo-1"
+output.mkdir(parents=True, exist_ok=True)
+(output / "result.json").write_text(json.dumps(RESULT))
+"""
+
+RESULT = {
+    "validation_accuracy": 0.56888888, "loss": 1.29208886951, "parameters": 2519978, "stopped": False, "images_per_second": None,
+    "hardware": {"cores": 2, "cpu": "a CPU"}, "classes": ["a", "b"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (59.94, "59.9 s"),
+        (60, "1 min"),
+        (750.9, "12 min 30 s"),
+        (3600, "1 h"),
+        (11_100, "3 h 5 min"),
+        (187_200, "2 d 4 h"),
+    ],
+)
+def test_a_duration_has_its_two_largest_units(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_values_are_shown_as_people_write_them():
+    assert {name: shown(name, value) for name, value in RESULT.items()} == {
+        "validation_accuracy": "56.89 %",
+        "loss": "1.292",
+        "parameters": "2,519,978",
+        "stopped": "no",
+        "images_per_second": "not measured",
+        "hardware": "cores 2, cpu a CPU",
+        "classes": "a, b",
+    }
+    assert shown("accuracy", 1.5) == "1.5", "what is no share is left as it is"
+
+
+def test_a_run_is_shown_with_its_room_and_the_next_command(script_job, capsys, monkeypatch):
+    run = launcher.run(
+        launcher.plan(script_job(SCRIPT.replace("RESULT", repr(RESULT)), hyperparameters={"a": {"b": [1, 2]}}))
+    )
+    assert run.wait(60) == "Completed"
+    monkeypatch.chdir(run.folder.path.parent)
+    print_run(run)
+    text = capsys.readouterr().out
+    assert (
+        "  result      validation accuracy: 56.89 %\n" in text
+        and "  result      hardware: cores 2, cpu a CPU\n" in text
+    )
+    assert "{'" not in text and "None" not in text and "False" not in text
+    assert re.search(rf"  folder      {re.escape(str(run.folder.path))}, [\d.]+ kB\n", text)
+    assert re.search(r"  planned     \d{4}-\d\d-\d\d \d\d:\d\d UTC\n", text) and re.search(
+        r"  took        [\d.]+ s\n", text
+    )
+    assert (
+        f"  file        metrics: {run.name}/metrics.jsonl\n" in text
+        or f"  file        log algo-1: {run.name}/logs/algo-1.log\n" in text
+    )
+    assert text.rstrip().endswith(f"  next        launcher diagnose {run.name}")
+
+
+def test_a_failed_run_is_followed_by_its_log_and_how_to_go_on(script_job, capsys):
+    run = launcher.run(launcher.plan(script_job("raise SystemExit(3)")))
+    assert run.wait(60) == "Failed"
+    print_run(run)
+    text = capsys.readouterr().out
+    assert f"  next        launcher logs {run.name}\n  next        launcher resume {run.name}\n" in text
