@@ -65,7 +65,7 @@ def test_a_run_is_shown_with_its_room_and_the_next_command(script_job, capsys, m
         and "  result      hardware: cores 2, cpu a CPU\n" in text
     )
     assert "{'" not in text and "None" not in text and "False" not in text
-    assert re.search(rf"  folder      {re.escape(str(run.folder.path))}, [\d.]+ kB\n", text)
+    assert re.search(rf"  folder      {re.escape(str(run.folder.path))}, [\d.]+ [kM]B\n", text)
     assert re.search(r"  planned     \d{4}-\d\d-\d\d \d\d:\d\d UTC\n", text) and re.search(
         r"  took        [\d.]+ s\n", text
     )
