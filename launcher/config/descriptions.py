@@ -198,14 +198,24 @@ def _conditions(cls: type, settings: ModuleType) -> dict[str, str]:
     """What settings must hold together, in words. None are known of a class that cannot be made of stand-ins."""
     if not hasattr(cls, "conditions"):
         return {}
-    required = [name for name, found, _ in settings.check(cls, {})[1] if found == "missing"]
     try:
-        made = cls(**{name: 2 for name in required})
+        made = _of_stand_ins(cls, settings)
         ranges = {name for name, _, _ in settings.limits(made)}
         found = [(name, valid) for name, _, valid in made.conditions() if name not in ranges]
     except (NotPlain, TypeError, ValueError):
         return {}
     return {name: valid.replace("the 2 classes", "the classes") for name, valid in found}
+
+
+def _of_stand_ins(cls: type, settings: ModuleType) -> Any:
+    """An object of a settings class with a 2 for every setting that must be given, and a section where it must be one."""
+    annotations = typing.get_type_hints(cls)
+    given = {}
+    for name in [name for name, found, _ in settings.check(cls, {})[1] if found == "missing"]:
+        parts = (annotations[name], *typing.get_args(annotations[name]))
+        section = next((one for one in parts if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
+        given[name] = 2 if section is None else _of_stand_ins(section, settings)
+    return cls(**given)
 
 
 def _arguments(file: Path) -> list[Described]:
