@@ -42,6 +42,9 @@ _watches: list[_Watch] = []
 under_way: list[Callable[[], object]] = []
 """Copies to the host that it has not waited for yet."""
 
+_waiting = threading.RLock()
+"""Of the thread that carries them out: another one that waits must not go on before they are done."""
+
 
 def synchronised(what: str) -> None:
     """The stand-in calls this wherever CUDA would wait.
@@ -49,8 +52,9 @@ def synchronised(what: str) -> None:
     Raises:
         HiddenSynchronisation: inside `no_synchronisation`.
     """
-    while under_way:
-        under_way.pop(0)()
+    with _waiting:
+        while under_way:
+            under_way.pop(0)()
     if not _watches:
         return
     stack = [*_stack(sys._getframe(1))]
