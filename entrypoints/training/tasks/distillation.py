@@ -271,8 +271,10 @@ def open_cache(
     kept = settings.teacher_cache
     if kept is None:
         return None
-    image = memory.example(data, world.device)
-    features = kept_features(settings, kept.feature_precision, teacher, image)
+    features = None
+    if settings.features is not None:
+        image = memory.example(data, world.device)
+        features = kept_features(settings.features, kept.feature_precision, teacher, image)
     layout = record_layout(len(data.classes), kept.top_k, kept.precision, features)
     where, parts, about = _bank(kept, layout, data, environment, world)
     return TeacherCache.open(

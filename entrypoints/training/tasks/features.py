@@ -64,18 +64,16 @@ def asked_of(teacher: Teacher, settings: TeacherSettings) -> Callable[[torch.Ten
 
 
 def kept_features(
-    settings: TeacherSettings, precision: FeaturePrecision, teacher: Teacher, image: torch.Tensor
-) -> FeatureFormat | None:
-    """How a label bank keeps the features that are learned; None where none are.
+    features: FeatureSettings, precision: FeaturePrecision, teacher: Teacher, image: torch.Tensor
+) -> FeatureFormat:
+    """How a label bank keeps the features that are learned.
 
     Args:
         precision: of a feature's numbers.
         image: uint8 (1, channels, height, width), on the teacher's device.
     """
-    if settings.features is None:
-        return None
     shape = teacher.eager().with_features(image)[1].shape[1:]
-    return FeatureFormat(settings.features.level, tuple(shape), precision)
+    return FeatureFormat(features.level, tuple(shape), precision)
 
 
 def logits_and_features(
