@@ -1,6 +1,6 @@
 # make quickstart   set up .venv, then train a teacher and distil it into a student (no AWS, no Docker)
 # make test         set up .venv, lint, then run the tests that are not slow (no Docker), as many at a time as there are cores, 4 at most (WORKERS=…)
-# make test-slow    set up .venv, then run the slow tests: more whole runs, longer searches, the notebooks (no Docker)
+# make test-slow    set up .venv, then run the slow tests: more whole runs, longer searches, the notebooks, and those that need quiet cores alone (no Docker)
 # make lint         ruff, and mypy over launcher/ and entrypoints/
 # make test-debian  quickstart's smoke, runs on the emulator, attach and archives on Debian's own /usr/bin/python3 (.venv-debian)
 # make audit        known vulnerabilities of the pinned packages; says so where PyPI's data are not at hand (.venv-audit)
@@ -40,6 +40,7 @@ LAUNCHER := $(VENV)/bin/launcher
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 TESTS := -m pytest -n $(WORKERS) --dist worksteal
 PYTEST := $(VENV)/bin/python $(TESTS)
+ALONE := $(VENV)/bin/python -m pytest
 OLDEST := .venv-oldest
 SMDEBUG := .venv-smdebug
 OTHERS := .venv-others
@@ -69,7 +70,8 @@ test: $(INSTALLED) lint
 
 test-slow: $(INSTALLED)
 	.ci/browser
-	$(PYTEST) --ignore=tests/device -m slow
+	$(PYTEST) --ignore=tests/device -m "slow and not alone"
+	$(ALONE) --ignore=tests/device -m "slow and alone"
 
 test-debian: $(DEBIAN)/.installed
 	$(DEBIAN)/bin/launcher prepare digits data/digits

@@ -9,16 +9,17 @@ from tests.conftest import ROOT
 
 TARGETS = {
     "test": [["tests/device"], ["--ignore=tests/device", "-m", "not slow"]],
-    "test-slow": [["--ignore=tests/device", "-m", "slow"]],
+    "test-slow": [["--ignore=tests/device", "-m", "slow and not alone"], ["--ignore=tests/device", "-m", "slow and alone"]],
 }
-"""What each gives pytest: tests/device is a session of its own, which looks at its lines when all of it has run."""
+"""What each gives pytest: tests/device is a session of its own, which looks at its lines when all of it has run. Tests that measure a quiet
+machine, or make it busy, run with none beside them."""
 
 
 def given(target: str) -> list[list[str]]:
     """The arguments of a target's calls of pytest."""
     [recipe] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     calls = [shlex.split(line) for line in recipe.splitlines()]
-    return [words[1:] for words in calls if words[0] == "$(PYTEST)"]
+    return [words[1:] for words in calls if words[0] in ("$(PYTEST)", "$(ALONE)")]
 
 
 def test_the_two_targets_differ_in_the_marker_alone():

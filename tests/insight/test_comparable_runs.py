@@ -39,6 +39,7 @@ def trained(*overrides: str) -> launcher.Run:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_a_job_beside_busy_programs_is_not_compared_with_itself_nor_is_a_fix_judged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

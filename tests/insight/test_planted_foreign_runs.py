@@ -45,6 +45,7 @@ def test_a_bottleneck_planted_in_a_foreign_script_comes_first(suite, data, frame
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_kts_fault_on_the_simulated_accelerator_is_its_workers_and_the_same_job_with_two_is_not_blamed_for_them(
     suite, data
 ):
