@@ -9,7 +9,10 @@ from tests.conftest import ROOT
 
 TARGETS = {
     "test": [["tests/device"], ["--ignore=tests/device", "-m", "not slow"]],
-    "test-slow": [["--ignore=tests/device", "-m", "slow and not alone"], ["--ignore=tests/device", "-m", "slow and alone"]],
+    "test-slow": [
+        ["--ignore=tests/device", "-m", "slow and not alone"],
+        ["--ignore=tests/device", "-m", "slow and alone"],
+    ],
 }
 """What each gives pytest: tests/device is a session of its own, which looks at its lines when all of it has run. Tests that measure a quiet
 machine, or make it busy, run with none beside them."""
