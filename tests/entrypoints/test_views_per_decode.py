@@ -244,6 +244,16 @@ def test_the_setting_reaches_the_loader(photographs):
     assert batch.views.tolist() == [1, 2, 3] * 4 and len(set(batch.indices.tolist())) == 4
 
 
+@pytest.mark.parametrize(("sampler", "views"), [(TrainingBatches, TOGETHER), (LabellingBatches, 1)])
+def test_what_an_image_costs_is_measured_with_as_many_views_as_a_batch_draws_together(photographs, monkeypatch, sampler, views):  # fmt: skip
+    measured = []
+    monkeypatch.setattr(workers, "milliseconds_an_image", lambda _, together: measured.append(together) or 1.0)
+    asked = LabelledImageSettings(epochs=3, image_size=24, global_batch_size=12, views_per_decode=TOGETHER)
+    data = open_data(photographs, photographs, asked, 3)
+    open_loaders(data, asked, ALONE, batch_size_per_device=12, views=3, sampler=sampler)
+    assert measured == [views]
+
+
 def test_labelled_are_the_images_that_training_draws_of_a_view():
     order = JointOrder(FreeOrder(10), FreeOrder(12), 4)
     common = {"together": 2, "order": order, "views": 6}

@@ -167,6 +167,11 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         """Images of a micro-batch."""
         return self.global_batch_size // (self.world.size * self.accumulation)
 
+    @property
+    def drawn_together(self) -> int:
+        """Views of an image that a batch draws one after the other."""
+        return self.together
+
     def __len__(self) -> int:
         """Optimizer steps an epoch; each has `accumulation` micro-batches."""
         return self.images // self.global_batch_size
@@ -189,9 +194,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         return views_of(epoch, self.views, self.together)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        images = np.repeat(
-            self.indices(self.epoch), self.together
-        )  # its views one after the other: the file is decoded once
+        images = np.repeat(self.indices(self.epoch), self.together)  # an image's views one after the other
         steps = images.reshape(len(self), self.world.size, self.accumulation, -1)
         batches = steps[self._first_step :, self.world.rank].reshape(-1, steps.shape[-1])
         views = np.resize(self.views_of(self.epoch), images.size).reshape(steps.shape)
@@ -212,6 +215,11 @@ class LabellingBatches(TrainingBatches):
         super().__init__(*args, **values)
         self.global_batch_size, self.accumulation = self.batch_size_per_device * self.world.size, 1
         self._rounds = np.empty((0, self.world.size), np.int64)
+
+    @property
+    def drawn_together(self) -> int:
+        """One: a batch is of one view."""
+        return 1
 
     def of_view(self, view: int) -> np.ndarray:
         """The batches of a view, int64 (batches, images)."""

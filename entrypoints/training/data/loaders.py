@@ -134,7 +134,7 @@ def open_loaders(
         order=data.order,
         announce=data.announce if remote is None else None,
     )
-    workers = choose(settings, world, data.training, views=data.views_per_decode)
+    workers = choose(settings, world, data.training, views=batches.drawn_together)
     train: Batches
     if remote is not None:
         train = remote(data, batches)

@@ -165,7 +165,7 @@ def _epochs(together: int) -> str:
 
 
 def _turns(part: int, images: int, together: int) -> str:
-    """What to say of views that draw a part each, so many of them the same."""
+    """What to say of views that draw a part each, `together` of them the same one."""
     views = images // part * together
     if views < 2 * together:
         return ""
