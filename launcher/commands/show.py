@@ -75,7 +75,7 @@ def print_run(run: Run) -> None:
         f"  state       {run.state}",
         *_progress(run),
         *as_last_heard(run),
-        f"  planned     {plan['planned'][:16].replace('T', ' ')} UTC",
+        f"  planned     {str(plan['planned'])[:16].replace('T', ' ')} UTC",
         f"  runs on     {plan['backend']}, {counted(len(run.hosts), 'host')}",
         *_about_the_script(plan),
         f"  commit      {commit}",

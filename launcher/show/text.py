@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -53,7 +54,9 @@ def file_size(bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`5.7 s`, `12 min 30 s`, `3 h 5 min`, `2 d 4 h`."""
+    """`5.7 s`, `12 min 30 s`, `3 h 5 min`, `2 d 4 h`; - for what is no finite number."""
+    if not math.isfinite(seconds):
+        return "-"
     if seconds < 60:
         return f"{seconds:.1f} s"
     units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))

@@ -33,6 +33,8 @@ RESULT = {
         (3600, "1 h"),
         (11_100, "3 h 5 min"),
         (187_200, "2 d 4 h"),
+        (float("nan"), "-"),
+        (float("inf"), "-"),
     ],
 )
 def test_a_duration_has_its_two_largest_units(seconds, text):
