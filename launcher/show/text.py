@@ -55,7 +55,7 @@ def file_size(bytes: float) -> str:
 
 def duration(seconds: float) -> str:
     """`5.7 s`, `12 min 30 s`, `3 h 5 min`, `2 d 4 h`; - for what is no finite number."""
-    if not math.isfinite(seconds):
+    if isinstance(seconds, float) and not math.isfinite(seconds):
         return "-"
     if seconds < 60:
         return f"{seconds:.1f} s"

@@ -35,6 +35,7 @@ RESULT = {
         (187_200, "2 d 4 h"),
         (float("nan"), "-"),
         (float("inf"), "-"),
+        (10**400, f"{10**400 // 86400} d {10**400 % 86400 // 3600} h"),
     ],
 )
 def test_a_duration_has_its_two_largest_units(seconds, text):
