@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -192,6 +195,20 @@ def test_a_file_is_kept_from_its_first_view_to_its_last_and_no_longer():
     assert read == decoded == [7, 8, 7, 9] and {*files._files} == {7, 9}, (
         "a third view of 7 and one of 9 were not foreseen"
     )
+
+
+def test_threads_read_files_side_by_side_and_each_file_once():
+    both, read = threading.Barrier(2), []
+
+    def reads(name: str) -> bytes:
+        read.append(name)
+        both.wait(timeout=20)  # which only two that read at the same time pass
+        return b"no image"
+
+    files = [ImageFile(partial(reads, name), name) for name in "ab"]
+    with ThreadPoolExecutor(4) as threads:
+        headers = [*threads.map(lambda file: file.header, files * 2)]
+    assert headers == [None] * 4 and sorted(read) == ["a", "b"]
 
 
 @pytest.mark.parametrize("sampler", [TrainingBatches, LabellingBatches])

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, TypeVar
 
 from training.data.decode.jpeg import JpegHeader, read_header
@@ -25,22 +24,26 @@ class ImageFile:
         """
         self.name, self._read = name, read
         self._lock = threading.RLock()
+        self._encoded: bytes | None = None
         self._decoded: dict[Hashable, Any] = {}
 
-    @cached_property
+    @property
     def encoded(self) -> bytes:
         """The whole file.
 
         Raises:
             BrokenImage: it cannot be read.
         """
-        return self._read()
+        # functools.cached_property would do, but for Python below 3.12, where one lock of the class makes threads read one by one.
+        with self._lock:
+            if self._encoded is None:
+                self._encoded = self._read()
+            return self._encoded
 
-    @cached_property
+    @property
     def header(self) -> JpegHeader | None:
         """As jpeg.read_header gives it."""
-        with self._lock:
-            return read_header(self.encoded)
+        return self.decoded("header", lambda: read_header(self.encoded))
 
     def decoded(self, how: Hashable, decode: Callable[[], Decoded]) -> Decoded:
         """What `decode` gives, called once for all views that are decoded alike. Nobody may write into it."""
