@@ -26,6 +26,9 @@ SCRIPTS = {
     "train_segmentation.py": segmentation.SegmentationSettings,
 }
 
+GROUPS = (distillation.TeacherCacheSettings, segmentation.PixelCacheSettings, features.FeatureSettings)
+"""Settings below a setting; each has those of the ones it is made of."""
+
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
@@ -81,7 +84,7 @@ def hyperparameters() -> str:
     order = list(dict.fromkeys(cls for found in bases.values() for cls in found))
     for name, found in bases.items():
         lines.append(f"| `{name}` | {', '.join(f'[{_title(cls)}](#{_anchor(_title(cls))})' for cls in found)} |")
-    for cls in [*order, distillation.TeacherCacheSettings, features.FeatureSettings]:
+    for cls in [*order, *GROUPS]:
         lines += ["", f"## {_title(cls)}", "", descriptions.first_paragraph(cls), ""]
         lines += ["| name | takes | default | meaning |", "| --- | --- | --- | --- |"]
         for item in descriptions.settings_of(cls, settings, inherited=False):
@@ -143,6 +146,7 @@ def _title(cls: type) -> str:
         "LabelledImageSettings": "One class an image",
         "TeacherSettings": "With a teacher",
         "TeacherCacheSettings": "teacher_cache",
+        "PixelCacheSettings": "teacher_cache of train_segmentation.py",
         "FeatureSettings": "features",
     }.get(cls.__name__) or next(name for name, found in SCRIPTS.items() if found is cls)
 

@@ -112,6 +112,7 @@ WRONG_SEGMENTATION = {
 
 CASES = [(DistillationSettings, name, value) for name, value in WRONG.items()]
 CASES += [(SegmentationSettings, name, value) for name, value in WRONG_SEGMENTATION.items()]
+CASES += [(SegmentationSettings, "teacher_cache", {"views": 1})]
 CASES += [(ClassifierSettings, "probe_input_images", -1), (ClassifierSettings, "probe_image_size", 4)]
 
 
@@ -195,7 +196,7 @@ def test_every_condition_has_a_case_above():
     }
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION
-    )
+    ) | {"teacher_cache"}
 
 
 @pytest.mark.parametrize(

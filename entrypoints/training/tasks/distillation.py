@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from training.data.batches import LabelledBatch, TaughtBatch, TrainingBatches
 from training.data.loaders import Batches, Collate, Data, Loaders, held_out_loader
+from training.data.masks import MaskedImages
 from training.data.views import HeldOutImages, TrainingViews, open_data, training_folders
 from training.distributed.world import World
 from training.engine import memory
@@ -34,6 +36,7 @@ from training.teacher import frozen, served
 from training.teacher.cache import TeacherCache
 from training.teacher.frozen import Teacher
 from training.teacher.logit_records import Output, RecordLayout, record_layout
+from training.teacher.pixel_records import Layout
 
 BANK_ARCHIVE = "model.tar.gz"
 """The label bank that a run of label_images.py left, as `inputs: {cache: {run: NAME}}` brings it."""
@@ -268,8 +271,25 @@ def open_cache(
     image = memory.example(data, world.device)
     features = kept_features(settings, kept.feature_precision, teacher, image)
     layout = record_layout(len(data.classes), kept.top_k, kept.precision, features)
+    return open_bank(settings, kept, layout, teacher, data, environment, world)
+
+
+def open_bank(
+    settings: TeacherSettings,
+    kept: TeacherCacheSettings,
+    layout: Layout,
+    teacher: Teacher,
+    data: Data[TrainingViews | MaskedImages, Any],
+    environment: Environment,
+    world: World,
+) -> TeacherCache:
+    """The cache of a teacher's answers of some layout, in its folder. A collective.
+
+    Raises:
+        ValueError: as `open_cache`.
+    """
     where = _bank_folder(kept, environment, world, kept.views * len(data.training) * layout.size)
-    digest = world.first_alone(data.training.source.digest)
+    digest = world.first_alone(data.training.digest)
     views = json.dumps(data.training.view_description(), sort_keys=True)
     parts = {
         "teacher weights": teacher.digest(),
