@@ -10,6 +10,7 @@
 # make bench-kd     the distillation benchmark on Fashion-MNIST
 # make bench-kd-vit     a real ViT teaches a light one by logits, features and both, on pictures (about half an hour)
 # make bench-bank   the label bank: bytes a record, what 8 and 4 bits cost a student over five seeds and a loss of features, what filling costs a step
+# make bench-pixels what a segmenter loses in a label bank: bytes a record, the loss and its gradient from kept answers (about 5 minutes)
 # make bench-views  several views from one decoding: the input alone, a training loop, accuracy over five seeds (about 25 minutes)
 # make bench-students   five students of one pass of the teacher beside five runs of one student and the teacher's pass (at most 15 minutes)
 # make bench-training   the engine beside a plain loop, timm's task and torchdistill; its own cost, the cache, scaling, memory
@@ -48,7 +49,7 @@ DEBIAN := .venv-debian
 AUDIT := .venv-audit
 OLDEST_PYTHON ?= $(shell PYENV_VERSION=3.10 python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 
-.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
+.PHONY: quickstart test test-slow test-debian audit compat compat-smdebug lint bench bench-kd bench-kd-vit bench-views bench-students bench-bank bench-pixels bench-training bench-scaling bench-input bench-insight bench-planted bench-planted-others bench-planted-foreign bench-remote bench-workers bench-tune mutants notebooks test-notebooks gpu gpu-if-any drill image image-base image-training test-docker clean
 
 quickstart: $(INSTALLED)
 	$(LAUNCHER) prepare digits data/digits
@@ -111,6 +112,9 @@ bench-bank: $(INSTALLED)
 	$(VENV)/bin/python tests/benchmarks/cache_cost.py
 	$(VENV)/bin/python tests/benchmarks/label_bank.py
 	$(VENV)/bin/python tests/benchmarks/kept_features.py
+
+bench-pixels: $(INSTALLED)
+	$(VENV)/bin/python tests/benchmarks/kept_pixels.py
 
 bench-training: $(INSTALLED)
 	for script in training_speed loop_cost scaling memory; do $(VENV)/bin/python tests/benchmarks/$$script.py || exit 1; done

@@ -8,7 +8,8 @@
 A channel holds images/…/<name>.jpg or .png, and masks/…/<name>.png, whose pixels are class numbers, or shards of them;
 `ignore_index` marks the pixels that nobody labelled. `launcher prepare shapes data/shapes` makes such a folder.
 
-With `hard_label_weight` below 1 the model is a student of the one in the channel `teacher`: the model.tar.gz of an earlier run.
+With `hard_label_weight` below 1 the model is a student of the one in the channel `teacher`: the model.tar.gz of an earlier run. With
+`teacher_cache` that one runs once for each view of an image.
 """
 
 from dataclasses import replace
@@ -30,8 +31,8 @@ from training.settings.segmentation import SegmentationSettings
 from training.tasks import features, overlays
 from training.tasks.distillation import with_teacher
 from training.tasks.evaluation import describe_classes, evaluate_pixels
-from training.tasks.segmentation import Segmentation
-from training.teacher import acceptance, frozen
+from training.tasks.segmentation import Segmentation, load_teacher, measured, open_cache
+from training.teacher import acceptance
 
 
 def main(settings: SegmentationSettings) -> None:
@@ -60,29 +61,22 @@ def main(settings: SegmentationSettings) -> None:
         steps, image = total_steps(settings, data.epoch_images), memory.example(data, world.device)
         teacher = None
         if settings.has_teacher:
-            teacher = frozen.load(
-                environment.channel("teacher"),
-                data.classes,
-                channels=channels,
-                image_size=settings.image_size,
-                precision=settings.teacher_number_format,
-                compile=settings.compile_teacher,
-                pixels=True,
-                features=settings.features.level if settings.features else None,
-            ).to(world.device)
+            teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         beside = features.learner(model, teacher, settings, image)
         state = prepare(model, settings, steps, world, beside=beside)
         now, without = memory.measure([state], data)
         if teacher is not None:
             now, without = features.with_feature_loss(now, without, [state], teacher, settings, image)
-            now, without = with_teacher(now, without, teacher, settings, image)
+            cached = settings.teacher_cache is not None
+            now, without = with_teacher(now, without, teacher, settings, image, cached=cached)
         alone = replace(world, rank=0, size=1)
         bare = Segmentation(state.trainable, teacher and teacher.eager(), settings, alone, Timeline(world.device))
-        opened = fitting_loaders(bare, [state], data, now, without, run)
+        views = settings.teacher_cache.views if settings.teacher_cache else None
+        opened = fitting_loaders(bare, [state], data, now, without, run, views=views)
         loaders = opened(settings, say=say)
         features.require_enough(settings, loaders.train_batches.batch_size_per_device)
         task, untaught = (Segmentation(state.trained, one, settings, world, run.timeline) for one in (teacher, None))
-        if settings.probe_seconds:
+        if settings.probe_seconds:  # without a cache: measured is the pass that fills it
             return probe.measure(task, [state], loaders, opened, run, without_teacher=untaught if teacher else None)
 
         measure = partial(
@@ -93,11 +87,18 @@ def main(settings: SegmentationSettings) -> None:
             ignore_index=settings.ignore_index,
             autocast=state.precision.autocast,
         )
-        taught = None
+        taught = cache = None
         if teacher is not None:
             minimum, number_format = settings.min_teacher_miou, settings.teacher_number_format
-            taught = acceptance.accept(teacher, measure(teacher), minimum, number_format, say)
+            found = measured(teacher, loaders.validation, settings, data.classes, world)
+            taught = acceptance.accept(teacher, found, minimum, number_format, say)
+            cache = open_cache(settings, teacher, data, environment, world)
+            if cache is not None:
+                say(cache.say())
+                task = Segmentation(state.trained, teacher, settings, world, run.timeline, cache)
         outcome = train(task, measure, [state], loaders, steps, run)
+        if cache is not None:
+            cache.close()
         if outcome.validation:
             say(describe_classes(outcome.validation[state.name]))
         deliver(

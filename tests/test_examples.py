@@ -21,7 +21,7 @@ from launcher.config import builtin_configs
 from launcher.prepare import prepare
 from tests.conftest import ROOT, thin_out
 from tests.docs.documents import YOURS, blocks, commands
-from tests.entrypoints.teacher_caches import filled
+from tests.entrypoints.teacher_caches import fill_pixels, filled
 
 CONFIG = "configs/quickstart.yaml"
 
@@ -52,6 +52,7 @@ def place(tmp_path_factory) -> Path:
     (folder / "data" / "dinov2-small" / "model.safetensors").touch()  # a package's, of 90 MB
     thin_out(folder / "data", keep=12)
     filled(folder / "bank", precision="int8")
+    fill_pixels(folder / "pixel_bank")
     command = [sys.executable, "-m", "launcher", "run", "configs/quickstart_teacher.yaml", "--smoke"]
     environment = {**os.environ, "LAUNCHER_RUNS": str(folder / "runs")}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

@@ -66,7 +66,7 @@ class Bank:
         if made != own.FORMAT:
             found = f"{folder} has records of format {made}, and this version reads {own.FORMAT}"
             raise mistake("FOLDER", found, "fill it anew with launcher label")
-        self.records = own.RecordFormat.of(self.identity)
+        self.records = own.record_format(self.identity)
         self.images: int = self.identity["images"]
         begun = (file for file in self.folder.glob("view-*.bin") if file.stat().st_size)
         self.views = sorted(int(file.stem.removeprefix("view-")) for file in begun)

@@ -15,7 +15,7 @@ from launcher.show.text import counted
 Labels = Mapping[str, np.ndarray]
 """The labels of a view: `image` int32 (labels,), the images' indices; `logits` float32 (labels, kept); where the largest alone are kept
 also `classes` int32 (labels, kept) and `residual` float32 (labels,), the log-sum-exp of the logits of all other classes; where features are
-kept, `features` float32 (labels, width) or (labels, rows, columns, width)."""
+kept, `features` float32 (labels, width) or (labels, rows, columns, width). In a bank of pixels as PixelFormat.tensors says."""
 
 CARD = "README.md"
 
@@ -57,12 +57,8 @@ def labels_of(bank: Bank, view: int) -> Labels:
 
 def _labels_of(bank: Bank, piece: Piece) -> dict[str, np.ndarray]:
     """The whole records of a part of a view, decoded."""
-    records = piece.records[piece.held]
-    logits, features = bank.records.logits_of(records), bank.records.features_of(records)
-    found = {"image": piece.images[piece.held].astype(np.int32), "logits": logits.logits}
-    if logits.classes is not None:
-        found |= {"classes": logits.classes.astype(np.int32), "residual": logits.residual}
-    return found if features is None else {**found, "features": features}
+    found: dict[str, np.ndarray] = bank.records.tensors(piece.records[piece.held])
+    return {"image": piece.images[piece.held].astype(np.int32), **found}
 
 
 def _as_npz(file: Path, _view: int, labels: Labels) -> None:
@@ -87,14 +83,13 @@ def _as_json_lines(file: Path, view: int, labels: Labels) -> None:
 
 def _card(bank: Bank) -> str:
     """The dataset's card, whose head tells `datasets` where the rows are."""
-    about, kept = bank.manifest["created"], bank.records.top_k
-    others = "" if kept is None else "; `residual` is the log-sum-exp of the logits of all other classes"
+    about = bank.manifest["created"]
+    others = "" if not bank.records.top_k else "; `residual` is the log-sum-exp of the logits of all other classes"
     names = "".join(f"- {index}: {name}\n" for index, name in enumerate(about.get("class names", [])))
-    features = "" if bank.records.features is None else ", and " + bank.records.features.about()
     return (
         "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/*.jsonl\n---\n"
         f"The answers of {about.get('teacher', 'a teacher')} for {len(bank.views)} views of {bank.images_a_view:,} images, by the image's "
-        f"index. Each row has {'all' if kept is None else f'the {kept} largest'} of {bank.records.classes:,} logits{others}{features}.\n\n"
+        f"index. Each row has {bank.records.about()}{others}.\n\n"
         f"SHA-256 of the teacher: {bank.identity.get('teacher weights')}; of the images: {bank.identity.get('data')}; "
         f"of how they were varied: {bank.identity.get('transform')}.\n\n{names}"
     )

@@ -20,7 +20,9 @@ CHANNEL, DESCRIPTION = "teacher", "config.json"
 PIXELS = "train_segmentation.py"
 """The script whose teachers give every pixel a class."""
 
-SCRIPTS = ("train_kd.py", "label_images.py", PIXELS)
+OF_PIXELS = (PIXELS, "label_pixels.py")
+
+SCRIPTS = ("train_kd.py", "label_images.py", *OF_PIXELS)
 
 MAX_BYTES = 64 * 2**20
 """Of an archive that are unpacked in search of its config.json, which takes half a second; and more than any config.json has."""
@@ -73,13 +75,13 @@ def check(job: Job, places: Mapping[str, str]) -> Iterator[Issue]:
 
 def _labels_alone(script: str, settings: Mapping[str, Any]) -> bool:
     """Whether a model with these settings asks no teacher."""
-    labels = settings.get("hard_label_weight", 1 if script == PIXELS else 0.5)
+    labels = settings.get("hard_label_weight", 1 if script in OF_PIXELS else 0.5)
     return labels == 1 and not settings.get("teacher_loss_weight") and not settings.get("features")
 
 
 def _about(job: Job, described: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[Issue]:
     """What a description says against a job, as `training.teacher.frozen` would."""
-    pixels, settings = job.script == PIXELS, job.hyperparameters
+    pixels, settings = job.script in OF_PIXELS, job.hyperparameters
     if pixels == ("decoder" not in described):
         kind, other = ("an image", "train_kd.py") if pixels else ("every pixel", PIXELS)
         yield error(
@@ -154,7 +156,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _classes(job: Job, places: Mapping[str, str]) -> list[str] | None:
     """The classes that a job trains on, in the order of its logits; None: not known here."""
     settings = job.hyperparameters
-    if job.script == PIXELS:
+    if job.script in OF_PIXELS:
         names, count = settings.get("class_names"), settings.get("classes")
         return names or ([str(index) for index in range(count)] if isinstance(count, int) and count <= 256 else None)
     labelled = next((Path(places[name]) for name in ("train", "validation") if name in places), None)

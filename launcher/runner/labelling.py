@@ -11,11 +11,15 @@ from launcher.config.issues import mistake
 from launcher.config.job import Job
 from launcher.config.students import LABELS, TRAINS
 from launcher.planner.plan import Plan
+from launcher.planner.teachers import PIXELS
 
 SUFFIX = "-labels"
 """Of the name of a job that labels another one's images."""
 
 SETTING = "teacher_cache"
+
+LABELLED_BY = {TRAINS: LABELS, PIXELS: "label_pixels.py"}
+"""By the script that learns from a teacher's answers, the one that only keeps them; both take the same settings."""
 
 
 def planned(
@@ -38,8 +42,9 @@ def labelling(job: Job) -> Job:
     Raises:
         UserError: its script learns from no teacher whose answers can be kept.
     """
-    if job.source is not None or job.script != TRAINS:
-        raise mistake("script", job.script, "launcher label takes a config of this kit's own train_kd.py", valid=TRAINS)
+    if job.source is not None or job.script not in LABELLED_BY:
+        scripts = " or ".join(LABELLED_BY)
+        raise mistake("script", job.script, f"launcher label takes a config of this kit's own {scripts}", valid=scripts)
     settings, inputs = dict(job.hyperparameters), dict(job.inputs)
     kept = settings.get(SETTING)
     if isinstance(kept, dict):
@@ -50,4 +55,6 @@ def labelling(job: Job) -> Job:
             left_out.add("where")
         settings[SETTING] = {name: value for name, value in kept.items() if name not in left_out}
     name = job.name[: 42 - len(SUFFIX)].rstrip("-") + SUFFIX
-    return job.model_copy(update={"name": name, "script": LABELS, "inputs": inputs, "hyperparameters": settings})
+    return job.model_copy(
+        update={"name": name, "script": LABELLED_BY[job.script], "inputs": inputs, "hyperparameters": settings}
+    )

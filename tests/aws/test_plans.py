@@ -90,9 +90,9 @@ def test_a_plan_says_which_group_starts_what(good):
         ("gpus", "sshd"),
         ("cpus", "python"),
     ]
-    assert "algo-1      cpus: python train.py" in str(
+    assert "algo-1      cpus: python train.py" in str(plan) and "gpus: mpirun --host algo-2:8,algo-3:8 -np 16" in str(
         plan
-    ) and "gpus: mpirun --host algo-2:8,algo-3:8 -np 16" in str(plan)
+    )
 
 
 def test_torchrun_spans_the_training_group_alone_and_the_request_says_so(good):

@@ -49,7 +49,9 @@ def write(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("script", ["train_classifier.py", "train_kd.py", "train_segmentation.py", "label_images.py"])
+@pytest.mark.parametrize(
+    "script", ["train_classifier.py", "train_kd.py", "train_segmentation.py", "label_images.py", "label_pixels.py"]
+)
 @pytest.mark.parametrize("image", [NEW_IMAGE, BY_ADDRESS, None], ids=["by version", "by address", "none yet"])
 def test_the_kits_scripts_bring_what_awss_images_lack_as_it_was_tested(script, image):
     assert required(None, script, image) == dict(catalog.packages().pins)

@@ -23,7 +23,7 @@ from training.runtime import accelerator
 from training.settings.distillation import DistillationSettings, TeacherCacheSettings
 from training.settings.features import FeatureSettings
 from training.settings.scripts import ClassifierSettings
-from training.settings.segmentation import SegmentationSettings
+from training.settings.segmentation import PixelCacheSettings, SegmentationSettings
 from training.teacher.frozen import Teacher
 
 from tests.device.stand_in import no_synchronisation
@@ -124,7 +124,8 @@ class Runs:
         patch.setattr(accelerator, "find", lambda _: device)
         kind, own = SCRIPTS[script]
         cache = values.pop("teacher_cache", None)
-        extra: dict[str, Any] = {} if cache is None else {"teacher_cache": TeacherCacheSettings(**cache)}
+        of_cache = PixelCacheSettings if script == "train_segmentation" else TeacherCacheSettings
+        extra: dict[str, Any] = {} if cache is None else {"teacher_cache": of_cache(**cache)}
         features = values.pop("features", None)
         extra |= {} if features is None else {"features": FeatureSettings(**features)}
         module, used = importlib.import_module(script), {}

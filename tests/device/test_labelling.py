@@ -8,6 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from training.runtime import accelerator
 from training.settings.distillation import LabellingSettings, TeacherCacheSettings
+from training.settings.features import FeatureSettings
 
 from launcher.labels.bank import Bank
 from launcher.labels.export import labels_of
@@ -18,8 +19,8 @@ WAITS = ("_report", "begin_epoch", "lacking", "complete_view", "close")
 """What labelling calls between two batches that may wait for the device."""
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int4"])
-def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(runs: Runs, precision: str):
+@pytest.mark.parametrize(("precision", "features"), [("fp16", "pooled"), ("int4", None)])
+def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(runs: Runs, precision: str, features: str | None):
     found = []
     for device in (runs.gpu, CPU):
         folder = runs.folder / f"{device.type}-{precision}"
@@ -31,10 +32,11 @@ def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(runs: Runs, precision: 
         runs.monkeypatch.setattr(accelerator, "find", lambda _, device=device: device)
         kept = TeacherCacheSettings(views=2, top_k=2, precision=precision, where=str(folder / "bank"))
         student = {"student": "vit_tiny_patch16_224", "student_options": VIT, "image_size": SIDE}
+        student["features"] = FeatureSettings(level=features) if features else None
         label = label_images.label
 
         def watched(teacher, *rest, label=label):
-            assert {member.model.mean.device.type for member in teacher.members} == {
+            assert {member.model.mean.device.type for member in getattr(teacher, "__self__", teacher).members} == {
                 runs.gpu.type if rest[-1].world.device == runs.gpu else "cpu"
             }
             with no_synchronisation(outside=WAITS):
@@ -46,8 +48,9 @@ def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(runs: Runs, precision: 
         runs.monkeypatch.setattr(label_images, "label", label)
         found.append([labels_of(Bank(folder / "bank"), view) for view in (1, 2)])
     for on_gpu, on_cpu in zip(*found):
-        assert len(on_gpu["image"]) == 24
+        assert len(on_gpu["image"]) == 24 and ("features" in on_gpu) == (features is not None)
         for name in on_cpu:
+            step = 0.02 if name == "features" else 2e-3  # of 255 in which a vector's numbers are kept
             assert torch.allclose(
-                torch.from_numpy(on_gpu[name]).float(), torch.from_numpy(on_cpu[name]).float(), atol=2e-3
+                torch.from_numpy(on_gpu[name]).float(), torch.from_numpy(on_cpu[name]).float(), atol=step
             ), name

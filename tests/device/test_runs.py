@@ -50,9 +50,14 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
         {"students": STUDENTS, "student_options": DROPOUT, "teacher_cache": {"views": 2, "top_k": 2}, **EVERYTHING},
     ),
     "teacher cache in 4 bits": ("train_kd", {"teacher_cache": {"views": 1, "top_k": 2, "precision": "int4"}, "epochs": 3}),
+    "features in a teacher cache": ("train_kd", {"teacher_cache": {"views": 1, "top_k": 2}, "features": {"level": "tokens"}, "epochs": 3}),
     "segmentation": ("train_segmentation", {}),
     "segmentation with dice": ("train_segmentation", {"dice_weight": 0.5, "min_scale": 0.5, "max_scale": 1.5}),
     "segmentation with a teacher": ("train_segmentation", {"teacher": "pixel_teacher", "hard_label_weight": 0.5}),
+    "segmentation with a teacher cache": (
+        "train_segmentation",
+        {"teacher": "pixel_teacher", "hard_label_weight": 0.5, "teacher_cache": {"views": 1}, "epochs": 3},
+    ),
     "segmentation of features": ("train_segmentation", {"teacher": "pixel_teacher", "features": {"level": "tokens"}}),
 }  # fmt: skip
 

@@ -26,6 +26,14 @@ SCRIPTS = {
     "train_segmentation.py": segmentation.SegmentationSettings,
 }
 
+GROUPS = (
+    distillation.LabelBankSettings,
+    distillation.TeacherCacheSettings,
+    segmentation.PixelCacheSettings,
+    features.FeatureSettings,
+)
+"""Settings below a setting; each has those of the ones it is made of."""
+
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
@@ -81,7 +89,7 @@ def hyperparameters() -> str:
     order = list(dict.fromkeys(cls for found in bases.values() for cls in found))
     for name, found in bases.items():
         lines.append(f"| `{name}` | {', '.join(f'[{_title(cls)}](#{_anchor(_title(cls))})' for cls in found)} |")
-    for cls in [*order, distillation.TeacherCacheSettings, features.FeatureSettings]:
+    for cls in [*order, *GROUPS]:
         lines += ["", f"## {_title(cls)}", "", descriptions.first_paragraph(cls), ""]
         lines += ["| name | takes | default | meaning |", "| --- | --- | --- | --- |"]
         for item in descriptions.settings_of(cls, settings, inherited=False):
@@ -142,7 +150,9 @@ def _title(cls: type) -> str:
         "TrainingSettings": "Every script",
         "LabelledImageSettings": "One class an image",
         "TeacherSettings": "With a teacher",
-        "TeacherCacheSettings": "teacher_cache",
+        "LabelBankSettings": "teacher_cache",
+        "TeacherCacheSettings": "teacher_cache of train_kd.py",
+        "PixelCacheSettings": "teacher_cache of train_segmentation.py",
         "FeatureSettings": "features",
     }.get(cls.__name__) or next(name for name, found in SCRIPTS.items() if found is cls)
 

@@ -11,6 +11,7 @@ from training.data.batches import LabelledBatch
 from training.distributed.world import World
 from training.teacher.cache import TeacherCache
 from training.teacher.logit_records import record_layout
+from training.teacher.pixel_records import PixelLayout
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "none", "a single process")
 PARTS = {"teacher weights": "ab" * 32, "transform": "cd" * 32, "data": "ef" * 32, "dtype": "fp32"}
@@ -72,6 +73,17 @@ def filled(where: Path, *, batch_size: int = 10, **changes) -> TeacherCache:
         cache.answers(batch_of(numbers), teacher)
     cache.close()
     return cache
+
+
+def fill_pixels(where: Path, **changes) -> tuple[TeacherCache, torch.Tensor]:
+    """A cache of the answers for a grid of places in all images of its first view, and the teacher's logits."""
+    layout = PixelLayout(**{"rows": 3, "columns": 5, "classes": 6, "top_k": 1, "precision": "int4", **changes})
+    logits = 4 * torch.randn(IMAGES, 6, 3, 5, generator=torch.Generator().manual_seed(0))
+    cache = opened(where, layout=layout)
+    cache.begin_epoch([1], np.arange(IMAGES))
+    cache.answers(batch_of(np.arange(IMAGES)), lambda images: logits)
+    cache.close()
+    return cache, logits
 
 
 def kept(where: Path, **changes) -> torch.Tensor:

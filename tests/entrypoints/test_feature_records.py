@@ -48,7 +48,7 @@ def test_the_first_use_equals_every_later_one_bit_for_bit_and_numpy_reads_the_sa
     records = layout.encode(content.numpy())
     first, later = layout.rounded(content), layout.decode(records, torch.device("cpu"))
     assert all(torch.equal(one, other) for one, other in zip(first, later, strict=True))
-    assert first[1].shape == features.shape and np.array_equal(layout.features_of(records), first[1].numpy())
+    assert first[1].shape == features.shape and np.array_equal(layout.tensors(records)["features"], first[1].numpy())
     assert records.shape == (16, layout.size) and layout.size % 4 == 0
 
 

@@ -124,7 +124,7 @@ def test_a_segmenter_learns_the_features_of_its_teachers_encoder_beside_masks_an
     state = prepare(model, settings, 10, alone, beside=beside)
     masks = torch.randint(0, 3, (2, 64, 32), dtype=torch.uint8)
     [losses] = Segmentation(state.trained, teaching, settings, alone, Timeline(alone.device))(
-        MaskedBatch(images, masks)
+        MaskedBatch(images, masks, *torch.zeros(2, 2))
     )
     parts = 0.25 * losses["label_loss"] + 0.75 * losses["teacher_loss"] + 3 * losses["feature_loss"]
     assert losses["loss"].item() == pytest.approx(parts.item(), rel=1e-6)
@@ -132,5 +132,7 @@ def test_a_segmenter_learns_the_features_of_its_teachers_encoder_beside_masks_an
     assert (
         beside is not None and tuple(beside.projection.weight.shape) == (24, 8) and beside.projection.weight.grad.any()
     )
-    [untaught] = Segmentation(state.trained, None, settings, alone, Timeline(alone.device))(MaskedBatch(images, masks))
+    [untaught] = Segmentation(state.trained, None, settings, alone, Timeline(alone.device))(
+        MaskedBatch(images, masks, *torch.zeros(2, 2))
+    )
     assert [*untaught] == ["loss", "cross_entropy", "dice_loss"]

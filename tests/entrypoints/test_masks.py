@@ -178,7 +178,7 @@ def test_training_masks_go_with_their_images_and_held_out_masks_stay_as_they_are
     seen = set()
     for epoch in range(20):
         for number in range(6):
-            image, mask = folder[(epoch, number)]
+            image, mask, *_ = folder[(epoch, number)]
             assert tuple(image.shape) == (3, 32, 48) and tuple(mask.shape) == (32, 48)
             assert image.dtype == mask.dtype == torch.uint8
             inside = mask != 255
@@ -235,7 +235,7 @@ def test_what_is_drawn_depends_on_seed_epoch_and_image_alone(root):
     def folder(seed: int) -> MaskedImages:
         return masked(root, settings(seed=seed), variation=RandomCrop((32, 32), 0.5, 2.0, True))
 
-    image, mask = folder(1)[(1, 4)]
+    image, mask, *_ = folder(1)[(1, 4)]
     random.random(), torch.rand(3)
     again = folder(1)
     again[(1, 2)]
@@ -250,11 +250,12 @@ def test_loaders_give_stacked_training_masks_and_held_out_masks_in_their_sizes(r
     loaders.train_batches.start(1)
     batches = list(loaders.train)
     assert len(batches) == loaders.train_batches.accumulation == 4 // micro
-    for (images, masks), draws in zip(batches, loaders.train_batches, strict=True):
+    for (images, masks, indices, views), draws in zip(batches, loaders.train_batches, strict=True):
         assert tuple(images.shape) == (micro, channels, 32, 40) and tuple(masks.shape) == (micro, 32, 40)
+        assert [*zip(views.tolist(), indices.tolist())] == draws
         for image, mask, draw in zip(images, masks, draws, strict=True):
             assert torch.equal(image, data.training[draw][0]) and torch.equal(mask, data.training[draw][1])
-    assert batches[0]._fields == ("images", "masks")
+    assert batches[0]._fields == ("images", "masks", "indices", "views")
     held_out = list(loaders.validation)
     sizes = [(min(micro, 6 - first), channels, 32, 48) for first in range(0, 6, micro)]
     assert [tuple(images.shape) for images, _ in held_out] == sizes
@@ -294,7 +295,7 @@ def test_a_photograph_and_its_mask_are_cut_alike_by_both_ways_of_preprocessing(t
     )
     assert fast.preprocessor.name == "cpu" and reference.preprocessor.name == "cpu_reference"
     for view in range(10):
-        (pixels, mask), (expected, expected_mask) = fast[(view, 0)], reference[(view, 0)]
+        (pixels, mask), (expected, expected_mask) = fast[(view, 0)][:2], reference[(view, 0)][:2]
         assert torch.equal(mask, expected_mask), "masks are the same to the bit"
         error = (pixels.double() - expected.double()).square().mean()
         assert 10 * torch.log10(255**2 / error) > 43, "PSNR in dB"
@@ -312,7 +313,7 @@ def test_a_broken_image_or_mask_is_left_out_and_named_once(root, tmp_path, capfd
     data = open_data(root, root, chosen, 3, output=tmp_path / "output")
     loaders = open_loaders(data, chosen, ALONE, batch_size_per_device=2)
     loaders.train_batches.start(1)
-    images = torch.cat([images for images, _ in loaders.train])
+    images = torch.cat([batch.images for batch in loaders.train])
     assert len(images) == 6, "the next one comes in its place"
     assert sum(len(images) for images, _ in loaders.validation) == 5, "held out, it does not count"
     listing = (tmp_path / "output/broken_images.txt").read_text().splitlines()

@@ -48,11 +48,24 @@ class Fixed(nn.Module):
         return self.logits
 
 
+class Answers:
+    """A teacher that says the same of all images."""
+
+    def __init__(self, answers: torch.Tensor):
+        self.answers = answers
+
+    def to(self, device: torch.device) -> Answers:
+        return self
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return self.answers
+
+
 def test_pixels_without_a_label_are_taught_by_the_teacher_alone():
     rng = torch.Generator().manual_seed(0)
     logits, answers = (torch.randn(1, 3, 2, 2, generator=rng) for _ in range(2))
     masks = torch.tensor([[[0, 1], [255, 255]]], dtype=torch.uint8)
-    batch = MaskedBatch(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), masks)
+    batch = MaskedBatch(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), masks, *torch.zeros(2, 1))
 
     def gradient(teacher, **values) -> tuple[dict, torch.Tensor]:
         model = Fixed(logits.clone())
@@ -65,7 +78,7 @@ def test_pixels_without_a_label_are_taught_by_the_teacher_alone():
     assert (
         alone[..., 0, :].any() and not alone[..., 1, :].any() and set(losses) == {"loss", "cross_entropy", "dice_loss"}
     )
-    losses, taught = gradient(lambda images: answers, hard_label_weight=0.25, temperature=2, dice_weight=1)
+    losses, taught = gradient(Answers(answers), hard_label_weight=0.25, temperature=2, dice_weight=1)
     assert taught[..., 1, :].any()
     assert losses["label_loss"] == pytest.approx(losses["cross_entropy"] + losses["dice_loss"], rel=1e-6)
     assert losses["loss"] == pytest.approx(0.25 * losses["label_loss"] + 0.75 * losses["teacher_loss"], rel=1e-6)

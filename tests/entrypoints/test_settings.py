@@ -117,6 +117,7 @@ WRONG_SEGMENTATION = {
 
 CASES = [(DistillationSettings, name, value) for name, value in WRONG.items()]
 CASES += [(SegmentationSettings, name, value) for name, value in WRONG_SEGMENTATION.items()]
+CASES += [(SegmentationSettings, "teacher_cache", {"views": 1})]
 CASES += [(ClassifierSettings, "probe_input_images", -1), (ClassifierSettings, "probe_image_size", 4)]
 
 
@@ -201,7 +202,7 @@ def test_every_condition_has_a_case_above():
     }
     assert {name for name, *_ in SegmentationSettings(model="x", classes=4).conditions()} == common | set(
         WRONG_SEGMENTATION
-    )
+    ) | {"teacher_cache"}
 
 
 @pytest.mark.parametrize(
@@ -251,12 +252,12 @@ def test_a_group_of_settings_tells_each_of_its_mistakes_by_its_full_name():
     assert made is None
     assert {name: valid for name, _, valid in problems} == {
         "teacher_cache.views": "at least 1",
-        "teacher_cache.topk": "views, top_k, where, precision, complete, feature_precision",
+        "teacher_cache.topk": "views, where, feature_precision, top_k, precision, complete",
         "teacher_cache.precision": "one of fp32, fp16, int8, int4",
     }
     made, problems = check(DistillationSettings, {"student": "x", "teacher_cache": 5})
     assert made is None and [problem[0] for problem in problems] == ["teacher_cache"]
-    assert "a mapping with views, top_k, where, precision, complete" in problems[0][2]
+    assert "a mapping with views, where, feature_precision, top_k, precision, complete" in problems[0][2]
 
 
 @pytest.mark.parametrize("value", [{"views": 3}, '{"views": "3"}'])

@@ -185,7 +185,8 @@ class MaskedNoise(Dataset):
     def collate(items: list[tuple], images: torch.Tensor | None = None) -> MaskedBatch:
         """A batch, whose images may lie together already."""
         pixels, masks = zip(*items)
-        return MaskedBatch(torch.stack(pixels) if images is None else images, torch.stack(masks))
+        numbers = torch.zeros(len(items), dtype=torch.int64)
+        return MaskedBatch(torch.stack(pixels) if images is None else images, torch.stack(masks), numbers, numbers)
 
 
 @dataclass

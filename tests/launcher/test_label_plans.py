@@ -69,7 +69,7 @@ def test_a_plan_names_all_that_does_not_go_with_a_complete_bank(tmp_path):
 
 @pytest.mark.parametrize("changes", [{"script": "train_classifier.py"}, {"source": "mine"}])
 def test_a_job_without_a_teacher_of_this_kit_is_refused(changes):
-    with pytest.raises(launcher.UserError, match="launcher label takes a config of this kit's own train_kd.py"):
+    with pytest.raises(launcher.UserError, match="of this kit's own train_kd.py or train_segmentation.py"):
         labelling(launcher.from_values({**VALUES, **changes}))
 
 
@@ -82,3 +82,39 @@ def test_a_plan_shows_what_labelling_would_do_and_its_mistakes(tmp_path, capsys)
     assert "plan quickstart-bank-labels-" in said and "--nproc_per_node 1 label_images.py" in said
     assert main(["plan", "configs/quickstart_bank.yaml", "--label", *here, "hyperparameters.teacher_cache=null"]) == 2
     assert "it names the label bank" in "".join(capsys.readouterr())
+
+
+def test_a_segmenters_job_is_labelled_by_a_script_of_its_own():
+    hyperparameters = {
+        "model": "x",
+        "classes": 3,
+        "hard_label_weight": 0.5,
+        "teacher_cache": {"views": 2, "where": "channel:cache"},
+    }
+    values = {**VALUES, "script": "train_segmentation.py", "hyperparameters": hyperparameters}
+    job = labelling(launcher.from_values(values))
+    assert (job.name, job.script, set(job.inputs)) == ("student-labels", "label_pixels.py", {"train"})
+    assert job.hyperparameters == {**hyperparameters, "teacher_cache": {"views": 2}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hard_label_weight": 1.0}, "null where there is no teacher"),
+        ({"teacher_cache": None}, "it names the label bank"),
+        ({"teacher_cache": {"views": 2, "precision": "fp16"}}, "one of int8, int4"),
+        ({"teacher_cache": {"views": 2, "top_k": None}}, "a whole number"),
+        ({"teacher_cache": {"views": 0}}, "at least 1"),
+    ],
+)
+def test_mistakes_of_a_segmenters_bank_are_found_while_planning(tmp_path, changes, said):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/model.pt").touch()
+    inputs = {name: {"folder": str(tmp_path)} for name in ("train", "validation", "teacher")}
+    settings = {"model": "resnet10t", "classes": 3, "hard_label_weight": 0.5, "teacher_cache": {"views": 2}, **changes}
+    job = launcher.from_values(
+        {"name": "x", "script": "train_segmentation.py", "inputs": inputs, "hyperparameters": settings}
+    )
+    assert any(said in str(issue) for issue in launcher.plan(labelling(job)).errors), launcher.plan(
+        labelling(job)
+    ).errors

@@ -26,6 +26,7 @@ from tests.entrypoints.teacher_caches import (
     PARTS,
     CountedTeacher,
     batch_of,
+    fill_pixels,
     filled,
     forget,
     kept,
@@ -214,7 +215,7 @@ def test_every_export_holds_what_training_reads(tmp_path, top_k, precision):
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
 def test_the_documents_ten_lines_of_numpy_read_what_training_reads(tmp_path, monkeypatch, precision):
     expected = kept(complete(tmp_path / "bank", precision=precision), precision=precision).numpy()
-    (text,) = [text for document, text in blocks("python") if document == "docs/label-bank.md"]
+    text, _ = [text for document, text in blocks("python") if document == "docs/label-bank.md"]
     monkeypatch.chdir(tmp_path)
     found: dict = {}
     exec(text, found)
@@ -254,7 +255,7 @@ def test_a_bank_with_features_is_shown_verified_merged_exported_and_read_by_the_
     (tmp_path / "into").rename(tmp_path / "elsewhere")
     bank.rename(tmp_path / "damaged")
     (tmp_path / "elsewhere").rename(bank)
-    (text,) = [text for document, text in blocks("python") if document == "docs/label-bank.md"]
+    text, _ = [text for document, text in blocks("python") if document == "docs/label-bank.md"]
     monkeypatch.chdir(tmp_path)
     found: dict = {}
     exec(text, found)
@@ -265,6 +266,38 @@ def other_features(folder: Path, how: FeatureFormat) -> Bank:
     """An empty bank of features in another precision."""
     opened(folder, features=replace(how, precision="int4" if how.precision == "int8" else "int8"))
     return Bank(folder)
+
+
+@pytest.mark.parametrize(("top_k", "precision"), [(1, "int4"), (2, "int8"), (0, "int4")])
+def test_a_bank_of_pixels_is_shown_verified_merged_exported_and_read_by_the_documents_lines(
+    tmp_path, monkeypatch, capsys, top_k, precision
+):
+    bank = tmp_path / "bank"
+    cache, logits = fill_pixels(bank, top_k=top_k, precision=precision)
+    layout = cache.layout
+    assert main(["labels", "show", str(bank)]) == 0
+    said = capsys.readouterr().out
+    assert f"all 6 logits for 2 × 3 places in {precision}" in said and ("3 × 5 places" in said) == (top_k > 0)
+    for command in (["verify", str(bank)], ["merge", str(bank), "--into", str(tmp_path / "into")]):
+        assert main(["labels", *command]) == 0
+    assert main(["labels", "export", str(bank), str(tmp_path / "npz")]) == 0
+    exported = dict(np.load(tmp_path / "npz/view-0001.npz"))
+    assert {*exported} == {"image", "coarse", *(("logits", "classes", "residual") if top_k else ())}
+    if top_k:
+        largest = logits.topk(top_k, dim=1).indices.permute(0, 2, 3, 1).numpy()
+        assert np.array_equal(exported["classes"], largest) and exported["logits"].shape == largest.shape
+    _, text = [text for document, text in blocks("python") if document == "docs/label-bank.md"]
+    (tmp_path / "pixel_bank").symlink_to(bank)
+    monkeypatch.chdir(tmp_path)
+    found: dict = {}
+    exec(text, found)
+    for name in {*exported} - {"image"}:
+        assert np.array_equal(found[name], exported[name]), name
+    flip(bank / "view-0001.bin", 7 * layout.size + layout.answer_bytes - 1)
+    assert main(["labels", "verify", str(bank)]) == 1
+    opened(tmp_path / "other", layout=replace(layout, rows=4))
+    with pytest.raises(UserError, match=r"differ in pixel grid: \[4, 5\], \[3, 5\]"):
+        merge([Bank(tmp_path / "into"), Bank(tmp_path / "other")], tmp_path / "both")
 
 
 def test_an_export_overwrites_nothing_and_a_cut_off_bank_is_not_exported(tmp_path, capsys):

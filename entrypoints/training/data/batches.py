@@ -70,6 +70,10 @@ class MaskedBatch(NamedTuple):
     """uint8 (batch, channels, height, width)."""
     masks: torch.Tensor
     """uint8 (batch, height, width), class numbers, or `ignore_index`."""
+    indices: torch.Tensor
+    """int64 (batch,), which training images."""
+    views: torch.Tensor
+    """int64 (batch,), which view of each."""
 
 
 STAYING = ("indices", "views", "records")

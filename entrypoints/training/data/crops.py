@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+CROPS_VERSION = 1
+"""Changes whenever the same draw would cut an image differently, so that what caches kept of it no longer counts."""
+
 
 class Cut(NamedTuple):
     """Which part of an image a training step sees, and where on its canvas."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from PIL import Image
 
 from training.data.batches import MaskedBatch, SampleKey
 from training.data.broken import BrokenImages, StandIns
-from training.data.crops import Cut, RandomCrop
+from training.data.crops import CROPS_VERSION, Cut, RandomCrop
 from training.data.dali.pairs import PairsByDali
 from training.data.decode.decoding import BrokenImage
 from training.data.decode.masks import decode_mask
@@ -27,12 +28,21 @@ from training.settings.segmentation import SegmentationSettings
 Made = TypeVar("Made")
 
 
+class MaskedView(NamedTuple):
+    """One item of a MaskedBatch."""
+
+    image: torch.Tensor
+    mask: torch.Tensor
+    image_index: int
+    view: int
+
+
 class MaskedImages:
     """Images of a channel, each with its mask.
 
     Indexed by (view, index); gives a uint8 image (channels, height, width) and its uint8 mask: varied and (height, width)
-    with a variation, else as the file has it. What is drawn for an image depends on the seed, the view and its index alone.
-    In place of a broken image, or one with a broken mask, the next readable one comes where there is a variation, else None.
+    with a variation, as a MaskedView, else as the file has it. What is drawn for an image depends on the seed, the view and its
+    index alone. In place of a broken image, or one with a broken mask, the next readable one comes where there is a variation, else None.
     """
 
     def __init__(
@@ -52,7 +62,7 @@ class MaskedImages:
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, draw: SampleKey) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def __getitem__(self, draw: SampleKey) -> MaskedView | tuple[torch.Tensor, torch.Tensor] | None:
         view, index = draw
         if self.variation is not None:
             return self.readable(view, index, self._varied)
@@ -66,6 +76,29 @@ class MaskedImages:
     def listing(self) -> str:
         """What tells these images and masks, in their order, from others by their names."""
         return self.pairs.listing()
+
+    def digest(self) -> str:
+        """SHA-256 that tells these images from others; a teacher's answers depend on no mask."""
+        return self.pairs.digest()
+
+    def view_description(self) -> dict[str, Any]:
+        """All that the pixels of (view, index) depend on beside the images themselves (`digest`), JSON-ready.
+
+        The versions of the libraries that decode are not in it, though they may round a pixel differently.
+        """
+        assert self.variation is not None, "only training images are varied"
+        return {
+            "version": CROPS_VERSION,
+            "seed": self.settings.seed,
+            "image_size": [*self.settings.image_size],
+            "channels": self.channels,
+            "preprocessing": self.preprocessor.name,
+            **asdict(self.variation),
+        }
+
+    def stand_in(self, index: int) -> int:
+        """The image that comes where this one is asked for: itself, or where it or its mask is broken the next readable one."""
+        return self.readable(1, index, self._varied).image_index
 
     def readable(self, view: int, index: int, make: Callable[[int, int], Made]) -> Made:
         """What is made of the first image from this index on that can be read, as its mask can."""
@@ -98,13 +131,15 @@ class MaskedImages:
             )
         return mask
 
-    def _varied(self, view: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _varied(self, view: int, index: int) -> MaskedView:
         pixels, mask = self._whole(index)
         cut, labels = self.cut(view, index, mask)
         left, top, right, bottom = cut.box
         image = self.preprocessor.scaled(pixels[top:bottom, left:right], cut.size)
         high, wide = labels.shape
-        return torch.from_numpy(cut.on_canvas(image, (high, wide), 0)), torch.from_numpy(labels)
+        return MaskedView(
+            torch.from_numpy(cut.on_canvas(image, (high, wide), 0)), torch.from_numpy(labels), index, view
+        )
 
     def _whole(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """An image and its mask as the files have them, upright: uint8 (height, width[, 3]) and (height, width)."""
@@ -155,7 +190,7 @@ def open_elsewhere(settings: SegmentationSettings, channels: int) -> tuple[Maske
     return open_varied(environment.channel("train"), settings, channels, broken), collate_masked
 
 
-def collate_masked(items: list[tuple[torch.Tensor, torch.Tensor]], images: torch.Tensor | None = None) -> MaskedBatch:
+def collate_masked(items: list[MaskedView], images: torch.Tensor | None = None) -> MaskedBatch:
     """One batch of several varied images and masks; the images may lie together already."""
     return MaskedBatch(*collate_items(items, images))
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Protocol
 
 from training.data.decode.decoding import read_file
 from training.data.orders import FreeOrder
-from training.data.sources.channels import Channel, has_shards, shard_reading
+from training.data.sources.channels import Digested, has_shards, shard_reading
+from training.data.sources.folders import digest_of_sizes
 from training.data.sources.shards import ShardFiles
 from training.settings.scripts import TrainingSettings
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 
 
-class Pairs(Channel, Protocol):
+class Pairs(Digested, Protocol):
     """Images with a mask each."""
 
     def mask_name(self, index: int) -> str:
@@ -56,6 +58,10 @@ class PairFolder:
 
     def mask(self, index: int) -> bytes:
         return read_file(self._files[index][1])
+
+    def digest(self) -> str:
+        """SHA-256 of every image's path below the root and its size in bytes, in order. No file is read."""
+        return digest_of_sizes(self._root, [os.fsencode(image.relative_to(self._root)) for image, _ in self._files])
 
     def listing(self) -> str:
         """SHA-256 of every image's and mask's path below the root, in order."""

@@ -139,6 +139,10 @@ class TrainingViews:
         """What tells these images, in their order, from others by their names."""
         return self.source.listing()
 
+    def digest(self) -> str:
+        """SHA-256 that tells these images, and their classes, from others."""
+        return self.source.digest()
+
     def rng(self, view: int, index: int) -> random.Random:
         """What decides how an image is varied, first, and erased, then."""
         return random.Random(f"{self.seed}/{view}/{index}")

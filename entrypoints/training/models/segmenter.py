@@ -24,12 +24,13 @@ class Segmenter(nn.Module):
     Smaller in one point: each scale passes one 3 × 3 convolution before it is enlarged, not one for each doubling. The
     decoder's normalisation looks at one image at a time, so it does not depend on how many images a process gets.
 
-    Takes normalised images (batch, channels, height, width), gives logits (batch, classes, height, width).
+    Takes normalised images (batch, channels, height, width), gives logits (batch, classes, height, width); or, where it does not
+    enlarge them, on the grid of the finest features that are used (batch, classes, rows, columns).
     """
 
-    def __init__(self, encoder: timm_models.TimmModel, classes: int, channels: int):
+    def __init__(self, encoder: timm_models.TimmModel, classes: int, channels: int, *, enlarges: bool = True):
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.enlarges = encoder, enlarges
         strides, widths = encoder.feature_info.reduction(), encoder.feature_info.channels()
         self.used = [level for level, stride in enumerate(strides) if stride >= FINEST_STRIDE]
         self.channels_last = getattr(encoder, "output_fmt", None) == "NHWC"  # Swin and its kin
@@ -53,18 +54,25 @@ class Segmenter(nn.Module):
         return [features[level].permute(0, 3, 1, 2) if self.channels_last else features[level] for level in self.used]
 
     def decoded(self, levels: list[torch.Tensor], size: torch.Size) -> torch.Tensor:
-        """The logits of images of this height and width from their features."""
+        """The logits of images of this height and width from their features, as large as these where it `enlarges`."""
         finest = levels[0].shape[-2:]
         merged = self.lateral[-1](levels[-1])
         total = _enlarge(self.smooth[-1](merged), finest)
         for level, lateral, smooth in reversed(list(zip(levels[:-1], self.lateral, self.smooth))):
             merged = lateral(level) + F.interpolate(merged, size=level.shape[-2:], mode="nearest")
             total = total + _enlarge(smooth(merged), finest)
-        return _enlarge(self.classifier(total), size)
+        logits: torch.Tensor = self.classifier(total)
+        return _enlarge(logits, size) if self.enlarges else logits
 
 
 def build(
-    name: str, options: Mapping[str, Any], classes: int, *, decoder_channels: int, pretrained: bool = False
+    name: str,
+    options: Mapping[str, Any],
+    classes: int,
+    *,
+    decoder_channels: int,
+    pretrained: bool = False,
+    enlarges: bool = True,
 ) -> timm_models.Normalized:
     """A segmenter for N classes.
 
@@ -74,6 +82,7 @@ def build(
         classes: logits of each pixel.
         decoder_channels: a multiple of 4.
         pretrained: start the encoder from timm's published weights.
+        enlarges: gives logits as large as the images; else on the grid of its finest features.
 
     Raises:
         ValueError: as `models.create`, or all features of the encoder have one scale.
@@ -85,7 +94,8 @@ def build(
             f"all features of {name} are {strides[0]} times smaller than the image: take an encoder that narrows in stages, "
             "such as resnet50, mobilenetv3_large_100 or convnext_tiny"
         )
-    return timm_models.normalize(Segmenter(encoder, classes, decoder_channels), encoder.pretrained_cfg, options)
+    model = Segmenter(encoder, classes, decoder_channels, enlarges=enlarges)
+    return timm_models.normalize(model, encoder.pretrained_cfg, options)
 
 
 def _enlarge(features: torch.Tensor, size: torch.Size) -> torch.Tensor:

@@ -15,42 +15,49 @@ AS_COMPLETE = "with teacher_cache.complete: the label bank is all there is of th
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherCacheSettings:
-    """Where the teacher's answers are kept, and how many."""
+class LabelBankSettings:
+    """Where the teacher's answers are kept, and for how many views."""
 
     views: int = setting(at_least=1)
     """Reproducible variations of each image; epoch e draws view (e - 1) mod `views` + 1, with views_per_decode N of them in N epochs. As
     many as epochs: as if the teacher ran."""
-    top_k: int | None = setting(10, at_least=1)
-    """Largest logits kept of an image, with the log-sum-exp of the rest, which it is then spread over evenly: coarse at a high
-    temperature and with many classes. None: all of them."""
     where: str | None = None
     """A folder. None: teacher_cache among the checkpoints, which SageMaker copies to S3. A relative name of an input, as in
     channel:cache, reads and fills that channel's folder (FSx) or only reads it (S3)."""
-    precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
-    """Of the logits kept. int8 and int4: in 256 or 16 steps from the largest one of an image to the smallest one kept."""
-    complete: bool = False
-    """The bank has every answer, and is all there is of the teacher: none is loaded, and the channel `teacher` is not read. A run that
-    lacks an answer ends before its first step."""
     feature_precision: Literal["fp16", "int8", "int4"] = "int8"
     """Of the teacher's features, kept where `features` are learned. int8 and int4: in 256 or 16 steps between the largest and the smallest
     number of a vector. int4 is for tokens, which take a thousand times what logits do, and moves the loss by percents."""
 
     def __post_init__(self) -> None:
-        require(
-            *limits(self),
-            ("where", self.where is None or self.where not in ("", "channel:"), "a folder, channel:NAME, or null"),
-            (
-                "where",
-                self.where is not None or not self.complete,
-                "a folder or channel:NAME with complete: it names the bank that was given",
-            ),
-        )
+        require(*limits(self), *self.conditions())
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        """Of values that each are valid: the setting, whether it holds, and what is valid."""
+        return [("where", self.where is None or self.where not in ("", "channel:"), "a folder, channel:NAME, or null")]
 
     @property
     def channel(self) -> str | None:
-        """The input that holds the cache, where it is one."""
+        """The input that holds the bank, where it is one."""
         return self.where.removeprefix("channel:") if self.where and self.where.startswith("channel:") else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherCacheSettings(LabelBankSettings):
+    """What is kept of the answer for an image."""
+
+    top_k: int | None = setting(10, at_least=1)
+    """Largest logits kept of an image, with the log-sum-exp of the rest, which it is then spread over evenly: coarse at a high
+    temperature and with many classes. None: all of them."""
+    precision: Literal["fp32", "fp16", "int8", "int4"] = "fp16"
+    """Of the logits kept. int8 and int4: in 256 or 16 steps from the largest one of an image to the smallest one kept."""
+    complete: bool = False
+    """The bank has every answer, and is all there is of the teacher: none is loaded, and the channel `teacher` is not read. A run that
+    lacks an answer ends before its first step."""
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        named = self.where is not None or not self.complete
+        valid = "a folder or channel:NAME with complete: it names the bank that was given"
+        return [*super().conditions(), ("where", named, valid)]
 
 
 @dataclass(frozen=True, kw_only=True)

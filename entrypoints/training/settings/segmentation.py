@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from training.settings import setting
+from training.settings.distillation import LabelBankSettings
 from training.settings.scripts import TeacherSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelCacheSettings(LabelBankSettings):
+    """What is kept of the answers for an image's pixels."""
+
+    top_k: int = setting(1, at_least=0)
+    """Largest logits kept of each place of the teacher's own grid, whose places are 4 pixels wide with most encoders. Those of all classes
+    are kept at half the grid. 0: these alone, a 16th of all logits in fp16."""
+    precision: Literal["int8", "int4"] = "int4"
+    """Of how far a logit lies below a place's largest one: in 256 or 16 steps, which are finest where classes are about as likely."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +62,17 @@ class SegmentationSettings(TeacherSettings):
     min_teacher_miou: float = setting(0.0, at_least=0, at_most=1, on_resume="may change")
     """Refuse to start with a teacher whose mean IoU on the validation images is lower, 0 to 1."""
 
+    teacher_cache: PixelCacheSettings | None = None
+    """Keep the teacher's logits and features, so that later epochs and runs need no teacher. None: it runs on every step."""
+
     @property
     def names(self) -> list[str]:
         """Of the classes, in the order of the logits."""
         return [*self.class_names] if self.class_names else [str(number) for number in range(self.classes)]
 
     def channels(self) -> list[str]:
-        return super().channels() + (["teacher"] if self.has_teacher else [])
+        cache = [self.teacher_cache.channel] if self.teacher_cache and self.teacher_cache.channel else []
+        return super().channels() + (["teacher"] if self.has_teacher else []) + cache
 
     def conditions(self) -> list[tuple[str, bool, str]]:
         names, colours = self.class_names or (), self.class_colours or ()
@@ -74,4 +90,16 @@ class SegmentationSettings(TeacherSettings):
                 f"[red, green, blue], each 0 to 255, for each of the {self.classes} classes, or null",
             ),
             ("min_scale", 0 < self.min_scale <= self.max_scale, "above 0 and at most max_scale"),
+            ("teacher_cache", self.teacher_cache is None or self.has_teacher, "null where there is no teacher"),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelLabellingSettings(SegmentationSettings):
+    """Settings of label_pixels.py: those of the training runs that its answers are for."""
+
+    def conditions(self) -> list[tuple[str, bool, str]]:
+        return super().conditions() + [
+            ("teacher_cache", self.teacher_cache is not None, "views, and what is kept: it names the label bank"),
+            ("probe_seconds", self.probe_seconds == 0, "0: nothing is trained"),
         ]

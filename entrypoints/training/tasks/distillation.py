@@ -16,6 +16,7 @@ import torch
 
 from training.data.batches import LabelledBatch, TaughtBatch, TrainingBatches
 from training.data.loaders import Batches, Collate, Data, Loaders, held_out_loader
+from training.data.masks import MaskedImages
 from training.data.views import HeldOutImages, TrainingViews, open_data, training_folders
 from training.distributed.world import World
 from training.engine import memory
@@ -26,7 +27,7 @@ from training.models.files import SMALL, unpack
 from training.runtime import accelerator
 from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
-from training.settings.distillation import DistillationSettings, TeacherCacheSettings
+from training.settings.distillation import DistillationSettings, LabelBankSettings
 from training.settings.scripts import TeacherSettings
 from training.tasks.features import asked_of, kept_features, logits_and_features, untaught, with_features
 from training.tasks.losses import distillation_loss, label_cross_entropy
@@ -36,6 +37,7 @@ from training.teacher.cache import TeacherCache
 from training.teacher.complete_bank import FILL, CompleteBank
 from training.teacher.frozen import Teacher
 from training.teacher.logit_records import Output, RecordLayout, record_layout
+from training.teacher.pixel_records import Layout
 
 BANK_ARCHIVE = "model.tar.gz"
 """The label bank that a run of label_images.py left, as `inputs: {cache: {run: NAME}}` brings it."""
@@ -276,6 +278,23 @@ def open_cache(
         image = memory.example(data, world.device)
         features = kept_features(settings.features, kept.feature_precision, teacher, image)
     layout = record_layout(len(data.classes), kept.top_k, kept.precision, features)
+    return open_bank(settings, kept, layout, teacher, data, environment, world)
+
+
+def open_bank(
+    settings: TeacherSettings,
+    kept: LabelBankSettings,
+    layout: Layout,
+    teacher: Teacher,
+    data: Data[TrainingViews | MaskedImages, Any],
+    environment: Environment,
+    world: World,
+) -> TeacherCache:
+    """The cache of a teacher's answers of some layout, in its folder. A collective.
+
+    Raises:
+        ValueError: as `open_cache`.
+    """
     where, parts, about = _bank(kept, layout, data, environment, world)
     return TeacherCache.open(
         where,
@@ -317,15 +336,15 @@ def open_complete_bank(
 
 
 def _bank(
-    kept: TeacherCacheSettings,
-    layout: RecordLayout,
-    data: Data[TrainingViews, HeldOutImages],
+    kept: LabelBankSettings,
+    layout: Layout,
+    data: Data[TrainingViews | MaskedImages, Any],
     environment: Environment,
     world: World,
 ) -> tuple[Path, dict[str, str], dict[str, Any]]:
     """Of a label bank its folder, the parts of its identity that the images decide, and what its manifest says of them. A collective."""
     where = _bank_folder(kept, environment, world, kept.views * len(data.training) * layout.size)
-    digest = world.first_alone(data.training.source.digest)
+    digest = world.first_alone(data.training.digest)
     views = data.training.view_description()
     parts = {
         "transform": hashlib.sha256(json.dumps(views, sort_keys=True).encode()).hexdigest(),
@@ -334,7 +353,7 @@ def _bank(
     return where, parts, {"class names": [*data.classes], "transform": views}
 
 
-def _bank_folder(kept: TeacherCacheSettings, environment: Environment, world: World, full: int) -> Path:
+def _bank_folder(kept: LabelBankSettings, environment: Environment, world: World, full: int) -> Path:
     """The folder of the label bank. A collective.
 
     One that a run left comes as an archive, and is unpacked among the checkpoints once.

@@ -13,7 +13,6 @@ import torch
 
 from training.data.batches import LabellingBatches, share_of_batch
 from training.data.loaders import Data, Loaders, open_loaders
-from training.data.views import HeldOutImages, TrainingViews
 from training.engine.loop import Place, on_device, record_steps
 from training.engine.memory import (
     Footprint,
@@ -46,14 +45,14 @@ class Labelled:
     """Over all processes, without the first batches. None: there were no others."""
 
 
-def memory_needed(teacher: Teacher, data: Data[TrainingViews, HeldOutImages], device: torch.device) -> Footprint:
+def memory_needed(teacher: Teacher, data: Data[Any, Any], device: torch.device) -> Footprint:
     """What a process keeps: the teacher, and of an image the most that it holds at once."""
     image = example(data, device)
     an_image = max(working_bytes(member.model, image) for member in teacher.members)
     return Footprint(weights=0, optimizer=0, average=0, activations=an_image, teacher=teacher.memory_bytes)
 
 
-def labelling_loaders(data: Data[TrainingViews, HeldOutImages], needed: Footprint, views: int, run: Run) -> Loaders:
+def labelling_loaders(data: Data[Any, Any], needed: Footprint, views: int, run: Run) -> Loaders:
     """Loaders of every image that a view draws, with as many at once as training would pass through the student, or as memory holds.
 
     Args:

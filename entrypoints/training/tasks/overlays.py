@@ -78,7 +78,7 @@ def rows(state: TrainingState, data: Data[MaskedImages, MaskedImages], settings:
             item = data.held_out[0, index]
             if item is None:  # broken; the evaluation has named it
                 continue
-            image, mask = item
+            image, mask = item[:2]
             with state.precision.autocast():
                 logits = state.evaluated(image[None].to(state.world.device))
             prediction = of_size(logits.float(), mask.shape)[0].argmax(0).byte().cpu()

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from training.data.batches import MaskedBatch, TrainingBatches
+from training.data.loaders import Batches, Data
+from training.data.masks import MaskedImages
 from training.distributed.world import World
+from training.engine.memory import example
 from training.measure.timeline import Timeline
-from training.settings.segmentation import SegmentationSettings
-from training.tasks.features import logits_and_features, untaught, with_features
+from training.runtime.environment import Environment
+from training.settings.segmentation import PixelCacheSettings, SegmentationSettings
+from training.tasks.distillation import open_bank
+from training.tasks.evaluation import evaluate_pixels, of_size
+from training.tasks.features import asked_of, kept_features, logits_and_features, untaught, with_features
 from training.tasks.losses import dice_loss, dice_sums, pixel_cross_entropy, temperature_kl
+from training.teacher import frozen
+from training.teacher.cache import TeacherCache
 from training.teacher.frozen import Teacher
+from training.teacher.logit_records import Output
+from training.teacher.pixel_records import PixelLayout
 
 
 class Segmentation:
@@ -32,17 +43,23 @@ class Segmentation:
         settings: SegmentationSettings,
         world: World,
         timeline: Timeline,
+        cache: TeacherCache | None = None,
     ):
         """
         Args:
             model: as TrainingState.trained has it; it gives features too where `settings.features` are learned.
-            teacher: gives logits for each pixel, on the model's device. None: masks alone.
+            teacher: gives logits for each pixel or on a grid of its own, on the model's device. None: masks alone.
+            cache: keeps the teacher's answers; None: the teacher runs on every step.
         """
-        self.model, self.teacher, self.settings = model, teacher, settings
+        self.model, self.teacher, self.settings, self.cache = model, teacher, settings, cache
         self.world, self.timeline = world, timeline
 
     def begin_epoch(self, epoch: int, batches: TrainingBatches) -> None:
-        """Nothing changes between epochs."""
+        """Find out whether the cache holds all that this epoch draws; then the teacher leaves the device. A collective."""
+        if self.cache is not None:
+            complete = self.cache.begin_epoch(batches.views_of(epoch), batches.indices(epoch))
+            if complete and self.teacher is not None:
+                self.teacher.to(torch.device("cpu"))
 
     def __call__(self, batch: MaskedBatch) -> Iterator[dict[str, torch.Tensor]]:
         """The losses of a micro-batch on the model's device; scalars, in nats but for the Dice loss. A collective."""
@@ -55,10 +72,7 @@ class Segmentation:
         target = taught = None
         if self.teacher is not None:
             with phase("teacher_forward"):
-                if settings.features is None:
-                    target = self.teacher(batch.images)
-                else:
-                    target, taught = self.teacher.with_features(batch.images)
+                target, taught = self._target(batch)
         with phase("student_forward"):
             logits, features = logits_and_features(self.model(batch.images))
         with phase("loss"):
@@ -74,6 +88,97 @@ class Segmentation:
                 losses["teacher_loss"] = temperature_kl(logits, target, settings.temperature)
                 loss = loss + settings.teacher_weight * losses["teacher_loss"]
             return {**losses, **with_features(loss, features, taught, settings)}
+
+    def _target(self, batch: MaskedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The teacher's logits for each pixel, float32 (batch, classes, height, width), and its features where they are learned."""
+        answers = self._ask(batch.images) if self.cache is None else self.cache.answers(batch, self._ask)
+        logits, features = logits_and_features(answers)
+        return enlarged(logits, batch.images), features
+
+    def _ask(self, images: torch.Tensor) -> Output:
+        assert self.teacher is not None
+        return asked_of(self.teacher.to(images.device), self.settings)(images)
+
+
+def enlarged(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """Logits (batch, classes, rows, columns), scaled bilinearly to the height and width of their images, as Segmenter does it."""
+    return logits if logits.shape[2:] == images.shape[2:] else of_size(logits, images.shape[2:])
+
+
+def pixel_layout(
+    settings: SegmentationSettings, kept: PixelCacheSettings, teacher: Teacher, image: torch.Tensor
+) -> PixelLayout:
+    """How a label bank keeps a teacher's answers.
+
+    Args:
+        teacher: its logits are not enlarged.
+        image: uint8 (1, channels, height, width), on the teacher's device.
+
+    Raises:
+        ValueError: several models answer on grids of their own.
+    """
+    grids = {member.name: tuple(member(image).shape[2:]) for member in teacher.eager().members}
+    if len({*grids.values()}) > 1:
+        found = ", ".join(f"{name} {rows} × {columns}" for name, (rows, columns) in grids.items())
+        raise ValueError(
+            f"the teachers' grids differ ({found}), and teacher_cache keeps the mean of logits on one: give one teacher, or several "
+            "with encoders alike, or set teacher_cache to null"
+        )
+    [(rows, columns)] = {*grids.values()}
+    learned = settings.features
+    features = None if learned is None else kept_features(learned, kept.feature_precision, teacher, image)
+    return PixelLayout(rows, columns, settings.classes, min(kept.top_k, settings.classes - 1), kept.precision, features)
+
+
+def load_teacher(
+    settings: SegmentationSettings, environment: Environment, classes: Sequence[str], channels: int
+) -> Teacher:
+    """The teacher in its channel, on the CPU; with teacher_cache its logits stay on its own grid, where they are kept.
+
+    Raises:
+        ValueError: as frozen.load.
+    """
+    return frozen.load(
+        environment.channel("teacher"),
+        classes,
+        channels=channels,
+        image_size=settings.image_size,
+        precision=settings.teacher_number_format,
+        compile=settings.compile_teacher,
+        pixels=True,
+        enlarged=settings.teacher_cache is None,
+        features=settings.features.level if settings.features else None,
+    )
+
+
+def open_cache(
+    settings: SegmentationSettings,
+    teacher: Teacher,
+    data: Data[MaskedImages, MaskedImages],
+    environment: Environment,
+    world: World,
+) -> TeacherCache | None:
+    """The cache that the settings ask for, in its folder. A collective.
+
+    Raises:
+        ValueError: as `open_bank` and `pixel_layout`.
+    """
+    kept = settings.teacher_cache
+    if kept is None:
+        return None
+    layout = pixel_layout(settings, kept, teacher, example(data, world.device))
+    return open_bank(settings, kept, layout, teacher, data, environment, world)
+
+
+def measured(
+    teacher: Teacher, loader: Batches, settings: SegmentationSettings, classes: Sequence[str], world: World
+) -> dict[str, Any]:
+    """What `evaluate_pixels` finds of a teacher, whose logits may be on a grid of its own."""
+
+    def of_pixels(images: torch.Tensor) -> torch.Tensor:
+        return enlarged(teacher(images), images)
+
+    return evaluate_pixels(of_pixels, loader, world, classes=classes, ignore_index=settings.ignore_index)
 
 
 def _of_all_ranks(own: torch.Tensor, world: World) -> torch.Tensor:

@@ -8,12 +8,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from training.teacher.label_bank import FORMAT, IDENTITY, RecordFormat
+from training.teacher.label_bank import FORMAT, IDENTITY
+from training.teacher.record_format import Records
 
 Values = Mapping[str, Any]
 
 
-def identity_of(parts: Mapping[str, str], images: int, records: RecordFormat) -> dict[str, Any]:
+def identity_of(parts: Mapping[str, str], images: int, records: Records) -> dict[str, Any]:
     """The manifest's `logits of`.
 
     Args:
@@ -53,7 +54,7 @@ def _difference(there: Any, here: Any, details_there: Any, details_here: Any) ->
         ]
         if names:
             return "; ".join(f"{name}: there {there_flat.get(name)}, here {here_flat.get(name)}" for name in names)
-    if isinstance(there, list) and isinstance(here, list):
+    if isinstance(there, list) and isinstance(here, list) and not {*map(type, [*there, *here])} <= {int}:
         pairs = enumerate(zip_longest(there, here))
         return next(f"number {index}: there {one}, here {other}" for index, (one, other) in pairs if one != other)
     return f"there {_short(there)}, here {_short(here)}"

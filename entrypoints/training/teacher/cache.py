@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.data.batches import LabelledBatch
+from training.data.batches import LabelledBatch, MaskedBatch
 from training.distributed.world import World
 from training.runtime import accelerator
 from training.teacher.bank_identity import identity_of, require_same
@@ -37,10 +37,13 @@ from training.teacher.label_bank import (
     write_checksums,
     write_manifest,
 )
-from training.teacher.logit_records import Output, RecordLayout
+from training.teacher.logit_records import Output
+from training.teacher.pixel_records import Layout
 
 TRIED = 1000
 """Up to this many missing records, the images are read: those of broken images are not missing."""
+
+Batch = LabelledBatch | MaskedBatch
 
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTSUP, errno.ENOSYS}
 """Errors of file systems that are read-only, or cannot write within a file, such as mounted S3 buckets."""
@@ -58,7 +61,7 @@ class TeacherCache:
         self,
         where: Path,
         identity: Mapping[str, Any],
-        layout: RecordLayout,
+        layout: Layout,
         images: int,
         views: int,
         world: World,
@@ -85,7 +88,7 @@ class TeacherCache:
         *,
         parts: Mapping[str, str],
         images: int,
-        layout: RecordLayout,
+        layout: Layout,
         views: int,
         world: World,
         stand_in: Callable[[int], int] = int,
@@ -158,7 +161,7 @@ class TeacherCache:
         self.complete = self.world.all(not missing)
         return self.complete
 
-    def answers(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], Output]) -> Output:
+    def answers(self, batch: Batch, teacher: Callable[[torch.Tensor], Output]) -> Output:
         """The teacher's answers for a batch, in float32 on the device of its images, rounded as records are.
 
         Computed answers are rounded too, so that a killed run resumes with the same numbers. For the same reason a batch with any
@@ -214,7 +217,7 @@ class TeacherCache:
         lacks: np.ndarray = (self.world.total(counts) > 0).cpu().numpy()
         return lacks
 
-    def fill(self, batch: LabelledBatch, teacher: Callable[[torch.Tensor], Output]) -> None:
+    def fill(self, batch: Batch, teacher: Callable[[torch.Tensor], Output]) -> None:
         """Keep the teacher's answers for a batch, whatever there was. A collective, as `answers` where `complete` is false.
 
         Raises:
@@ -285,12 +288,12 @@ class TeacherCache:
                 "smaller teacher_cache.top_k or fewer views, another teacher_cache.where, or a larger compute.volume_gb"
             )
 
-    def _draws(self, batch: LabelledBatch) -> np.ndarray:
+    def _draws(self, batch: Batch) -> np.ndarray:
         """One number for each image of a batch, in its view: int64 (batch,)."""
         draws: np.ndarray = batch.views.numpy() * self.images + batch.indices.numpy()
         return draws
 
-    def _read(self, batch: LabelledBatch) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """The records of a batch, uint8 (batch, record size), and which of them hold: bool (batch,)."""
         indices, views = batch.indices.numpy(), batch.views.numpy()
         records, held = np.empty((len(indices), self.layout.size), np.uint8), np.empty(len(indices), np.bool_)

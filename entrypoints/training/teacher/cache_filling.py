@@ -11,7 +11,7 @@ import torch
 
 from training.distributed.world import World
 from training.runtime import accelerator
-from training.teacher.logit_records import RecordLayout
+from training.teacher.pixel_records import Layout
 
 BEHIND = 2
 """Batches under way to the disk; with more, training waits for the oldest."""
@@ -30,7 +30,7 @@ class Filling:
         world: the ranks that exchange them.
     """
 
-    def __init__(self, layout: RecordLayout, world: World):
+    def __init__(self, layout: Layout, world: World):
         self._layout, self._world = layout, world
         self._thread = ThreadPoolExecutor(1, "teacher cache")
         self._under_way: deque[Future[None]] = deque()
@@ -41,7 +41,7 @@ class Filling:
         """Have a batch's new answers written later.
 
         Args:
-            packed: as RecordLayout.pack returns them, on the device.
+            packed: as the layout's `pack` returns them, on the device.
             draws: a number for each view of an image, int64 (batch,).
             new: those to write, bool (batch,).
             write: None: another process of this host writes.

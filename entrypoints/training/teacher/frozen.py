@@ -119,7 +119,7 @@ class Teacher:
         self.name = " + ".join(member.name for member in members)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, height, width]), without a gradient."""
+        """Images uint8 (batch, channels, height, width) -> logits float32 (batch, classes[, rows, columns]), without a gradient."""
         first, *others = (member(images) for member in self.members)
         return torch.stack([first, *others]).mean(0) if others else first
 
@@ -172,6 +172,7 @@ def load(
     precision: Precision = "fp32",
     compile: bool = False,
     pixels: bool = False,
+    enlarged: bool = True,
     features: Level | None = None,
 ) -> Teacher:
     """The teacher in a channel, or with published weights; on the CPU.
@@ -189,6 +190,7 @@ def load(
         precision: of the weights and the arithmetic.
         compile: pass the models through torch.compile at the first batch; one that fails runs eagerly, with a warning.
         pixels: the teacher gives every pixel a class, as train_segmentation.py's models do.
+        enlarged: with `pixels`, the logits are as large as the images; else they stay on the models' own grid.
         features: those that it is asked for beside its logits. None: none.
 
     Raises:
@@ -203,7 +205,7 @@ def load(
         for source in sources:
             try:
                 if pixels:
-                    found = _read_segmenter(source, classes, channels, image_size)
+                    found = _read_segmenter(source, classes, channels, image_size, enlarged)
                 else:
                     found = _read(source, options or {}, classes, channels, image_size)
                 members.append(FrozenModel(*found, precision=precision, compile=compile, features=features))
@@ -294,7 +296,9 @@ def _read(
     return model, name, options
 
 
-def _read_segmenter(source: _Source, classes: Sequence[str], channels: int, image_size: int | Sequence[int]) -> _Found:
+def _read_segmenter(
+    source: _Source, classes: Sequence[str], channels: int, image_size: int | Sequence[int], enlarged: bool
+) -> _Found:
     """One of the teacher's models that give every pixel a class.
 
     Its features and its decoder are made for the size it learned at, and images scaled to that size would not match the student's
@@ -320,7 +324,9 @@ def _read_segmenter(source: _Source, classes: Sequence[str], channels: int, imag
             f"the teacher learned from images scaled to [{height}, {width}], the student's are scaled to {wanted}: give both "
             "the same image_size"
         )
-    model = segmenter.build(name, options, len(classes), decoder_channels=description.decoder["channels"])
+    model = segmenter.build(
+        name, options, len(classes), decoder_channels=description.decoder["channels"], enlarges=enlarged
+    )
     _set_weights(model, file, f"{name} with {dict(options)}, {description.decoder} and {len(classes)} classes")
     return timm_models.Normalized(model.model, description.mean, description.std), name, options
 

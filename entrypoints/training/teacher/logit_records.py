@@ -10,7 +10,7 @@ import torch
 from training.runtime import accelerator
 from training.teacher.feature_format import FeatureFormat
 from training.teacher.feature_records import LEAST_SCALE, pack_features, unpack_features
-from training.teacher.label_bank import Precision, RecordFormat
+from training.teacher.record_format import Precision, RecordFormat
 
 Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """Of a teacher: its logits; with features, both."""
@@ -29,7 +29,7 @@ class RecordLayout(RecordFormat):
         return torch.cat([self._pack_logits(logits).view(torch.uint8), pack_features(self.features, features)], dim=1)
 
     def _pack_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Numbers, float32 (batch, number_bytes / 4). With `top_k` the largest logits, their classes (float32 holds numbers below 2**24)
+        """Numbers, float32 (batch, answer_bytes / 4). With `top_k` the largest logits, their classes (float32 holds numbers below 2**24)
         and the residual; else all logits."""
         assert logits.shape[1] == self.classes
         kept, parts = logits.detach().float(), []
@@ -49,10 +49,10 @@ class RecordLayout(RecordFormat):
 
     def rounded(self, content: torch.Tensor) -> Output:
         """What `decode` will return for what `pack` returned, on the same device."""
-        logits = self._rounded_logits(content[:, : self.number_bytes].contiguous().view(torch.float32))
+        logits = self._rounded_logits(content[:, : self.answer_bytes].contiguous().view(torch.float32))
         if self.features is None:
             return logits
-        return logits, unpack_features(self.features, content[:, self.number_bytes :])
+        return logits, unpack_features(self.features, content[:, self.answer_bytes :])
 
     def _rounded_logits(self, packed: torch.Tensor) -> torch.Tensor:
         count = self.kept
@@ -70,7 +70,7 @@ class RecordLayout(RecordFormat):
         """Records, uint8 (batch, size) -> logits float32 (batch, classes) on a device, and with `features` these, float32 (batch, …)."""
         if self.features is None:
             return self._decode_logits(records, device)
-        content = _to_device(np.ascontiguousarray(records[:, self.feature_bytes]), device)
+        content = to_device(np.ascontiguousarray(records[:, self.feature_bytes]), device)
         return self._decode_logits(records, device), unpack_features(self.features, content)
 
     def _decode_logits(self, records: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -80,15 +80,15 @@ class RecordLayout(RecordFormat):
         75 % for the largest at T = 1, 8 % too little at T = 4 with 10 of 1,000 classes, 1 % with 500.
         """
         if self.top_k is None and self.steps is None:
-            return _to_device(np.ascontiguousarray(self.fields_of(records)["logits"]), device).float()
+            return to_device(np.ascontiguousarray(self.fields_of(records)["logits"]), device).float()
         found, count = self.logits_of(records), self.kept
         if found.classes is None or found.residual is None:
-            return _to_device(found.logits, device)
+            return to_device(found.logits, device)
         packed = np.empty((len(records), 2 * count + 1), np.float32)  # one copy to the device
         packed[:, :count] = found.logits
         packed[:, count:-1] = found.classes
         packed[:, -1] = found.residual - np.float32(self._log_of_others)
-        moved = _to_device(packed, device)
+        moved = to_device(packed, device)
         return self._spread(moved[:, :count], moved[:, count:-1], moved[:, -1:])
 
     @property
@@ -113,7 +113,7 @@ def _in_fp16(values: torch.Tensor) -> torch.Tensor:
     return values.to(torch.float16).float()
 
 
-def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+def to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
     """A copy on a device; the host does not wait for a GPU's."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if accelerator.is_gpu(device) else tensor.to(device)

@@ -41,6 +41,7 @@ class DrawnPair(NamedTuple):
     """One image of a batch, and its mask."""
 
     image_index: int
+    view: int
     prepared: Prepared
     mask: np.ndarray
     """uint8 (height, width), as the batch has it."""
@@ -75,8 +76,11 @@ class PairsByDali:
         cut, mask = images.cut(view, index, images.mask(index, (height, width)))
         begin = cut.begin(self.operations.size)
         prepared = graph.prepare_part(encoded, cut.box, cut.size, begin, mirrored=cut.mirrored)
-        return DrawnPair(index, prepared, mask)
+        return DrawnPair(index, view, prepared, mask)
 
     def finish(self, batch: ReadBatch[DrawnPair, DrawnPair], pixels: torch.Tensor) -> MaskedBatch:
         masks = torch.from_numpy(np.stack([one.mask for one in batch.drawn]))
-        return MaskedBatch(pixels, accelerator.pinned(masks, pixels.device))
+        indices, views = (
+            torch.tensor(numbers) for numbers in zip(*((one.image_index, one.view) for one in batch.drawn))
+        )
+        return MaskedBatch(pixels, accelerator.pinned(masks, pixels.device), indices, views)

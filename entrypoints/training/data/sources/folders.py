@@ -22,6 +22,24 @@ FILES_A_TURN = 10_000
 """Files whose sizes are asked at once, so that a million files need no million futures."""
 
 
+def digest_of_sizes(root: Path, files: Sequence[bytes] | np.ndarray) -> str:
+    """SHA-256 of files' paths below a root and their sizes in bytes, in order.
+
+    No file is read. Threads ask for the sizes, since each answer may cross a network.
+    """
+    found, folder = hashlib.sha256(), os.fsencode(root)
+
+    def size(file: bytes) -> int:
+        return os.stat(os.path.join(folder, file)).st_size
+
+    with ThreadPoolExecutor(STATS_AT_ONCE) as pool:
+        for first in range(0, len(files), FILES_A_TURN):
+            part = files[first : first + FILES_A_TURN]
+            for file, count in zip(part, pool.map(size, part)):
+                found.update(b"%b\0%d\0" % (file, count))
+    return found.hexdigest()
+
+
 class ImageFolder:
     """Image files below a folder, numbered in the order in which they are given.
 
@@ -53,21 +71,8 @@ class ImageFolder:
         return read_file(self.name(index))
 
     def digest(self) -> str:
-        """SHA-256 of every image's path below the root, which begins with its class where it has one, and its size in bytes, in order.
-
-        No file is read. Threads ask for the sizes, since each answer may cross a network.
-        """
-        found, root = hashlib.sha256(), os.fsencode(self.root)
-
-        def size(file: bytes) -> int:
-            return os.stat(os.path.join(root, file)).st_size
-
-        with ThreadPoolExecutor(STATS_AT_ONCE) as pool:
-            for first in range(0, len(self._files), FILES_A_TURN):
-                files = self._files[first : first + FILES_A_TURN]
-                for file, count in zip(files, pool.map(size, files)):
-                    found.update(b"%b\0%d\0" % (file, count))
-        return found.hexdigest()
+        """SHA-256 of every image's path below the root, which begins with its class where it has one, and its size in bytes, in order."""
+        return digest_of_sizes(self.root, self._files)
 
     def listing(self) -> str:
         """SHA-256 of every image's path below the root, in order."""

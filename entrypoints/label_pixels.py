@@ -1,0 +1,48 @@
+"""Fill a label bank: a frozen teacher's answers for the pixels of every view that train_segmentation.py would draw, without a student.
+
+    In a job:         launcher label CONFIG, a config of train_segmentation.py with teacher_cache
+    In a shell:       SM_CHANNEL_TRAIN=data/shapes/train SM_CHANNEL_VALIDATION=data/shapes/validation SM_CHANNEL_TEACHER=output/model \\
+                      python entrypoints/label_pixels.py --model resnet10t --classes 4 --image_size "[64, 64]" --hard_label_weight 0.5 \\
+                      --teacher_cache '{"views": 8}'
+    On many devices:  the same behind `torchrun --nproc_per_node 8`
+
+Killed at any moment and started again, it computes what is missing. A training run with the same settings finds all its answers there.
+"""
+
+from training.data.masks import open_data
+from training.engine.run import started
+from training.servers.serving import serve, serves
+from training.settings import read_settings
+from training.settings.segmentation import PixelLabellingSettings
+from training.tasks.features import asked_of
+from training.tasks.labelling import deliver_bank, label, labelling_loaders, memory_needed
+from training.tasks.segmentation import load_teacher, measured, open_cache
+from training.teacher import acceptance
+
+
+def main(settings: PixelLabellingSettings) -> None:
+    if serves(settings):
+        return serve(settings)
+    with started(settings) as (settings, run):
+        environment, world, say = run.environment, run.world, run.report.say
+        channels = settings.model_options.get("in_chans", 3)
+        data = open_data(
+            environment.channel("train"),
+            environment.channel("validation"),
+            settings,
+            channels,
+            output=environment.output_data_dir,
+        )
+        run.report.say_all(data.notes)
+        teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
+        bank = open_cache(settings, teacher, data, environment, world)
+        assert bank is not None, "as the settings say"
+        loaders = labelling_loaders(data, memory_needed(teacher, data, world.device), bank.views, run)
+        found = measured(teacher, loaders.validation, settings, data.classes, world)
+        taught = acceptance.accept(teacher, found, settings.min_teacher_miou, settings.teacher_number_format, say)
+        say(bank.say())
+        deliver_bank(bank, label(asked_of(teacher, settings), bank, loaders, run), data, run, taught)
+
+
+if __name__ == "__main__":
+    main(read_settings(PixelLabellingSettings))
