@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 import launcher
 from launcher.commands import options as arguments
@@ -25,6 +26,10 @@ def add(to: arguments.Add) -> None:
     made.add_argument(
         "--seed", type=int, default=0, metavar="S", help="seed of the times and hosts of the kills (default: 0)"
     )
+    arguments.json(
+        made,
+        "{undisturbed, runs, exact, steps, weights, furthest, difference, kills: [{how, at_step, resumed_from, seconds}]}",
+    )
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -37,7 +42,7 @@ def carry_out(options: argparse.Namespace) -> int:
         hosts_after=options.hosts_after,
         servers=options.servers,
         seed=options.seed,
-        say=arguments.say,
+        say=arguments.saying(options),
     )
-    print(found)
+    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
     return RUN_FAILED if found.difference else DONE

@@ -9,7 +9,11 @@ import sys
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
+from launcher.commands.show import next_commands
+from launcher.record import records
 from launcher.record.toolkit_lines import ToolkitLines
+from launcher.runner.run import Run
+from launcher.show.text import duration
 
 
 def add(to: arguments.Add) -> None:
@@ -24,11 +28,12 @@ def carry_out(options: argparse.Namespace) -> int:
     chosen = launcher.attach(options.run)
     several, in_terminal = len(chosen.hosts) > 1, sys.stdout.isatty()
     toolkit = {host: ToolkitLines() for host in chosen.hosts}
-    out = sys.stdout.buffer
+    out, lines = sys.stdout.buffer, 0
     for host, raw in chosen.raw_logs(follow=options.follow):
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         if toolkit[host].has(line) and not options.all:
             continue
+        lines += 1
         if options.json:
             print(json.dumps({"host": host, "line": line}), flush=options.follow)
             continue
@@ -38,4 +43,15 @@ def carry_out(options: argparse.Namespace) -> int:
         out.write(f"{host} | ".encode() + raw.rstrip(b"\n") + b"\n" if several else raw)  # byte for byte
         if options.follow:
             out.flush()
+    sys.stdout.flush()
+    if in_terminal or not lines:
+        arguments.note(_how_it_stands(chosen, lines))
     return DONE
+
+
+def _how_it_stands(run: Run, lines: int) -> str:
+    """The run's state behind its lines, and the next command."""
+    seconds = run.outcome().get("seconds")
+    took = f" after {duration(seconds)}" if run.state in records.OVER and seconds is not None else ""
+    others = [command for command in next_commands(run) if command != f"launcher logs {run.name}"]
+    return f"{'' if lines else 'no lines; '}{run.name}: {run.state}{took}; next: {[*others, f'launcher show {run.name}'][0]}"

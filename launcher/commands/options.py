@@ -124,6 +124,11 @@ def overrides_of(options: argparse.Namespace) -> list[str]:
     return [*options.overrides, *given]
 
 
+def saying(options: argparse.Namespace) -> Callable[[str], None]:
+    """How a command with --json tells of its progress: beside the output for machines, or else as part of it."""
+    return note if options.json else say
+
+
 def say(text: str) -> None:
     """Print a line at once."""
     print(text, flush=True)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from datetime import datetime, timezone
 from typing import Any
 
 import launcher
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
 from launcher.config.issues import Issue, UserError, mistake
-from launcher.record import records
+from launcher.record import records, removal
 from launcher.record.progress import quality
 from launcher.runner.run import Run
 from launcher.show.table import Table
-from launcher.show.text import counted, dollars, indent, number
+from launcher.show.text import counted, dollars, duration, file_size, indent
+
+HEAD = ["run", "state", "started", "took", "on", "hosts", "accuracy", "on disk", "cost"]
 
 LATEST = 50
 """Runs that are listed unless more are asked for."""
@@ -39,6 +42,7 @@ def carry_out(options: argparse.Namespace) -> int:
         print_runs(shown)
         if len(shown) < len(found):
             print(f"the latest {len(shown)} of {len(found)} runs; --last N or --all lists more")
+        print(f"next: launcher show {shown[-1].name}")
     else:
         print(f"no runs in {records.store()}; start one: launcher run quickstart_teacher")
     return DONE
@@ -53,9 +57,9 @@ def print_runs(runs: list[Run]) -> None:
             rows.append(_row(run))
             unchecked += [f"{run.name}: {line.strip()}" for line in as_last_heard(run)]
         except UserError as error:
-            rows.append([run.name, "damaged", *["-"] * 5])
+            rows.append([run.name, "damaged", *["-"] * 5, file_size(removal.size(run.folder)), "-"])
             damaged += error.issues
-    print(Table(["run", "state", "on", "hosts", "seconds", "accuracy", "cost"], rows))
+    print(Table(HEAD, rows).without_empty("cost", "accuracy"))
     print("\n".join(unchecked), end="\n" if unchecked else "")
     if damaged:
         print(f"{counted(len(damaged), 'damaged record')}:")
@@ -67,12 +71,24 @@ def _row(run: Run) -> list[str]:
     return [
         run.name,
         outcome.get("state") or run.state,
+        _age(run),
+        "-" if outcome.get("seconds") is None else duration(outcome["seconds"]),
         plan["backend"],
         str(len(plan["hosts"])),
-        number(outcome.get("seconds"), ".1f"),
         quality(run.result()),
+        file_size(removal.size(run.folder)),
         _cost(run, outcome),
     ]
+
+
+def _age(run: Run) -> str:
+    """How long ago a run was planned; - where that cannot be read, or is still to come."""
+    try:
+        planned = datetime.strptime(run.folder.time, "%Y%m%d-%H%M%S").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return "-"
+    seconds = (datetime.now(timezone.utc) - planned).total_seconds()
+    return f"{duration(seconds)} ago" if seconds >= 0 else "-"
 
 
 def _described(run: Run) -> dict[str, Any]:

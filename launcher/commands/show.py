@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import shlex
 import time
 from pathlib import Path
@@ -17,7 +15,7 @@ from launcher.commands.exit_codes import DONE
 from launcher.commands.foreground import print_failure
 from launcher.commands.runs import as_last_heard
 from launcher.config import students
-from launcher.record import records
+from launcher.record import records, removal
 from launcher.record.log_lines import last_lines
 from launcher.record.progress import RunProgress, percent
 from launcher.runner.run import Run
@@ -83,7 +81,7 @@ def print_run(run: Run) -> None:
             f"  left out    {path} of {run.folder.git_patch.name}: {why}"
             for path, why in git.get("left_out", {}).items()
         ),
-        f"  folder      {run.folder.path}, {file_size(_bytes_below(run.folder.path))}",
+        f"  folder      {run.folder.path}, {file_size(removal.size(run.folder))}",
     ]
     lines += [f"  channel     {name}: {place}" for name, place in plan.get("channels", {}).items()]
     lines += [
@@ -97,7 +95,7 @@ def print_run(run: Run) -> None:
     lines += [f"  result      {name.replace('_', ' ')}: {shown(name, value)}" for name, value in told.items()]
     lines += [indent(str(_students(each)))] if each else []
     lines += [f"  file        {name}: {_near(path)}" for name, path in run.artifacts().items()]
-    lines += [f"  next        {command}" for command in _next(run, plan)]
+    lines += [f"  next        {command}" for command in next_commands(run)]
     print("\n".join(lines))
     print_failure(outcome)
 
@@ -127,25 +125,15 @@ def _about_the_time(outcome: dict[str, Any]) -> list[str]:
     return [f"  took        {duration(seconds)}{of_all}"]
 
 
-def _bytes_below(folder: Path) -> int:
-    """What a run's files take, as they are read; several names of one file count once."""
-    sizes = {}
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):  # removed meanwhile
-                status = os.lstat(os.path.join(place, name))
-                sizes[status.st_dev, status.st_ino] = status.st_size
-    return sum(sizes.values())
-
-
 def _near(path: Path) -> str:
     """A path, relative to the current folder where it lies below it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def _next(run: Run, plan: dict[str, Any]) -> list[str]:
+def next_commands(run: Run) -> list[str]:
     """The commands that help most with a run in its state."""
+    plan = run.folder.read(run.folder.plan)
     if run.state not in records.OVER:
         return [f"launcher logs {run.name} --follow", f"launcher stop {run.name}"]
     if run.state == "Completed":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,7 @@ def add(to: arguments.Add) -> None:
 def _trials(made: argparse.ArgumentParser) -> None:
     made.add_argument("--repeats", metavar="N", help="short for study.repeats=N: how often each trial is run")
     arguments.trials(made)
+    arguments.json(made, "{kind, backend, table, verdict, trials, notes, failed}; `trials` as the table's rows")
 
 
 def preprocessing(options: argparse.Namespace) -> int:
@@ -90,9 +92,11 @@ def _study(
         smoke=options.smoke,
         table=options.table,
         max_cost=options.max_cost,
-        say=arguments.say,
+        say=arguments.saying(options),
     )
-    print(f"\n{found}\n\ntable   {found.file}")
-    if found.tables():
-        print(f"charts  {found.plot(found.file.with_suffix('.svg'))}")
+    charts = found.plot(found.file.with_suffix(".svg")) if found.tables() else None
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print(f"\n{found}\n\ntable   {found.file}" + (f"\ncharts  {charts}" if charts else ""))
     return RUN_FAILED if found.failed else DONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 import launcher
@@ -33,6 +34,10 @@ def add(to: arguments.Add) -> None:
     made.add_argument(
         "--html", metavar="FILE", help="also write a page with each change, its evidence and both diagnoses"
     )
+    arguments.json(
+        made,
+        "{name, table, changes, overrides, speedup, ended, limit, steps: [{change, gain, kept, verdict, why}], trials}",
+    )
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -53,12 +58,15 @@ def carry_out(options: argparse.Namespace) -> int:
         allow=[name for name in options.allow.split(",") if name],
         max_cost=options.max_cost,
         table=options.table,
-        say=arguments.say,
+        say=arguments.saying(options),
         **budget,
     )
-    print(f"\n{found}\n\ntable   {found.file}")
+    tell = arguments.saying(options)
+    tell(f"\n{found}\n\ntable   {found.file}")
     if options.write is not None:
-        print(f"config  {found.write(options.write)}")
+        tell(f"config  {found.write(options.write)}")
     if options.html is not None:
         print(f"page    {found.save_html(options.html)}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
     return RUN_FAILED if found.failed else DONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable
@@ -33,8 +34,14 @@ def in_use(runs: Iterable[RunFolder]) -> dict[str, str]:
 
 
 def size(run: RunFolder) -> int:
-    """Bytes of a run's files. What its links lead to is not counted, nor removed."""
-    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(run.path) for name in names)
+    """Bytes of a run's files; several names of one file count once. What its links lead to is not counted, nor removed."""
+    sizes = {}
+    for folder, _, names in os.walk(run.path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                status = os.lstat(os.path.join(folder, name))
+                sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def remove(run: RunFolder) -> None:

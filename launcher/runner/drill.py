@@ -7,12 +7,13 @@ the sums over processes are taken in another order, so that values differ by rou
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,19 @@ class Drill:
             for number, kill in enumerate(self.kills, 1)
         ]
         return "\n".join([*([str(Table(head, rows))] if rows else []), self.verdict()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines; runs by their names."""
+        return {
+            "undisturbed": self.undisturbed.name,
+            "runs": [run.name for run in self.runs],
+            "exact": self.exact,
+            "steps": self.steps,
+            "weights": self.weights,
+            "furthest": self.furthest if math.isfinite(self.furthest) else None,
+            "difference": self.difference or None,
+            "kills": [asdict(kill) for kill in self.kills],
+        }
 
     def verdict(self) -> str:
         """One line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 
@@ -39,6 +39,16 @@ class Table:
         return "\n".join(
             [*above, line(self.head), "  ".join("-" * width for width in widths), *map(line, self.rows), *self.notes]
         )
+
+    def without_empty(self, *names: str) -> Table:
+        """The same without those of the named columns in which every cell is -."""
+        left = [
+            place
+            for place, name in enumerate(self.head)
+            if name not in names or any(row[place] != "-" for row in self.rows)
+        ]
+        rows = [[row[place] for place in left] for row in self.rows]
+        return replace(self, head=[self.head[place] for place in left], rows=rows)
 
     def html(self) -> str:
         """A heading where there is a title, a table element, and a paragraph a note. Cells of a column that is no number have the

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from launcher.config.job import Job, StudySection
 from launcher.record import records
 from launcher.show.table import Table
-from launcher.study.trial_table import Row
+from launcher.study.trial_table import Row, typed
 
 NOT_MEASURED = "not measured"
 """In the place of a number."""
@@ -52,6 +52,18 @@ class Study(ABC):
     def verdict(self) -> str:
         """The answer in a few lines."""
         return "\n".join(self.sentences())
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: the answer, and every trial."""
+        return {
+            "kind": self.kind,
+            "backend": self.on,
+            "table": str(self.file),
+            "verdict": self.sentences() if self.tables() else [],
+            "trials": [typed(row) for row in self.table],
+            "notes": self.notes,
+            "failed": self.failed,
+        }
 
     def plot(self, file: str | Path) -> Path:
         """Write the charts as SVG."""

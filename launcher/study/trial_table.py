@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,5 +111,20 @@ def held(file: Path) -> Iterator[None]:
         yield
 
 
+def typed(row: Row) -> dict[str, Any]:
+    """A row with its numbers as numbers, None for what was not measured, and the columns that describe the run as they are."""
+    described = ("run", "finished", "commit", *CONDITIONS)
+    return {name: text if name in described else _value(text) for name, text in row.items()}
+
+
 def _text(value: Any) -> str:
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
+
+
+def _value(text: str) -> str | float | int | None:
+    """What `_text` was made of."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            number: float | int = kind(text)
+            return number if math.isfinite(number) else None
+    return text or None

@@ -144,6 +144,29 @@ class Tuning:
         records.write_atomically(Path(file), new)
         return Path(file)
 
+    def to_dict(self) -> dict[str, Any]:
+        """For machines; trials by the names of their runs."""
+        return {
+            "name": self.subject.name,
+            "table": str(self.file),
+            "changes": self.changes,
+            "overrides": self.overrides,
+            "speedup": None if self.failed else self.speedup,
+            "ended": self.search.ended,
+            "limit": self.limit or None,
+            "steps": [
+                {
+                    "change": str(step.proposal),
+                    "gain": step.gain,
+                    "kept": step.kept,
+                    "verdict": step.verdict,
+                    "why": step.why,
+                }
+                for step in self.steps
+            ],
+            "trials": [trial.run.name for trial in self.trials()],
+        }
+
     def table(self) -> Table:
         """A row for each change."""
         rows = [

@@ -1,7 +1,7 @@
 """What does a real vision transformer teach a light one, by its logits, by its features, by both? `make bench-kd-vit`.
 
-The teacher is DINOv2 ViT-S/14 with a head for 16 kinds of pictures, made of published weights as configs/vit_teacher.yaml does it. The
-796 pictures are split in five: each fifth is held out by one seed, whose teacher and students learn from the others. So every picture
+The teacher is DINOv2 ViT-S/14 with a head for 15 kinds of pictures, made of published weights as configs/vit_teacher.yaml does it. The
+793 pictures are split in five, and a kind with fewer is left out: each fifth is held out by one seed, whose teacher and students learn from the others. So every picture
 is judged once, and a seed's four students differ in what they learn from alone: the same images, initial weights, order and steps.
 
 The settings were fixed before the first run: temperature and weight of the labels are those of configs/vit_student.yaml, the weight of
@@ -49,7 +49,8 @@ def split(fold: int) -> dict[str, dict[str, str]]:
     """The inputs of a seed: every fifth picture of each class held out, by name."""
     root = FOLDS / str(fold)
     for folder in sorted({file.parent.name for file in PREPARED.glob("*/*/*")}):
-        for number, file in enumerate(sorted(PREPARED.glob(f"*/{folder}/*"), key=lambda file: file.name)):
+        pictures = sorted(PREPARED.glob(f"*/{folder}/*"), key=lambda file: file.name)
+        for number, file in enumerate(pictures if len(pictures) >= len(SEEDS) else []):
             target = root / ("validation" if number % len(SEEDS) == fold else "train") / folder / file.name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)

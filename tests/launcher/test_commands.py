@@ -53,7 +53,12 @@ def test_a_run_is_started_shown_listed_and_compared(config):
     name = re.search(r"^run (\S+) on process: ", done.stdout).group(1)
     assert "epoch 1/1 step 3/3 validation_accuracy 0.9712" in done.stdout and "hello" not in done.stdout
     assert f"{name}: Completed after" in done.stdout
-    assert name in typed("runs").stdout
+    head, _, listed, following = typed("runs").stdout.splitlines()
+    assert re.split(" {2,}", head) == ["run", "state", "started", "took", "on", "hosts", "on disk"], (
+        "nothing has an accuracy or a cost"
+    )
+    assert re.fullmatch(rf"{name} +Completed +[\d.]+ s ago +[\d.]+ s +process +1 +[\d.]+ [kM]B", listed), listed
+    assert following == f"next: launcher show {name}"
     assert json.loads(typed("runs", "--json").stdout)[0]["state"] == "Completed"
     shown = typed("show", "test").stdout
     assert f"run {name}" in shown and "commit" in shown and "log algo-1" in shown

@@ -72,15 +72,18 @@ def test_a_script_that_resumes_almost_exactly_is_found_out_at_its_first_wrong_st
     file = tmp_path / "config.yaml"
     job = script_job(COUNTS.replace("        print(f", "        weight *= 1 + 1e-12\n        print(f", 1))
     file.write_text(json.dumps(job.model_dump(exclude_none=True)))
-    command = [sys.executable, "-m", "launcher", "drill", str(file), "--kills", "1", "--seed", "0"]
+    command = [sys.executable, "-m", "launcher", "drill", str(file), "--kills", "1", "--seed", "0", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     undisturbed, _, resumed = launcher.runs()
     wrong = min(curve(resumed))
     assert wrong > 1, "the kill of this seed comes after a checkpoint"
     last = f"DIFFERENT: step {wrong}: loss is {curve(undisturbed)[wrong]['loss']!r} undisturbed and "
-    assert done.stdout.splitlines()[-1].startswith(last)
-    assert "kill 1: SIGKILL to the script at step" in done.stdout
+    described = json.loads(done.stdout)
+    assert f"DIFFERENT: {described['difference']}".startswith(last)
+    assert described["undisturbed"] == undisturbed.name and described["runs"][-1] == resumed.name and described["exact"]
+    assert [kill["how"] for kill in described["kills"]] == ["SIGKILL to the script"]
+    assert "kill 1: SIGKILL to the script at step" in done.stderr
 
 
 @pytest.mark.slow

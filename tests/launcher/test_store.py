@@ -321,4 +321,14 @@ def test_what_a_script_wrote_commands_no_terminal_and_passes_a_pipe_unchanged(st
             words
         )
     piped = subprocess.run([sys.executable, "-m", "launcher", "logs", "job"], capture_output=True, cwd=ROOT, check=True)
-    assert piped.stdout == raw
+    assert piped.stdout == raw and piped.stderr == b""
+    assert (
+        in_a_terminal("logs", "job")
+        .strip()
+        .endswith(b"job-20261122-100000-aaaa: Failed; next: launcher show job-20261122-100000-aaaa")
+    )
+    run.log("algo-1").unlink()
+    nothing = subprocess.run(
+        [sys.executable, "-m", "launcher", "logs", "job"], capture_output=True, cwd=ROOT, text=True, check=True
+    )
+    assert nothing.stderr.startswith("no lines; job-20261122-100000-aaaa: Failed; next: ") and nothing.stdout == ""

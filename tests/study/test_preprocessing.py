@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import signal
 import subprocess
 import sys
@@ -157,6 +158,12 @@ def test_a_study_that_is_complete_runs_nothing_and_answers_the_same(studied, pla
     assert "images of 16 pixels" in told and "input alone is for images of 32 pixels; the model sees 16 here" in told
     assert told.splitlines()[-2:] == [f"table   {found.file}", f"charts  {found.file.with_suffix('.svg')}"]
     assert found.file.with_suffix(".svg").read_text().startswith("<svg ")
+    assert main.main(["study", "preprocessing", str(place / "config.yaml"), "--table", str(found.file), "--json"]) == 0
+    written = capsys.readouterr()
+    described = json.loads(written.out)
+    assert written.err.startswith(small) and described["verdict"] == found.sentences() and len(described["trials"]) == 5
+    assert {trial["load"] for trial in described["trials"]} == {0, 2, None} and described["failed"] == []
+    assert all(trial["images_per_second"] > 0 and isinstance(trial["commit"], str) for trial in described["trials"])
     fewer = launcher.study.preprocessing(
         place / "config.yaml", ["study.loads=[2]"], table=found.file, say=lambda line: None
     )

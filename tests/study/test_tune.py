@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -120,11 +121,21 @@ def test_what_may_change_more_than_speed_is_asked_for_and_then_tried(place, tmp_
         for line in asked.sentences()
     ), str(asked)
     new = tmp_path / "new.yaml"
-    words = ["tune", str(config), "--allow", "checkpoint_every", "--trials", "5", "--write", str(new)]
+    words = ["tune", str(config), "--allow", "checkpoint_every", "--trials", "5", "--write", str(new), "--json"]
     assert main.main(words) == 0
-    told = capsys.readouterr().out
+    written = capsys.readouterr()
+    told, described = written.err, json.loads(written.out)
     assert "kept, speed-up" in told and "-  checkpoint_every: 1" in told and "+  checkpoint_every: " in told, told
     tuned = yaml.safe_load(new.read_text())
+    assert described["changes"] == {"checkpoint_every": tuned["hyperparameters"]["checkpoint_every"]}
+    assert (
+        described["speedup"] > 1
+        and described["limit"]
+        and described["steps"][0]["change"].startswith("checkpoint_every=")
+    )
+    assert described["steps"][0]["kept"] and {*described["trials"]} == {run.name for run in launcher.runs()} - {
+        asked.first.name
+    }
     assert tuned["hyperparameters"].pop("checkpoint_every") > 1
     before = yaml.safe_load(config.read_text())
     before["hyperparameters"].pop("checkpoint_every")
