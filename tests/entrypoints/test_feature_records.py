@@ -140,7 +140,7 @@ def test_a_filling_pass_sees_what_a_later_one_reads_and_a_broken_record_is_mende
     ("changes", "said"),
     [
         ({"level": "tokens"}, r"other feature level \(there pooled, here tokens\)"),
-        ({"shape": (9,)}, r"other feature shape \(number 0: there 7, here 9\)"),
+        ({"shape": (9,)}, r"other feature shape \(there \[7\], here \[9\]\)"),
         ({"precision": "int4"}, r"other feature precision \(there int8, here int4\)"),
         (None, r"other feature level \(there pooled, here None\), feature shape .*, feature precision"),
     ],

@@ -216,13 +216,11 @@ def test_what_may_outlast_a_collective_is_done_by_the_first_rank_alone(tmp_path,
         alone.append(work.__name__)
         return first_alone(world, work)
 
-    class Files:
+    class Images:
+        stand_in = staticmethod(int)
+
         def digest(self) -> str:
             return "files"
-
-    class Images:
-        source = Files()
-        stand_in = staticmethod(int)
 
         def __len__(self) -> int:
             return 4
