@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Sequence
 
 import launcher
 from launcher.backends.plans import plan_config
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, USER_ERROR
-from launcher.planner.plan_text import Part
+from launcher.config.issues import Issue, UserError
+from launcher.planner.plan_text import Part, counts, in_full
 from launcher.runner import labelling
 from launcher.show.severity import coloured
+from launcher.show.text import counted
 
 PARTS: dict[Part, str] = {
     "files": "list the files of the source package",
@@ -22,16 +26,23 @@ PARTS: dict[Part, str] = {
 
 
 def add(to: arguments.Add) -> None:
-    made = to("plan", "show what a run would do, without doing it", carry_out)
+    made = to(
+        "plan", "show what a run would do, without doing it; of several configs, what is wrong with each", carry_out
+    )
+    made.usage = "launcher plan CONFIG [CONFIG.yaml …] [KEY=VALUE …] [options]"
     arguments.job(made)
     arguments.hosts(made)
+    made.add_argument(
+        "--strict", action="store_true", help="end with 2 where there is a warning too, as where there is an error"
+    )
     made.add_argument("--label", action="store_true", help="what `launcher label` would do")
     made.add_argument("--check", action="store_true", help="also check with AWS, by read-only requests")
     for part, what in PARTS.items():
         made.add_argument(f"--{part}", action="append_const", const=part, dest="opened", default=[], help=what)
     arguments.json(
         made,
-        "the plan as `launcher.Plan.to_dict` gives it: {name, backend, job, hosts, files, issues, price, request, …}",
+        "the plan as `launcher.Plan.to_dict` gives it: {name, backend, job, hosts, files, issues, price, request, …}; of several configs "
+        "a list of {config, issues, plan}",
     )
 
 
@@ -41,12 +52,48 @@ def planned(options: argparse.Namespace) -> launcher.Plan:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    made = (
-        planned(options)
-        if not options.label
-        else labelling.planned(options.config, arguments.overrides_of(options), on=options.on, smoke=options.smoke)
-    )
-    if options.check:
-        made = launcher.check(made)
+    overrides = arguments.overrides_of(options)
+    others = [word for word in overrides if word.endswith((".yaml", ".yml")) and "=" not in word]
+    given = [word for word in overrides if word not in others]
+    if others:
+        return _each([options.config, *others], given, options)
+    made = _planned(options.config, given, options)
     print(made.to_json() if options.json else coloured(made.text(*options.opened), sys.stdout))
-    return USER_ERROR if made.errors else DONE
+    return _exit_code(made.issues, options)
+
+
+def _planned(config: str, overrides: list[str], options: argparse.Namespace) -> launcher.Plan:
+    plan = labelling.planned if options.label else plan_config
+    made = plan(config, overrides, on=options.on, smoke=options.smoke)
+    return launcher.check(made) if options.check else made
+
+
+def _each(configs: list[str], overrides: list[str], options: argparse.Namespace) -> int:
+    """What is wrong with each of several configs. Returns the worst exit code."""
+    told, every = [], list[Issue]()
+    for config in dict.fromkeys(configs):
+        made, issues = None, tuple[Issue, ...]()
+        try:
+            made = _planned(config, overrides, options)
+            issues = made.issues
+        except UserError as error:
+            issues = error.issues
+        every += issues
+        told.append({"config": config, "issues": [one.to_dict() for one in issues], "plan": made and made.to_dict()})
+        if not options.json:
+            wrong = [one for one in issues if one.level != "not checked"]
+            healthy = (
+                ""
+                if made is None or wrong
+                else f": {made.backend}, {counted(len(made.hosts), 'host')}, nothing to mend"
+            )
+            unchecked = counts(issues).replace(":", ",") if healthy else counts(issues)
+            print(coloured("\n".join([f"{config}{healthy}{unchecked}", *in_full(wrong)]), sys.stdout))
+    if options.json:
+        print(json.dumps(told, indent=2))
+    return _exit_code(every, options)
+
+
+def _exit_code(issues: Sequence[Issue], options: argparse.Namespace) -> int:
+    levels = {"error", "warning"} if options.strict else {"error"}
+    return USER_ERROR if any(issue.level in levels for issue in issues) else DONE

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import builtin_configs, hyperparameters, students
+from launcher.config.entrypoints import PACKAGES
 from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.config.job import Job
 from launcher.config.redaction import REDACTED, is_secret
@@ -244,7 +245,8 @@ def _check_script(job: Job, source: Path, files: list[SourceFile]) -> Iterator[I
             fix="set source to the script's folder",
         )
     elif not (source / job.script).is_file():
-        scripts = [file.path for file in files if file.path.endswith(".py") and not file.path.startswith("training/")]
+        own = [file.path for file in files if file.path.endswith(".py") and file.path.split("/")[0] not in PACKAGES]
+        scripts = sorted(own, key=lambda path: (path.count("/"), path))
         fix = did_you_mean(job.script, scripts, "name a script in that folder, or set source to your own folder")
         yield Issue(
             key="script", found=f"{job.script}: no such file in {source}", valid=", ".join(scripts[:8]), fix=fix

@@ -262,7 +262,7 @@ def test_no_new_option_by_accident(capsys):
     assert options == {
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
         "--script", "--images", "--force", "--last", "--all", "--yes", "--older-than", "--state",
-        "--label", "--digest", "--into", "--as", "--files", "--env", "--differences",
+        "--label", "--strict", "--digest", "--into", "--as", "--files", "--env", "--differences",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
         "--kills", "--hosts-after", "--servers", "--seed", "--shards", "--unlabelled", "--wheel", "--jobs", "--jpeg-quality", "--verify",
         "--models", "--loads", "--pipelines", "--repeats", "--table", "--html", "--batches", "--mode", "--with", "--probe", "--resume",

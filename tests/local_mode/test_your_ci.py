@@ -42,7 +42,7 @@ def test_the_documents_job_runs_a_users_config_on_two_hosts_in_containers(engine
     (tmp_path / "source").mkdir()
     (tmp_path / "source/train.py").write_text(textwrap.dedent(TRAIN))
     (tmp_path / "train.yaml").write_text(CONFIG)
-    [job] = yaml.safe_load(the_block("yaml", "# .github/workflows/"))["jobs"].values()
+    [job] = yaml.safe_load(the_block("yaml", "# .github/workflows/training-job.yml"))["jobs"].values()
     paths = tmp_path / "paths"
     paths.touch()
     # as on a runner, but for the index of PyTorch's CPU builds: the image that is there was built without it
