@@ -18,6 +18,7 @@ from training.tasks.features import asked_of
 from training.tasks.labelling import deliver_bank, label, labelling_loaders, memory_needed
 from training.tasks.segmentation import load_teacher, measured, open_cache
 from training.teacher import acceptance
+from training.teacher.pixel_records import PixelLayout
 
 
 def main(settings: PixelLabellingSettings) -> None:
@@ -36,8 +37,10 @@ def main(settings: PixelLabellingSettings) -> None:
         run.report.say_all(data.notes)
         teacher = load_teacher(settings, environment, data.classes, channels).to(world.device)
         bank = open_cache(settings, teacher, data, environment, world)
-        assert bank is not None, "as the settings say"
-        loaders = labelling_loaders(data, memory_needed(teacher, data, world.device), bank.views, run)
+        assert bank is not None and isinstance(bank.layout, PixelLayout), "as the settings say"
+        loaders = labelling_loaders(
+            data, memory_needed(teacher, data, world.device, bank.layout.packing_bytes), bank.views, run
+        )
         found = measured(teacher, loaders.validation, settings, data.classes, world)
         taught = acceptance.accept(teacher, found, settings.min_teacher_miou, settings.teacher_number_format, say)
         say(bank.say())

@@ -28,10 +28,11 @@ def carry_out(options: argparse.Namespace) -> int:
     chosen = launcher.attach(options.run)
     several, in_terminal = len(chosen.hosts) > 1, sys.stdout.isatty()
     toolkit = {host: ToolkitLines() for host in chosen.hosts}
-    out, lines = sys.stdout.buffer, 0
+    out, lines, hidden = sys.stdout.buffer, 0, 0
     for host, raw in chosen.raw_logs(follow=options.follow):
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         if toolkit[host].has(line) and not options.all:
+            hidden += 1
             continue
         lines += 1
         if options.json:
@@ -45,13 +46,14 @@ def carry_out(options: argparse.Namespace) -> int:
             out.flush()
     sys.stdout.flush()
     if in_terminal or not lines:
-        arguments.note(_how_it_stands(chosen, lines))
+        nothing = f"no lines of the script, {hidden} of the container toolkit (--all); " if hidden else "no lines; "
+        arguments.note(f"{'' if lines else nothing}{_how_it_stands(chosen)}")
     return DONE
 
 
-def _how_it_stands(run: Run, lines: int) -> str:
+def _how_it_stands(run: Run) -> str:
     """The run's state behind its lines, and the next command."""
     seconds = run.outcome().get("seconds")
     took = f" after {duration(seconds)}" if run.state in records.OVER and seconds is not None else ""
     others = [command for command in next_commands(run) if command != f"launcher logs {run.name}"]
-    return f"{'' if lines else 'no lines; '}{run.name}: {run.state}{took}; next: {[*others, f'launcher show {run.name}'][0]}"
+    return f"{run.name}: {run.state}{took}; next: {[*others, f'launcher show {run.name}'][0]}"

@@ -19,6 +19,9 @@ from launcher.show.text import counted, dollars, duration, file_size, indent
 
 HEAD = ["run", "state", "started", "took", "on", "hosts", "accuracy", "on disk", "cost"]
 
+DAMAGED = "damaged"
+"""In the place of the state of a run whose record cannot be read."""
+
 LATEST = 50
 """Runs that are listed unless more are asked for."""
 
@@ -39,17 +42,18 @@ def carry_out(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([_described(run) for run in shown], indent=2))
     elif found:
-        print_runs(shown)
+        whole = print_runs(shown)
         if len(shown) < len(found):
             print(f"the latest {len(shown)} of {len(found)} runs; --last N or --all lists more")
-        print(f"next: launcher show {shown[-1].name}")
+        if whole:
+            print(f"next: launcher show {whole[-1]}")
     else:
         print(f"no runs in {records.store()}; start one: launcher run quickstart_teacher")
     return DONE
 
 
-def print_runs(runs: list[Run]) -> None:
-    """Print runs, one a line, then what cannot be read or checked of them."""
+def print_runs(runs: list[Run]) -> list[str]:
+    """Print runs, one a line, then what cannot be read or checked of them. Returns the names of those whose record is whole."""
     rows, unchecked = [], []
     damaged: list[Issue] = []
     for run in runs:
@@ -57,13 +61,14 @@ def print_runs(runs: list[Run]) -> None:
             rows.append(_row(run))
             unchecked += [f"{run.name}: {line.strip()}" for line in as_last_heard(run)]
         except UserError as error:
-            rows.append([run.name, "damaged", *["-"] * 5, file_size(removal.size(run.folder)), "-"])
+            rows.append([run.name, DAMAGED, *["-"] * 5, file_size(removal.size(run.folder)), "-"])
             damaged += error.issues
     print(Table(HEAD, rows).without_empty("cost", "accuracy"))
     print("\n".join(unchecked), end="\n" if unchecked else "")
     if damaged:
         print(f"{counted(len(damaged), 'damaged record')}:")
         print("\n".join(indent(str(issue)) for issue in damaged))
+    return [row[0] for row in rows if row[1] != DAMAGED]
 
 
 def _row(run: Run) -> list[str]:

@@ -94,9 +94,11 @@ def _study(
         max_cost=options.max_cost,
         say=arguments.saying(options),
     )
-    charts = found.plot(found.file.with_suffix(".svg")) if found.tables() else None
+    tell = arguments.saying(options)
     if options.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(found.to_dict(), indent=2), flush=True)
     else:
-        print(f"\n{found}\n\ntable   {found.file}" + (f"\ncharts  {charts}" if charts else ""))
+        print(f"\n{found}\n\ntable   {found.file}")
+    if found.tables():
+        tell(f"charts  {found.plot(found.file.with_suffix('.svg'))}")
     return RUN_FAILED if found.failed else DONE

@@ -61,12 +61,12 @@ def carry_out(options: argparse.Namespace) -> int:
         say=arguments.saying(options),
         **budget,
     )
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2), flush=True)  # before what may fail
     tell = arguments.saying(options)
     tell(f"\n{found}\n\ntable   {found.file}")
     if options.write is not None:
         tell(f"config  {found.write(options.write)}")
     if options.html is not None:
         print(f"page    {found.save_html(options.html)}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(found.to_dict(), indent=2))
     return RUN_FAILED if found.failed else DONE

@@ -1,15 +1,18 @@
-"""A label bank as plain tensors, or as a Hugging Face dataset: one file a view, so that memory holds one view at a time."""
+"""A label bank as plain tensors, or as a Hugging Face dataset: one file a view.
+
+Memory holds one decoded view at a time, of a dataset a part of it. A decoded answer for pixels is some thirty times its record.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from launcher.config.issues import mistake
-from launcher.labels.bank import Bank, Piece
+from launcher.labels.bank import Bank
 from launcher.show.text import counted
 
 Labels = Mapping[str, np.ndarray]
@@ -41,44 +44,54 @@ def export(bank: Bank, target: Path, kind: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     total = 0
     for view in bank.views:
-        labels = labels_of(bank, view)
-        total += len(labels["image"])
-        save(folder / f"view-{view:04d}", view, labels)
+        total += save(folder / f"view-{view:04d}", view, decoded(bank, view))
     if kind == HUGGING_FACE:
         (target / CARD).write_text(_card(bank), encoding="utf-8")
     return f"{target}: {counted(total, 'label')} of {counted(len(bank.views), 'view')} as {kind}"
 
 
-def labels_of(bank: Bank, view: int) -> Labels:
-    """All whole records of a view, decoded."""
-    pieces = [_labels_of(bank, piece) for piece in bank.pieces(view)]
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+def decoded(bank: Bank, view: int) -> Iterator[Labels]:
+    """All whole records of a view, part by part."""
+    for piece in bank.pieces(view):
+        found: dict[str, np.ndarray] = bank.records.tensors(piece.records[piece.held])
+        yield {"image": piece.images[piece.held].astype(np.int32), **found}
 
 
-def _labels_of(bank: Bank, piece: Piece) -> dict[str, np.ndarray]:
-    """The whole records of a part of a view, decoded."""
-    found: dict[str, np.ndarray] = bank.records.tensors(piece.records[piece.held])
-    return {"image": piece.images[piece.held].astype(np.int32), **found}
+def _joined(parts: Iterable[Labels]) -> Labels:
+    pieces = [*parts]
+    return (
+        pieces[0]
+        if len(pieces) == 1
+        else {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    )
 
 
-def _as_npz(file: Path, _view: int, labels: Labels) -> None:
+def _as_npz(file: Path, _view: int, parts: Iterable[Labels]) -> int:
+    labels = _joined(parts)
     np.savez(file.with_suffix(".npz"), **labels)  # type: ignore[arg-type]  # allow_pickle, which mypy sees there, is newer than numpy 2.0
+    return len(labels["image"])
 
 
-def _as_safetensors(file: Path, _view: int, labels: Labels) -> None:
+def _as_safetensors(file: Path, _view: int, parts: Iterable[Labels]) -> int:
     try:
         from safetensors.numpy import save_file
     except ImportError as error:
         raise mistake("--as", "the package safetensors is missing", "pip install safetensors, or take npz") from error
+    labels = _joined(parts)
     # it writes an array's memory as it lies, whatever its order
     save_file({name: np.ascontiguousarray(values) for name, values in labels.items()}, file.with_suffix(".safetensors"))
+    return len(labels["image"])
 
 
-def _as_json_lines(file: Path, view: int, labels: Labels) -> None:
-    columns = {name: values.tolist() for name, values in labels.items()}
+def _as_json_lines(file: Path, view: int, parts: Iterable[Labels]) -> int:
+    total = 0
     with open(file.with_suffix(".jsonl"), "w", encoding="utf-8") as written:
-        for row in zip(*columns.values()):
-            written.write(json.dumps({"view": view, **dict(zip(columns, row))}) + "\n")
+        for labels in parts:
+            for row in range(len(labels["image"])):  # one at a time: as Python's numbers they take eight times the room
+                one = {name: values[row].tolist() for name, values in labels.items()}
+                written.write(json.dumps({"view": view, **one}) + "\n")
+            total += len(labels["image"])
+    return total
 
 
 def _card(bank: Bank) -> str:
@@ -97,9 +110,9 @@ def _card(bank: Bank) -> str:
 
 HUGGING_FACE = "huggingface"
 
-KINDS: Mapping[str, Callable[[Path, int, Labels], None]] = {
+KINDS: Mapping[str, Callable[[Path, int, Iterable[Labels]], int]] = {
     "npz": _as_npz,
     "safetensors": _as_safetensors,
     HUGGING_FACE: _as_json_lines,
 }
-"""By name: writes the labels of a view to a file without its ending."""
+"""By name: writes the labels of a view, which come in parts, to a file without its ending, and gives their number."""

@@ -38,7 +38,7 @@ def size(run: RunFolder) -> int:
     sizes = {}
     for folder, _, names in os.walk(run.path):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            with contextlib.suppress(OSError):  # removed meanwhile, or hidden from this user
                 status = os.lstat(os.path.join(folder, name))
                 sizes[status.st_dev, status.st_ino] = status.st_size
     return sum(sizes.values())

@@ -48,7 +48,10 @@ def labelling(job: Job) -> Job:
     settings, inputs = dict(job.hyperparameters), dict(job.inputs)
     kept = settings.get(SETTING)
     if isinstance(kept, dict):
-        left_out, where = {"complete"}, kept.get("where")  # the teacher is here, and fills the bank
+        where, left_out = (
+            kept.get("where"),
+            {"complete"} if job.script == TRAINS else set(),
+        )  # the teacher is here, and fills the bank
         channel = where.removeprefix("channel:") if isinstance(where, str) and where.startswith("channel:") else ""
         if channel in inputs and inputs[channel].run is not None:
             del inputs[channel]

@@ -11,7 +11,7 @@ from training.settings.distillation import LabellingSettings, TeacherCacheSettin
 from training.settings.features import FeatureSettings
 
 from launcher.labels.bank import Bank
-from launcher.labels.export import labels_of
+from launcher.labels.export import decoded
 from tests.device.runs import COMMON, CPU, SIDE, VIT, Runs
 from tests.device.stand_in import no_synchronisation
 
@@ -46,7 +46,7 @@ def test_a_bank_that_a_gpu_filled_holds_the_cpus_answers(runs: Runs, precision: 
         with sdpa_kernel(SDPBackend.MATH):
             label_images.main(LabellingSettings(**{**COMMON, **student, "teacher_cache": kept}))
         runs.monkeypatch.setattr(label_images, "label", label)
-        found.append([labels_of(Bank(folder / "bank"), view) for view in (1, 2)])
+        found.append([part for view in (1, 2) for part in decoded(Bank(folder / "bank"), view)])
     for on_gpu, on_cpu in zip(*found):
         assert len(on_gpu["image"]) == 24 and ("features" in on_gpu) == (features is not None)
         for name in on_cpu:

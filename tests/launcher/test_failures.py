@@ -229,6 +229,18 @@ def test_the_toolkits_lines_of_a_real_run_are_hidden_and_the_scripts_are_whole(s
     assert "Invoking user script" in everything and "SM_HPS" in everything and "ExitCode 1" in everything
 
 
+def test_a_script_that_prints_nothing_leaves_the_toolkits_lines_and_logs_says_so(script_job):
+    run = launcher.run(launcher.plan(script_job("pass")))
+    assert run.wait(60) == "Completed"
+    said, everything = typed("logs", run.name), typed("logs", run.name, "--all")
+    lines = len(everything.stdout.splitlines())
+    assert said.stdout == "" and lines > 10 and everything.stderr == ""
+    assert said.stderr.startswith(
+        f"no lines of the script, {lines} of the container toolkit (--all); {run.name}: Completed after "
+    )
+    assert said.stderr.endswith(f"next: launcher diagnose {run.name}\n")
+
+
 def test_the_toolkits_errors_about_itself_are_shown():
     toolkit, at = ToolkitLines(), "2026-11-21 07:03:16,220 sagemaker-training-toolkit"
     log = [

@@ -105,6 +105,10 @@ def test_a_segmenters_job_is_labelled_by_a_script_of_its_own():
         ({"teacher_cache": {"views": 2, "precision": "fp16"}}, "one of int8, int4"),
         ({"teacher_cache": {"views": 2, "top_k": None}}, "a whole number"),
         ({"teacher_cache": {"views": 0}}, "at least 1"),
+        (
+            {"teacher_cache": {"views": 2, "complete": True}},
+            "hyperparameters.teacher_cache.complete: no such hyperparameter",
+        ),
     ],
 )
 def test_mistakes_of_a_segmenters_bank_are_found_while_planning(tmp_path, changes, said):

@@ -23,7 +23,7 @@ from training.engine import memory
 from training.engine.memory import Footprint
 from training.engine.run import Run
 from training.measure.timeline import Timeline
-from training.models.files import SMALL, unpack
+from training.models.files import MAX_RATIO, SMALL, unpack
 from training.runtime import accelerator
 from training.runtime.environment import Environment, read_environment
 from training.servers.groups import read_groups
@@ -381,7 +381,10 @@ def _bank_folder(kept: LabelBankSettings, environment: Environment, world: World
     if world.is_first_on_host and not own.is_dir():
         try:
             with tempfile.TemporaryDirectory(dir=own.parent, prefix=".bank-") as unpacked:
-                os.replace(unpack(archive, Path(unpacked) / "content", SMALL + full), own)
+                limit = max(
+                    SMALL + full, MAX_RATIO * archive.stat().st_size
+                )  # it may hold views that this run does not take
+                os.replace(unpack(archive, Path(unpacked) / "content", limit), own)
         except (ValueError, OSError) as error:
             problem = error
     if world.any(problem is not None):

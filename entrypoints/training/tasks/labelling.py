@@ -45,10 +45,14 @@ class Labelled:
     """Over all processes, without the first batches. None: there were no others."""
 
 
-def memory_needed(teacher: Teacher, data: Data[Any, Any], device: torch.device) -> Footprint:
-    """What a process keeps: the teacher, and of an image the most that it holds at once."""
+def memory_needed(teacher: Teacher, data: Data[Any, Any], device: torch.device, packing: int = 0) -> Footprint:
+    """What a process keeps: the teacher, and of an image the most that it holds at once.
+
+    Args:
+        packing: bytes that packing an answer for the bank takes.
+    """
     image = example(data, device)
-    an_image = max(working_bytes(member.model, image) for member in teacher.members)
+    an_image = max(packing, *(working_bytes(member.model, image) for member in teacher.members))
     return Footprint(weights=0, optimizer=0, average=0, activations=an_image, teacher=teacher.memory_bytes)
 
 

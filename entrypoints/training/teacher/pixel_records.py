@@ -29,6 +29,11 @@ class PixelLayout(PixelFormat):
         logits, features = output
         return torch.cat([self._pack_logits(logits), pack_features(self.features, features)], dim=1)
 
+    @property
+    def packing_bytes(self) -> int:
+        """Bytes of an image that `pack` holds at once: float32 logits, their distances, those without the kept, and a log-sum-exp."""
+        return 4 * 4 * self.classes * self.places
+
     def rounded(self, content: torch.Tensor) -> Output:
         """What `decode` will return for what `pack` returned, on the same device."""
         logits = self._unpack_logits(content[:, : self.answer_bytes])
@@ -75,7 +80,9 @@ class PixelLayout(PixelFormat):
         grid = (self.rows, self.columns)
         distances, end = self._unpack_distances(content, 0, self.classes * math.prod(self.coarse))
         coarse = -distances.reshape(-1, self.classes, *self.coarse)
-        logits = F.interpolate(coarse, grid, mode="bilinear", align_corners=False)
+        # by two, as it was averaged, and the rest cut off: stretched to an odd grid, each place would lie beside its own
+        doubled = F.interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)
+        logits = doubled[..., : self.rows, : self.columns]
         if not self.top_k:
             return logits
         distances, end = self._unpack_distances(content, end, self.places * self.top_k)
