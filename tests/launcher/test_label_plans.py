@@ -107,7 +107,7 @@ def test_a_segmenters_job_is_labelled_by_a_script_of_its_own():
         ({"teacher_cache": {"views": 0}}, "at least 1"),
         (
             {"teacher_cache": {"views": 2, "complete": True}},
-            "hyperparameters.teacher_cache.complete: no such hyperparameter",
+            "label_pixels.py has no such hyperparameter",
         ),
     ],
 )
