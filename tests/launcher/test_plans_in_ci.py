@@ -94,7 +94,7 @@ def test_the_hook_plans_what_it_is_given_before_a_commit(repository):
     [asked] = yaml.safe_load(the_block("yaml", "# .pre-commit-config.yaml"))["repos"][0]["hooks"]
     assert asked["id"] == hook["id"]
     name, *words = shlex.split(hook["entry"])
-    command = [str(Path(sys.executable).with_name(name)), *words, *asked["args"]]
+    command = [str(Path(sys.executable).with_name(name)), *words, *asked.get("args", [])]
     done = subprocess.run([*command, "configs/good.yaml", "configs/left.yaml"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("nothing to mend") == 2, done.stderr
     repository("bad", BAD)
