@@ -8,7 +8,7 @@
 # make compat-smdebug   smdebug's own readers (.venv-smdebug, Python 3.10 or 3.11) open what our monitor wrote
 # make bench        the benchmarks of start-up and planning
 # make bench-kd     the distillation benchmark on Fashion-MNIST
-# make bench-kd-vit     a real ViT teaches a light one by logits, features and both, on pictures (about half an hour)
+# make bench-kd-vit     a real ViT teaches a light one by logits, features and both, on pictures (about 40 minutes)
 # make bench-bank   the label bank: bytes a record, what 8 and 4 bits cost a student over five seeds and a loss of features, what filling costs a step
 # make bench-pixels what a segmenter loses in a label bank: bytes a record, the loss and its gradient from kept answers (about 5 minutes)
 # make bench-views  several views from one decoding: the input alone, a training loop, accuracy over five seeds (about 25 minutes)

@@ -1,12 +1,13 @@
 """What does a real vision transformer teach a light one, by its logits, by its features, by both? `make bench-kd-vit`.
 
 The teacher is DINOv2 ViT-S/14 with a head for 15 kinds of pictures, made of published weights as configs/vit_teacher.yaml does it. The
-793 pictures are split in five, and a kind with fewer is left out: each fifth is held out by one seed, whose teacher and students learn from the others. So every picture
-is judged once, and a seed's four students differ in what they learn from alone: the same images, initial weights, order and steps.
+793 pictures are split in five, and a kind with fewer than five is left out: each fifth is held out by one seed, whose teacher and students
+learn from the others. So every picture is judged once, and a seed's four students differ in what they learn from alone: the same images,
+initial weights, order and steps.
 
 The settings were fixed before the first run: temperature and weight of the labels are those of configs/vit_student.yaml, the weight of
 the features that of the example in timm's FeatureDistillationTask. None was tuned on these pictures. Needs Debian's package
-tuxpaint-stamps-default. About half an hour on 2 quiet cores.
+tuxpaint-stamps-default. About 40 minutes on 2 quiet cores.
 """
 
 from __future__ import annotations
