@@ -35,7 +35,7 @@ def place(tmp_path_factory) -> Path:
             "image_size": 16,
             "global_batch_size": 4,
             "num_workers": 0,
-            "epochs": 4,
+            "epochs": 16,
             "evaluate_every": 100,
             "log_every": 2,
             "checkpoint_every": 1,
