@@ -44,9 +44,10 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch) -> Path:
-    """A run store that only this test sees."""
+    """A run store that only this test sees, and no defaults of the user's."""
     folder = tmp_path / "store"
     monkeypatch.setenv("LAUNCHER_RUNS", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return folder
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from launcher.aws import catalog, placeholders, prices, request, session
+from launcher.aws import catalog, prices, request, session
 from launcher.aws.upload import split
+from launcher.config import placeholders
 from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.planner import groups
 from launcher.planner.plan import Plan

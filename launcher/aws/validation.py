@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from datetime import date
 from functools import partial
 
-from launcher.aws import catalog, cluster, limits, placeholders, prices, request
+from launcher.aws import catalog, cluster, limits, prices, request
 from launcher.aws.requirements import dali_packages
+from launcher.config import placeholders
 from launcher.config.issues import Issue, did_you_mean
 from launcher.config.job import Job
 from launcher.planner import groups

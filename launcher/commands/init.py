@@ -11,6 +11,7 @@ from launcher.backends.plans import plan_config
 from launcher.commands import options as arguments
 from launcher.commands import schema
 from launcher.commands.exit_codes import DONE, USER_ERROR
+from launcher.config import defaults
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.planner.source_package import SCHEMA_FILE
 from launcher.show.text import indent, listed
@@ -52,9 +53,13 @@ def carry_out(options: argparse.Namespace) -> int:
         seen_images = starter.look_at_images(folder) if folder else None
     except UserError as error:
         issues += error.issues
+    try:
+        given = {default.key for default in defaults.read()}
+    except UserError as error:
+        issues += error.issues
     if issues:
         raise UserError(issues)
-    text = starter.config_text(file, seen_script, seen_images)
+    text = starter.config_text(file, seen_script, seen_images, given)
     file.write_text(text, encoding="utf-8")
     schema_file.write_text(schema.text(), encoding="utf-8")
     print(f"wrote {file}, and {schema_file}, by which editors complete and check it")
@@ -72,7 +77,8 @@ def _say_what_is_next(file: Path) -> int:
     else:
         print("it plans without mistakes on this machine")
     if needed:
-        print(f"SageMaker still needs {listed(needed)}: see the comments in {file}")
+        once = ", or set them once for every job with launcher defaults" if len(needed) > 1 else ""
+        print(f"SageMaker still needs {listed(needed)}: see the comments in {file}{once}")
     print(f"next: launcher {'plan' if here else 'run'} {file}")
     return USER_ERROR if here else DONE
 

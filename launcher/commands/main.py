@@ -14,6 +14,7 @@ from launcher.commands import (
     attach,
     compare,
     completion,
+    defaults,
     diagnose,
     diff,
     doctor,
@@ -49,7 +50,7 @@ from launcher.show.severity import coloured
 from launcher.show.terminal import Terminal
 
 GROUPS = {
-    "Start here": (init, explain, prepare, weights),
+    "Start here": (init, defaults, explain, prepare, weights),
     "Plan and run": (plan, run, watch, attach, stop, resume, replay),
     "Look at runs": (runs, show, logs, compare, diff, rm, prune),
     "Keep a teacher's answers": (label, labels),

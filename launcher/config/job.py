@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from launcher.config.redaction import redact, redact_setting
 from launcher.config.sections import (
@@ -106,6 +107,13 @@ class Job(Part):
     Python files only."""
     source: Text | None = Field(None, description="a folder on this machine", examples=["src"])
     """The folder that holds `script`, packaged for the hosts. null: this kit's entrypoints."""
+    profile: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+        description="a profile's name: letters, digits, hyphens and underscores",
+        examples=["production"],
+    )
+    """The profile of your defaults that applies too: see `launcher defaults`."""
     role: str | None = Field(
         None,
         pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/[a-zA-Z_0-9+=,.@/-]+$",
@@ -176,6 +184,19 @@ class Job(Part):
         examples=["{WANDB_API_KEY: env, HF_TOKEN: {secretsmanager: team/hugging-face}}"],
     )
     """Environment variables of the script whose values no config, plan, record or request holds."""
+
+    _defaults: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def defaults(self) -> Mapping[str, str]:
+        """Dotted key -> file and line, of the values that defaults gave (`launcher.config.defaults`)."""
+        return self._defaults
+
+    def with_defaults(self, origins: Mapping[str, str]) -> Job:
+        """The same job, which knows what defaults gave."""
+        made = self.model_copy()
+        made._defaults = dict(origins)
+        return made
 
     def __repr__(self) -> str:
         return f"<job {self.name}: {self.script}>"

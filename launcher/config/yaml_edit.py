@@ -16,13 +16,18 @@ def with_values(text: str, values: Mapping[str, Any]) -> str:
     """The text with each dotted key set.
 
     Args:
-        text: YAML with a mapping at the top, as `yaml_file.parse` accepts it.
+        text: YAML with a mapping at the top, as `yaml_file.parse` accepts it, or without any value.
         values: dotted key -> value, JSON-ready.
     """
     for key, value in values.items():
+        path = key.split(".")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            end = "" if text.endswith("\n") or not text else "\n"
+            text = f"{text}{end}{path[0]}: {_written(_nested(path[1:], value))}\n"
+            continue
         assert isinstance(node, yaml.MappingNode)
-        text = _set(text, node, key.split("."), value)
+        text = _set(text, node, path, value)
     return text
 
 

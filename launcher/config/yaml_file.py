@@ -60,6 +60,10 @@ MAX_VALUES = 10_000
 more than any machine reads."""
 
 
+class Empty(UserError):
+    """A file without a key."""
+
+
 @dataclass(frozen=True)
 class Config:
     """A config as it was read: its values, and the line of each key."""
@@ -87,8 +91,13 @@ def read(path: str | Path) -> Config:
         UserError: there is no such config, it is empty, not YAML or not a mapping, or it gives a key twice.
     """
     path = builtin_configs.located(path)
+    return parse(text_of(path), str(path))
+
+
+def text_of(path: Path) -> str:
+    """The text of a YAML file. Raises UserError where it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise mistake(str(path), "a link to a file that does not exist", "correct the link") from None
     except IsADirectoryError:
@@ -100,7 +109,6 @@ def read(path: str | Path) -> Config:
         raise mistake(str(path), "no permission to read it", f"chmod u+r {path}") from None
     except UnicodeDecodeError as error:
         raise mistake(str(path), f"not UTF-8 text (byte {error.start})", "save the file as UTF-8") from None
-    return parse(text, str(path))
 
 
 def parse(text: str, source: str) -> Config:
@@ -110,7 +118,8 @@ def parse(text: str, source: str) -> Config:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
-            raise mistake(source, "the file is empty", "launcher init writes one to start from")
+            fix = "launcher init writes one to start from"
+            raise Empty([Issue(key=source, found="the file is empty", fix=fix)])
         if not isinstance(node, yaml.MappingNode):
             raise mistake(
                 source,

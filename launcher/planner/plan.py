@@ -206,6 +206,7 @@ class Plan:
             "request": self.kept_request(),
             "price": self.price.to_dict() if self.price else None,
             "groups": [asdict(group) for group in self.groups],
+            "defaults": dict(self.job.defaults),
             "differences": dict(self.differences),
             "replay_of": self.replay_of,
             "resumes": self.resumes,
@@ -222,6 +223,7 @@ class Plan:
         about = [self.backend, *hosts, f"at most {self.job.compute.max_hours:g} h"]
         rows = [("script", self.job.script), ("code", plan_text.code_text(self.files))]
         rows += [("price", self.price.text)] if self.price is not None else []
+        rows += [("defaults", text) for text in plan_text.defaults(self.job.defaults)]
         rows += [("group", text) for text in self._group_texts()]
         rows += [("resumes", self.resumes)] if self.resumes is not None else []
         rows += [(f"secret {name}", str(secret)) for name, secret in self.job.secrets.items()]
@@ -250,6 +252,7 @@ class Plan:
         lines = [f"plan {self.name}{plan_text.counts(self.issues)}", *plan_text.headlines(self.issues)]
         lines += [f"  runs on     {about}"]
         lines += [f"  price       {self.price.text}"] if self.price is not None else []
+        lines += [f"  defaults    {text}" for text in plan_text.defaults(self.job.defaults)]
         lines += [f"  group       {text}" for text in self._group_texts()]
         lines += [f"  resumes     {self.resumes}, from its last checkpoint"] if self.resumes is not None else []
         for _, of_group in groupby(self.hosts, key=lambda host: host.group):

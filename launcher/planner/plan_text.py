@@ -77,6 +77,14 @@ def environment(values: Mapping[str, str], opened: bool) -> list[str]:
     return ["  environment", *(f"    {name}={shlex.quote(value)}" for name, value in sorted(values.items()))]
 
 
+def defaults(origins: Mapping[str, str]) -> list[str]:
+    """What the job has of its user's and its project's defaults, in a line for each file."""
+    keys: dict[str, list[str]] = {}
+    for key, origin in origins.items():
+        keys.setdefault(origin.partition(" (line ")[0], []).append(key)
+    return [f"{listed(names)} from {file}" for file, names in keys.items()]
+
+
 def code(files: Collection[SourceFile], source: str, opened: bool) -> list[str]:
     """The source package, from a folder."""
     lines = [f"  code        {code_text(files)}, from {source}{'' if opened else ' (--files)'}"]

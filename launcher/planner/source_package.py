@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.config.defaults import PROJECT_FILE
 from launcher.config.entrypoints import PACKAGES, entrypoints_folder
 from launcher.config.issues import Issue, mistake
 from launcher.config.job import Job
@@ -38,6 +39,7 @@ ALWAYS_EXCLUDED = (
         ".pytest_cache",
         IGNORE_FILE,
         SCHEMA_FILE,
+        PROJECT_FILE,
     ),
 )
 """Patterns of files that no script needs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from launcher.config.descriptions import Described, script_settings
 from launcher.config.expressions import NotPlain
 from launcher.config.issues import mistake
 from launcher.planner.source_package import ALWAYS_EXCLUDED, SCHEMA_FILE
+from launcher.show.text import listed
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 """Images that the kit's scripts read."""
@@ -124,13 +125,14 @@ def look_at_script(file: Path) -> Script:
     return Script(file, settings, unread, tuple(channels), "init_process_group" in text)
 
 
-def config_text(file: Path, script: Script | None, images: Images | None) -> str:
+def config_text(file: Path, script: Script | None, images: Images | None, defaults: Collection[str] = ()) -> str:
     """A commented config for this machine, with what SageMaker needs as comments.
 
     Args:
         file: where it will lie; paths in it are relative to the current folder, from which jobs are started.
         script: None: the kit's classifier.
         images: None: the script gets no input.
+        defaults: keys that the user's or the project's defaults give.
 
     Raises:
         UserError: the kit's classifier cannot learn from these images.
@@ -152,13 +154,25 @@ def config_text(file: Path, script: Script | None, images: Images | None) -> str
         "  # instance_type: ml.g5.xlarge     # SageMaker's hosts",
         *_inputs(script, images),
         *(_own_settings(script) if script else _classifier_settings(images)),
-        "# For SageMaker, also instance_type above; launcher plan --on aws checks them:",
-        "# role: arn:aws:iam::123456789012:role/SageMakerTraining",
-        "# region: us-west-2",
-        f"# output: s3://amzn-s3-demo-bucket/{name}",
-        '# image: {framework_version: "2.8.0", python: py312}',
+        *_for_sagemaker(name, defaults),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _for_sagemaker(name: str, defaults: Collection[str]) -> list[str]:
+    """What a job on SageMaker needs and this one lacks, as comments."""
+    examples = {
+        "role": "arn:aws:iam::123456789012:role/SageMakerTraining",
+        "region": "us-west-2",
+        "output": f"s3://amzn-s3-demo-bucket/{name}",
+        "image": '{framework_version: "2.8.0", python: py312}',
+    }
+    given = [key for key in examples if key in defaults]
+    lines = [f"# SageMaker's {listed(given)}: from your defaults, see `launcher defaults`"] if given else []
+    if lacking := {key: example for key, example in examples.items() if key not in given}:
+        lines.append("# For SageMaker, also instance_type above; launcher plan --on aws checks them:")
+        lines += [f"# {key}: {example}" for key, example in lacking.items()]
+    return lines
 
 
 def _refuse_for_the_classifier(images: Images) -> None:

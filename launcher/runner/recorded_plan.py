@@ -8,8 +8,8 @@ from dataclasses import replace
 from launcher import backends
 from launcher.backends.plans import plan
 from launcher.config import yaml_file
-from launcher.config.issues import UserError
-from launcher.config.loading import from_values
+from launcher.config.issues import Issue, UserError
+from launcher.config.loading import from_record
 from launcher.planner.plan import Plan
 from launcher.record import records
 from launcher.runner import start_record
@@ -29,7 +29,10 @@ def plan_again(folder: records.RunFolder, overrides: Sequence[str], on: str | No
     values["source"] = str(folder.code)
     values.pop("study", None)  # what a study varies is no part of one run's job
     changed, problems = yaml_file.override(yaml_file.Config(str(folder.job), values), overrides)
+    if changed.values.get("profile") != values.get("profile"):
+        found = "an earlier job planned again keeps the role, region and network that it had"
+        problems.append(Issue(key="profile", found=found, fix="override these keys: role=… region=… output=…"))
     if problems:
         raise UserError(problems, str(folder.job))
-    made = plan(from_values(changed.values, str(folder.job)), on=on or recorded)
+    made = plan(from_record(changed.values, str(folder.job)), on=on or recorded)
     return replace(made, replay_of=folder.name)

@@ -8,7 +8,8 @@ import boto3
 import pytest
 
 import launcher
-from launcher.aws import placeholders, session
+from launcher.aws import session
+from launcher.config import placeholders
 from launcher.emulator import Emulator
 from tests.conftest import ROOT
 from tests.emulator.conftest import Aws

@@ -14,7 +14,7 @@ import pytest
 import launcher
 from launcher.aws import catalog, cluster, limits, validation
 from launcher.config.issues import Issue
-from launcher.config.loading import SDK_NAMES, _field_at
+from launcher.config.job_issues import SDK_NAMES, _field_at
 from launcher.planner import groups
 from tests.aws.jobs import CPU, FSX, G5, GROUPED, GROUPS, KIT, P3, P4D, REMOTE, S3, TAUGHT, VPC, changed
 

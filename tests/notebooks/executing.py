@@ -55,6 +55,7 @@ def execute(name: str, folder: Path) -> nbformat.NotebookNode:
     environment |= {
         "PYTHONPATH": str(ROOT),
         "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     client = NotebookClient(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from launcher.config.issues import Issue
 from launcher.config.job import Job
@@ -17,16 +18,23 @@ BUCKETS = re.compile(r"s3://(amzn-s3-demo-|(my|your|example)-?bucket|bucket(/|$)
 IDENTIFIERS = re.compile(r"(fs|subnet|sg)-0123456789abcdef0")
 
 
+def is_placeholder(key: str, value: Any) -> bool:
+    """Whether a config's value, as it was read, stands for a user's own role (`role`) or bucket (any other key)."""
+    if not isinstance(value, str):
+        return False
+    return f":{ACCOUNT}:" in value if key == "role" else BUCKETS.match(value) is not None
+
+
 def found(job: Job) -> Iterator[tuple[str, str]]:
     """(config key, value) of every placeholder in a job."""
-    if job.role is not None and job.role.split(":")[4] == ACCOUNT:
+    if job.role is not None and is_placeholder("role", job.role):
         yield "role", job.role
     if job.image is not None and (job.image.uri or "").startswith(f"{ACCOUNT}."):
         yield "image.uri", str(job.image.uri)
     checkpoints = job.checkpoints.s3 if job.checkpoints is not None else None
     buckets = {"output": job.output, "code": job.code, "checkpoints": checkpoints}
     buckets |= {f"inputs.{name}": given.s3 for name, given in job.inputs.items()}
-    yield from ((key, uri) for key, uri in buckets.items() if uri is not None and BUCKETS.match(uri))
+    yield from ((key, uri) for key, uri in buckets.items() if uri is not None and is_placeholder(key, uri))
     identifiers = [("network.subnets", given) for given in job.network.subnets]
     identifiers += [("network.security_groups", given) for given in job.network.security_groups]
     identifiers += [(f"inputs.{name}", given.fsx or given.efs or "") for name, given in job.inputs.items()]

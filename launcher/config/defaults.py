@@ -1,0 +1,265 @@
+"""Defaults for every job: role, region, output, image, network and tags, from a user's file and a project's.
+
+Of two files that give a key, the project's goes before the user's, and a profile's before what stands outside of profiles. A config's own
+value goes before them all, except for the placeholders of this kit's configs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.config import placeholders, yaml_file
+from launcher.config.issues import Issue, UserError, did_you_mean
+from launcher.config.job import Job
+from launcher.config.job_issues import as_written, problems
+from launcher.config.redaction import mentions_a_secret
+from launcher.config.secret_shapes import names_a_secret
+from launcher.config.yaml_file import Config
+
+KEYS = ("role", "region", "output", "image", "network", "tags")
+"""What a file of defaults may give: what a team's jobs on SageMaker have in common."""
+
+MERGED = ("network", "tags")
+"""Keys whose mappings are filled key by key. An image is one thing: a version of AWS's, or an address."""
+
+PROFILES = "profiles"
+"""The key under which a file keeps further defaults by name."""
+
+PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+A_PROFILE_NAME = "letters, digits, hyphens and underscores, 64 at most"
+
+PROJECT_FILE = "launcher-defaults.yaml"
+
+
+@dataclass(frozen=True)
+class Default:
+    """One default, and where it stands."""
+
+    key: str
+    """Dotted: role, network.subnets, tags.team."""
+    value: Any
+    """Never null: a key without a value is no default."""
+    origin: str
+    """The file, as people name it, the profile, where it belongs to one, and the line: `defaults.yaml, profile dev (line 3)`."""
+
+
+def user_file() -> Path:
+    """Your own defaults, for all projects: $XDG_CONFIG_HOME/vision-launcher/defaults.yaml, or below ~/.config.
+
+    https://specifications.freedesktop.org/basedir-spec/latest/
+    """
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "vision-launcher" / "defaults.yaml"
+
+
+def project_file() -> Path:
+    """A project's defaults: launcher-defaults.yaml in the current folder or, inside a git repository, in the nearest one above it.
+
+    Where there is none yet, the place for it: the current folder.
+    """
+    here, found = Path.cwd(), None
+    for folder in (here, *here.parents):
+        if found is None and (folder / PROJECT_FILE).exists():
+            found = folder / PROJECT_FILE
+        if (folder / ".git").exists():
+            return found or here / PROJECT_FILE
+    return here / PROJECT_FILE  # outside of a repository, no folder above belongs to the project
+
+
+def read(profile: str | None = None) -> list[Default]:
+    """The defaults in force, at most one a key, sorted by key.
+
+    Args:
+        profile: the name of a profile of one of the files; None: none.
+
+    Raises:
+        UserError: every mistake in both files, or neither has the profile.
+    """
+    files = _files()
+    found = [issue for file in files for issue in check(file)]
+    known = sorted({name for file in files for name in _profiles(file)})
+    if profile is not None and not found and profile not in known:
+        found.append(_no_profile(profile, known))
+    if found:
+        raise UserError(found, "the defaults")
+    layers = [_layer(file, None) for file in files]
+    layers += [_layer(file, profile) for file in files if profile in _profiles(file)]
+    in_force: dict[str, Default] = {}
+    for layer in layers:
+        for default in layer:
+            in_force[default.key] = default
+    return sorted(in_force.values(), key=lambda default: default.key)
+
+
+def profile_names() -> list[str]:
+    """The profiles of both files, in alphabetical order."""
+    return sorted({name for file in _files() for name in _profiles(file)})
+
+
+def complete(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A config's values with the defaults filled in where they give nothing, or an example's placeholder.
+
+    Returns:
+        The values, and the origin of each default that was filled in, by its dotted key.
+
+    Raises:
+        UserError: as `read` does.
+    """
+    filled, origins = deepcopy(dict(values)), dict[str, str]()
+    profile = values.get("profile")
+    examples = _examples(values)
+    for default in read(profile if isinstance(profile, str) else None):
+        name, _, below = default.key.partition(".")
+        if below:
+            section = filled.setdefault(name, {})
+            if not isinstance(section, dict) or below in section:  # no mapping: a mistake, and reported as one
+                continue
+            section[below] = deepcopy(default.value)
+        elif name not in filled or name in examples:
+            filled[name] = deepcopy(default.value)
+        else:
+            continue
+        origins[default.key] = default.origin
+    return filled, origins
+
+
+def parsed(text: str, source: str) -> Config:
+    """A file of defaults, which may be empty. Raises UserError where it is not YAML."""
+    try:
+        return yaml_file.parse(text, source)
+    except yaml_file.Empty:
+        return Config(source, {})
+
+
+def check(file: Config) -> Iterator[Issue]:
+    """Every mistake in a file of defaults."""
+    profiles = file.values.get(PROFILES)
+    given = {key: value for key, value in file.values.items() if key != PROFILES}
+    yield from _check(file, "", given)
+    if profiles is not None and not isinstance(profiles, dict):
+        yield Issue(
+            key=f"{file.source}: {file.where(PROFILES)}",
+            found=as_written(profiles),
+            valid="defaults by the profile's name",
+            fix="write profiles: {NAME: {region: us-west-2}}",
+        )
+    for name, values in _profiles(file).items():
+        prefix = f"{PROFILES}.{name}"
+        if not PROFILE_NAME.fullmatch(name):
+            yield Issue(
+                key=f"{file.source}: {file.where(prefix)}",
+                found="no name of a profile",
+                valid=A_PROFILE_NAME,
+                fix="rename it",
+            )
+        elif isinstance(values, dict):
+            yield from _check(file, f"{prefix}.", values)
+        elif values is not None:
+            yield Issue(
+                key=f"{file.source}: {file.where(prefix)}",
+                found=as_written(values),
+                valid=f"a mapping with {', '.join(KEYS)}",
+                fix=f"write under {name} one key: value on each line",
+            )
+
+
+def name_of(file: Path) -> str:
+    """A file as people name it: below the current folder, or below ~."""
+    if file.is_relative_to(Path.cwd()):
+        return str(file.relative_to(Path.cwd()))
+    return f"~/{file.relative_to(Path.home())}" if file.is_relative_to(Path.home()) else str(file)
+
+
+def _files() -> list[Config]:
+    """The files that are there, the user's first. Raises UserError with the mistakes of all that are not YAML."""
+    found, issues = [], list[Issue]()
+    for file in (user_file(), project_file()):
+        if file.exists():
+            try:
+                found.append(parsed(yaml_file.text_of(file), name_of(file)))
+            except UserError as error:
+                issues += error.issues
+    if issues:
+        raise UserError(issues, "the defaults")
+    return found
+
+
+def _profiles(file: Config) -> dict[str, Any]:
+    given = file.values.get(PROFILES)
+    return given if isinstance(given, dict) else {}
+
+
+def _layer(file: Config, profile: str | None) -> Iterator[Default]:
+    """The defaults of one file, those outside of profiles or those of one."""
+    values = file.values if profile is None else _profiles(file)[profile] or {}
+    prefix = "" if profile is None else f"{PROFILES}.{profile}."
+    of = "" if profile is None else f", profile {profile}"
+
+    def made(key: str, value: Any) -> Iterator[Default]:
+        if value is not None:
+            line = next((file.lines[at] for at in _upwards(prefix + key) if at in file.lines), None)
+            yield Default(key, value, f"{file.source}{of}{f' (line {line})' if line else ''}")
+
+    for key in KEYS:
+        if key in MERGED:
+            for below, value in (values.get(key) or {}).items():
+                yield from made(f"{key}.{below}", value)
+        else:
+            yield from made(key, values.get(key))
+
+
+def _upwards(key: str) -> Iterator[str]:
+    """A dotted key, and those that it lies below: what an alias or `<<` gives has no line of its own."""
+    parts = key.split(".")
+    yield from (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
+
+
+def _check(file: Config, prefix: str, values: Mapping[str, Any]) -> Iterator[Issue]:
+    """The mistakes of one mapping of defaults, whose keys stand below a prefix of the file's."""
+
+    def where(key: str) -> str:
+        return f"{file.source}: {file.where(prefix + key)}"
+
+    fields = [*KEYS, *([PROFILES] if not prefix else [])]
+    for key in (key for key in values if key not in KEYS):
+        hidden = key in ("secrets", "environment") or names_a_secret(key)
+        belongs = key in Job.model_fields and not hidden
+        yield Issue(
+            key=where(key),
+            found="no default: defaults hold no secrets" if hidden else "no default" if belongs else "unknown key",
+            valid=", ".join(fields),
+            fix="write it in each job's config" if belongs else did_you_mean(key, fields),
+        )
+    known = {key: value for key, value in values.items() if key in KEYS and value is not None}
+    for key, value in known.items():
+        below = value if isinstance(value, dict) else {}
+        secret = next((name for name in below if names_a_secret(str(name)) and key == "tags"), None)
+        if secret is not None or mentions_a_secret(str(value)):
+            yield Issue(
+                key=where(key if secret is None else f"{key}.{secret}"),
+                found="what seems to be a secret; defaults hold none",
+                fix="remove it; a job's `secrets` say where a secret is read from",
+            )
+    lines = {key.removeprefix(prefix): line for key, line in file.lines.items() if key.startswith(prefix)}
+    for issue in problems(Config(file.source, {"name": "defaults", "script": "script.py", **known}, lines)):
+        yield replace(issue, key=f"{file.source}: {prefix}{issue.key}")
+
+
+def _no_profile(name: str, known: list[str]) -> Issue:
+    return Issue(
+        key="profile",
+        found=f"{name}: no such profile",
+        valid=", ".join(known) or "none: no file of defaults has profiles",
+        fix=did_you_mean(name, known, f"make it: launcher defaults profile={name} region=us-west-2"),
+    )
+
+
+def _examples(values: Mapping[str, Any]) -> set[str]:
+    """The keys of a config that hold an example's placeholders; the region beside them is an example's too."""
+    found = {key for key in ("role", "output") if placeholders.is_placeholder(key, values.get(key))}
+    return found | ({"region"} if found else set())

@@ -1,0 +1,253 @@
+"""Defaults of one's own: which value applies, where a plan says that it comes from, and what a file of defaults may not hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import launcher
+from launcher.commands import main
+from launcher.config import defaults
+from tests.conftest import ROOT
+
+MINE = """
+role: arn:aws:iam::111122223333:role/Mine
+region: eu-central-1
+output: s3://acme-runs/vision
+image: {framework_version: "2.6.0", python: py312}
+tags: {team: vision, stage: dev}
+profiles:
+  production:
+    region: us-east-1
+    network: {subnets: [subnet-0a1b2c3d], security_groups: [sg-0a1b2c3d]}
+"""
+
+SCRIPT = "print('done')\n"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """An empty project with a script, outside of every repository, and the user's own defaults."""
+    folder = tmp_path / "project"
+    (folder / "code").mkdir(parents=True)
+    (folder / "code/train.py").write_text(SCRIPT)
+    monkeypatch.chdir(folder)
+    write(defaults.user_file(), MINE)
+    return folder
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def config(**values) -> Path:
+    file = Path("job.yaml")
+    file.write_text(yaml.safe_dump({"name": "mine", "script": "train.py", "source": "code", **values}))
+    return file
+
+
+def typed(capsys, *words: str) -> tuple[int, str, str]:
+    code = main.main([*words])
+    return code, *capsys.readouterr()
+
+
+def test_a_config_without_a_key_of_aws_plans_for_sagemaker_by_the_users_defaults(here):
+    plan = launcher.plan(launcher.load(config(compute={"instance_type": "ml.m5.xlarge"})), on="aws")
+    assert plan.errors == ()
+    assert plan.request["RoleArn"] == "arn:aws:iam::111122223333:role/Mine"
+    assert plan.request["OutputDataConfig"]["S3OutputPath"] == "s3://acme-runs/vision"
+    assert ".eu-central-1." in plan.request["AlgorithmSpecification"]["TrainingImage"]
+    assert plan.request["Tags"] == [{"Key": "stage", "Value": "dev"}, {"Key": "team", "Value": "vision"}]
+
+
+def test_the_plan_says_where_each_default_comes_from(here):
+    write(here / defaults.PROJECT_FILE, "# ours\ntags: {project: kt}\n")
+    plan = launcher.plan(launcher.load(config(), ["profile=production"]), on="aws")
+    mine = str(defaults.user_file())
+    assert plan.to_dict()["defaults"] == {
+        "image": f"{mine} (line 5)",
+        "network.security_groups": f"{mine}, profile production (line 10)",
+        "network.subnets": f"{mine}, profile production (line 10)",
+        "output": f"{mine} (line 4)",
+        "region": f"{mine}, profile production (line 9)",
+        "role": f"{mine} (line 2)",
+        "tags.project": "launcher-defaults.yaml (line 2)",
+        "tags.stage": f"{mine} (line 6)",
+        "tags.team": f"{mine} (line 6)",
+    }
+    lines = [line for line in str(plan).splitlines() if line.startswith("  defaults")]
+    assert lines == [
+        f"  defaults    image, output, role, tags.stage and tags.team from {mine}",
+        f"  defaults    network.security_groups, network.subnets and region from {mine}, profile production",
+        "  defaults    tags.project from launcher-defaults.yaml",
+    ]
+    assert lines[-1].split("    ", 1)[1] in plan._repr_html_()
+
+
+def test_the_nearest_value_applies(here):
+    """Config before profile before project before user; mappings key by key, an image as a whole."""
+    write(
+        here / defaults.PROJECT_FILE, "region: eu-west-1\ntags: {team: research}\nprofiles: {far: {region: ap-east-1}}"
+    )
+    own = config(tags={"stage": "prod"}, image={"uri": "111122223333.dkr.ecr.eu-west-1.amazonaws.com/mine:1"})
+    job = launcher.load(own)
+    assert (job.region, job.tags) == ("eu-west-1", {"team": "research", "stage": "prod"})
+    assert job.image.framework_version is None and "image" not in job.defaults
+    assert launcher.load(own, ["profile=far"]).region == "ap-east-1"
+    assert launcher.load(own, ["profile=production"]).region == "us-east-1", "the user's profile before the project"
+    assert launcher.load(own, ["profile=far", "region=sa-east-1"]).region == "sa-east-1"
+    none = launcher.load(own, ["region=null", "tags.team=ours"])
+    assert none.region is None and none.tags["team"] == "ours" and "region" not in none.defaults
+
+
+def test_the_projects_file_is_found_from_below_inside_its_repository_only(here, monkeypatch):
+    write(here / defaults.PROJECT_FILE, "region: eu-west-1")
+    (here / "code/deep").mkdir()
+    monkeypatch.chdir(here / "code/deep")
+    assert defaults.project_file() == here / "code/deep" / defaults.PROJECT_FILE
+    (here / ".git").mkdir()
+    assert defaults.project_file() == here / defaults.PROJECT_FILE
+    (here / "code/.git").mkdir()  # a repository of its own
+    assert defaults.project_file() == here / "code/deep" / defaults.PROJECT_FILE
+
+
+def test_defaults_go_before_the_placeholders_of_the_kits_configs(here):
+    job = launcher.load(ROOT / "configs/quickstart_teacher.yaml")
+    assert (job.role, job.region) == ("arn:aws:iam::111122223333:role/Mine", "eu-central-1")
+    assert job.output == "s3://acme-runs/vision" and job.image.framework_version != "2.6.0"
+    defaults.user_file().unlink()
+    job = launcher.load(ROOT / "configs/quickstart_teacher.yaml")
+    assert "123456789012" in job.role and job.region == "us-west-2" and not job.defaults
+
+
+def test_python_gets_them_too_and_a_replay_keeps_what_its_run_had(here, capsys):
+    values = {"name": "mine", "script": "train.py", "source": "code"}
+    assert launcher.from_values(values).region == "eu-central-1"
+    done = launcher.run(launcher.plan(launcher.from_values(values)))
+    assert done.wait() == "Completed"
+    recorded = json.loads((done.folder.path / "plan.json").read_text())
+    assert recorded["defaults"]["region"].endswith("(line 3)")
+    write(defaults.user_file(), "region: ap-east-1\ntags: {team: others}")
+    again = launcher.replay(done.name).job
+    assert (again.region, again.tags) == ("eu-central-1", {"team": "vision", "stage": "dev"})
+    code, _, told = typed(capsys, "replay", done.name, "profile=production")
+    assert code == 2 and "keeps the role, region and network that it had" in told
+
+
+def test_every_mistake_in_both_files_and_the_config_is_reported_at_once(here, capsys):
+    write(defaults.user_file(), "regoin: eu-west-1\noutput: acme\nenvironment: {A: b}\nprofiles: {a b: {}, c: 3}")
+    write(here / defaults.PROJECT_FILE, "hyperparameters: {epochs: 1}\nimage: {python: py312}\ntags: {api_key: abc}")
+    code, _, told = typed(capsys, "plan", str(config(nmae="x")))
+    assert code == 2
+    user = defaults.user_file()
+    for line in (
+        "nmae (line 2): unknown key",
+        f"{user}: regoin (line 1): unknown key",
+        "did you mean region?",
+        f"{user}: output (line 2): 'acme' (text)",
+        f"{user}: environment (line 3): no default: defaults hold no secrets",
+        f"{user}: profiles.a b (line 4): no name of a profile",
+        f"{user}: profiles.c (line 4): 3 (a whole number)",
+        "launcher-defaults.yaml: hyperparameters (line 1): no default",
+        "launcher-defaults.yaml: image (line 2): python without framework_version",
+        "launcher-defaults.yaml: tags.api_key (line 3): what seems to be a secret",
+    ):
+        assert line in told, told
+    assert "abc" not in told, "what may be a secret is not printed"
+
+
+def test_a_profile_that_is_nowhere_is_refused_with_those_there_are(here):
+    with pytest.raises(launcher.UserError) as error:
+        launcher.load(config(), ["profile=prodution"])
+    assert "did you mean production?" in str(error.value)
+    with pytest.raises(launcher.UserError, match="launcher defaults profile=far region=us-west-2"):
+        launcher.load(config(), ["profile=far"])
+
+
+def test_defaults_are_set_and_shown_by_a_command(here, capsys):
+    file = defaults.user_file()
+    file.unlink()
+    code, shown, _ = typed(capsys, "defaults")
+    assert code == 0 and f"set once, in {file}" in shown and "launcher defaults role=arn:aws:iam::" in shown
+    assert typed(capsys, "defaults", "region=us-east-1", "tags.cost=4711", "image.framework_version=2.10")[0] == 2
+    assert not file.exists(), "an image without its Python leaves nothing behind"
+    words = ["region=us-east-1", "tags.cost=4711", "image.framework_version=2.10", "image.python=py313"]
+    assert typed(capsys, "defaults", *words)[0] == 0
+    assert file.read_text().startswith("# ") and yaml.safe_load(file.read_text()) == {
+        "region": "us-east-1",
+        "tags": {"cost": "4711"},
+        "image": {"framework_version": "2.10", "python": "py313"},
+    }
+    assert typed(capsys, "defaults", "profile=far", "region=ap-east-1", "network.isolation=true")[0] == 0
+    code, shown, _ = typed(capsys, "defaults", "profile=far", "--json")
+    told = json.loads(shown)
+    assert {one["key"]: one["value"] for one in told["defaults"]} == {
+        "image": {"framework_version": "2.10", "python": "py313"},
+        "network.isolation": True,
+        "region": "ap-east-1",
+        "tags.cost": "4711",
+    }
+    assert told["profiles"] == ["far"] and told["files"]["user"] == str(file)
+    assert typed(capsys, "defaults", "region=", "--project")[0] == 0
+    assert typed(capsys, "defaults", "tags.team=ours", "--project")[0] == 0
+    code, shown, _ = typed(capsys, "defaults")
+    assert [line.split() for line in shown.splitlines() if "tags.team" in line] == [
+        ["tags.team", "ours", "launcher-defaults.yaml", "(line", "3)"]
+    ]
+    assert "launcher-defaults.yaml (line 3)" in shown and "other profiles, by profile=NAME: far" in shown
+    assert launcher.load(config()).region == "us-east-1", "what the project unsets is not set there"
+
+
+def test_a_command_that_would_write_a_wrong_default_writes_nothing(here, capsys):
+    before = defaults.user_file().read_text()
+    words = ["region=nowhere", "tags.token=abc", "hyperparameters.epochs=1", "nonsense", "profile=a b"]
+    code, _, told = typed(capsys, "defaults", *words)
+    assert code == 2 and "nonsense: no default without a key" in told and "profile: a b" in told
+    code, _, told = typed(capsys, "defaults", *words[:3])
+    assert code == 2 and "region: 'nowhere' (text)" in told and "hyperparameters: no default" in told
+    assert "tags.token: what seems to be a secret" in told and "abc" not in told
+    assert defaults.user_file().read_text() == before
+    defaults.user_file().write_text("region: [")
+    code, _, told = typed(capsys, "defaults", "region=us-west-2")
+    assert code == 2 and "not YAML" in told and defaults.user_file().read_text() == "region: ["
+    assert typed(capsys, "defaults", "--project")[0] == 2
+
+
+@pytest.mark.parametrize("text", ["", "# region: us-west-2\n", "\n\n# all\n# of it\n"])
+def test_a_file_without_a_default_is_none(here, capsys, text):
+    defaults.user_file().write_text(text)
+    assert launcher.load(config()).defaults == {}
+    assert typed(capsys, "defaults", "region=us-west-2")[0] == 0
+    assert defaults.user_file().read_text().startswith(text) and launcher.load(config()).region == "us-west-2"
+
+
+def test_a_first_config_leaves_out_what_defaults_give(here, capsys):
+    code, told, _ = typed(capsys, "init", "--script", "code/train.py")
+    assert code == 0 and "SageMaker still needs compute.instance_type: see the comments in job.yaml\n" in told
+    text = Path("job.yaml").read_text()
+    assert "SageMaker's role, region, output and image: from your defaults" in text and "# role:" not in text
+    defaults.user_file().write_text("region: us-west-2")
+    code, told, _ = typed(capsys, "init", "--script", "code/train.py", "--force")
+    assert "set them once for every job with launcher defaults" in told
+    text = Path("job.yaml").read_text()
+    assert "# role: arn" in text and "# region:" not in text and "SageMaker's region: from your defaults" in text
+
+
+def test_a_projects_defaults_do_not_travel(here):
+    write(here / "code" / defaults.PROJECT_FILE, "region: us-west-2")
+    plan = launcher.plan(launcher.load(config()))
+    assert "train.py" in [file.path for file in plan.files]
+    assert not [file.path for file in plan.files if file.path.endswith(defaults.PROJECT_FILE)]
+
+
+def test_what_an_alias_gives_stands_on_the_aliass_line(here):
+    text = "network: &ours {subnets: [subnet-0a1b2c3d]}\nprofiles:\n  far:\n    network: *ours\n  near: {<<: {region: us-east-1}}\n"
+    defaults.user_file().write_text(text)
+    found = {one.key: one.origin for one in defaults.read("far")}
+    assert found["network.subnets"].endswith("profile far (line 4)")
+    found = {one.key: one.origin for one in defaults.read("near")}
+    assert found["region"].endswith("profile near (line 5)")
