@@ -12,6 +12,7 @@ import launcher
 from launcher.commands import main
 from launcher.config import defaults
 from tests.conftest import ROOT
+from tests.docs.documents import the_block
 
 MINE = """
 role: arn:aws:iam::111122223333:role/Mine
@@ -251,3 +252,15 @@ def test_what_an_alias_gives_stands_on_the_aliass_line(here):
     assert found["network.subnets"].endswith("profile far (line 4)")
     found = {one.key: one.origin for one in defaults.read("near")}
     assert found["region"].endswith("profile near (line 5)")
+
+
+def test_the_documents_example_is_a_projects_file(here):
+    defaults.user_file().unlink()
+    write(here / defaults.PROJECT_FILE, the_block("yaml", "# launcher-defaults.yaml"))
+    job = launcher.load(config(), ["profile=production"])
+    assert job.region == "us-east-1" and {key.split(".")[0] for key in job.defaults} == {
+        "image",
+        "network",
+        "region",
+        "tags",
+    }
