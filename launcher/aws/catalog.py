@@ -131,7 +131,7 @@ def gpu(name: str) -> Gpu:
 
 
 def training_image(region: str, instance_type: str, framework_version: str, python_version: str | None) -> str:
-    """The address of AWS's PyTorch training image. SDK v2's `image_uris.retrieve("pytorch", …)` returns the same.
+    """The address of AWS's PyTorch training image. SDK v2's `image_uris.retrieve("pytorch", …)` returns the same for those that it knows.
 
     Args:
         region: us-west-2, for example.
@@ -149,7 +149,7 @@ def training_image(region: str, instance_type: str, framework_version: str, pyth
         raise UnknownImage(
             f"no PyTorch training image of version {framework_version}",
             ", ".join(images["versions"]),
-            _fix_for_version(region, device, framework_version),
+            _fix_for_version(framework_version),
         )
     facts = images["versions"][version]
     family = instance_type.split(".")[1] if instance_type.startswith("ml.") else ""
@@ -174,10 +174,20 @@ def training_image(region: str, instance_type: str, framework_version: str, pyth
             ", ".join(sorted(accounts)),
             "choose one of these regions, or set image.uri to a copy in your own registry",
         )
-    tag = f"{framework_version}-{device}-{python_version}"
+    tag = (
+        f"{framework_version}-{facts['tags'][device]}"
+        if "tags" in facts
+        else f"{framework_version}-{device}-{python_version}"
+    )
     if family == "p4d" and tag in images["on_p4d"]:
         tag += f"-{images['on_p4d'][tag]}"
     return f"{_registry(accounts[region], region)}/{facts['repository']}:{tag}"
+
+
+def newest_image() -> tuple[str, str]:
+    """(PyTorch version, Python version) of the newest training image, which gets patches for the longest time: what messages recommend."""
+    version, facts = list(_catalog()["images"]["training"]["versions"].items())[-1]
+    return version, facts["python"][-1]
 
 
 def rules_image(region: str) -> str:
@@ -269,10 +279,24 @@ def dali_packages(framework_version: str, cuda: str | None = None) -> Mapping[st
     Args:
         cuda: as `ImageFacts.cuda`.
     """
-    facts = _catalog()["packages"]["dali"]
-    known = facts["cuda"].get(".".join(framework_version.split(".")[:2]), max(facts["by_cuda"]))
-    by_cuda: Mapping[int, Mapping[str, str]] = facts["by_cuda"]
-    return by_cuda.get(int(cuda[2:4]) if cuda else known)
+    by_cuda: Mapping[int, Mapping[str, str]] = _catalog()["packages"]["dali"]["by_cuda"]
+    return by_cuda.get(cuda_version(framework_version, cuda))
+
+
+def cuda_version(framework_version: str, cuda: str | None = None) -> int:
+    """The first number of the CUDA version in a training image for PyTorch 2.0 or newer; 11 for older ones. A CPU image counts as its GPU
+    twin.
+
+    Args:
+        cuda: as `ImageFacts.cuda`; None: by the PyTorch version.
+    """
+    if cuda is not None:
+        return int(cuda[2:4])
+    begins: Mapping[str, int] = _catalog()["images"]["training"]["cuda"]
+    return max(
+        (number for version, number in begins.items() if _numbers(version) <= _numbers(framework_version)[:2]),
+        default=min(begins.values()),
+    )
 
 
 def closed_service(key: str) -> ClosedService:
@@ -340,18 +364,10 @@ def _device(instance_type: str) -> str:
     return "gpu" if family[1][0] in "gp" else "cpu"
 
 
-def _fix_for_version(region: str, device: str, framework_version: str) -> str:
-    """Newer images need their address; otherwise name the nearest version."""
-    images = _catalog()["images"]["training"]
-    two = framework_version.split(".")[:2]
-    repository = next(
-        (tags[device] for version, tags in images["by_uri"].items() if version.split(".")[:2] == two), None
-    )
-    account = _accounts("main").get(region)
-    if repository and account:
-        return f"set image.uri to {_registry(account, region)}/{repository} in place of image.framework_version"
-    alias = images["aliases"].get(".".join(two))
-    return f"set image.framework_version to {alias or list(images['versions'])[-1]}, or image.uri to an image's address"
+def _fix_for_version(framework_version: str) -> str:
+    """Name the nearest version."""
+    alias = _catalog()["images"]["training"]["aliases"].get(".".join(framework_version.split(".")[:2]))
+    return f"set image.framework_version to {alias or newest_image()[0]}, or image.uri to an image's address"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

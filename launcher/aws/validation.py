@@ -46,12 +46,23 @@ def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Issue]:
     return issues
 
 
+CUDA_13_BEGINS_WITH = 7.5
+"""Compute capability: Turing's. CUDA 13.0 dropped what is older:
+https://docs.nvidia.com/cuda/archive/13.0.0/cuda-toolkit-release-notes/index.html"""
+
+
+def newest_image() -> str:
+    """The image that messages recommend, as a config has it."""
+    version, python = catalog.newest_image()
+    return f'{{framework_version: "{version}", python: {python}}}'
+
+
 def _missing(job: Job) -> Iterator[Issue]:
     fixes = {
         "role": "add role: arn:aws:iam::123456789012:role/SageMakerTraining, with your account and role",
         "region": "add region: us-west-2, or the region of your data",
         "output": "add output: s3://your-bucket/prefix",
-        "image": 'add image: {framework_version: "2.8.0", python: py312}, or image: {uri: …}',
+        "image": f"add image: {newest_image()}, or image: {{uri: …}}",
     }
     for key, fix in fixes.items():
         if getattr(job, key) is None:
@@ -113,12 +124,22 @@ def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
         )
     if machine is not None and about.device == "gpu" and not machine.gpus:
         yield warning(key="image.uri", found=f"a GPU image on {kind}, which has no GPU", fix="use the -cpu- image")
+    cuda = catalog.cuda_version(about.framework_version, about.cuda)
+    if machine is not None and machine.gpu is not None and about.device == "gpu" and cuda >= 13:
+        capability = catalog.gpu(machine.gpu).compute_capability
+        if float(capability) < CUDA_13_BEGINS_WITH:
+            yield Issue(
+                key="image",
+                found=f"PyTorch {about.framework_version}'s image has CUDA {cuda}, which knows no {machine.gpu} ({kind})",
+                valid=f"an image with CUDA 12 or older for compute capability {capability}",
+                fix='write image: {framework_version: "2.6.0", python: py312}, or use a newer instance type',
+            )
     patched_until = catalog.end_of_patch(about.framework_version)
     if patched_until is not None and patched_until < date.today():
         yield warning(
             key="image",
             found=f"AWS's image of PyTorch {about.framework_version} has had no security patches since {patched_until}",
-            fix="use a newer image if the script allows it",
+            fix=f"write image: {newest_image()}, if the script allows it",
         )
     version = tuple(int(part) for part in about.framework_version.split(".")[:2])
     if kit_script and (version < (2, 0) or (about.python or "py310") in ("py36", "py37", "py38", "py39")):
@@ -148,7 +169,7 @@ def _preprocessing(job: Job, kit_script: bool) -> Iterator[Issue]:
             key=key,
             found=f"dali with PyTorch {version}, whose image has CUDA 11; DALI 1.50 was the last release for it",
             valid="dali with PyTorch 2.1 or newer; cpu",
-            fix='write image: {framework_version: "2.8.0", python: py312}, or preprocessing: cpu',
+            fix=f"write image: {newest_image()}, or preprocessing: cpu",
         )
     if machine is not None and not machine.gpus:
         yield warning(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import launcher
+from launcher.aws.validation import newest_image
 from launcher.backends.plans import plan_config
 from launcher.commands import options as arguments
 from launcher.commands import schema
@@ -59,7 +60,7 @@ def carry_out(options: argparse.Namespace) -> int:
         issues += error.issues
     if issues:
         raise UserError(issues)
-    text = starter.config_text(file, seen_script, seen_images, given)
+    text = starter.config_text(file, seen_script, seen_images, newest_image(), given)
     file.write_text(text, encoding="utf-8")
     schema_file.write_text(schema.text(), encoding="utf-8")
     print(f"wrote {file}, and {schema_file}, by which editors complete and check it")

@@ -125,13 +125,16 @@ def look_at_script(file: Path) -> Script:
     return Script(file, settings, unread, tuple(channels), "init_process_group" in text)
 
 
-def config_text(file: Path, script: Script | None, images: Images | None, defaults: Collection[str] = ()) -> str:
+def config_text(
+    file: Path, script: Script | None, images: Images | None, image: str, defaults: Collection[str] = ()
+) -> str:
     """A commented config for this machine, with what SageMaker needs as comments.
 
     Args:
         file: where it will lie; paths in it are relative to the current folder, from which jobs are started.
         script: None: the kit's classifier.
         images: None: the script gets no input.
+        image: SageMaker's, as a config has it.
         defaults: keys that the user's or the project's defaults give.
 
     Raises:
@@ -154,18 +157,18 @@ def config_text(file: Path, script: Script | None, images: Images | None, defaul
         "  # instance_type: ml.g5.xlarge     # SageMaker's hosts",
         *_inputs(script, images),
         *(_own_settings(script) if script else _classifier_settings(images)),
-        *_for_sagemaker(name, defaults),
+        *_for_sagemaker(name, image, defaults),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _for_sagemaker(name: str, defaults: Collection[str]) -> list[str]:
+def _for_sagemaker(name: str, image: str, defaults: Collection[str]) -> list[str]:
     """What a job on SageMaker needs and this one lacks, as comments."""
     examples = {
         "role": "arn:aws:iam::123456789012:role/SageMakerTraining",
         "region": "us-west-2",
         "output": f"s3://amzn-s3-demo-bucket/{name}",
-        "image": '{framework_version: "2.8.0", python: py312}',
+        "image": image,
     }
     given = [key for key in examples if key in defaults]
     lines = [f"# SageMaker's {listed(given)}: from your defaults, see `launcher defaults`"] if given else []

@@ -172,6 +172,39 @@ def test_without_a_python_version_the_only_one_is_taken_as_by_the_sdk(image_uris
         catalog.training_image("us-west-2", "ml.p4d.24xlarge", "1.4.0", None)
 
 
+@pytest.mark.parametrize(
+    ("region", "instance_type", "version", "python", "image"),
+    [
+        ("cn-north-1", "ml.m5.xlarge", "2.10.0", "py313", "amazonaws.com.cn/pytorch-training:2.10.0-cpu-py313"),
+        ("us-west-2", "ml.g5.xlarge", "2.9", None, "us-west-2.amazonaws.com/pytorch-training:2.9-gpu-py312"),
+        ("eu-west-1", "ml.g5.xlarge", "2.13", "py312", ".amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker"),
+        ("eu-west-1", "ml.m5.xlarge", "2.12.1", "py312", ".amazonaws.com/pytorch:2.12.1-cpu-amzn2023-sagemaker"),
+    ],
+)
+def test_images_that_the_sdk_does_not_know_have_the_tags_that_aws_publishes(
+    region, instance_type, version, python, image
+):
+    """Tags: docs/src/data of AWS's deep-learning-containers, at the commit that the catalog names."""
+    uri = catalog.training_image(region, instance_type, version, python)
+    assert uri.endswith(image)
+    facts = catalog.image_facts(uri)
+    assert (facts.framework_version, facts.device) == (version, "gpu" if ".g5." in instance_type else "cpu")
+
+
+def test_the_image_that_messages_recommend_gets_patches_for_at_least_half_a_year_from_the_catalogs_date():
+    version, python = catalog.newest_image()
+    assert (catalog.end_of_patch(version) - catalog._catalog()["images"]["checked"]).days > 182
+    assert catalog.training_image("us-west-2", "ml.g5.xlarge", version, python)
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "expected"),
+    [("1.8.1", None, 11), ("2.0.1", None, 11), ("2.1", None, 12), ("2.8.0", None, 12), ("2.9.0", None, 13), ("2.13", None, 13), ("2.0", "cu128", 12)],
+)  # fmt: skip
+def test_the_cuda_version_of_an_image(version, cuda, expected):
+    assert catalog.cuda_version(version, cuda) == expected
+
+
 def test_an_alias_stays_in_the_tag_as_it_was_typed():
     assert catalog.training_image("us-west-2", "ml.g5.xlarge", "2.0", "py310").endswith(":2.0-gpu-py310")
 
@@ -189,24 +222,13 @@ def test_rule_images_equal_the_sdks_in_every_region(image_uris, ours, framework)
     ("arguments", "found", "valid", "fix"),
     [
         (("us-west-2", "ml.g5.xlarge", "2.0.9", "py310"), "2.0.9", "2.0.1", "image.framework_version to 2.0.1"),
-        (("us-west-2", "ml.g5.xlarge", "9.0", "py310"), "9.0", "2.8.0", "image.framework_version to 2.8.0"),
+        (("us-west-2", "ml.g5.xlarge", "9.0", "py310"), "9.0", "2.8.0", "image.framework_version to 2.13.0"),
         (("us-west-2", "ml.g5.xlarge", "2.0.0", "py311"), "py311", "py310", "image.python to py310"),
         (("mars-1", "ml.g5.xlarge", "2.0.0", "py310"), "mars-1", "us-west-2", "image.uri"),
         (("us-west-2", "ml.p2.xlarge", "2.0.0", "py310"), "ml.p2.xlarge", "1.13", "compute.instance_type"),
         (("us-west-2", "ml.trn1.2xlarge", "2.0.0", "py310"), "Neuron", "GPUs", "compute.instance_type"),
         (("us-west-2", "p4d", "2.0.0", "py310"), "p4d", "ml.", "compute.instance_type"),
-        (
-            ("eu-west-1", "ml.g5.xlarge", "2.13", "py312"),
-            "2.13",
-            "2.8.0",
-            "763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker",
-        ),
-        (
-            ("cn-north-1", "ml.m5.xlarge", "2.10.0", "py313"),
-            "2.10.0",
-            "2.8.0",
-            ".amazonaws.com.cn/pytorch-training:2.10.0-cpu-",
-        ),
+        (("us-west-2", "ml.g5.xlarge", "2.13.0", "py313"), "py313", "py312", "image.python to py312"),
     ],
 )
 def test_an_unknown_image_names_what_was_found_what_is_valid_and_a_fix(arguments, found, valid, fix):

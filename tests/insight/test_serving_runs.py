@@ -34,7 +34,7 @@ def test_a_starved_run_is_advised_to_take_more_servers(data):
     groups = [{"name": name, "instance_type": "ml.c5.large", "instance_count": 1} for name in ("gpus", "cpus")]
     settings = {
         **{"model": "mobilenetv3_small_050", "image_size": 64, "global_batch_size": 32, "worker_type": "remote"},
-        **{"epochs": 1, "max_steps": 16, "log_every": 2, "evaluate_every": 2, "augmentation_load": COSTLY},
+        **{"epochs": 2, "max_steps": 40, "log_every": 2, "evaluate_every": 2, "augmentation_load": COSTLY},
     }
     job = launcher.from_values(
         {
@@ -55,6 +55,6 @@ def test_a_starved_run_is_advised_to_take_more_servers(data):
     assert fix.command == f"launcher replay {run.name} compute.instance_groups.1.instance_count={fix.value}"
     assert "all hosts of this run share one machine" in str(finding.evidence)
     served = diagnosis.to_dict()["servers"]
-    assert served["images"] >= 16 * 32 and (served["alone"], served["failures"]) == (0, 0)
+    assert served["images"] >= 40 * 32 and (served["alone"], served["failures"]) == (0, 0)
     assert f"in the logged steps {served['images']:,} images came from other hosts" in str(diagnosis)
     assert not any("worker" in (each.setting or "") for one in diagnosis.findings for each in one.fixes)

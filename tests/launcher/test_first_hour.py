@@ -233,7 +233,7 @@ def test_init_refuses_what_it_cannot_start_from_and_writes_nothing(typed, words,
 )
 def test_init_writes_a_name_that_loads_as_it_is(tmp_path, name):
     images(tmp_path / "pets")
-    text = starter.config_text(Path(f"{name}.yaml"), None, starter.look_at_images(tmp_path / "pets"))
+    text = starter.config_text(Path(f"{name}.yaml"), None, starter.look_at_images(tmp_path / "pets"), "{uri: x}")
     assert yaml_file.parse(text, "x").values["name"] == name == yaml.safe_load(text)["name"]
     assert ('name: "' in text) == (name != "cats")
 
