@@ -87,7 +87,7 @@ def test_the_example_in_a_docstring_runs(name, there, monkeypatch, tmp_path):
         thing = emulator if part == "emulator" else getattr(thing, part)
     examples = doctest.DocTestParser().get_doctest(thing.__doc__ or "", {"launcher": launcher}, name, None, None)
     assert examples.examples, f"{name} is public and its docstring has no example"
-    for variable in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    for variable in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "LAUNCHER_DEFAULTS"):
         monkeypatch.setenv(variable, "")  # which is put back afterwards, whatever the example sets
         monkeypatch.delenv(variable)
     emulated = emulator.start([CONFIG], tmp_path) if name.split(".")[-1] in FAR_AWAY else None

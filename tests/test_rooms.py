@@ -16,6 +16,7 @@ LAUNCHER = [
     "config",
     "record",
     "planner",
+    "sdk_import",
     "aws",
     "backends",
     "insight",

@@ -153,7 +153,7 @@ def training_image(region: str, instance_type: str, framework_version: str, pyth
         )
     facts = images["versions"][version]
     family = instance_type.split(".")[1] if instance_type.startswith("ml.") else ""
-    if family == "p2" and _numbers(framework_version) >= _numbers(images["p2_ends_before"]):
+    if family == "p2" and numbers(framework_version) >= numbers(images["p2_ends_before"]):
         raise UnknownImage(
             f"the PyTorch {framework_version} image does not run on {instance_type}",
             f"PyTorch before {images['p2_ends_before']} on P2",
@@ -188,6 +188,19 @@ def newest_image() -> tuple[str, str]:
     """(PyTorch version, Python version) of the newest training image, which gets patches for the longest time: what messages recommend."""
     version, facts = list(_catalog()["images"]["training"]["versions"].items())[-1]
     return version, facts["python"][-1]
+
+
+def last_image_before_turing() -> tuple[str, str]:
+    """(PyTorch version, Python version) of the last training image that surely runs on GPUs before NVIDIA's Turing, such as V100."""
+    facts = _catalog()["images"]["training"]["before_turing"]
+    return facts["last_version"], facts["python"]
+
+
+def is_before_turing(name: str) -> bool:
+    """Whether a GPU, by its name in `InstanceType.gpu`, is older than Turing. NVIDIA's only: others have no compute capability."""
+    facts = _catalog()["images"]["training"]["before_turing"]
+    known = _catalog()["gpus"]["by_name"].get(name)
+    return known is not None and float(known["compute_capability"]) < float(facts["compute_capability"])
 
 
 def rules_image(region: str) -> str:
@@ -270,7 +283,7 @@ def packages() -> Packages:
 def has_module(module: str, framework_version: str | None) -> bool:
     """Whether the training image of a PyTorch version has one of the modules that only some have. None: of an unknown version."""
     last = packages().until.get(module)
-    return last is not None and framework_version is not None and _numbers(framework_version)[:2] <= _numbers(last)
+    return last is not None and framework_version is not None and numbers(framework_version)[:2] <= numbers(last)
 
 
 def dali_packages(framework_version: str, cuda: str | None = None) -> Mapping[str, str] | None:
@@ -294,7 +307,7 @@ def cuda_version(framework_version: str, cuda: str | None = None) -> int:
         return int(cuda[2:4])
     begins: Mapping[str, int] = _catalog()["images"]["training"]["cuda"]
     return max(
-        (number for version, number in begins.items() if _numbers(version) <= _numbers(framework_version)[:2]),
+        (number for version, number in begins.items() if numbers(version) <= numbers(framework_version)[:2]),
         default=min(begins.values()),
     )
 
@@ -370,7 +383,8 @@ def _fix_for_version(framework_version: str) -> str:
     return f"set image.framework_version to {alias or newest_image()[0]}, or image.uri to an image's address"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """A version's numbers, by which versions are compared."""
     return tuple(int(number) for number in version.split("."))
 
 

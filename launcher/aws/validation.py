@@ -46,11 +46,6 @@ def check(job: Job, *, kit_script: bool, requirements: bool) -> list[Issue]:
     return issues
 
 
-CUDA_13_BEGINS_WITH = 7.5
-"""Compute capability: Turing's. CUDA 13.0 dropped what is older:
-https://docs.nvidia.com/cuda/archive/13.0.0/cuda-toolkit-release-notes/index.html"""
-
-
 def newest_image() -> str:
     """The image that messages recommend, as a config has it."""
     version, python = catalog.newest_image()
@@ -73,6 +68,16 @@ def _missing(job: Job) -> Iterator[Issue]:
             found="missing; SageMaker requires it",
             fix="add under compute: instance_type: ml.g5.xlarge, or what the job needs",
         )
+
+
+def _old_gpu(job: Job) -> str | None:
+    """A GPU of the job's that today's images do not support, with its instance type: `V100 (ml.p3.2xlarge)`."""
+    kinds = [job.compute.instance_type, *(group.instance_type for group in job.compute.instance_groups)]
+    for kind in kinds:
+        machine = catalog.instance(kind) if kind is not None else None
+        if machine is not None and machine.gpu is not None and catalog.is_before_turing(machine.gpu):
+            return f"{machine.gpu} ({kind})"
+    return None
 
 
 def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
@@ -124,22 +129,26 @@ def _image(job: Job, kit_script: bool) -> Iterator[Issue]:
         )
     if machine is not None and about.device == "gpu" and not machine.gpus:
         yield warning(key="image.uri", found=f"a GPU image on {kind}, which has no GPU", fix="use the -cpu- image")
-    cuda = catalog.cuda_version(about.framework_version, about.cuda)
-    if machine is not None and machine.gpu is not None and about.device == "gpu" and cuda >= 13:
-        capability = catalog.gpu(machine.gpu).compute_capability
-        if float(capability) < CUDA_13_BEGINS_WITH:
-            yield Issue(
-                key="image",
-                found=f"PyTorch {about.framework_version}'s image has CUDA {cuda}, which knows no {machine.gpu} ({kind})",
-                valid=f"an image with CUDA 12 or older for compute capability {capability}",
-                fix='write image: {framework_version: "2.6.0", python: py312}, or use a newer instance type',
-            )
+    old = _old_gpu(job)
+    last, python = catalog.last_image_before_turing()
+    if old is not None and about.device == "gpu" and catalog.numbers(about.framework_version) > catalog.numbers(last):
+        cuda = catalog.cuda_version(about.framework_version, about.cuda)
+        yield Issue(
+            key="image",
+            level="error" if cuda >= 13 else "warning",
+            found=f"PyTorch {about.framework_version} on {old}: "
+            + (f"its CUDA {cuda} does not support that GPU" if cuda >= 13 else "its build may leave that GPU out"),
+            fix=f'use a newer instance type; or write image: {{framework_version: "{last}", python: {python}}}, which gets no patches',
+        )
     patched_until = catalog.end_of_patch(about.framework_version)
     if patched_until is not None and patched_until < date.today():
+        newer = f"image: {newest_image()}"
         yield warning(
             key="image",
             found=f"AWS's image of PyTorch {about.framework_version} has had no security patches since {patched_until}",
-            fix=f"write image: {newest_image()}, if the script allows it",
+            fix=f"write {newer}, if the script allows it"
+            if old is None
+            else f"use an instance type with a newer GPU than {old}, and {newer}",
         )
     version = tuple(int(part) for part in about.framework_version.split(".")[:2])
     if kit_script and (version < (2, 0) or (about.python or "py310") in ("py36", "py37", "py38", "py39")):

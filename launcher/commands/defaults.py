@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE
 from launcher.config import defaults, yaml_edit, yaml_file
 from launcher.config.issues import Issue, UserError
+from launcher.config.redaction import REDACTED, is_secret, mentions_a_secret
+from launcher.config.sections import A_PROFILE_NAME, PROFILE_NAME
 from launcher.record import records
 
 HEAD = "# Defaults of vision-launcher, for what a job's config leaves out. `launcher defaults` shows those in force.\n"
@@ -40,7 +44,7 @@ def carry_out(options: argparse.Namespace) -> int:
     if changes:
         file = defaults.project_file() if options.project else defaults.user_file()
         prefix = f"{defaults.PROFILES}.{profile}." if profile is not None else ""
-        _set(file, {prefix + key: value for key, value in changes.items()})
+        _change(file, {prefix + key: value for key, value in changes.items()})
         arguments.note(f"wrote {defaults.name_of(file)}")
     elif options.project:
         raise UserError([Issue(key="--project", found="nothing to set", fix="name what: --project region=us-west-2")])
@@ -50,21 +54,24 @@ def carry_out(options: argparse.Namespace) -> int:
 
 
 def _read(overrides: list[str]) -> dict[str, Any]:
-    """Dotted key -> value. Raises UserError with every mistake."""
+    """Dotted key -> value. Raises UserError with every mistake; none shows what may be a secret."""
     values, issues = dict[str, Any](), list[Issue]()
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
+        shown = REDACTED if is_secret("", key or text) else key or text
         if not equals or not all(key.split(".")):
             fix = "write key=value, for example region=us-west-2"
-            issues.append(Issue(key=key or text, found="no default without a key and `=`", fix=fix))
+            issues.append(Issue(key=shown, found="no default without a key and `=`", fix=fix))
             continue
         try:
             values[key] = _value(key, value)
         except UserError as error:
-            issues += error.issues
+            found = error.issues[0].found.partition(", at `")[0] if mentions_a_secret(text) else error.issues[0].found
+            issues.append(Issue(key=shown, found=found, fix=f"quote it: {shown}='\"…\"'"))
     name = values.get("profile")
-    if name is not None and not defaults.PROFILE_NAME.fullmatch(name):
-        issues.append(Issue(key="profile", found=name, valid=defaults.A_PROFILE_NAME, fix="choose another name"))
+    if name is not None and not (re.match(PROFILE_NAME, name) and not is_secret("", name)):
+        found = REDACTED if mentions_a_secret(name) else name
+        issues.append(Issue(key="profile", found=found, valid=A_PROFILE_NAME, fix="choose another name"))
     if issues:
         raise UserError(issues)
     return values
@@ -74,21 +81,57 @@ def _value(key: str, text: str) -> Any:
     """A default as it was typed: YAML, but no default is a number, and a tag and a name are texts. None unsets."""
     value = yaml_file.parse(f"value: {text}", key).values["value"]
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return text if text and (number or key == "profile" or key.startswith("tags.")) else value
+    is_text = key == "profile" or key.startswith("tags.")
+    return text if text and (number or (is_text and not isinstance(value, str))) else value
 
 
-def _set(file: Path, values: dict[str, Any]) -> None:
-    """Set dotted keys in a file of defaults, which is made where there is none. Raises UserError and leaves it as it is where it would
-    be no valid one."""
-    text, name = HEAD, defaults.name_of(file)
-    if file.exists():
-        text = yaml_file.text_of(file)
-        defaults.parsed(text, name)
-    changed = yaml_edit.with_values(text, values)
-    if issues := list(defaults.check(replace(defaults.parsed(changed, name), lines={}))):
+def _change(file: Path, values: dict[str, Any]) -> None:
+    """Set dotted keys in a file of defaults, or remove those whose value is None. The file is made where there is none.
+
+    Raises:
+        UserError: it would be no valid one, or aliases hide where a key stands. It is left as it is.
+    """
+    name, text, mode = defaults.name_of(file), HEAD, None
+    if file.exists() or file.is_symlink():
+        text, mode = yaml_file.text_of(file), file.stat().st_mode
+        ends = "\r\n" if b"\r\n" in file.read_bytes() else "\n"
+    else:
+        ends = "\n"
+    before, edited = defaults.parsed(text, name), text
+    wanted = deepcopy(before.values)
+    for key, value in values.items():
+        yaml_file.put(wanted, key, value)
+        edited = yaml_edit.without(edited, key) if value is None else yaml_edit.with_values(edited, {key: value})
+    try:
+        after = defaults.parsed(edited, name)
+    except UserError:
+        after = None
+    if after is None or _given(after.values) != _given(wanted):
+        found = "its layout or its aliases hide where the key stands"
+        raise UserError([Issue(key=name, found=found, fix="edit the file itself")])
+    known = list(defaults.check(before))
+    if issues := [
+        one for one in defaults.check(replace(after, lines={})) if not any(_same(one, other) for other in known)
+    ]:
         raise UserError(issues)
     file.parent.mkdir(parents=True, exist_ok=True)
-    records.write_atomically(file, changed)
+    target = file.resolve()  # a link stays one
+    records.write_atomically(target, edited.replace("\n", ends))
+    if mode is not None:
+        target.chmod(mode & 0o777)
+
+
+def _given(values: Any) -> Any:
+    """Values without those that are null or empty: no defaults."""
+    if not isinstance(values, dict):
+        return values
+    kept = {key: _given(value) for key, value in values.items()}
+    return {key: value for key, value in kept.items() if value not in (None, {})}
+
+
+def _same(one: Issue, other: Issue) -> bool:
+    """Whether a mistake was there before, on a line of the file or without one."""
+    return one.found == other.found and one.key == re.sub(r" \(line \d+\)", "", other.key)
 
 
 def _json(found: list[defaults.Default]) -> str:

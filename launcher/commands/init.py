@@ -13,6 +13,7 @@ from launcher.commands import options as arguments
 from launcher.commands import schema
 from launcher.commands.exit_codes import DONE, USER_ERROR
 from launcher.config import defaults
+from launcher.config.defaults import KEYS
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.planner.source_package import SCHEMA_FILE
 from launcher.show.text import indent, listed
@@ -42,7 +43,7 @@ def carry_out(options: argparse.Namespace) -> int:
     script = Path(options.script) if options.script else starter.find_script(Path("."))
     folder = Path(options.images) if options.images else starter.find_images(Path("."))
     schema_file = file.parent / SCHEMA_FILE
-    issues = [*_refused(file), *(() if options.force else _in_the_way(file, schema_file))]
+    issues = [*refused(file), *(() if options.force else in_the_way(file, schema_file))]
     if script is None and folder is None:
         issues.append(_nothing_here())
     seen_script, seen_images = None, None
@@ -64,10 +65,10 @@ def carry_out(options: argparse.Namespace) -> int:
     file.write_text(text, encoding="utf-8")
     schema_file.write_text(schema.text(), encoding="utf-8")
     print(f"wrote {file}, and {schema_file}, by which editors complete and check it")
-    return _say_what_is_next(file)
+    return say_what_is_next(file)
 
 
-def _say_what_is_next(file: Path) -> int:
+def say_what_is_next(file: Path) -> int:
     """Plan the config here and for SageMaker, and print what each still needs."""
     from launcher.planner.starter import AWS_KEYS
 
@@ -78,8 +79,9 @@ def _say_what_is_next(file: Path) -> int:
     else:
         print("it plans without mistakes on this machine")
     if needed:
-        once = ", or set them once for every job with launcher defaults" if len(needed) > 1 else ""
-        print(f"SageMaker still needs {listed(needed)}: see the comments in {file}{once}")
+        print(f"SageMaker still needs {listed(needed)}: to be written into {file}")
+        if common := [key for key in needed if key in KEYS]:
+            print(f"launcher defaults sets {listed(common)} once, for every job")
     print(f"next: launcher {'plan' if here else 'run'} {file}")
     return USER_ERROR if here else DONE
 
@@ -91,14 +93,14 @@ def _errors(file: Path, on: str) -> Iterator[Issue]:
         yield from error.issues
 
 
-def _refused(file: Path) -> Iterator[Issue]:
+def refused(file: Path) -> Iterator[Issue]:
     if file.suffix not in (".yaml", ".yml"):
         yield Issue(key="FILE.yaml", found=str(file), valid="a file that ends with .yaml", fix=f"write {file}.yaml")
     if not file.parent.is_dir():
         yield Issue(key="FILE.yaml", found=f"{file.parent}: no such folder", fix=f"mkdir -p {file.parent}")
 
 
-def _in_the_way(file: Path, schema_file: Path) -> Iterator[Issue]:
+def in_the_way(file: Path, schema_file: Path) -> Iterator[Issue]:
     """Files that would be overwritten; a schema that is the same is no loss."""
     if file.exists() or file.is_symlink():
         yield Issue(key=str(file), found="it exists", fix="name another file, or overwrite it with --force")

@@ -21,6 +21,7 @@ from launcher.commands import (
     drill,
     emulate,
     explain,
+    import_,
     init,
     label,
     labels,
@@ -50,7 +51,7 @@ from launcher.show.severity import coloured
 from launcher.show.terminal import Terminal
 
 GROUPS = {
-    "Start here": (init, defaults, explain, prepare, weights),
+    "Start here": (init, import_, defaults, explain, prepare, weights),
     "Plan and run": (plan, run, watch, attach, stop, resume, replay),
     "Look at runs": (runs, show, logs, compare, diff, rm, prune),
     "Keep a teacher's answers": (label, labels),
@@ -119,7 +120,9 @@ def command_line() -> Parser:
     to = adding_to(parser, "COMMAND", help=argparse.SUPPRESS)  # the epilog lists them
     for command in (command for commands in GROUPS.values() for command in commands):
         command.add(to)
-    names = {title: [one.__name__.rpartition(".")[2] for one in commands] for title, commands in GROUPS.items()}
+    names = {
+        title: [one.__name__.rpartition(".")[2].rstrip("_") for one in commands] for title, commands in GROUPS.items()
+    }
     parser.epilog = in_groups(parser, names) + "\n\nlauncher COMMAND --help says more of each."
     return parser
 

@@ -1,15 +1,14 @@
 """Defaults for every job: role, region, output, image, network and tags, from a user's file and a project's.
 
-Of two files that give a key, the project's goes before the user's, and a profile's before what stands outside of profiles. A config's own
-value goes before them all, except for the placeholders of this kit's configs.
+A config's own value goes first, then a profile's, then what stands outside of profiles; each time the project's file before the user's. The
+placeholders of this kit's configs (a role, a bucket of documentation) are no values of one's own.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from copy import deepcopy
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from launcher.config import placeholders, yaml_file
 from launcher.config.issues import Issue, UserError, did_you_mean
 from launcher.config.job import Job
 from launcher.config.job_issues import as_written, problems
-from launcher.config.redaction import mentions_a_secret
+from launcher.config.redaction import REDACTED, is_secret, mentions_a_secret
 from launcher.config.secret_shapes import names_a_secret
+from launcher.config.sections import A_PROFILE_NAME, PROFILE_NAME
 from launcher.config.yaml_file import Config
 
 KEYS = ("role", "region", "output", "image", "network", "tags")
@@ -31,8 +31,8 @@ MERGED = ("network", "tags")
 PROFILES = "profiles"
 """The key under which a file keeps further defaults by name."""
 
-PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-A_PROFILE_NAME = "letters, digits, hyphens and underscores, 64 at most"
+OFF = "LAUNCHER_DEFAULTS"
+"""Where this variable is `off`, as the SageMaker emulator sets it, there are no defaults."""
 
 PROJECT_FILE = "launcher-defaults.yaml"
 
@@ -53,8 +53,18 @@ def user_file() -> Path:
     """Your own defaults, for all projects: $XDG_CONFIG_HOME/vision-launcher/defaults.yaml, or below ~/.config.
 
     https://specifications.freedesktop.org/basedir-spec/latest/
+
+    Raises:
+        UserError: there is no home directory.
     """
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "vision-launcher" / "defaults.yaml"
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    if os.path.isabs(given):  # a relative path is to be ignored
+        return Path(given) / "vision-launcher" / "defaults.yaml"
+    try:
+        return Path.home() / ".config" / "vision-launcher" / "defaults.yaml"
+    except RuntimeError:
+        fix = "set HOME or XDG_CONFIG_HOME to a folder of yours"
+        raise UserError([Issue(key="HOME", found="no home directory", fix=fix)]) from None
 
 
 def project_file() -> Path:
@@ -64,9 +74,9 @@ def project_file() -> Path:
     """
     here, found = Path.cwd(), None
     for folder in (here, *here.parents):
-        if found is None and (folder / PROJECT_FILE).exists():
+        if found is None and _is_there(folder / PROJECT_FILE):
             found = folder / PROJECT_FILE
-        if (folder / ".git").exists():
+        if _is_there(folder / ".git"):
             return found or here / PROJECT_FILE
     return here / PROJECT_FILE  # outside of a repository, no folder above belongs to the project
 
@@ -80,52 +90,64 @@ def read(profile: str | None = None) -> list[Default]:
     Raises:
         UserError: every mistake in both files, or neither has the profile.
     """
-    files = _files()
-    found = [issue for file in files for issue in check(file)]
-    known = sorted({name for file in files for name in _profiles(file)})
-    if profile is not None and not found and profile not in known:
-        found.append(_no_profile(profile, known))
-    if found:
-        raise UserError(found, "the defaults")
-    layers = [_layer(file, None) for file in files]
-    layers += [_layer(file, profile) for file in files if profile in _profiles(file)]
-    in_force: dict[str, Default] = {}
-    for layer in layers:
-        for default in layer:
-            in_force[default.key] = default
-    return sorted(in_force.values(), key=lambda default: default.key)
+    found, issues = _in_force(profile)
+    if issues:
+        raise UserError(issues, "the defaults")
+    return found
 
 
 def profile_names() -> list[str]:
     """The profiles of both files, in alphabetical order."""
-    return sorted({name for file in _files() for name in _profiles(file)})
+    return sorted({name for file in _files()[0] for name in _profiles(file)})
 
 
-def complete(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A config's values with the defaults filled in where they give nothing, or an example's placeholder.
+def complete(
+    values: Mapping[str, Any], examples: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, str], list[Issue]]:
+    """A config's values with the defaults filled in where they give nothing.
+
+    Args:
+        examples: keys whose values are an example's and count as not given.
 
     Returns:
-        The values, and the origin of each default that was filled in, by its dotted key.
-
-    Raises:
-        UserError: as `read` does.
+        The values, the origin of each default that was filled in by its dotted key, and the mistakes in the files. Defaults without a
+        mistake are filled in all the same, so that the rest of the job can be checked.
     """
-    filled, origins = deepcopy(dict(values)), dict[str, str]()
+    filled, origins = dict(values), dict[str, str]()
     profile = values.get("profile")
-    examples = _examples(values)
-    for default in read(profile if isinstance(profile, str) else None):
+    found, issues = _in_force(profile if isinstance(profile, str) and re.match(PROFILE_NAME, profile) else None)
+    for default in found:
         name, _, below = default.key.partition(".")
         if below:
-            section = filled.setdefault(name, {})
+            section = filled.get(name, {})
             if not isinstance(section, dict) or below in section:  # no mapping: a mistake, and reported as one
                 continue
-            section[below] = deepcopy(default.value)
+            filled[name] = {**section, below: default.value}
         elif name not in filled or name in examples:
-            filled[name] = deepcopy(default.value)
+            filled[name] = default.value
         else:
             continue
         origins[default.key] = default.origin
-    return filled, origins
+    return filled, origins, issues
+
+
+def examples_in(values: Mapping[str, Any]) -> set[str]:
+    """The keys of a config's file that hold placeholders of this kit's; the region beside two of them is an example's too."""
+    found = {key for key in ("role", "output") if placeholders.is_of_this_kit(key, values.get(key))}
+    return found | ({"region"} if len(found) == 2 else set())
+
+
+def _in_force(profile: str | None) -> tuple[list[Default], list[Issue]]:
+    """The defaults without a mistake, sorted by key; and every mistake."""
+    files, issues = _files()
+    issues += [issue for file in files for issue in check(file)]
+    known = sorted({name for file in files for name in _profiles(file)})
+    if profile is not None and not issues and profile not in known:
+        issues.append(_no_profile(profile, known))
+    layers = [_layer(file, None) for file in files]
+    layers += [_layer(file, profile) for file in files if profile in _profiles(file)]
+    in_force = {default.key: default for layer in layers for default in layer}
+    return sorted(in_force.values(), key=lambda default: default.key), issues
 
 
 def parsed(text: str, source: str) -> Config:
@@ -134,6 +156,11 @@ def parsed(text: str, source: str) -> Config:
         return yaml_file.parse(text, source)
     except yaml_file.Empty:
         return Config(source, {})
+    except UserError as error:
+        named = [
+            one if one.key.startswith(source) else replace(one, key=f"{source}: {one.key}") for one in error.issues
+        ]
+        raise UserError(named) from None
 
 
 def check(file: Config) -> Iterator[Issue]:
@@ -150,12 +177,10 @@ def check(file: Config) -> Iterator[Issue]:
         )
     for name, values in _profiles(file).items():
         prefix = f"{PROFILES}.{name}"
-        if not PROFILE_NAME.fullmatch(name):
+        if not re.match(PROFILE_NAME, name) or is_secret("", name):
+            shown = f"{PROFILES}.{REDACTED}" if mentions_a_secret(name) else file.where(prefix)
             yield Issue(
-                key=f"{file.source}: {file.where(prefix)}",
-                found="no name of a profile",
-                valid=A_PROFILE_NAME,
-                fix="rename it",
+                key=f"{file.source}: {shown}", found="no name of a profile", valid=A_PROFILE_NAME, fix="rename it"
             )
         elif isinstance(values, dict):
             yield from _check(file, f"{prefix}.", values)
@@ -172,21 +197,34 @@ def name_of(file: Path) -> str:
     """A file as people name it: below the current folder, or below ~."""
     if file.is_relative_to(Path.cwd()):
         return str(file.relative_to(Path.cwd()))
-    return f"~/{file.relative_to(Path.home())}" if file.is_relative_to(Path.home()) else str(file)
+    home = os.path.expanduser("~")
+    return f"~/{file.relative_to(home)}" if home != "~" and file.is_relative_to(home) else str(file)
 
 
-def _files() -> list[Config]:
-    """The files that are there, the user's first. Raises UserError with the mistakes of all that are not YAML."""
-    found, issues = [], list[Issue]()
-    for file in (user_file(), project_file()):
-        if file.exists():
+def _files() -> tuple[list[Config], list[Issue]]:
+    """The files that are there, the user's first; and the mistakes of those that are not YAML."""
+    if os.environ.get(OFF) == "off":
+        return [], []
+    found, issues = list[Config](), list[Issue]()
+    for place in (user_file, project_file):
+        try:
+            file = place()
+        except UserError:  # a machine without a home needs none of its own
+            continue
+        if _is_there(file):
             try:
                 found.append(parsed(yaml_file.text_of(file), name_of(file)))
             except UserError as error:
                 issues += error.issues
-    if issues:
-        raise UserError(issues, "the defaults")
-    return found
+    return found, issues
+
+
+def _is_there(file: Path) -> bool:
+    """Whether a file or a link is there. Not where this user may not look."""
+    try:
+        return file.exists() or file.is_symlink()
+    except OSError:
+        return False
 
 
 def _profiles(file: Config) -> dict[str, Any]:
@@ -205,12 +243,21 @@ def _layer(file: Config, profile: str | None) -> Iterator[Default]:
             line = next((file.lines[at] for at in _upwards(prefix + key) if at in file.lines), None)
             yield Default(key, value, f"{file.source}{of}{f' (line {line})' if line else ''}")
 
-    for key in KEYS:
+    if not isinstance(values, dict):
+        return
+    known: dict[str, Any] = {key: values[key] for key in KEYS if values.get(key) is not None}
+    wrong = {issue.key.split(" ")[0].split(".")[0] for issue in problems(Config(file.source, _as_a_job(known)))}
+    for key in (key for key in known if key not in wrong):
         if key in MERGED:
-            for below, value in (values.get(key) or {}).items():
+            for below, value in known[key].items():
                 yield from made(f"{key}.{below}", value)
         else:
-            yield from made(key, values.get(key))
+            yield from made(key, known[key])
+
+
+def _as_a_job(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults as the values of a config that lacks nothing else."""
+    return {"name": "defaults", "script": "script.py", **values}
 
 
 def _upwards(key: str) -> Iterator[str]:
@@ -246,7 +293,7 @@ def _check(file: Config, prefix: str, values: Mapping[str, Any]) -> Iterator[Iss
                 fix="remove it; a job's `secrets` say where a secret is read from",
             )
     lines = {key.removeprefix(prefix): line for key, line in file.lines.items() if key.startswith(prefix)}
-    for issue in problems(Config(file.source, {"name": "defaults", "script": "script.py", **known}, lines)):
+    for issue in problems(Config(file.source, _as_a_job(known), lines)):
         yield replace(issue, key=f"{file.source}: {prefix}{issue.key}")
 
 
@@ -257,9 +304,3 @@ def _no_profile(name: str, known: list[str]) -> Issue:
         valid=", ".join(known) or "none: no file of defaults has profiles",
         fix=did_you_mean(name, known, f"make it: launcher defaults profile={name} region=us-west-2"),
     )
-
-
-def _examples(values: Mapping[str, Any]) -> set[str]:
-    """The keys of a config that hold an example's placeholders; the region beside them is an example's too."""
-    found = {key for key in ("role", "output") if placeholders.is_placeholder(key, values.get(key))}
-    return found | ({"region"} if found else set())

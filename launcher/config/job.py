@@ -10,7 +10,9 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from launcher.config.redaction import redact, redact_setting
 from launcher.config.sections import (
     A_FOLDER_IN_S3,
+    A_PROFILE_NAME,
     MAX_HOSTS,
+    PROFILE_NAME,
     Checkpoints,
     Compute,
     Debugger,
@@ -109,8 +111,8 @@ class Job(Part):
     """The folder that holds `script`, packaged for the hosts. null: this kit's entrypoints."""
     profile: str | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
-        description="a profile's name: letters, digits, hyphens and underscores",
+        pattern=PROFILE_NAME,
+        description=f"a profile's name: {A_PROFILE_NAME}",
         examples=["production"],
     )
     """The profile of your defaults that applies too: see `launcher defaults`."""
@@ -137,7 +139,7 @@ class Job(Part):
     image: Image | None = Field(
         None,
         description="{framework_version, python} or {uri}",
-        examples=['{framework_version: "2.0.0", python: py310}'],
+        examples=['{framework_version: "2.14.0", python: py312}'],
     )
     """The container image."""
     inputs: dict[str, Input] = Field(

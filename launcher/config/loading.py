@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from launcher.config.job import Job
 from launcher.config.job_issues import as_written, problems, without_mistakes
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> Job:
+def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False, with_defaults: bool = True) -> Job:
     """Read a config file into a Job, with your defaults (launcher.config.defaults) for what it leaves out.
 
     >>> job = launcher.load("configs/quickstart.yaml", ["hyperparameters.temperature=2"], smoke=True)
@@ -24,11 +24,18 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False
         path: a YAML file.
         overrides: `dotted.key=value` texts, applied last; values are YAML.
         smoke: apply the file's `smoke` section first.
+        with_defaults: fill in your defaults.
 
     Raises:
         UserError: every mistake in the file, the overrides and the defaults, at once.
     """
     config = yaml_file.read(path)
+    if Path(path).name == defaults.PROJECT_FILE:
+        raise mistake(
+            str(path),
+            "defaults for every job, no job itself",
+            "name a job's config; launcher defaults shows what it gives",
+        )
     base = dict(config.values)
     changes = base.pop("smoke", None)
     if changes is not None and not isinstance(changes, dict):
@@ -56,17 +63,20 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False
             for issue in problems(replace(config, values=smoked, lines={}))
             if issue not in usual
         ]
-    return _made(chosen.values, found, str(path))
+    overridden = {text.partition("=")[0].strip() for text in overrides}
+    examples = defaults.examples_in(smoked if smoke else base) - overridden
+    return _made(chosen.values, found, str(path), examples if with_defaults else None)
 
 
-def _made(values: Mapping[str, Any], found: list[Issue], source: str) -> Job:
-    """The job of a config's values and the defaults. Raises UserError with the issues found so far and those of the defaults."""
-    try:
-        filled, origins = defaults.complete(values)
-    except UserError as error:
-        filled, origins, found = dict(values), {}, [*found, *error.issues]
-    if found:
-        raise UserError(found, source, rest=without_mistakes(filled))
+def _made(values: Mapping[str, Any], found: list[Issue], source: str, examples: Collection[str] | None = ()) -> Job:
+    """The job of a config's values and the defaults. Raises UserError with the issues found so far and those of the defaults.
+
+    Args:
+        examples: as for `defaults.complete`; None: without defaults.
+    """
+    filled, origins, more = defaults.complete(values, examples) if examples is not None else (dict(values), {}, [])
+    if found or more:
+        raise UserError([*found, *more], source, rest=without_mistakes(filled))
     return Job.model_validate(filled).with_defaults(origins)
 
 
@@ -90,7 +100,4 @@ def from_values(values: Mapping[str, Any], source: str = "the job") -> Job:
 
 def from_record(values: Mapping[str, Any], source: str) -> Job:
     """A Job from the complete values of an earlier one, which today's defaults do not change. Raises UserError with every mistake."""
-    found = list(problems(yaml_file.Config(source, dict(values))))
-    if found:
-        raise UserError(found, source)
-    return Job.model_validate(dict(values))
+    return _made(values, list(problems(yaml_file.Config(source, dict(values)))), source, None)

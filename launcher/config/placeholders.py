@@ -25,6 +25,11 @@ def is_placeholder(key: str, value: Any) -> bool:
     return f":{ACCOUNT}:" in value if key == "role" else BUCKETS.match(value) is not None
 
 
+def is_of_this_kit(key: str, value: Any) -> bool:
+    """Whether a config's value, as it was read, is a role or a bucket of this kit's own configs."""
+    return is_placeholder(key, value) and (key == "role" or value.startswith("s3://amzn-s3-demo-"))
+
+
 def found(job: Job) -> Iterator[tuple[str, str]]:
     """(config key, value) of every placeholder in a job."""
     if job.role is not None and is_placeholder("role", job.role):

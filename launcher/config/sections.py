@@ -18,6 +18,10 @@ MAX_HOSTS = 1000
 A_FOLDER_IN_S3 = "s3://bucket/prefix"
 
 
+PROFILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+A_PROFILE_NAME = "letters, digits, hyphens and underscores, 64 at most"
+
+
 class Part(BaseModel):
     """A section of a job: frozen, with no unknown keys and no conversion between types."""
 
@@ -105,11 +109,11 @@ class Image(Part):
         None,
         pattern=r"^\d{1,3}(\.\d{1,3}){1,2}$",
         description="a PyTorch version of two or three numbers, in quotes",
-        examples=['"2.0.0"'],
+        examples=['"2.14.0"'],
     )
     """The PyTorch version of AWS's image."""
     python: str | None = Field(
-        None, pattern=r"^py[23]\d{0,2}$", description="py and a Python version without its dot", examples=["py310"]
+        None, pattern=r"^py[23]\d{0,2}$", description="py and a Python version without its dot", examples=["py312"]
     )
     """The Python version of AWS's image."""
     uri: str | None = Field(

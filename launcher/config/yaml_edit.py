@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
-NOT_PLAIN = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
-"""Words that are no text, or were none in YAML 1.1, and so are quoted."""
+from launcher.config import yaml_file
 
 
 def with_values(text: str, values: Mapping[str, Any]) -> str:
     """The text with each dotted key set.
+
+    Where the text has aliases, a value may land where another key has it too: compare what comes out with what was wanted.
 
     Args:
         text: YAML with a mapping at the top, as `yaml_file.parse` accepts it, or without any value.
@@ -22,13 +24,37 @@ def with_values(text: str, values: Mapping[str, Any]) -> str:
     for key, value in values.items():
         path = key.split(".")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is None:
+        if isinstance(node, yaml.MappingNode):
+            text = _set(text, node, path, value)
+        else:
             end = "" if text.endswith("\n") or not text else "\n"
-            text = f"{text}{end}{path[0]}: {_written(_nested(path[1:], value))}\n"
-            continue
-        assert isinstance(node, yaml.MappingNode)
-        text = _set(text, node, path, value)
+            text = f"{text}{end}{written(path[0])}: {written(_nested(path[1:], value))}\n"
     return text
+
+
+def without(text: str, key: str) -> str:
+    """The text without a dotted key, and what stands below it; unchanged where it has none."""
+    node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    *sections, last = key.split(".")
+    for section in sections:
+        node = next((below for name, below in getattr(node, "value", ()) if name.value == section), None)
+        if not isinstance(node, yaml.MappingNode):
+            return text
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    place = next((place for place, (name, _) in enumerate(pairs) if name.value == last), None)
+    if place is None:
+        return text
+    begin, end = pairs[place][0].start_mark.index, _end(text, pairs[place][1])
+    if node.flow_style:  # with the comma behind it, or else the one before
+        behind = re.compile(r"\s*,\s*").match(text, end)
+        if behind:
+            end = behind.end()
+        elif place:
+            begin = _end(text, pairs[place - 1][1])
+        return text[:begin] + text[end:]
+    begin = text.rfind("\n", 0, begin) + 1
+    end = text.find("\n", end)
+    return text[:begin] + (text[end + 1 :] if end >= 0 else "")
 
 
 def _set(text: str, node: yaml.MappingNode, path: Sequence[str], value: Any) -> str:
@@ -42,20 +68,20 @@ def _set(text: str, node: yaml.MappingNode, path: Sequence[str], value: Any) -> 
         begin, end = found.start_mark.index, _end(text, found)
         if isinstance(found, yaml.CollectionNode) and not found.flow_style:  # its first line may be below the key's
             begin = text.index(":", key.end_mark.index) + 1
-        written = _written(_nested(rest, value))
-        return f"{text[:begin]}{'' if text[begin - 1 : begin].isspace() else ' '}{written}{text[end:]}"
-    return _added(text, node, first, _written(_nested(rest, value)))
+        blank = "" if text[begin - 1 : begin].isspace() else " "
+        return f"{text[:begin]}{blank}{written(_nested(rest, value))}{text[end:]}"
+    return _added(text, node, first, written(_nested(rest, value)))
 
 
-def _added(text: str, node: yaml.MappingNode, key: str, written: str) -> str:
+def _added(text: str, node: yaml.MappingNode, key: str, value: str) -> str:
     """The text with a key at the end of a mapping."""
     if node.flow_style:
         end = node.end_mark.index - 1  # its closing bracket
         body = text[:end].rstrip()
-        return f"{body}{', ' if node.value else ''}{key}: {written}{text[end:]}"
+        return f"{body}{', ' if node.value else ''}{written(key)}: {value}{text[end:]}"
     end = text.find("\n", _end(text, node))
     body, after = (f"{text}\n", "") if end < 0 else (text[: end + 1], text[end + 1 :])
-    return f"{body}{' ' * node.start_mark.column}{key}: {written}\n{after}"
+    return f"{body}{' ' * node.start_mark.column}{written(key)}: {value}\n{after}"
 
 
 def _end(text: str, node: yaml.Node) -> int:
@@ -72,12 +98,23 @@ def _nested(path: Sequence[str], value: Any) -> Any:
     return value
 
 
-def _written(value: Any) -> str:
-    """A value on one line, as YAML reads it: JSON is YAML, but a plain word needs no quotes."""
-    if isinstance(value, str) and value.isidentifier() and value.lower() not in NOT_PLAIN:
-        return value
-    if isinstance(value, str) and '"' in value and "'" not in value and value.isprintable():
-        return f"'{value}'"
+def written(value: Any) -> str:
+    """A value on one line, as YAML reads it, 1.2 as this kit does and 1.1 as editors may; plain words without quotes."""
+    if isinstance(value, str):
+        return _text(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_written(item)}" for name, item in value.items()) + "}"
+        return "{" + ", ".join(f"{written(str(name))}: {written(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(written, value)) + "]"
     return json.dumps(value)
+
+
+def _text(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./-]*", text):
+        plain = (
+            yaml_file.parse(f"text: {text}", text).values["text"] == text and yaml.safe_dump([text]) == f"- {text}\n"
+        )
+        return text if plain else json.dumps(text)
+    if '"' in text and "'" not in text and text.isprintable():
+        return f"'{text}'"
+    return json.dumps(text, ensure_ascii=False)

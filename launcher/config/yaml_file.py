@@ -137,7 +137,7 @@ def parse(text: str, source: str) -> Config:
         problems = list(_check_keys(node, "", lines))
         if problems:
             raise UserError(problems, source)
-        return Config(source, loader.construct_document(node), lines)
+        return Config(source, _written_out(loader.construct_document(node)), lines)
     except RecursionError:
         raise mistake(
             source, "an alias that contains itself, or too many nested levels", "write the values out"
@@ -193,7 +193,7 @@ def override(config: Config, overrides: Sequence[str]) -> tuple[Config, list[Iss
                 )
             )
             continue
-        problem = _set(values, key, value)
+        problem = put(values, key, value)
         if problem:
             problems.append(problem)
         lines = {
@@ -224,7 +224,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _set(values: dict[str, Any], key: str, value: Any) -> Issue | None:
+def put(values: dict[str, Any], key: str, value: Any) -> Issue | None:
     """Set a dotted key in place, making mappings on the way; an Issue where another value is in the way. A number is the place of an item
     that a list has, from 0 on."""
     parts, at = key.split("."), cast(Any, values)
@@ -247,6 +247,13 @@ def _set(values: dict[str, Any], key: str, value: Any) -> Issue | None:
             at[place] = {}
         at = at[place]
     return None
+
+
+def _written_out(value: Any) -> Any:
+    """A value in which no part is shared: what is set behind an alias is set there alone."""
+    if isinstance(value, dict):
+        return {key: _written_out(item) for key, item in value.items()}
+    return [_written_out(item) for item in value] if isinstance(value, list) else value
 
 
 def _count(node: yaml.Node, counted: dict[int, int]) -> int:

@@ -15,6 +15,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import make_server
 from werkzeug.wrappers import Response
 
+from launcher.config import defaults
 from launcher.emulator import account
 from launcher.emulator.access import Gate, new_credentials
 from launcher.emulator.catalogs import PriceList, Quotas
@@ -103,11 +104,12 @@ class Emulator:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that direct AWS clients to the emulator, with the key that it made at its start.
+        """The variables that direct AWS clients to the emulator, with the key that it made at its start; and no defaults of yours, whose
+        role and bucket are in another account.
 
         Setting them is up to you. Whoever has them can run code as you.
         """
-        return self._environment(self._key)
+        return {**self._environment(self._key), defaults.OFF: "off"}
 
     def close(self) -> None:
         """End the jobs' processes and the server, and drop all state."""

@@ -201,6 +201,6 @@ def prepare(
 
 
 def _both(config: str | Path) -> list[Job]:
-    """A config's job, and its smoke version."""
-    has_smoke = "smoke" in yaml_file.read(config).values
-    return [load(config), *([load(config, smoke=True)] if has_smoke else [])]
+    """A config's job, and its smoke version, without anybody's defaults: the emulator's account is nobody's."""
+    versions = [False, *([True] if "smoke" in yaml_file.read(config).values else [])]
+    return [load(config, smoke=smoke, with_defaults=False) for smoke in versions]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Literal
 
 from launcher.config.entrypoints import PACKAGES
@@ -27,6 +28,10 @@ SHOWN_HOSTS = 2
 
 LARGE = 1_000_000
 """Bytes of a file that is named although the files are folded: most often it should not travel."""
+
+
+MANY = 4
+"""Keys of one section of defaults that are named."""
 
 
 def counts(issues: Collection[Issue]) -> str:
@@ -82,7 +87,14 @@ def defaults(origins: Mapping[str, str]) -> list[str]:
     keys: dict[str, list[str]] = {}
     for key, origin in origins.items():
         keys.setdefault(origin.partition(" (line ")[0], []).append(key)
-    return [f"{listed(names)} from {file}" for file, names in keys.items()]
+    return [f"{listed(_few(names))} from {file}" for file, names in keys.items()]
+
+
+def _few(keys: Collection[str]) -> Iterator[str]:
+    """Dotted keys; of a section with many, their number."""
+    for section, below in groupby(keys, key=lambda key: key.partition(".")[0]):
+        names = list(below)
+        yield from names if len(names) <= MANY else [f"{len(names)} {section}"]
 
 
 def code(files: Collection[SourceFile], source: str, opened: bool) -> list[str]:

@@ -9,12 +9,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from launcher.config import yaml_file
 from launcher.config.descriptions import Described, script_settings
 from launcher.config.expressions import NotPlain
 from launcher.config.issues import mistake
+from launcher.config.yaml_edit import written
 from launcher.planner.source_package import ALWAYS_EXCLUDED, SCHEMA_FILE
 from launcher.show.text import listed
 
@@ -150,7 +148,7 @@ def config_text(
         f"# {about}. Written by `launcher init`; `launcher explain {file}` says what each key means.",
         f"# Plan:   launcher plan {file}            (what would happen; nothing does)",
         f"# Run:    launcher run {file}",
-        f"name: {_scalar(name)}",
+        f"name: {written(name)}",
         *(_own_script(script) if script else [f"script: {DEFAULT_SCRIPT}", "distribution: torchrun"]),
         "compute:",
         "  max_hours: 1                      # a run is stopped then",
@@ -203,8 +201,8 @@ def _root(images: Images | None) -> Path:
 
 def _own_script(script: Script) -> list[str]:
     return [
-        f"script: {_scalar(script.file.name)}",
-        f"source: {_scalar(str(script.file.parent))}        # this folder travels; .launcherignore leaves files out",
+        f"script: {written(script.file.name)}",
+        f"source: {written(str(script.file.parent))}        # this folder travels; .launcherignore leaves files out",
         f"distribution: {'torchrun' if script.distributed else 'none'}        # none: one process; torchrun: one a GPU",
     ]
 
@@ -224,7 +222,7 @@ def _inputs(script: Script | None, images: Images | None) -> list[str]:
         ]
     about = f"     # {images.count} images" if images and images.count else ""
     about += f" in {images.classes} classes" if about and images and images.classes else ""
-    lines = [f"  {_scalar(name)}: {{folder: {_scalar(str(place))}}}" for name, place in found.items()]
+    lines = [f"  {written(name)}: {{folder: {written(str(place))}}}" for name, place in found.items()]
     lines[0] += about
     return ["inputs:", *lines]
 
@@ -255,17 +253,8 @@ def _own_settings(script: Script) -> list[str]:
         if "." not in one.name and not one.worked_out:
             value = "" if one.required else json.dumps(one.default)
             about = "; ".join(filter(None, [one.takes, one.sentence, "required: yours to fill in" * one.required]))
-            lines.append(f"#   {_scalar(one.name)}: {value}".rstrip() + f"     # {about}")
+            lines.append(f"#   {written(one.name)}: {value}".rstrip() + f"     # {about}")
     return lines if len(lines) > 1 else []
-
-
-def _scalar(text: str) -> str:
-    """A text as YAML reads it back: version 1.2, as this kit does, and 1.1, as editors may."""
-    quoted = json.dumps(text, ensure_ascii=False)
-    if not re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./-]*", text):
-        return quoted
-    plain = yaml_file.parse(f"text: {text}", text).values["text"] == text and yaml.safe_dump([text]) == f"- {text}\n"
-    return text if plain else quoted
 
 
 def _channels(folder: Path) -> dict[str, Path]:

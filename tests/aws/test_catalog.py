@@ -178,6 +178,7 @@ def test_without_a_python_version_the_only_one_is_taken_as_by_the_sdk(image_uris
         ("cn-north-1", "ml.m5.xlarge", "2.10.0", "py313", "amazonaws.com.cn/pytorch-training:2.10.0-cpu-py313"),
         ("us-west-2", "ml.g5.xlarge", "2.9", None, "us-west-2.amazonaws.com/pytorch-training:2.9-gpu-py312"),
         ("eu-west-1", "ml.g5.xlarge", "2.13", "py312", ".amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker"),
+        ("eu-west-1", "ml.g5.xlarge", "2.14.0", "py312", ".amazonaws.com/pytorch:2.14.0-cu133-amzn2023-sagemaker"),
         ("eu-west-1", "ml.m5.xlarge", "2.12.1", "py312", ".amazonaws.com/pytorch:2.12.1-cpu-amzn2023-sagemaker"),
     ],
 )
@@ -222,7 +223,7 @@ def test_rule_images_equal_the_sdks_in_every_region(image_uris, ours, framework)
     ("arguments", "found", "valid", "fix"),
     [
         (("us-west-2", "ml.g5.xlarge", "2.0.9", "py310"), "2.0.9", "2.0.1", "image.framework_version to 2.0.1"),
-        (("us-west-2", "ml.g5.xlarge", "9.0", "py310"), "9.0", "2.8.0", "image.framework_version to 2.13.0"),
+        (("us-west-2", "ml.g5.xlarge", "9.0", "py310"), "9.0", "2.8.0", "image.framework_version to 2.14.0"),
         (("us-west-2", "ml.g5.xlarge", "2.0.0", "py311"), "py311", "py310", "image.python to py310"),
         (("mars-1", "ml.g5.xlarge", "2.0.0", "py310"), "mars-1", "us-west-2", "image.uri"),
         (("us-west-2", "ml.p2.xlarge", "2.0.0", "py310"), "ml.p2.xlarge", "1.13", "compute.instance_type"),

@@ -103,8 +103,8 @@ ERRORS = [
     ({"image": {"uri": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine:1"}}, "image.uri", "an image in eu-west-1", "copy the image there first"),
     ({"image": {"uri": f"{US_WEST_2}/pytorch-training:2.3.0-gpu-py311-cu121-ubuntu20.04-ec2"}}, "image.uri", "for EC2", "ends in -sagemaker"),
     ({**KIT, "image": {"framework_version": "1.13.1", "python": "py39"}}, "image", "PyTorch 1.13.1 with py39", "2.0.1"),
-    ({"compute.instance_type": P3, "distribution": "torchrun", "image": {"framework_version": "2.10.0", "python": "py313"}}, "image", "2.10.0's image has CUDA 13, which knows no V100 (ml.p3.16xlarge)", "2.6.0"),
-    ({**KIT, "hyperparameters": DALI}, "hyperparameters.preprocessing", "dali with PyTorch 2.0.1, whose image has CUDA 11", "2.13.0"),
+    ({"compute.instance_type": P3, "distribution": "torchrun", "image": {"framework_version": "2.10.0", "python": "py313"}}, "image", "PyTorch 2.10.0 on V100 (ml.p3.16xlarge): its CUDA 13 does not support that GPU", "2.6.0"),
+    ({**KIT, "hyperparameters": DALI}, "hyperparameters.preprocessing", "dali with PyTorch 2.0.1, whose image has CUDA 11", "2.14.0"),
     ({**KIT, "hyperparameters": DALI, "image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.0-gpu-py310-cu118-ubuntu20.04-sagemaker"}}, "hyperparameters.preprocessing", "dali with PyTorch 2.0.0", "preprocessing: cpu"),
     # -- data
     ({**KIT, "inputs.train.mode": "Pipe"}, "inputs.train.mode", "this kit's scripts read files", "FastFile"),
@@ -164,6 +164,7 @@ WARNINGS = [
     ({"distribution": "none"}, "distribution", "none, with 2 hosts", "torchrun"),
     ({"compute": GROUPED, "distribution": "none"}, "distribution", "none, with 2 hosts", "torchrun"),
     ({"image": {"uri": "public.ecr.aws/deep-learning-containers/pytorch-training:2.0.1-gpu-py310"}}, "image.uri", "public gallery", "from us-west-2's registry"),
+    ({"compute.instance_type": P3, "distribution": "torchrun", "image": {"framework_version": "2.8.0", "python": "py312"}}, "image", "PyTorch 2.8.0 on V100 (ml.p3.16xlarge): its build may leave that GPU out", "2.6.0"),
     ({"metrics": {"loss": "loss (([0-9.]+)|nan)"}}, "metrics.loss", "2 groups in", "(?: )"),
     ({"hyperparameters": {"num_workers": 13}}, "hyperparameters.num_workers", "13 data workers for each of 8 processes on 96 vCPUs", "num_workers: 12"),
     ({**REMOTE, "compute.instance_groups": [GROUPS[0], {**GROUPS[1], "instance_type": G5}]}, "compute.instance_groups.1.instance_type", f"{G5} for cpus, whose hosts preprocess on their CPUs", "without GPUs"),

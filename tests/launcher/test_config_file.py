@@ -147,3 +147,12 @@ def test_with_smoke_a_mistake_of_the_smoke_section_is_named_there(tmp_path, over
     with pytest.raises(UserError) as refused:
         launcher.load(config, overrides, smoke=True)
     assert key in [issue.key for issue in refused.value.issues]
+
+
+def test_an_override_behind_an_alias_changes_that_place_alone():
+    read = yaml_file.parse("hyperparameters: &small {epochs: 1}\nsmoke: {hyperparameters: *small}\n", "test")
+    changed, problems = yaml_file.override(read, ["smoke.hyperparameters.epochs=2"])
+    assert not problems and changed.values == {
+        "hyperparameters": {"epochs": 1},
+        "smoke": {"hyperparameters": {"epochs": 2}},
+    }

@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 import launcher
+from launcher import emulator
+from launcher.backends.plans import plan_config
 from launcher.commands import main
 from launcher.config import defaults
 from tests.conftest import ROOT
@@ -116,13 +118,35 @@ def test_the_projects_file_is_found_from_below_inside_its_repository_only(here, 
     assert defaults.project_file() == here / "code/deep" / defaults.PROJECT_FILE
 
 
-def test_defaults_go_before_the_placeholders_of_the_kits_configs(here):
-    job = launcher.load(ROOT / "configs/quickstart_teacher.yaml")
+def test_defaults_go_before_the_placeholders_of_the_kits_configs_but_not_before_what_is_typed(here):
+    kit = ROOT / "configs/quickstart_teacher.yaml"
+    job = launcher.load(kit)
     assert (job.role, job.region) == ("arn:aws:iam::111122223333:role/Mine", "eu-central-1")
     assert job.output == "s3://acme-runs/vision" and job.image.framework_version != "2.6.0"
+    typed_in = {
+        "role": "arn:aws:iam::123456789012:role/Other",
+        "region": "eu-west-1",
+        "output": "s3://amzn-s3-demo-x/y",
+    }
+    for key, value in typed_in.items():
+        assert getattr(launcher.load(kit, [f"{key}={value}"]), key) == value
+    mine = config(role="arn:aws:iam::123456789012:role/Copied", region="sa-east-1", output="s3://our-bucket/x")
+    job = launcher.load(mine)
+    assert (job.role.split("/")[1], job.region, job.output) == ("Mine", "sa-east-1", "s3://our-bucket/x")
+    assert launcher.load(config(output="s3://my-bucket-of-ours/x")).output == "s3://my-bucket-of-ours/x"
     defaults.user_file().unlink()
-    job = launcher.load(ROOT / "configs/quickstart_teacher.yaml")
+    job = launcher.load(kit)
     assert "123456789012" in job.role and job.region == "us-west-2" and not job.defaults
+
+
+def test_the_emulator_knows_no_defaults(here, tmp_path, monkeypatch):
+    emulated = emulator.start([ROOT / "configs/quickstart_teacher.yaml"], tmp_path / "emulator")
+    try:
+        assert emulated.environment["LAUNCHER_DEFAULTS"] == "off"
+    finally:
+        emulated.close()
+    monkeypatch.setenv("LAUNCHER_DEFAULTS", "off")
+    assert "123456789012" in launcher.load(ROOT / "configs/quickstart_teacher.yaml").role
 
 
 def test_python_gets_them_too_and_a_replay_keeps_what_its_run_had(here, capsys):
@@ -197,9 +221,9 @@ def test_defaults_are_set_and_shown_by_a_command(here, capsys):
     assert typed(capsys, "defaults", "tags.team=ours", "--project")[0] == 0
     code, shown, _ = typed(capsys, "defaults")
     assert [line.split() for line in shown.splitlines() if "tags.team" in line] == [
-        ["tags.team", "ours", "launcher-defaults.yaml", "(line", "3)"]
+        ["tags.team", "ours", "launcher-defaults.yaml", "(line", "2)"]
     ]
-    assert "launcher-defaults.yaml (line 3)" in shown and "other profiles, by profile=NAME: far" in shown
+    assert "launcher-defaults.yaml (line 2)" in shown and "other profiles, by profile=NAME: far" in shown
     assert launcher.load(config()).region == "us-east-1", "what the project unsets is not set there"
 
 
@@ -228,12 +252,12 @@ def test_a_file_without_a_default_is_none(here, capsys, text):
 
 def test_a_first_config_leaves_out_what_defaults_give(here, capsys):
     code, told, _ = typed(capsys, "init", "--script", "code/train.py")
-    assert code == 0 and "SageMaker still needs compute.instance_type: see the comments in job.yaml\n" in told
+    assert code == 0 and "SageMaker still needs compute.instance_type: to be written into job.yaml\n" in told
     text = Path("job.yaml").read_text()
     assert "SageMaker's role, region, output and image: from your defaults" in text and "# role:" not in text
     defaults.user_file().write_text("region: us-west-2")
     code, told, _ = typed(capsys, "init", "--script", "code/train.py", "--force")
-    assert "set them once for every job with launcher defaults" in told
+    assert "launcher defaults sets role, output and image once, for every job\n" in told
     text = Path("job.yaml").read_text()
     assert "# role: arn" in text and "# region:" not in text and "SageMaker's region: from your defaults" in text
 
@@ -264,3 +288,86 @@ def test_the_documents_example_is_a_projects_file(here):
         "region",
         "tags",
     }
+
+
+def test_what_is_set_is_unset_and_a_wrong_key_can_be_removed(here, capsys):
+    file = defaults.user_file()
+    assert typed(capsys, "defaults", "tags.team=", "role=", "profile=production", "network.subnets=")[0] == 0
+    assert yaml.safe_load(file.read_text())["tags"] == {"team": "vision", "stage": "dev"}, "it was the profile's"
+    assert typed(capsys, "defaults", "tags.team=", "role=")[0] == 0
+    assert yaml.safe_load(file.read_text()) == {
+        "region": "eu-central-1",
+        "output": "s3://acme-runs/vision",
+        "image": {"framework_version": "2.6.0", "python": "py312"},
+        "tags": {"stage": "dev"},
+        "profiles": {"production": {"region": "us-east-1", "network": {"security_groups": ["sg-0a1b2c3d"]}}},
+    }
+    write(file, "regoin: x  # mine\n# theirs\nregion: us-west-2\n")
+    code, _, told = typed(capsys, "defaults", "tags.team=a")
+    assert code == 2 and "did you mean region?" in told and "team: a" in file.read_text(), (
+        "set, and what was wrong is told"
+    )
+    assert typed(capsys, "defaults", "regoin=")[0] == 0
+    assert file.read_text() == "# theirs\nregion: us-west-2\ntags: {team: a}\n"
+
+
+@pytest.mark.parametrize("text", ["network: &ours {isolation: false}\nprofiles:\n  far: {network: *ours}\n"])
+def test_a_key_behind_an_alias_is_not_set_somewhere_else(here, capsys, text):
+    write(defaults.user_file(), text)
+    code, _, told = typed(capsys, "defaults", "profile=far", "network.isolation=true")
+    assert code == 2 and "edit the file itself" in told and defaults.user_file().read_text() == text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["tags.api_key=[hunter2pass"], [f"ghp_{'a1B2' * 9}"], [f"=ghp_{'a1B2' * 9}"], [f"profile=ghp_{'a1B2' * 9} x"]],
+)
+def test_a_typed_secret_is_not_printed(here, capsys, words):
+    code, out, told = typed(capsys, "defaults", *words)
+    assert code == 2 and "hunter2pass" not in told + out and "a1B2a1B2" not in told + out
+
+
+def test_a_machine_without_a_home_and_a_folder_that_is_closed_have_no_defaults_of_ones_own(here, monkeypatch):
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(Path, "home", classmethod(lambda _: (_ for _ in ()).throw(RuntimeError("no home"))))
+    assert launcher.load(config()).defaults == {}
+    write(here / defaults.PROJECT_FILE, "region: eu-west-1")
+    assert launcher.load(config()).region == "eu-west-1"
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    with pytest.raises(launcher.UserError, match="set HOME or XDG_CONFIG_HOME"):
+        defaults.user_file()
+    monkeypatch.setattr(Path, "exists", lambda _: (_ for _ in ()).throw(PermissionError(13, "closed")))
+    assert launcher.from_values({"name": "a", "script": "train.py", "source": "code"}).defaults == {}
+
+
+def test_links_rights_and_line_ends_stay(here, capsys, tmp_path):
+    target, link = tmp_path / "dotfiles.yaml", defaults.user_file()
+    target.write_bytes(b"# mine\r\nregion: us-west-2\r\n")
+    target.chmod(0o600)
+    link.unlink()
+    link.symlink_to(target)
+    assert typed(capsys, "defaults", "tags.123=ä", "tags.a}=b")[0] == 0
+    assert link.is_symlink() and target.stat().st_mode & 0o777 == 0o600
+    assert target.read_bytes().decode() == '# mine\r\nregion: us-west-2\r\ntags: {"123": "ä", "a}": b}\r\n'
+    target.unlink()
+    code, _, told = typed(capsys, "defaults", "region=us-west-2")
+    assert code == 2 and "a link to a file that does not exist" in told and link.is_symlink()
+
+
+def test_a_file_of_defaults_is_no_job(here):
+    write(here / defaults.PROJECT_FILE, "region: us-west-2")
+    with pytest.raises(launcher.UserError, match="defaults for every job, no job itself"):
+        launcher.load(defaults.PROJECT_FILE)
+
+
+def test_the_rest_of_a_job_is_checked_with_the_defaults_that_are_right(here):
+    write(defaults.user_file(), "regoin: x\n" + MINE)
+    with pytest.raises(launcher.UserError) as error:
+        plan_config(config(compute={"instance_type": "ml.m5.xlarge"}), on="aws")
+    [issue] = error.value.issues
+    assert "regoin" in issue.key, "role, region, output and image are not missing"
+
+
+def test_many_tags_are_a_number(here):
+    write(here / defaults.PROJECT_FILE, "tags:\n" + "".join(f"  tag{number}: x\n" for number in range(9)))
+    assert "  defaults    9 tags from launcher-defaults.yaml" in str(launcher.plan(launcher.load(config())))

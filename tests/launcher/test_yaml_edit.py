@@ -8,7 +8,7 @@ import json
 import pytest
 
 from launcher.config import yaml_file
-from launcher.config.yaml_edit import with_values
+from launcher.config.yaml_edit import with_values, without
 from tests.conftest import ROOT
 
 BLOCK = """# a job
@@ -61,3 +61,21 @@ def test_every_config_of_the_kit_can_be_changed(file):
     assert [line for line in text.splitlines() if line.startswith("#")] == [
         line for line in edited.splitlines() if line.startswith("#")
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "left"),
+    [
+        ("a: 1  # x\n# y\nb: 2\n", "a", "# y\nb: 2\n"),
+        ("a: 1\nb:\n  c: 1\n  d: 2\ne: 3\n", "b", "a: 1\ne: 3\n"),
+        ("a: 1\nb:\n  c: 1\n  d: 2\ne: 3\n", "b.d", "a: 1\nb:\n  c: 1\ne: 3\n"),
+        ("a: {b: 1, c: 2, d: 3}\n", "a.b", "a: {c: 2, d: 3}\n"),
+        ("a: {b: 1, c: 2, d: 3}\n", "a.d", "a: {b: 1, c: 2}\n"),
+        ("a: {b: 1}\n", "a.b", "a: {}\n"),
+        ("a: [1,\n  2]\nb: 3", "b", "a: [1,\n  2]\n"),
+        ("a: 1\n", "b.c", "a: 1\n"),
+        ("# all\n", "a", "# all\n"),
+    ],
+)
+def test_a_key_is_removed_with_its_line_and_nothing_else(text, key, left):
+    assert without(text, key) == left

@@ -1,0 +1,16 @@
+"""Reads the jobs that users start with SageMaker's SDK, version 2 or 3, out of their scripts and notebooks."""
+
+from __future__ import annotations
+
+from launcher.sdk_import.calls import Estimator
+from launcher.sdk_import.estimator import EstimatorImporter
+from launcher.sdk_import.source import Source
+from launcher.sdk_import.trainer import TrainerImporter
+from launcher.sdk_import.values import Imported
+
+
+def config_of(estimator: Estimator, source: Source) -> Imported:
+    """The config of one estimator: its job's values, what could not be read, and what differs."""
+    if estimator.made.short == "ModelTrainer":
+        return TrainerImporter(source).read(estimator)
+    return EstimatorImporter(source).read(estimator)
