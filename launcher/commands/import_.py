@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.commands import init, schema
 from launcher.commands import options as arguments
+from launcher.commands.exit_codes import DONE, USER_ERROR
 from launcher.config import yaml_edit
 from launcher.config.issues import UserError, mistake
 from launcher.planner.source_package import SCHEMA_FILE
@@ -14,6 +15,7 @@ from launcher.sdk_import import config_of
 from launcher.sdk_import.calls import Estimator, estimators
 from launcher.sdk_import.source import Source, read
 from launcher.sdk_import.values import lines
+from launcher.show.text import indent
 
 
 def add(to: arguments.Add) -> None:
@@ -54,7 +56,17 @@ def carry_out(options: argparse.Namespace) -> int:
         print("\n".join(f"  {key}: {text}" for key, text in made.unread.items()))
     for text in made.notes:
         print(f"different: {text}")
-    return init.say_what_is_next(file)
+    return DONE if _say_what_is_next(file) and not made.unread else USER_ERROR
+
+
+def _say_what_is_next(file: Path) -> bool:
+    """Print what the job lacks for SageMaker, where it comes from. Returns whether it lacks nothing."""
+    issues = list(init.errors(file, "aws"))
+    lacking = init.say_what_sagemaker_needs(issues, file)
+    if others := [issue for issue in issues if issue.key not in lacking]:
+        print("before it runs there:\n" + "\n".join(indent(str(issue)) for issue in others))
+    print(f"next: launcher plan {file} --on aws")
+    return not issues
 
 
 def _chosen(found: list[Estimator], source: Source, line: str | None) -> Estimator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import launcher
@@ -65,28 +65,35 @@ def carry_out(options: argparse.Namespace) -> int:
     file.write_text(text, encoding="utf-8")
     schema_file.write_text(schema.text(), encoding="utf-8")
     print(f"wrote {file}, and {schema_file}, by which editors complete and check it")
-    return say_what_is_next(file)
+    return _say_what_is_next(file)
 
 
-def say_what_is_next(file: Path) -> int:
+def _say_what_is_next(file: Path) -> int:
     """Plan the config here and for SageMaker, and print what each still needs."""
-    from launcher.planner.starter import AWS_KEYS
-
-    needed = list(dict.fromkeys(issue.key for issue in _errors(file, "aws") if issue.key in AWS_KEYS))
-    here = list(_errors(file, "process"))
+    here = list(errors(file, "process"))
     if here:
         print("before it runs on this machine:\n" + "\n".join(indent(str(issue)) for issue in here))
     else:
         print("it plans without mistakes on this machine")
-    if needed:
-        print(f"SageMaker still needs {listed(needed)}: to be written into {file}")
-        if common := [key for key in needed if key in KEYS]:
-            print(f"launcher defaults sets {listed(common)} once, for every job")
+    say_what_sagemaker_needs(errors(file, "aws"), file)
     print(f"next: launcher {'plan' if here else 'run'} {file}")
     return USER_ERROR if here else DONE
 
 
-def _errors(file: Path, on: str) -> Iterator[Issue]:
+def say_what_sagemaker_needs(issues: Iterable[Issue], file: Path) -> list[str]:
+    """Print the keys that a job on SageMaker has and this one lacks, and return them."""
+    from launcher.planner.starter import AWS_KEYS
+
+    needed = list(dict.fromkeys(issue.key for issue in issues if issue.key in AWS_KEYS and "missing" in issue.found))
+    if needed:
+        print(f"SageMaker still needs {listed(needed)}: to be written into {file}")
+        if common := [key for key in needed if key in KEYS]:
+            print(f"launcher defaults sets {listed(common)} once, for every job")
+    return needed
+
+
+def errors(file: Path, on: str) -> Iterator[Issue]:
+    """The mistakes of a config's job."""
     try:
         yield from plan_config(file, on=on).errors
     except launcher.UserError as error:

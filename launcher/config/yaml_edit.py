@@ -106,7 +106,9 @@ def written(value: Any) -> str:
         return "{" + ", ".join(f"{written(str(name))}: {written(item)}" for name, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(written, value)) + "]"
-    return json.dumps(value)
+    text = json.dumps(value)
+    before, exponent, power = text.partition("e")  # YAML 1.1 knows no 1e-07
+    return f"{before}.0e{power}" if isinstance(value, float) and exponent and "." not in before else text
 
 
 def _text(text: str) -> str:

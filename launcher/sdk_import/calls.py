@@ -143,11 +143,17 @@ class _Reader(Evaluator):
                 names[statement.name] = Unread(statement.name, statement.lineno)
                 self._functions.append((statement, names))
             elif isinstance(statement, ast.ClassDef):
-                self._follow(statement.body, dict(names))
+                self._class(statement, names)
             elif isinstance(statement, ast.If):
                 self._branch(statement, names)
             else:
                 self._parts(statement, names)
+
+    def _class(self, statement: ast.ClassDef, names: dict[str, Any]) -> None:
+        """A class's body; its methods see what is around the class."""
+        methods = len(self._functions)
+        self._follow(statement.body, dict(names))
+        self._functions[methods:] = [(function, names) for function, _ in self._functions[methods:]]
 
     def _parts(self, statement: ast.stmt, names: dict[str, Any]) -> None:
         """A loop, `with`, `try` or `return`: its expressions, then its bodies once."""
@@ -259,20 +265,23 @@ class _Reader(Evaluator):
         ):  # of a session, however it was made
             return self._made("sagemaker.Session.upload_data", node, variables)
         given = [self.value(part, variables) for part in (*node.args, *(word.value for word in node.keywords))]
-        if function is dict and not node.args and all(word.arg for word in node.keywords):
-            return {str(word.arg): part for word, part in zip(node.keywords, given)}
+        words = {str(word.arg): part for word, part in zip(node.keywords, given[len(node.args) :])}
+        if function is dict and not node.args and None not in [word.arg for word in node.keywords]:
+            return words
+        if _holds_unread(given):
+            raise NotPlain(ast.unparse(node))
         if (
             isinstance(function, Unread)
             and isinstance(node.func, ast.Attribute)
             and node.func.attr in ("format", "join")
         ):
             of = self.value(node.func.value, variables)
-            if isinstance(of, str) and not _holds_unread(given):
-                words = {str(word.arg): given[len(node.args) + place] for place, word in enumerate(node.keywords)}
+            if isinstance(of, str):
                 return of.join(given[0]) if node.func.attr == "join" else _formatted(of, given[: len(node.args)], words)
-        if _holds_unread(given):
-            raise NotPlain(ast.unparse(node))
-        return super()._Call(node, variables)
+        parts = [ast.copy_location(ast.Constant(part), node) for part in given]
+        keywords = [ast.keyword(word.arg, part) for word, part in zip(node.keywords, parts[len(node.args) :])]
+        known = ast.Call(node.func, list(parts[: len(node.args)]), keywords)
+        return super()._Call(ast.copy_location(known, node), variables)
 
     def _of_a_package(self, name: str, node: ast.Call, variables: Mapping[str, Any]) -> Any:
         """A call of the SDK; or of Python's own where it joins paths."""
@@ -319,42 +328,48 @@ class _Reader(Evaluator):
                 raise NotPlain(ast.unparse(node))
         return made
 
-    def _known(self, node: ast.AST, variables: Mapping[str, Any]) -> None:
-        """Raise NotPlain where a value is none that Python could compare or join here."""
-        if _holds_unread([self.value(node, variables)]):
+    def _known(self, node: ast.expr, variables: Mapping[str, Any]) -> ast.Constant:
+        """An expression's value, as a constant that is not evaluated again. Raises NotPlain where Python could not compare or join it."""
+        value = self.value(node, variables)
+        if _holds_unread([value]):
             raise NotPlain(ast.unparse(node))
+        return ast.copy_location(ast.Constant(value), node)
 
     def _JoinedStr(self, node: ast.JoinedStr, variables: Mapping[str, Any]) -> str:
-        for part in node.values:
-            if isinstance(part, ast.FormattedValue):
-                self._known(part.value, variables)
-        return super()._JoinedStr(node, variables)
+        parts = [
+            ast.copy_location(
+                ast.FormattedValue(self._known(part.value, variables), part.conversion, part.format_spec), part
+            )
+            if isinstance(part, ast.FormattedValue)
+            else part
+            for part in node.values
+        ]
+        return super()._JoinedStr(ast.copy_location(ast.JoinedStr(parts), node), variables)
 
     def _BinOp(self, node: ast.BinOp, variables: Mapping[str, Any]) -> Any:
-        left, right = self.value(node.left, variables), self.value(node.right, variables)
-        if isinstance(node.op, ast.Div) and isinstance(left, str) and isinstance(right, str):  # of pathlib
-            return os.path.join(left, right)  # noqa: PTH118
-        if isinstance(node.op, ast.Mod) and isinstance(left, str) and not _holds_unread([right]):
-            return left % right if re.fullmatch(r"([^%]|%[sd])*", left) else super()._BinOp(node, variables)
-        return super()._BinOp(node, variables)
+        left, right = self._known(node.left, variables), self._known(node.right, variables)
+        if isinstance(left.value, str) and isinstance(node.op, ast.Div) and isinstance(right.value, str):  # of pathlib
+            return os.path.join(left.value, right.value)  # noqa: PTH118
+        if isinstance(left.value, str) and isinstance(node.op, ast.Mod) and re.fullmatch(r"([^%]|%[sd])*", left.value):
+            return left.value % right.value
+        return super()._BinOp(ast.copy_location(ast.BinOp(left, node.op, right), node), variables)
 
     def _Compare(self, node: ast.Compare, variables: Mapping[str, Any]) -> bool:
-        for part in (node.left, *node.comparators):
-            self._known(part, variables)
-        return super()._Compare(node, variables)
+        left = self._known(node.left, variables)
+        others: list[ast.expr] = [self._known(part, variables) for part in node.comparators]
+        return super()._Compare(ast.copy_location(ast.Compare(left, node.ops, others), node), variables)
 
     def _BoolOp(self, node: ast.BoolOp, variables: Mapping[str, Any]) -> Any:
-        for part in node.values:
-            self._known(part, variables)
-        return super()._BoolOp(node, variables)
+        parts: list[ast.expr] = [self._known(part, variables) for part in node.values]
+        return super()._BoolOp(ast.copy_location(ast.BoolOp(node.op, parts), node), variables)
 
     def _UnaryOp(self, node: ast.UnaryOp, variables: Mapping[str, Any]) -> Any:
-        self._known(node.operand, variables)
-        return super()._UnaryOp(node, variables)
+        known = ast.UnaryOp(node.op, self._known(node.operand, variables))
+        return super()._UnaryOp(ast.copy_location(known, node), variables)
 
     def _IfExp(self, node: ast.IfExp, variables: Mapping[str, Any]) -> Any:
-        self._known(node.test, variables)
-        return super()._IfExp(node, variables)
+        known = ast.IfExp(self._known(node.test, variables), node.body, node.orelse)
+        return super()._IfExp(ast.copy_location(known, node), variables)
 
 
 def _imported(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Symbol]]:

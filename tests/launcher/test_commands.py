@@ -253,7 +253,7 @@ def test_no_new_option_by_accident(capsys):
     for command in (
         *("plan", "run", "replay", "attach", "runs", "show", "logs", "stop", "compare", "diff", "profile"),
         *("emulate", "prepare", "weights", "resume", "drill", "diagnose", "rm", "prune"),
-        *("study preprocessing", "study scaling", "init", "defaults", "explain", "schema", "completion"),
+        *("study preprocessing", "study scaling", "init", "import", "defaults", "explain", "schema", "completion"),
         *("label", "labels show", "labels verify", "labels merge", "labels export"),
     ):
         with pytest.raises(SystemExit):
@@ -262,7 +262,7 @@ def test_no_new_option_by_accident(capsys):
     assert options == {
         "--help", "--debug", "--on", "--hosts", "--smoke", "--json", "--detach", "--logs", "--follow", "--size", "--validation-fraction",
         "--script", "--images", "--force", "--last", "--all", "--yes", "--older-than", "--state",
-        "--label", "--project", "--strict", "--digest", "--into", "--as", "--files", "--env", "--differences",
+        "--label", "--project", "--line", "--strict", "--digest", "--into", "--as", "--files", "--env", "--differences",
         "--check", "--max-cost", "--region", "--interval", "--off", "--port", "--price", "--file-system", "--folder",
         "--kills", "--hosts-after", "--servers", "--seed", "--shards", "--unlabelled", "--wheel", "--jobs", "--jpeg-quality", "--verify",
         "--models", "--loads", "--pipelines", "--repeats", "--table", "--html", "--batches", "--mode", "--with", "--probe", "--resume",

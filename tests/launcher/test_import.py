@@ -1,0 +1,335 @@
+"""`launcher import`: what it reads of scripts and notebooks, of SDK v2 and v3; what it says of the rest; and that nothing of them runs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+import launcher
+from launcher.commands import main
+from launcher.config.yaml_edit import written
+from launcher.sdk_import import config_of
+from launcher.sdk_import.calls import estimators
+from launcher.sdk_import.source import Source, read
+from launcher.sdk_import.values import Imported, lines
+
+HEAD = """
+import sagemaker
+from sagemaker.pytorch import PyTorch
+"""
+
+
+def imported(text: str, head: str = HEAD, which: int = 0) -> Imported:
+    """The config of a script's estimator."""
+    source = Source("job.py", head + textwrap.dedent(text))
+    return config_of(estimators(source)[which], source)
+
+
+def typed(capsys, *words: str) -> tuple[int, str, str]:
+    code = main.main(["import", *words])
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("code").mkdir()
+    Path("code/train.py").write_text("print(1)\n")
+    return tmp_path
+
+
+def test_what_only_the_running_script_knows_is_listed_with_its_line(here, capsys):
+    Path("start.py").write_text(
+        textwrap.dedent(
+            """
+            import os
+            import sagemaker
+            from sagemaker.inputs import TrainingInput
+            from sagemaker.pytorch import PyTorch
+
+            session = sagemaker.Session()
+            bucket = session.default_bucket()
+            estimator = PyTorch(
+                entry_point="train.py", source_dir="code", role=sagemaker.get_execution_role(), instance_type=os.environ["KIND"],
+                instance_count=2, framework_version="2.3.0", py_version="py311", subnets=["subnet-1", os.environ["SUBNET"]],
+                hyperparameters={"epochs": 3, "bucket": bucket, "dotted.name": 1}, output_path=f"s3://{bucket}/runs",
+                git_config={"repo": "https://example.com/x"},
+            )
+            estimator.fit({"train": TrainingInput(f"s3://{bucket}/train"), "test": "s3://amzn-s3-demo-bucket/test"})
+            """
+        )
+    )
+    code, told, _ = typed(capsys, "start.py")
+    assert code == 2, "there is something to fill in"
+    for line in (
+        "wrote job.yaml from PyTorch, line 9\n",
+        "  role: sagemaker.get_execution_role() (line 10)\n",
+        "  compute.instance_type: os.environ['KIND'] (line 10)\n",
+        "  network.subnets.1: os.environ['SUBNET'] (line 11)\n",
+        "  hyperparameters.bucket: session.default_bucket() (line 8)\n",
+        "  output: f's3://{bucket}/runs' (line 12)\n",
+        "  inputs.train: f's3://{bucket}/train' (line 15)\n",
+        "  git_config: {'repo': 'https://example.com/x'}: no key of a config\n",
+        "different: SageMaker's Debugger",
+        "SageMaker still needs role, region, output and compute.instance_type: to be written into job.yaml\n",
+        "launcher defaults sets role, region and output once, for every job\n",
+        "next: launcher plan job.yaml --on aws\n",
+    ):
+        assert line in told, told
+    text = Path("job.yaml").read_text()
+    assert "#   role: sagemaker.get_execution_role() (line 10)" in text
+    assert yaml.safe_load(text) == {
+        "name": "train",
+        "script": "train.py",
+        "source": "code",
+        "image": {"framework_version": "2.3.0", "python": "py311"},
+        "compute": {"instance_count": 2},
+        "hyperparameters": {"epochs": 3, "dotted.name": 1},
+        "inputs": {"test": {"s3": "s3://amzn-s3-demo-bucket/test"}},
+    }
+    launcher.load("job.yaml")
+
+
+def test_a_model_trainer_of_sdk_v3_becomes_a_config(here, capsys):
+    Path("start.py").write_text(
+        textwrap.dedent(
+            """
+            from sagemaker.core.helper.session_helper import Session
+            from sagemaker.train import ModelTrainer
+            from sagemaker.train.configs import (
+                CheckpointConfig, Compute, FileSystemDataSource, InputData, Networking, OutputDataConfig, S3DataSource, SourceCode,
+                StoppingCondition, Tag,
+            )
+            from sagemaker.train.distributed import Torchrun
+
+            compute = Compute(
+                instance_type="ml.p4d.24xlarge", instance_count=4, volume_size_in_gb=100, keep_alive_period_in_seconds=1800,
+                enable_managed_spot_training=True,
+            )
+            trainer = ModelTrainer(
+                training_image="763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.14-cu133-amzn2023-sagemaker",
+                source_code=SourceCode(source_dir="code", entry_script="train.py", requirements="requirements.txt"),
+                compute=compute, distributed=Torchrun(process_count_per_node=8), base_job_name="my_job",
+                role="arn:aws:iam::111122223333:role/Train", hyperparameters={"lr": 1e-3, "amp": True},
+                stopping_condition=StoppingCondition(max_runtime_in_seconds=5400, max_wait_time_in_seconds=7200),
+                output_data_config=OutputDataConfig(s3_output_path="s3://amzn-s3-demo-bucket/out", compression_type="NONE"),
+                checkpoint_config=CheckpointConfig(s3_uri="s3://amzn-s3-demo-bucket/checkpoints"),
+                networking=Networking(subnets=["subnet-0a1b2c3d"], security_group_ids=["sg-0a1b2c3d"]),
+                environment={"NCCL_DEBUG": "INFO"}, tags=[Tag(key="team", value="vision")], training_mode="SAGEMAKER",
+            )
+            trainer.train(
+                input_data_config=[
+                    InputData(channel_name="train", data_source="s3://amzn-s3-demo-bucket/train"),
+                    InputData(channel_name="extra", data_source=S3DataSource(
+                        s3_uri="s3://amzn-s3-demo-bucket/extra", s3_data_type="S3Prefix", s3_data_distribution_type="ShardedByS3Key")),
+                    InputData(channel_name="fast", data_source=FileSystemDataSource(
+                        file_system_id="fs-0123456789abcdef0", file_system_type="FSxLustre", directory_path="/fsx/x",
+                        file_system_access_mode="ro")),
+                    InputData(channel_name="here", data_source="data/here"),
+                ],
+                wait=False,
+            )
+            """
+        )
+    )
+    code, told, _ = typed(capsys, "start.py", "mine.yaml")
+    assert code == 2 and "data/here" in told, "a folder that is not there"
+    assert "training_mode: SAGEMAKER: no key of a config" in told
+    assert yaml.safe_load(Path("mine.yaml").read_text()) == {
+        "name": "my-job",
+        "script": "train.py",
+        "source": "code",
+        "image": {"uri": "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.14-cu133-amzn2023-sagemaker"},
+        "compute": {
+            "instance_type": "ml.p4d.24xlarge",
+            "instance_count": 4,
+            "volume_gb": 100,
+            "keep_alive_minutes": 30,
+            "spot": True,
+            "processes_per_host": 8,
+            "max_hours": 1.5,
+            "max_wait_hours": 2,
+        },
+        "distribution": "torchrun",
+        "role": "arn:aws:iam::111122223333:role/Train",
+        "hyperparameters": {"lr": 0.001, "amp": True},
+        "output": "s3://amzn-s3-demo-bucket/out",
+        "compress_output": False,
+        "checkpoints": {"s3": "s3://amzn-s3-demo-bucket/checkpoints"},
+        "network": {"subnets": ["subnet-0a1b2c3d"], "security_groups": ["sg-0a1b2c3d"]},
+        "environment": {"NCCL_DEBUG": "INFO"},
+        "tags": {"team": "vision"},
+        "inputs": {
+            "train": {"s3": "s3://amzn-s3-demo-bucket/train"},
+            "extra": {"s3": "s3://amzn-s3-demo-bucket/extra", "sharded": True},
+            "fast": {"fsx": "fs-0123456789abcdef0", "path": "/fsx/x", "access": "ro"},
+            "here": {"folder": "data/here"},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("n = 2\nif n > 1:\n    k = 'ml.g5.xlarge'\nelse:\n    k = 'x'\nPyTorch('t.py', instance_type=k)", "instance_type", "ml.g5.xlarge"),
+        ("import os\nk = 'a'\nif os.environ:\n    k = 'b'\nPyTorch('t.py', instance_type=k)", "instance_type", None),
+        ("import os\nif os.environ:\n    k = 'b'\nelse:\n    k = 'b'\nPyTorch('t.py', instance_type=k)", "instance_type", "b"),
+        ("for k in ['a', 'b']:\n    PyTorch('t.py', instance_type=k)", "instance_type", None),
+        ("size = 'xlarge'\nPyTorch('t.py', instance_type='ml.g5.' + size)", "instance_type", "ml.g5.xlarge"),
+        ("size = 'xlarge'\nPyTorch('t.py', instance_type='ml.%s.%s' % ('g5', size))", "instance_type", "ml.g5.xlarge"),
+        ("PyTorch('t.py', instance_type='.'.join(['ml', 'g5', 'xlarge']))", "instance_type", "ml.g5.xlarge"),
+        ("PyTorch('t.py', instance_type='{}.g5'.format('ml'))", "instance_type", "ml.g5"),
+        ("def f(kind='ml.g5.xlarge'):\n    return PyTorch('t.py', instance_type=kind)", "instance_type", "ml.g5.xlarge"),
+        ("def f(kind):\n    return PyTorch('t.py', instance_type=kind)", "instance_type", None),
+        ("class A:\n    kind = 'ml.a'\n    def f(self):\n        PyTorch('t.py', instance_type=KIND)\nKIND = 'ml.b'", "instance_type", "ml.b"),
+        ("o = {'instance_type': 'ml.a'}\no |= {'instance_type': 'ml.b'}\nPyTorch('t.py', **o)", "instance_type", "ml.b"),
+        ("try:\n    k = 'ml.a'\nexcept ValueError:\n    pass\nwith open('x') as f:\n    PyTorch('t.py', instance_type=k)", "instance_type", "ml.a"),
+        ("a, (b, c) = 1, (2, 'ml.c')\nPyTorch('t.py', instance_type=c)", "instance_type", "ml.c"),
+        ("p = sagemaker.pytorch.PyTorch('t.py', instance_type='ml.a' if 1 < 2 else 'ml.b')", "instance_type", "ml.a"),
+        ("PyTorch('t.py', instance_type='ml.a' * 10 ** 9)", "instance_type", None),
+        ("PyTorch('t.py', max_run=24 * 60 * 60)", "max_hours", 24),
+        ("PyTorch('t.py', max_run=100)", "max_hours", 0.0277778),
+        ("PyTorch('t.py', train_instance_count=3)", "instance_count", 3),
+        ("PyTorch('t.py', use_spot_instances=not False)", "spot", True),
+    ],
+)  # fmt: skip
+def test_values_are_followed_as_far_as_they_are_certain(text, key, value):
+    made = imported(text)
+    assert made.values.get("compute", {}).get(key) == value
+    assert (f"compute.{key}" in made.unread) == (value is None)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("PyTorch('a/b/t.py')", {"script": "t.py", "source": "a/b", "name": "t"}),
+        ("PyTorch(entry_point='b/t.py', source_dir='a')", {"script": "b/t.py", "source": "a"}),
+        ("PyTorch('t.py', base_job_name='My Job!')", {"name": "My-Job"}),
+        ("PyTorch('t.py', distribution={'pytorchddp': {'enabled': True}})", {"distribution": "torchrun"}),
+        ("PyTorch('t.py', distribution={'torch_distributed': {'enabled': False}})", {"distribution": None}),
+        ("PyTorch('t.py', disable_output_compression=True)", {"compress_output": False}),
+        ("PyTorch('t.py', debugger_hook_config=False, tags={'a': 'b'})", {"tags": {"a": "b"}}),
+        ("e = PyTorch('t.py')\ne.set_hyperparameters(lr=1)\ne.fit()", {"hyperparameters": {"lr": 1}, "inputs": None}),
+        ("e = PyTorch('t.py')\ne.fit('s3://b-c/d')", {"inputs": {"training": {"s3": "s3://b-c/d"}}}),
+        ("e = PyTorch('t.py')\ne.fit('file://data')", {"inputs": {"training": {"folder": "data"}}}),
+        ("e = PyTorch('t.py', input_mode='FastFile')\ne.fit('s3://b-c/d')", {"inputs": {"training": {"s3": "s3://b-c/d", "mode": "FastFile"}}}),
+        ("d = sagemaker.Session().upload_data(path='data')\nPyTorch('t.py').fit({'x': d})", {"inputs": {"x": {"folder": "data"}}}),
+    ],
+)  # fmt: skip
+def test_an_argument_becomes_the_key_for_it(text, values):
+    made = imported(text)
+    assert {key: made.values.get(key) for key in values} == values
+    assert not made.unread, made.unread
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "why"),
+    [
+        ("PyTorch('t.py', distribution={'mpi': {'enabled': True}})", "distribution", "this kit starts torchrun or smddp"),
+        ("PyTorch('t.py', source_dir='s3://b-c/code.tar.gz')", "source", "a folder on this machine"),
+        ("PyTorch('t.py', dependencies=['lib'])", "dependencies", "no key of a config"),
+        ("PyTorch('t.py', **undefined)", "**undefined", "undefined (line 4)"),
+        ("from sagemaker.huggingface import HuggingFace\nHuggingFace(entry_point='t.py', transformers_version='4.28')", "image", "transformers_version=4.28"),
+        ("from sagemaker.debugger import Rule, rule_configs\nPyTorch('t.py', rules=[Rule.sagemaker(rule_configs.loss_not_decreasing())])", "rules", "Debugger is closed"),
+        ("e = PyTorch('t.py')\ne.fit({'a': undefined})", "inputs.a", "undefined"),
+        ("PyTorch('t.py', instance_groups=[undefined])", "compute.instance_groups", "undefined"),
+        ("PyTorch('t.py', metric_definitions=[{'Name': 'loss', 'Regex': undefined}])", "metrics.loss", "undefined"),
+    ],
+)  # fmt: skip
+def test_what_no_config_says_is_said(text, key, why):
+    assert why in imported(text).unread[key]
+
+
+def test_one_of_several_estimators_is_chosen_by_its_line(here, capsys):
+    Path("two.py").write_text(HEAD + "a = PyTorch('code/train.py')\nb = PyTorch('code/train.py', instance_count=2)\n")
+    code, _, told = typed(capsys, "two.py")
+    assert code == 2 and "valid: PyTorch at line 4; PyTorch at line 5" in told and '--line "4"' in told
+    assert not Path("job.yaml").exists()
+    assert typed(capsys, "two.py", "--line", "7")[0] == 2
+    assert "wrote job.yaml from PyTorch, line 5" in typed(capsys, "two.py", "--line", "5")[1]
+    assert yaml.safe_load(Path("job.yaml").read_text())["compute"] == {"instance_count": 2}
+    code, _, told = typed(capsys, "two.py", "--line", "4")
+    assert code == 2 and "job.yaml: it exists" in told, "nothing is overwritten unasked"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("none.py", None, "No such file"),
+        ("job.txt", "", "a file that ends with .py or .ipynb"),
+        ("job.py", "def f(:\n", "job.py, line 1: invalid syntax"),
+        ("job.py", "print(1)\n", "no PyTorch, HuggingFace, Estimator or ModelTrainer"),
+        ("job.py", "from sagemaker.tensorflow import TensorFlow\nTensorFlow('t.py')\n", "no PyTorch, HuggingFace"),
+        ("job.py", "from sagemaker.estimator import Estimator\nEstimator('image', 'role', 1, 'ml.m5.large')\n", "job.py, line 2: Estimator without a script"),
+        ("job.ipynb", "[]", "no Jupyter notebook of format 4"),
+        ("job.ipynb", '{"cells": []}', "no PyTorch, HuggingFace"),
+        ("job.py", b"\xff\xfe", "codec can't decode"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_imported_is_refused_in_words(here, capsys, name, text, said):
+    if text is not None:
+        Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    code, out, told = typed(capsys, name)
+    assert code == 2 and said in told, told
+    assert not Path("job.yaml").exists()
+
+
+def test_nothing_of_the_script_runs(here, capsys):
+    Path("start.py").write_text(
+        HEAD + "open('ran', 'w')\n__import__('os').mkdir('ran-too')\nPyTorch('code/train.py', role=open('ran', 'w'))\n"
+    )
+    assert "wrote job.yaml" in typed(capsys, "start.py")[1]
+    assert not Path("ran").exists() and not Path("ran-too").exists()
+
+
+def test_a_cell_is_named_by_its_number(here):
+    cells = [
+        ("markdown", "# x"),
+        ("code", "%matplotlib inline\n!ls\nimport sagemaker"),
+        ("code", "  y = $z"),
+        ("code", "%%time\nx = 1\nx = y"),
+    ]
+    book = {"cells": [{"cell_type": kind, "source": text.splitlines(keepends=True)} for kind, text in cells]}
+    Path("book.ipynb").write_text(json.dumps(book))
+    source = read(Path("book.ipynb"))
+    assert source.text == "pass\npass\nimport sagemaker\npass\npass\nx = 1\nx = y"
+    assert [source.where(line) for line in (1, 3, 4, 7)] == [
+        "cell 2, line 1",
+        "cell 2, line 3",
+        "cell 3, line 1",
+        "cell 4, line 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "(" * 80 + "1" + ")" * 80,
+        "x = " + "[1] + " * 500 + "[1]",
+        "x = 9 ** 9 ** 9",
+        "x = f'{1:>999999999}'",
+        "x = []\nx += [x]\nx.append(x)\ny = {}\ny['a'] = y",
+    ],
+)
+def test_a_hostile_script_ends_neither_in_a_traceback_nor_in_full_memory(text):
+    made = imported(f"{text}\nPyTorch('t.py', hyperparameters={{'x': x}})")
+    assert made.values["script"] == "t.py"
+
+
+def test_any_value_that_was_read_is_written_as_yaml_that_reads_back():
+    values = {
+        "yes": "no",
+        "a: b": ["x", None, {"1": "ünï # {"}],
+        "q": 'it\'s "so"',
+        "n": -1e-7,
+        "line": "a\nb",
+        "empty": {},
+    }
+    made = Imported({"name": "a", "hyperparameters": values}, {"role": "x"}, ["y"])
+    text = "\n".join(lines(made, written))
+    assert yaml.safe_load(text) == {"name": "a", "hyperparameters": values} and ast.literal_eval(repr(values)) == values
