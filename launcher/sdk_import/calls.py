@@ -222,8 +222,8 @@ class _Reader(Evaluator):
             elif method == "set_hyperparameters":
                 self._by_call[id(of)].hyperparameters.update(call.keywords)
         elif isinstance(of, dict) and method == "update":
-            for given in call.positional:
-                of.update(given) if isinstance(given, dict) else self._forget(node.func.value, names)
+            for given in call.positional:  # what else an unread one gives is noted, as in a call
+                of.update(given if isinstance(given, dict) else {f"**{given}": Unread(str(given), node.lineno)})
             of.update(call.keywords)
         elif isinstance(of, list) and method in ("append", "extend") and len(call.positional) == 1:
             [given] = call.positional

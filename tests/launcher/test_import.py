@@ -237,6 +237,7 @@ def test_an_argument_becomes_the_key_for_it(text, values):
         ("from sagemaker.huggingface import HuggingFace\nHuggingFace(entry_point='t.py', transformers_version='4.28')", "image", "transformers_version=4.28"),
         ("from sagemaker.debugger import Rule, rule_configs\nPyTorch('t.py', rules=[Rule.sagemaker(rule_configs.loss_not_decreasing())])", "rules", "Debugger is closed"),
         ("e = PyTorch('t.py')\ne.fit({'a': undefined})", "inputs.a", "undefined"),
+        ("def f(**more):\n    o = {'entry_point': 't.py'}\n    o.update(more)\n    return PyTorch(**o)", "**more", "more (line 6)"),
         ("PyTorch('t.py', instance_groups=[undefined])", "compute.instance_groups", "undefined"),
         ("PyTorch('t.py', metric_definitions=[{'Name': 'loss', 'Regex': undefined}])", "metrics.loss", "undefined"),
     ],
