@@ -5,7 +5,7 @@ https://sagemaker.readthedocs.io/en/v2/frameworks/pytorch/sagemaker.pytorch.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.sdk_import.calls import Call, Estimator, Unread
@@ -27,7 +27,6 @@ PLAIN = {
     "security_group_ids": "network.security_groups",
     "enable_network_isolation": "network.isolation",
     "encrypt_inter_container_traffic": "network.encrypt_traffic",
-    "environment": "environment",
     "image_uri": "image.uri",
     "checkpoint_s3_uri": "checkpoints.s3",
     "checkpoint_local_path": "checkpoints.path",
@@ -51,38 +50,33 @@ UNITS = {
 """Argument in seconds -> key, and its seconds."""
 
 NEEDLESS = {
-    "sagemaker_session",
-    "enable_sagemaker_metrics",
+    "base_job_name",
     "container_log_level",
+    "debugger_hook_config",
+    "disable_output_compression",
     "disable_profiler",
-    "instance_groups",
-}
-NEEDLESS |= {
-    "entry_point",
-    "source_dir",
-    "hyperparameters",
     "distribution",
     "distributions",
-    "base_job_name",
-    "input_mode",
-}
-NEEDLESS |= {
+    "enable_sagemaker_metrics",
+    "entry_point",
+    "environment",
     "framework_version",
-    "py_version",
-    "rules",
-    "profiler_config",
-    "debugger_hook_config",
-    "tags",
-    "metric_definitions",
-}
-NEEDLESS |= {
-    "disable_output_compression",
-    "pytorch_version",
-    "transformers_version",
+    "hyperparameters",
+    "input_mode",
     "inputs",
-    "wait",
-    "logs",
+    "instance_groups",
     "job_name",
+    "logs",
+    "metric_definitions",
+    "profiler_config",
+    "py_version",
+    "pytorch_version",
+    "rules",
+    "sagemaker_session",
+    "source_dir",
+    "tags",
+    "transformers_version",
+    "wait",
 }
 """Arguments that are read by name below, or change nothing."""
 
@@ -120,6 +114,7 @@ class EstimatorImporter(Importer):
         self.groups(given.get("instance_groups"))
         self._distribution(given.get("distribution", given.get("distributions")))
         self.settings({**self.mapping("hyperparameters", given.get("hyperparameters")), **estimator.hyperparameters})
+        self.environment(given.get("environment"))
         self._tags(given.get("tags"))
         self._metrics(given.get("metric_definitions"))
         self._profiling(given.get("profiler_config"), given.get("rules"))
@@ -127,7 +122,7 @@ class EstimatorImporter(Importer):
         started = [one for one in estimator.starts if "inputs" in one.keywords or one.positional]
         if started:
             self._inputs(started[0].argument("inputs", 0), given.get("input_mode"))
-        return self.made
+        return self.finished()
 
     def _image(self, kind: str, given: Mapping[str, Any]) -> None:
         version, python = given.get("framework_version"), given.get("py_version")
@@ -180,22 +175,21 @@ class EstimatorImporter(Importer):
                 self.made.notes.append("the SDK's pytorchddp starts mpirun; this job starts torchrun")
 
     def _tags(self, tags: Any) -> None:
-        if isinstance(tags, dict):  # as newer releases take them too
-            self.put("tags", tags)
-        elif tags is not None:
-            self._named("tags", tags, "Key", "Value")
+        """A list of {Key: …, Value: …}, or a mapping, as newer releases take too."""
+        given = [{"Key": key, "Value": value} for key, value in tags.items()] if isinstance(tags, dict) else tags
+        for key, value in self._pairs("tags", given, "Key", "Value"):
+            self.tag(key, value)
 
     def _metrics(self, metrics: Any) -> None:
-        if metrics is not None:
-            self._named("metrics", metrics, "Name", "Regex")
+        for name, regex in self._pairs("metrics", metrics, "Name", "Regex"):
+            self.made.values.setdefault("metrics", {})[name] = regex
 
-    def _named(self, key: str, given: Any, name: str, value: str) -> None:
-        """A list of {Name: …, Regex: …} as a mapping."""
-        items = given if isinstance(given, list) else [given]
-        for item in items:
+    def _pairs(self, key: str, given: Any, name: str, value: str) -> Iterator[tuple[str, str]]:
+        """The names and values of a list of {Name: …, Regex: …}."""
+        for item in given if isinstance(given, list) else [] if given is None else [given]:
             one = item if isinstance(item, dict) else {}
             if isinstance(one.get(name), str) and isinstance(one.get(value), str):
-                self.made.values.setdefault(key, {})[one[name]] = one[value]
+                yield one[name], one[value]
             else:
                 shown = one.get(value) if isinstance(one.get(value), (Unread, Call)) else item
                 self.left(f"{key}.{one[name]}" if isinstance(one.get(name), str) else key, shown)

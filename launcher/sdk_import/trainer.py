@@ -37,7 +37,7 @@ class TrainerImporter(Importer):
             ),
             "distributed": self._distributed,
         }
-        plain = {"training_image": "image.uri", "role": "role", "environment": "environment"}
+        plain = {"training_image": "image.uri", "role": "role"}
         channels = given.pop("input_data_config", None)
         mode = given.pop("training_input_mode", None)
         for name, value in given.items():
@@ -47,6 +47,8 @@ class TrainerImporter(Importer):
                 self.put(plain[name], value)
             elif name == "hyperparameters":
                 self.settings(self.mapping(name, value))
+            elif name == "environment":
+                self.environment(value)
             elif name == "tags":
                 self._tags_of_v3(value)
             else:
@@ -55,7 +57,7 @@ class TrainerImporter(Importer):
             channels = start.argument("input_data_config", 0, channels)
         for channel in channels if isinstance(channels, list) else [] if channels is None else [channels]:
             self._input_data(channel, mode)
-        return self.made
+        return self.finished()
 
     def _fields(self, part: Call, keys: Mapping[str, str]) -> None:
         """The fields of one of v3's objects."""
@@ -120,7 +122,7 @@ class TrainerImporter(Importer):
         for tag in tags if isinstance(tags, list) else [tags]:
             key, value = (tag.keywords.get(word) if isinstance(tag, Call) else None for word in ("key", "value"))
             if isinstance(key, str) and isinstance(value, str):
-                self.made.values.setdefault("tags", {})[key] = value
+                self.tag(key, value)
             else:
                 self.left("tags", tag)
 

@@ -9,12 +9,16 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from launcher.config.issues import mistake
+from launcher.config.redaction import REDACTED, holds_a_secret, is_secret, mentions_a_secret
 from launcher.sdk_import.calls import Call, Symbol, Unread
 from launcher.sdk_import.source import Source
 
 HOUR, MINUTE = 3600, 60
 
 FILE_SYSTEMS = {"FSxLustre": "fsx", "EFS": "efs"}
+
+
+IN_THE_SCRIPT = "what seems to be a secret stays in the script: a config's `secrets` name it"
 
 
 @dataclass
@@ -170,19 +174,48 @@ class Importer:
             self.put(f"hyperparameters.{name}", value, name=str(name))
 
     def put(self, key: str, value: Any, name: str = "") -> None:
-        """Set a key to a value that was read; note one that was not."""
-        if isinstance(value, (Unread, Call, Symbol)):
-            self.left(key, value)
-            return
-        plain, left = _without_unread(value)
+        """Set a key to a value that was read; note what was not. Secrets stay in the script.
+
+        Args:
+            name: of a hyperparameter, which may have dots of its own.
+        """
+        plain, left = _plain(value)
         for place, part in left:
-            self.left(f"{key}.{place}", part)
-        if plain is None:
+            self.left(".".join([key, *place]), part)
+        if plain is UNREAD:
             return
-        if name:  # it may have dots of its own
+        if holds_a_secret(name or key.rpartition(".")[2], plain):
+            self.left(key, REDACTED, IN_THE_SCRIPT)
+        elif name:
             self.made.values.setdefault("hyperparameters", {})[name] = plain
         else:
-            self.made.set(key, list(plain) if isinstance(plain, tuple) else plain)
+            self.made.set(key, plain)
+
+    def tag(self, name: str, value: str) -> None:
+        """One tag, unless it seems to hold a secret."""
+        if is_secret(name, value):
+            self.left(f"tags.{name}", REDACTED, IN_THE_SCRIPT)
+        else:
+            self.made.values.setdefault("tags", {})[name] = value
+
+    def environment(self, given: Any) -> None:
+        """Variables of the script; one that seems to hold a secret is to come from the environment of who starts the job."""
+        for name, value in self.mapping("environment", given).items():
+            if isinstance(value, str) and is_secret(str(name), value):
+                self.made.values.setdefault("secrets", {})[str(name)] = "env"
+                self.made.notes.append(f"{name} is taken from your environment: its value stays in the script")
+            elif isinstance(value, (Unread, Call, Symbol)):
+                self.left(f"environment.{name}", value)
+            else:
+                self.made.values.setdefault("environment", {})[str(name)] = str(value)
+
+    def finished(self) -> Imported:
+        """What was read, as plain values."""
+        plain, left = _plain(self.made.values)
+        for place, part in left:
+            self.left(".".join(place), part)
+        self.made.values = plain
+        return self.made
 
     def seconds(self, key: str, unit: int, value: Any) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -196,24 +229,36 @@ class Importer:
         return value if isinstance(value, dict) else {}
 
     def left(self, key: str, value: Any, why: str = "") -> None:
+        """Note what could not be read, or no config says."""
         line = value.line if isinstance(value, (Unread, Call)) else 0
         text = value.name if isinstance(value, Symbol) else str(value)
+        if mentions_a_secret(f"{key}={text}" if isinstance(value, str) else text) and text != REDACTED:
+            text = REDACTED
         where = f" ({self.source.where(line)})" if line else ""
         self.made.unread[key] = f"{text if len(text) <= 100 else text[:99] + '…'}{where}{f': {why}' if why else ''}"
 
 
-def _without_unread(value: Any) -> tuple[Any, list[tuple[str, Any]]]:
-    """A value without the parts that could not be read, and those parts with their places in it."""
-    left: list[tuple[str, Any]] = []
+UNREAD: Any = object()
+"""In the place of a value of which nothing is left."""
+
+
+def _plain(value: Any) -> tuple[Any, list[tuple[list[str], Any]]]:
+    """A value as JSON has it, without what could not be read; and those parts, with their places in it."""
     if isinstance(value, dict):
+        found, left = dict[str, Any](), list[tuple[list[str], Any]]()
         for key, part in value.items():
-            left += [(str(key), part)] if isinstance(part, (Unread, Call, Symbol)) else []
-        return {key: part for key, part in value.items() if not isinstance(part, (Unread, Call, Symbol))}, left
+            plain, below = _plain(part)
+            left += [([str(key), *place], one) for place, one in below]
+            if plain is not UNREAD:
+                found[str(key)] = plain
+        return (found if found or not value else UNREAD), left
     if isinstance(value, (list, tuple)):
-        for place, part in enumerate(value):
-            left += [(str(place), part)] if isinstance(part, (Unread, Call, Symbol)) else []
-        return (list(value) if not left else None), left
-    return value, left
+        parts = [_plain(part) for part in value]
+        left = [([str(number), *place], one) for number, (_, below) in enumerate(parts) for place, one in below]
+        return ([plain for plain, _ in parts] if not left else UNREAD), left
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value, []
+    return UNREAD, [([], value)]
 
 
 def lines(made: Imported, written: Callable[[Any], str]) -> Iterator[str]:

@@ -334,3 +334,27 @@ def test_any_value_that_was_read_is_written_as_yaml_that_reads_back():
     made = Imported({"name": "a", "hyperparameters": values}, {"role": "x"}, ["y"])
     text = "\n".join(lines(made, written))
     assert yaml.safe_load(text) == {"name": "a", "hyperparameters": values} and ast.literal_eval(repr(values)) == values
+
+
+def test_secrets_stay_in_the_script(here, capsys):
+    Path("start.py").write_text(
+        HEAD
+        + "PyTorch('code/train.py', environment={'WANDB_API_KEY': 'hunter2pass', 'A': 1}, hyperparameters={'hf_token': 'hunter3pass', "
+        + "'url': 'https://me:hunter4pass@example.com/x', 'lr': 1}, output_path=find(password='hunter5pass'), tags=[{'Key': 'token', "
+        + "'Value': 'hunter6pass'}])\n"
+    )
+    _, out, err = typed(capsys, "start.py")
+    text = Path("job.yaml").read_text()
+    assert "hunter" not in out + err + text, out + err + text
+    made = yaml.safe_load(text)
+    assert made["secrets"] == {"WANDB_API_KEY": "env"} and made["environment"] == {"A": "1"}
+    assert made["hyperparameters"] == {"lr": 1}
+    assert "WANDB_API_KEY is taken from your environment" in out and "hyperparameters.hf_token: ***" in out
+
+
+def test_what_is_nested_or_no_json_is_noted():
+    made = imported(
+        "PyTorch('t.py', hyperparameters={'a': {'b': {'c': undefined, 'd': 1}}, 'e': b'x', 'f': (1, 2), 'g': [1, undefined]})"
+    )
+    assert made.values["hyperparameters"] == {"a": {"b": {"d": 1}}, "f": [1, 2]}
+    assert set(made.unread) == {"hyperparameters.a.b.c", "hyperparameters.e", "hyperparameters.g.1"}
