@@ -12,7 +12,8 @@ from launcher.config import yaml_edit
 from launcher.config.issues import UserError, mistake
 from launcher.planner.source_package import SCHEMA_FILE
 from launcher.sdk_import import config_of
-from launcher.sdk_import.calls import Estimator, estimators
+from launcher.sdk_import.calls import estimators
+from launcher.sdk_import.objects import Estimator
 from launcher.sdk_import.source import Source, read
 from launcher.sdk_import.values import lines
 from launcher.show.text import indent

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.sdk_import.calls import Estimator
 from launcher.sdk_import.estimator import EstimatorImporter
+from launcher.sdk_import.objects import Estimator
 from launcher.sdk_import.source import Source
 from launcher.sdk_import.trainer import TrainerImporter
 from launcher.sdk_import.values import Imported

@@ -8,10 +8,10 @@ import os.path
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.config.expressions import Evaluator, NotPlain, Undefined
+from launcher.sdk_import.objects import Call, Estimator, Symbol, Unread, holds_unread
 from launcher.sdk_import.source import Source
 
 SDKS = ("sagemaker", "boto3")
@@ -25,62 +25,6 @@ STARTS = ("fit", "train")
 
 CANNOT_BE_READ = (ArithmeticError, AttributeError, LookupError, NotPlain, TypeError, ValueError)
 """What evaluating an expression may raise where a value in it is not what it seems."""
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A value that is known only when the script runs."""
-
-    text: str
-    """The expression."""
-    line: int
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """A module, class or function of a package that the script imports, by its full name."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of the SDK with what could be read of its arguments: plain values, further calls, Symbols, and Unread."""
-
-    name: str
-    """The full name of the class or function: sagemaker.inputs.TrainingInput."""
-    positional: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-    line: int
-    text: str
-    """The expression."""
-
-    @property
-    def short(self) -> str:
-        """TrainingInput."""
-        return self.name.rpartition(".")[2]
-
-    def argument(self, name: str, place: int | None = None, otherwise: Any = None) -> Any:
-        """An argument by its name or place."""
-        if place is not None and place < len(self.positional):
-            return self.positional[place]
-        return self.keywords.get(name, otherwise)
-
-    def __str__(self) -> str:
-        return self.text
-
-
-@dataclass(eq=False)
-class Estimator:
-    """One estimator, and the calls that start it."""
-
-    made: Call
-    starts: list[Call] = field(default_factory=list)
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
-    """Those of set_hyperparameters."""
 
 
 def estimators(source: Source) -> list[Estimator]:
@@ -268,7 +212,7 @@ class _Reader(Evaluator):
         words = {str(word.arg): part for word, part in zip(node.keywords, given[len(node.args) :])}
         if function is dict and not node.args and None not in [word.arg for word in node.keywords]:
             return words
-        if _holds_unread(given):
+        if holds_unread(given):
             raise NotPlain(ast.unparse(node))
         if (
             isinstance(function, Unread)
@@ -331,7 +275,7 @@ class _Reader(Evaluator):
     def _known(self, node: ast.expr, variables: Mapping[str, Any]) -> ast.Constant:
         """An expression's value, as a constant that is not evaluated again. Raises NotPlain where Python could not compare or join it."""
         value = self.value(node, variables)
-        if _holds_unread([value]):
+        if holds_unread([value]):
             raise NotPlain(ast.unparse(node))
         return ast.copy_location(ast.Constant(value), node)
 
@@ -392,15 +336,6 @@ def _common(one: Mapping[str, Any], other: Mapping[str, Any], line: int) -> dict
         else:
             made[name] = left if left is not made and left == right else Unread(str(name), line)
     return made
-
-
-def _holds_unread(values: Sequence[Any]) -> bool:
-    return any(
-        isinstance(value, (Unread, Call, Symbol))
-        or (isinstance(value, (list, tuple, set)) and _holds_unread([*value]))
-        or (isinstance(value, dict) and _holds_unread([*value, *value.values()]))
-        for value in values
-    )
 
 
 def _formatted(text: str, positional: Sequence[Any], words: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.sdk_import.calls import Call, Estimator, Unread
+from launcher.sdk_import.objects import Call, Estimator, Unread
 from launcher.sdk_import.values import HOUR, MINUTE, Imported, Importer
 
 PLAIN = {

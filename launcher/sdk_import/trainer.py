@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.sdk_import.calls import Call, Estimator
+from launcher.sdk_import.objects import Call, Estimator
 from launcher.sdk_import.values import HOUR, MINUTE, Imported, Importer
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.config.issues import mistake
 from launcher.config.redaction import REDACTED, holds_a_secret, is_secret, mentions_a_secret
-from launcher.sdk_import.calls import Call, Symbol, Unread
+from launcher.sdk_import.objects import Call, Symbol, Unread
 from launcher.sdk_import.source import Source
 
 HOUR, MINUTE = 3600, 60
