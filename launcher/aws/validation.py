@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import date
 from functools import partial
+from typing import Any
 
 from launcher.aws import catalog, cluster, limits, prices, request
 from launcher.aws.requirements import dali_packages
@@ -256,6 +257,13 @@ def _network(job: Job, requirements: bool) -> Iterator[Issue]:
         )
 
 
+def _is_among_the_checkpoints(job: Job, bank: Mapping[str, Any]) -> bool:
+    """Whether a run opens its label bank there: a new one, or that of an earlier run, whose archive it unpacks there."""
+    where = bank.get("where")
+    given = job.inputs.get(where.removeprefix("channel:")) if isinstance(where, str) else None
+    return where is None or (given is not None and given.run is not None)
+
+
 def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
     compute = job.compute
     wait = request.max_wait_hours(compute)
@@ -268,6 +276,13 @@ def _spot_and_checkpoints(job: Job, kit_script: bool) -> Iterator[Issue]:
             found=f"spot without checkpoints, for up to {wait:g} h: every interruption would restart training",
             valid=f"with checkpoints, or max_wait_hours at most {HOURS_WITHOUT_CHECKPOINTS}",
             fix="add checkpoints: s3://your-bucket/prefix",
+        )
+    bank = job.hyperparameters.get("teacher_cache")
+    if kit_script and isinstance(bank, dict) and job.checkpoints is None and _is_among_the_checkpoints(job, bank):
+        yield Issue(
+            key="hyperparameters.teacher_cache",
+            found="the label bank lies among the checkpoints, and the job keeps none",
+            fix="add checkpoints: s3://your-bucket/prefix, or set teacher_cache.where to channel:NAME, an input in S3 or on FSx",
         )
     path = job.checkpoints.path if job.checkpoints else None
     if path is not None and any(path == taken or path.startswith(f"{taken}/") for taken in TAKEN_FOLDERS):

@@ -103,6 +103,8 @@ ERRORS = [
     ({"image": {"uri": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine:1"}}, "image.uri", "an image in eu-west-1", "copy the image there first"),
     ({"image": {"uri": f"{US_WEST_2}/pytorch-training:2.3.0-gpu-py311-cu121-ubuntu20.04-ec2"}}, "image.uri", "for EC2", "ends in -sagemaker"),
     ({**KIT, "image": {"framework_version": "1.13.1", "python": "py39"}}, "image", "PyTorch 1.13.1 with py39", "2.0.1"),
+    ({**KIT, "script": "train_kd.py", "hyperparameters": {"student": "resnet18", "teacher_cache": {"views": 2}}}, "hyperparameters.teacher_cache", "among the checkpoints, and the job keeps none", "add checkpoints:"),
+    ({**KIT, "script": "train_kd.py", "hyperparameters": {"student": "resnet18", "teacher_cache": {"views": 2, "where": "channel:bank"}}, "inputs.bank": {"run": "earlier"}}, "hyperparameters.teacher_cache", "among the checkpoints, and the job keeps none", "channel:NAME"),
     ({"compute.instance_type": P3, "distribution": "torchrun", "image": {"framework_version": "2.10.0", "python": "py313"}}, "image", "PyTorch 2.10.0 on V100 (ml.p3.16xlarge): its CUDA 13 does not support that GPU", "2.6.0"),
     ({**KIT, "hyperparameters": DALI}, "hyperparameters.preprocessing", "dali with PyTorch 2.0.1, whose image has CUDA 11", "2.14.0"),
     ({**KIT, "hyperparameters": DALI, "image": {"uri": f"{US_WEST_2}/pytorch-training:2.0.0-gpu-py310-cu118-ubuntu20.04-sagemaker"}}, "hyperparameters.preprocessing", "dali with PyTorch 2.0.0", "preprocessing: cpu"),
