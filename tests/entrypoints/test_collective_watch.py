@@ -64,28 +64,27 @@ def test_the_oldest_collective_that_is_not_done_is_read_from_nccls_flight_record
 ABORTED = """
     from training.distributed import collective_watch
     from training.runtime import failure
-    seconds = 8
-    if os.environ.get("ENDS") == "late":  # long before the time is out rank 0 has written, and rank 1 comes
-        seconds, collective_watch.PATIENCE = 40, 0.1
+    ends = os.environ["ENDS"]  # long before the time is out rank 0 has written, also on a busy machine
+    seconds, collective_watch.PATIENCE = {"abort": (8, 0.4), "raise": (20, 0.2), "late": (40, 0.1)}[ends]
     with failure_file(out / os.environ["RANK"] / "failure"):
         with process_group(seconds / 60) as world:
             failure.progress.step = 41
             failure.progress.enter("data_wait")
             if world.rank == 0:
                 failure.progress.enter("backward")
-                if os.environ.get("ENDS") == "abort":  # NCCL's watchdog is a thread that ends the process so
+                if ends == "abort":  # NCCL's watchdog is a thread that ends the process so
                     import threading
                     threading.Timer(8.5, os.abort).start()
                     time.sleep(60)
                 world.total(torch.ones(1))
-            elif os.environ.get("ENDS") == "late":
+            elif ends == "late":
                 while not (out / "0/failure").exists():
                     time.sleep(0.05)
                 failure.progress.enter("backward")
                 world.total(torch.ones(1))
                 (out / "late").touch()
             else:
-                time.sleep(9.5)
+                time.sleep(seconds + 1.5)
 """
 
 
