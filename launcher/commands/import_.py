@@ -8,9 +8,10 @@ from pathlib import Path
 from launcher.commands import init, schema
 from launcher.commands import options as arguments
 from launcher.commands.exit_codes import DONE, USER_ERROR
-from launcher.config import yaml_edit
+from launcher.config import yaml_edit, yaml_file
 from launcher.config.issues import UserError, mistake
 from launcher.planner.source_package import SCHEMA_FILE
+from launcher.record import records
 from launcher.sdk_import import config_of
 from launcher.sdk_import.calls import estimators
 from launcher.sdk_import.objects import Estimator
@@ -49,14 +50,17 @@ def carry_out(options: argparse.Namespace) -> int:
         f"# {estimator.made.short} of {source.name}, {source.where(estimator.made.line)}. Written by `launcher import`;",
         f"# `launcher explain {file}` says what each key means.",
     ]
-    file.write_text("\n".join([*head, *lines(made, yaml_edit.written)]) + "\n", encoding="utf-8")
+    text = "\n".join([*head, *lines(made, yaml_edit.written)]) + "\n"
+    if yaml_file.parse(text, str(file)).values != made.values:
+        raise mistake("FILE", f"{source.name}: a value that YAML does not hold as it is", "write the config by hand")
+    records.write_atomically(file, text)
     schema_file.write_text(schema.text(), encoding="utf-8")
     print(f"wrote {file} from {estimator.made.short}, {source.where(estimator.made.line)}")
     if made.unread:
         print("not read; fill in what the job needs:")
         print("\n".join(f"  {key}: {text}" for key, text in made.unread.items()))
-    for text in made.notes:
-        print(f"different: {text}")
+    for note in made.notes:
+        print(f"different: {note}")
     return DONE if _say_what_is_next(file) and not made.unread else USER_ERROR
 
 

@@ -13,7 +13,7 @@ from launcher.commands import options as arguments
 from launcher.commands import schema
 from launcher.commands.exit_codes import DONE, USER_ERROR
 from launcher.config import defaults
-from launcher.config.defaults import KEYS
+from launcher.config.defaults import KEYS, PROJECT_FILE
 from launcher.config.issues import Issue, UserError, mistake
 from launcher.planner.source_package import SCHEMA_FILE
 from launcher.show.text import indent, listed
@@ -103,6 +103,8 @@ def errors(file: Path, on: str) -> Iterator[Issue]:
 def refused(file: Path) -> Iterator[Issue]:
     if file.suffix not in (".yaml", ".yml"):
         yield Issue(key="FILE.yaml", found=str(file), valid="a file that ends with .yaml", fix=f"write {file}.yaml")
+    if file.name == PROJECT_FILE:
+        yield Issue(key="FILE.yaml", found=f"{file}: for defaults of every job", fix="choose another name")
     if not file.parent.is_dir():
         yield Issue(key="FILE.yaml", found=f"{file.parent}: no such folder", fix=f"mkdir -p {file.parent}")
 

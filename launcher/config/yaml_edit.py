@@ -119,4 +119,4 @@ def _text(text: str) -> str:
         return text if plain else json.dumps(text)
     if '"' in text and "'" not in text and text.isprintable():
         return f"'{text}'"
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=not text.isprintable())

@@ -7,10 +7,15 @@ from launcher.sdk_import.objects import Estimator
 from launcher.sdk_import.source import Source
 from launcher.sdk_import.trainer import TrainerImporter
 from launcher.sdk_import.values import Imported
+from launcher.show.text import listed
 
 
 def config_of(estimator: Estimator, source: Source) -> Imported:
     """The config of one estimator: its job's values, what could not be read, and what differs."""
-    if estimator.made.short == "ModelTrainer":
-        return TrainerImporter(source).read(estimator)
-    return EstimatorImporter(source).read(estimator)
+    kind = TrainerImporter if estimator.made.short == "ModelTrainer" else EstimatorImporter
+    made = kind(source).read(estimator)
+    if source.skipped:
+        cells = listed(str(cell) for cell in source.skipped)
+        several = len(source.skipped) > 1
+        made.notes.append(f"cell{'s' * several} {cells} {'are' if several else 'is'} no Python, and not read")
+    return made

@@ -1,350 +1,338 @@
-"""The estimators that a script makes and what it fits them on, read from its syntax tree: nothing runs."""
+"""The estimators that a script makes and what it fits them on, read from its syntax tree: nothing runs.
+
+What is read as a value is certain. Wherever the script may have changed a value in a way that is not followed here, it becomes Unread.
+"""
 
 from __future__ import annotations
 
 import ast
 import itertools
-import os.path
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.config.expressions import Evaluator, NotPlain, Undefined
-from launcher.sdk_import.objects import Call, Estimator, Symbol, Unread, holds_unread
+from launcher.config.expressions import NotPlain
+from launcher.config.issues import mistake
+from launcher.sdk_import.objects import MAX_PARTS, Call, Estimator, Unread, is_plain, same, snapshot, spoil, text_of
 from launcher.sdk_import.source import Source
+from launcher.sdk_import.values_of import LOOKS, Reader, imported
 
-SDKS = ("sagemaker", "boto3")
-"""Packages whose classes and functions are calls of interest."""
+MAIN_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 
-ESTIMATORS = ("PyTorch", "HuggingFace", "Estimator", "ModelTrainer")
-"""Names of the classes of SDK v2 and v3 that start a training job with a script."""
-
-STARTS = ("fit", "train")
-"""Their methods that start it."""
-
-CANNOT_BE_READ = (ArithmeticError, AttributeError, LookupError, NotPlain, TypeError, ValueError)
-"""What evaluating an expression may raise where a value in it is not what it seems."""
+Names = dict[str, Any]
 
 
 def estimators(source: Source) -> list[Estimator]:
     """Every estimator that a script makes, in the order of its lines.
 
     Raises:
-        UserError: it is not Python.
+        UserError: it is not Python, or too deeply nested.
     """
     tree = source.parsed()
-    reader = _Reader(source.name)
-    reader.module(tree)
-    return sorted(reader.found, key=lambda one: one.made.line)
+    follower = _Follower(source.name, tree)
+    try:
+        follower.module(tree)
+    except RecursionError:
+        raise mistake("FILE", f"{source.name}: too deeply nested", "import the part that makes the estimator") from None
+    return sorted(follower.reader.found, key=lambda one: one.made.line)
 
 
-class _Reader(Evaluator):
-    """Follows a script's statements from top to bottom. What it cannot know becomes Unread, and reading goes on."""
+class _Follower:
+    """Follows a script's statements from top to bottom."""
 
-    def __init__(self, file: str):
-        super().__init__(file, self._no_name, self._attribute_of, lambda _: False, itertools.count())
-        self.found: list[Estimator] = []
-        self._by_call: dict[int, Estimator] = {}
-        """By the identity of the call, which lives as long as the estimator."""
-        self._by_node: dict[int, Call] = {}
-        """Calls that made an estimator: an expression that is read twice makes it once."""
-        self._functions: list[tuple[ast.FunctionDef | ast.AsyncFunctionDef, dict[str, Any]]] = []
+    def __init__(self, file: str, tree: ast.Module):
+        self.reader = Reader(file)
+        self._module: Names = {}
+        self._functions: list[tuple[ast.FunctionDef | ast.AsyncFunctionDef, Names, Names]] = []
+        """Functions, the names around them, and the values of their defaults."""
+        self._elsewhere = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+        """Names that a function changes from within, at a time that is not followed."""
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self._elsewhere |= _changed_by(node)
+        self._open = {node.target.id for node in ast.walk(tree) if isinstance(node, ast.NamedExpr)}
+        """Names that an expression sets, which is not followed."""
+        self._calls: dict[str, list[ast.Call]] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+                self._calls.setdefault(name, []).append(node)
 
     def module(self, tree: ast.Module) -> None:
-        names: dict[str, Any] = {}
+        names = self._module
         self._follow(tree.body, names)
-        for function, outer in self._functions:  # bodies see all that the module defines; the list grows meanwhile
-            inner = dict(outer)
-            given = function.args
-            positional = [*given.posonlyargs, *given.args]
-            for argument in [*positional, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]:
-                inner[argument.arg] = Unread(argument.arg, argument.lineno)
-            for argument, default in zip(positional[::-1], given.defaults[::-1]):
-                inner[argument.arg] = self.value(default, outer)
-            for argument, preset in zip(given.kwonlyargs, given.kw_defaults):
-                if preset is not None:
-                    inner[argument.arg] = self.value(preset, outer)
+        for function, around, defaults in self._functions:  # the list grows meanwhile
+            inner = {**around, **self._parameters(function, defaults)}
             self._follow(function.body, inner)
+
+    def _parameters(self, function: ast.FunctionDef | ast.AsyncFunctionDef, defaults: Names) -> Names:
+        """A parameter is its default where no call in the script gives it; or what the only call writes out; else Unread."""
+        given = function.args
+        places = [argument.arg for argument in (*given.posonlyargs, *given.args)]
+        every = [*places, *(argument.arg for argument in given.kwonlyargs)]
+        every += [argument.arg for argument in (given.vararg, given.kwarg) if argument is not None]
+        calls = self._calls.get(function.name, [])
+        found: Names = {}
+        for name in every:
+            place = places.index(name) if name in places else None
+            passed = [_passed(call, name, place) for call in calls]
+            written = passed[0] if len(passed) == 1 else None
+            if function.decorator_list:  # which may give anything
+                found[name] = Unread(name, function.lineno)
+            elif name in defaults and all(one is None for one in passed):
+                found[name] = defaults[name]
+            elif isinstance(written, ast.Constant):
+                found[name] = written.value
+            else:
+                found[name] = Unread(text_of(written) if written is not None else name, function.lineno)
+        return found
 
     # -- statements ----------------------------------------------------------------------------------------------------
 
-    def _follow(self, body: Sequence[ast.stmt], names: dict[str, Any]) -> None:
+    def _follow(self, body: Sequence[ast.stmt], names: Names) -> None:
         for statement in body:
-            if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                names.update(_imported(statement))
-            elif isinstance(statement, ast.Assign):
-                value = self.value(statement.value, names)
-                for target in statement.targets:
-                    self._bind(target, value, names)
-            elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-                self._bind(statement.target, self.value(statement.value, names), names)
-            elif isinstance(statement, ast.AugAssign):
-                self._bind(statement.target, self._changed(statement, names), names)
-            elif isinstance(statement, ast.Expr):
-                self._expression(statement.value, names)
-            elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                names[statement.name] = Unread(statement.name, statement.lineno)
-                self._functions.append((statement, names))
-            elif isinstance(statement, ast.ClassDef):
-                self._class(statement, names)
-            elif isinstance(statement, ast.If):
-                self._branch(statement, names)
-            else:
-                self._parts(statement, names)
+            follow: Callable[[Any, Names], None] = getattr(self, f"_{type(statement).__name__}", self._other)
+            follow(statement, names)
 
-    def _class(self, statement: ast.ClassDef, names: dict[str, Any]) -> None:
+    def _Import(self, statement: ast.Import, names: Names) -> None:
+        names.update(imported(statement))
+
+    def _ImportFrom(self, statement: ast.ImportFrom, names: Names) -> None:
+        names.update(imported(statement))
+
+    def _Assign(self, statement: ast.Assign, names: Names) -> None:
+        value = self.reader.read(statement.value, names)
+        for target in statement.targets:
+            self._bind(target, value, names)
+
+    def _AnnAssign(self, statement: ast.AnnAssign, names: Names) -> None:
+        if statement.value is not None:
+            self._bind(statement.target, self.reader.read(statement.value, names), names)
+
+    def _AugAssign(self, statement: ast.AugAssign, names: Names) -> None:
+        held, given = self.reader.read(statement.target, names), self.reader.read(statement.value, names)
+        if isinstance(held, dict) and isinstance(statement.op, ast.BitOr) and isinstance(given, dict):
+            held.update(given)
+        elif isinstance(held, (dict, list)):
+            joined = isinstance(held, list) and isinstance(statement.op, ast.Add) and isinstance(given, list)
+            if joined and is_plain(given) and len(held) + len(given) <= MAX_PARTS:
+                held += given
+            else:
+                spoil(held, text_of(statement), statement.lineno)
+        else:
+            whole = ast.copy_location(ast.BinOp(statement.target, statement.op, statement.value), statement)
+            self._bind(statement.target, self.reader.read(whole, names), names)
+
+    def _Expr(self, statement: ast.Expr, names: Names) -> None:
+        self.reader.read(statement.value, names)
+
+    def _Return(self, statement: ast.Return, names: Names) -> None:
+        if statement.value is not None:
+            self.reader.read(statement.value, names)
+
+    def _FunctionDef(self, statement: ast.FunctionDef | ast.AsyncFunctionDef, names: Names) -> None:
+        given = statement.args
+        positional = [*given.posonlyargs, *given.args]
+        pairs = [*zip(positional[::-1], given.defaults[::-1]), *zip(given.kwonlyargs, given.kw_defaults)]
+        defaults = {argument.arg: self.reader.read(value, names) for argument, value in pairs if value is not None}
+        names[statement.name] = Unread(statement.name, statement.lineno)
+        self._functions.append((statement, names, defaults))
+
+    _AsyncFunctionDef = _FunctionDef
+
+    def _ClassDef(self, statement: ast.ClassDef, names: Names) -> None:
         """A class's body; its methods see what is around the class."""
         methods = len(self._functions)
         self._follow(statement.body, dict(names))
-        self._functions[methods:] = [(function, names) for function, _ in self._functions[methods:]]
+        self._functions[methods:] = [(function, names, defaults) for function, _, defaults in self._functions[methods:]]
 
-    def _parts(self, statement: ast.stmt, names: dict[str, Any]) -> None:
-        """A loop, `with`, `try` or `return`: its expressions, then its bodies once."""
-        if isinstance(statement, (ast.For, ast.AsyncFor)):
-            self._bind(statement.target, Unread(ast.unparse(statement.target), statement.lineno), names)
-        for item in getattr(statement, "items", []):
-            made = self.value(item.context_expr, names)
+    def _If(self, statement: ast.If, names: Names) -> None:
+        """The branch that is taken; where that is open, both, and what they do differently is Unread."""
+        test = self.reader.read(statement.test, names)
+        if text_of(statement.test) in MAIN_GUARDS:
+            self._follow(statement.body, names)
+        elif is_plain(test):
+            self._follow(statement.body if test else statement.orelse, names)
+        else:
+            self._either([statement.body, statement.orelse], names, statement.lineno)
+
+    def _Try(self, statement: ast.Try, names: Names) -> None:
+        bodies = [[*statement.body, *statement.orelse], *(handler.body for handler in statement.handlers)]
+        for handler in statement.handlers:
+            if handler.name is not None:
+                names[handler.name] = Unread(handler.name, handler.lineno)
+        self._either(bodies, names, statement.lineno)
+        self._follow(statement.finalbody, names)
+
+    _TryStar = _Try
+
+    def _For(self, statement: ast.For | ast.AsyncFor, names: Names) -> None:
+        self._bind(statement.target, Unread(text_of(statement.target), statement.lineno), names)
+        self._again(statement, names)
+
+    _AsyncFor = _For
+
+    def _While(self, statement: ast.While, names: Names) -> None:
+        self._again(statement, names)
+
+    def _again(self, statement: ast.For | ast.AsyncFor | ast.While, names: Names) -> None:
+        """A loop's body, any number of times: what it changes is known neither in it nor behind it."""
+        changed = [*statement.body, *statement.orelse]
+        self._forget(changed, names, statement.lineno)
+        self.reader.open += 1
+        self._follow(changed, names)
+        self.reader.open -= 1
+        self._forget(changed, names, statement.lineno)
+
+    def _With(self, statement: ast.With | ast.AsyncWith, names: Names) -> None:
+        for item in statement.items:
+            made = self.reader.read(item.context_expr, names)
             if item.optional_vars is not None:
                 self._bind(item.optional_vars, made, names)
-        if isinstance(statement, ast.Return) and statement.value is not None:
-            self._expression(statement.value, names)
-        for body in ("body", "handlers", "orelse", "finalbody"):
-            for part in getattr(statement, body, []):
-                self._follow(part.body if isinstance(part, ast.ExceptHandler) else [part], names)
+        self._follow(statement.body, names)
 
-    def _branch(self, statement: ast.If, names: dict[str, Any]) -> None:
-        """The branch that is taken; where that is open, both, and a name that they set differently is unread."""
-        if ast.unparse(statement.test) in ("__name__ == '__main__'", "'__main__' == __name__"):
-            return self._follow(statement.body, names)
-        test = self.value(statement.test, names)
-        if not isinstance(test, (Unread, Call, Symbol)):
-            return self._follow(statement.body if test else statement.orelse, names)
-        one, other = deepcopy(names, _kept(self._by_call)), deepcopy(names, _kept(self._by_call))
-        self._follow(statement.body, one)
-        self._follow(statement.orelse, other)
-        names.update(_common(one, other, statement.lineno))
-        return None
+    _AsyncWith = _With
 
-    def _bind(self, target: ast.expr, value: Any, names: dict[str, Any]) -> None:
+    def _Delete(self, statement: ast.Delete, names: Names) -> None:
+        for target in statement.targets:
+            holder = self.reader.read(target.value, names) if isinstance(target, ast.Subscript) else None
+            key = self.reader.read(target.slice, names) if isinstance(target, ast.Subscript) else None
+            if isinstance(holder, dict) and isinstance(key, str):
+                holder.pop(key, None)
+            elif isinstance(holder, (dict, list)):
+                spoil(holder, text_of(target), statement.lineno)
+            elif isinstance(target, ast.Name):
+                names.pop(target.id, None)
+
+    def _Pass(self, statement: ast.stmt, names: Names) -> None:
+        """Nothing happens."""
+
+    _Global = _Nonlocal = _Break = _Continue = _Raise = _Assert = _Pass
+
+    def _other(self, statement: ast.stmt, names: Names) -> None:
+        """A statement that is not followed: its bodies are, as those that may be run, and what it changes is forgotten."""
+        self._forget([statement], names, statement.lineno)
+        bodies = [case.body for case in getattr(statement, "cases", [])]
+        self._either([*bodies, []], names, statement.lineno)
+
+    # -- what becomes of names -----------------------------------------------------------------------------------------
+
+    def _either(self, bodies: Sequence[Sequence[ast.stmt]], names: Names, line: int) -> None:
+        """Several bodies of which one is run: names keep what all of them leave alike. One that ends the function or the script is left
+        out, but followed."""
+        self.reader.open += 1
+        try:
+            states = [snapshot(names) for _ in bodies]
+        except NotPlain:  # too much to compare
+            for body in bodies:
+                self._forget(body, names, line)
+                self._follow(body, names)
+                self._forget(body, names, line)
+            self.reader.open -= 1
+            return
+        for body, state in zip(bodies, states):
+            self._follow(body, state)
+        self.reader.open -= 1
+        left = [
+            state for body, state in zip(bodies, states) if not (body and isinstance(body[-1], (ast.Raise, ast.Return)))
+        ]
+        for name in {name: None for state in left for name in state}:
+            found = [state[name] for state in left if name in state]
+            if not all(same(one, found[0]) for one in found):  # where it is not there, nothing can read it
+                _differ(names, name, found, line)
+            elif not (
+                name in names and same(names[name], found[0])
+            ):  # else the object stays the one that others hold too
+                names[name] = found[0]
+
+    def _forget(self, statements: Sequence[ast.stmt], names: Names, line: int) -> None:
+        """Whatever the statements may change is known no more."""
+        for node in itertools.chain.from_iterable(map(ast.walk, statements)):
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                names[node.id] = Unread(node.id, line)
+            elif isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+                self._spoil_root(node, names, line)
+            elif isinstance(node, ast.AugAssign):
+                self._spoil_root(node.target, names, line)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in LOOKS:
+                self._spoil_root(node.func.value, names, line)
+
+    def _spoil_root(self, node: ast.expr, names: Names, line: int) -> None:
+        """The dictionary or list that a target or a method belongs to."""
+        while isinstance(node, (ast.Subscript, ast.Attribute)):
+            node = node.value
+        if isinstance(node, ast.Name) and isinstance(names.get(node.id), (dict, list)):
+            spoil(names[node.id], node.id, line)
+
+    def _bind(self, target: ast.expr, value: Any, names: Names) -> None:
         if isinstance(target, ast.Name):
-            names[target.id] = value
+            unknown = target.id in self._open or (target.id in self._elsewhere and names is self._module)
+            names[target.id] = Unread(target.id, target.lineno) if unknown else value
         elif isinstance(target, (ast.Tuple, ast.List)):
             parts = value if isinstance(value, (list, tuple)) and len(value) == len(target.elts) else None
+            if any(isinstance(part, ast.Starred) for part in target.elts):
+                parts = None
             for place, part in enumerate(target.elts):
-                self._bind(part, parts[place] if parts else Unread(ast.unparse(part), target.lineno), names)
+                one = part.value if isinstance(part, ast.Starred) else part
+                self._bind(one, parts[place] if parts else Unread(text_of(one), target.lineno), names)
         elif isinstance(target, ast.Subscript):
-            holder, key = self.value(target.value, names), self.value(target.slice, names)
-            if isinstance(holder, (dict, list)):
-                try:
-                    holder[key] = value
-                except CANNOT_BE_READ:
-                    self._forget(target.value, names)
-
-    def _forget(self, node: ast.expr, names: dict[str, Any]) -> None:
-        """What a name holds is no longer known."""
-        if isinstance(node, ast.Name):
-            names[node.id] = Unread(node.id, node.lineno)
-
-    def _changed(self, statement: ast.AugAssign, names: dict[str, Any]) -> Any:
-        held, given = self.value(statement.target, names), self.value(statement.value, names)
-        if isinstance(statement.op, ast.BitOr) and isinstance(held, dict) and isinstance(given, dict):
-            return {**held, **given}
-        joined = ast.BinOp(statement.target, statement.op, statement.value)
-        return self.value(ast.copy_location(joined, statement), names)
-
-    def _expression(self, node: ast.expr, names: dict[str, Any]) -> None:
-        """A statement that is one call: it may start an estimator, or change a dictionary or a list."""
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-            self.value(node, names)
-            return
-        of, method = self.value(node.func.value, names), node.func.attr
-        call = self._made(f"{method}", node, names)
-        if isinstance(of, Call) and id(of) in self._by_call:
-            if method in STARTS:
-                self._by_call[id(of)].starts.append(call)
-            elif method == "set_hyperparameters":
-                self._by_call[id(of)].hyperparameters.update(call.keywords)
-        elif isinstance(of, dict) and method == "update":
-            for given in call.positional:  # what else an unread one gives is noted, as in a call
-                of.update(given if isinstance(given, dict) else {f"**{given}": Unread(str(given), node.lineno)})
-            of.update(call.keywords)
-        elif isinstance(of, list) and method in ("append", "extend") and len(call.positional) == 1:
-            [given] = call.positional
-            of += (
-                [given]
-                if method == "append"
-                else given
-                if isinstance(given, (list, tuple))
-                else [Unread(str(given), node.lineno)]
-            )
-        else:
-            self.value(node, names)
-
-    # -- expressions ---------------------------------------------------------------------------------------------------
-
-    def value(self, node: ast.AST, variables: Mapping[str, Any]) -> Any:
-        """An expression's value; Unread where it is known only when the script runs."""
-        try:
-            return super().value(node, variables)
-        except CANNOT_BE_READ:
-            return Unread(" ".join(ast.unparse(node).split()), getattr(node, "lineno", 0))
-        except RecursionError:
-            return Unread("a nested expression", getattr(node, "lineno", 0))
-
-    def _no_name(self, name: str) -> Any:
-        raise Undefined(name)
-
-    def _attribute_of(self, of: Any, name: str) -> Any:
-        if isinstance(of, Symbol):
-            return Symbol(f"{of.name}.{name}")
-        raise NotPlain(name)
-
-    def _Call(self, node: ast.Call, variables: Mapping[str, Any]) -> Any:
-        function = self.value(node.func, variables)
-        if isinstance(function, Symbol):
-            return self._of_a_package(function.name, node, variables)
-        if (
-            isinstance(node.func, ast.Attribute) and node.func.attr == "upload_data"
-        ):  # of a session, however it was made
-            return self._made("sagemaker.Session.upload_data", node, variables)
-        given = [self.value(part, variables) for part in (*node.args, *(word.value for word in node.keywords))]
-        words = {str(word.arg): part for word, part in zip(node.keywords, given[len(node.args) :])}
-        if function is dict and not node.args and None not in [word.arg for word in node.keywords]:
-            return words
-        if holds_unread(given):
-            raise NotPlain(ast.unparse(node))
-        if (
-            isinstance(function, Unread)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("format", "join")
-        ):
-            of = self.value(node.func.value, variables)
-            if isinstance(of, str):
-                return of.join(given[0]) if node.func.attr == "join" else _formatted(of, given[: len(node.args)], words)
-        parts = [ast.copy_location(ast.Constant(part), node) for part in given]
-        keywords = [ast.keyword(word.arg, part) for word, part in zip(node.keywords, parts[len(node.args) :])]
-        known = ast.Call(node.func, list(parts[: len(node.args)]), keywords)
-        return super()._Call(ast.copy_location(known, node), variables)
-
-    def _of_a_package(self, name: str, node: ast.Call, variables: Mapping[str, Any]) -> Any:
-        """A call of the SDK; or of Python's own where it joins paths."""
-        if id(node) in self._by_node:
-            return self._by_node[id(node)]
-        if name.partition(".")[0] in SDKS:
-            call = self._made(name, node, variables)
-            if call.short in ESTIMATORS and name.startswith("sagemaker."):
-                estimator = Estimator(call)
-                self.found.append(estimator)
-                self._by_call[id(call)], self._by_node[id(node)] = estimator, call
-            return call
-        given = [self.value(part, variables) for part in node.args]
-        if name in ("os.path.join", "pathlib.Path", "pathlib.PurePath") and all(
-            isinstance(part, str) for part in given
-        ):
-            return os.path.join(*given)  # noqa: PTH118 - as the script joins them
-        raise NotPlain(ast.unparse(node))
-
-    def _made(self, name: str, node: ast.Call, variables: Mapping[str, Any]) -> Call:
-        keywords: dict[str, Any] = {}
-        for word in node.keywords:
-            given = deepcopy(self.value(word.value, variables), _kept(self._by_call))
-            if word.arg is not None:
-                keywords[word.arg] = given
-            elif isinstance(given, dict) and all(isinstance(key, str) for key in given):
-                keywords |= given
-            else:
-                keywords[f"**{ast.unparse(word.value)}"] = Unread(ast.unparse(word.value), node.lineno)
-        positional: list[Any] = []
-        for argument in node.args:
-            positional.append(deepcopy(self.value(argument, variables), _kept(self._by_call)))
-        return Call(name, tuple(positional), keywords, node.lineno, " ".join(ast.unparse(node).split()))
-
-    def _Dict(self, node: ast.Dict, variables: Mapping[str, Any]) -> dict[Any, Any]:
-        made: dict[Any, Any] = {}
-        for key, item in zip(node.keys, node.values):
-            value = self.value(item, variables)
-            if key is not None:
-                made[self.value(key, variables)] = value
-            elif isinstance(value, dict):
-                made |= value
-            else:
-                raise NotPlain(ast.unparse(node))
-        return made
-
-    def _known(self, node: ast.expr, variables: Mapping[str, Any]) -> ast.Constant:
-        """An expression's value, as a constant that is not evaluated again. Raises NotPlain where Python could not compare or join it."""
-        value = self.value(node, variables)
-        if holds_unread([value]):
-            raise NotPlain(ast.unparse(node))
-        return ast.copy_location(ast.Constant(value), node)
-
-    def _JoinedStr(self, node: ast.JoinedStr, variables: Mapping[str, Any]) -> str:
-        parts = [
-            ast.copy_location(
-                ast.FormattedValue(self._known(part.value, variables), part.conversion, part.format_spec), part
-            )
-            if isinstance(part, ast.FormattedValue)
-            else part
-            for part in node.values
-        ]
-        return super()._JoinedStr(ast.copy_location(ast.JoinedStr(parts), node), variables)
-
-    def _BinOp(self, node: ast.BinOp, variables: Mapping[str, Any]) -> Any:
-        left, right = self._known(node.left, variables), self._known(node.right, variables)
-        if isinstance(left.value, str) and isinstance(node.op, ast.Div) and isinstance(right.value, str):  # of pathlib
-            return os.path.join(left.value, right.value)  # noqa: PTH118
-        if isinstance(left.value, str) and isinstance(node.op, ast.Mod) and re.fullmatch(r"([^%]|%[sd])*", left.value):
-            return left.value % right.value
-        return super()._BinOp(ast.copy_location(ast.BinOp(left, node.op, right), node), variables)
-
-    def _Compare(self, node: ast.Compare, variables: Mapping[str, Any]) -> bool:
-        left = self._known(node.left, variables)
-        others: list[ast.expr] = [self._known(part, variables) for part in node.comparators]
-        return super()._Compare(ast.copy_location(ast.Compare(left, node.ops, others), node), variables)
-
-    def _BoolOp(self, node: ast.BoolOp, variables: Mapping[str, Any]) -> Any:
-        parts: list[ast.expr] = [self._known(part, variables) for part in node.values]
-        return super()._BoolOp(ast.copy_location(ast.BoolOp(node.op, parts), node), variables)
-
-    def _UnaryOp(self, node: ast.UnaryOp, variables: Mapping[str, Any]) -> Any:
-        known = ast.UnaryOp(node.op, self._known(node.operand, variables))
-        return super()._UnaryOp(ast.copy_location(known, node), variables)
-
-    def _IfExp(self, node: ast.IfExp, variables: Mapping[str, Any]) -> Any:
-        known = ast.IfExp(self._known(node.test, variables), node.body, node.orelse)
-        return super()._IfExp(ast.copy_location(known, node), variables)
+            holder, key = self.reader.read(target.value, names), self.reader.read(target.slice, names)
+            if _takes(holder, key):
+                holder[key] = value
+            elif isinstance(holder, (dict, list)):
+                spoil(holder, text_of(target), target.lineno)
+        elif isinstance(target, ast.Attribute):
+            holder = self.reader.read(target.value, names)
+            if isinstance(holder, Call):  # whatever was made of it before
+                text = text_of(target)
+                holder.keywords[target.attr] = Unread(f"set later, by {text}", target.lineno)
 
 
-def _imported(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Symbol]]:
-    """(name in the script, what it stands for)."""
-    for item in statement.names:
-        if isinstance(statement, ast.Import):
-            name = item.name if item.asname else item.name.partition(".")[0]
-            yield item.asname or name, Symbol(name)
-        elif not statement.level and item.name != "*":
-            yield item.asname or item.name, Symbol(f"{statement.module}.{item.name}")
+def _takes(holder: Any, key: Any) -> bool:
+    """Whether a value is a dictionary or a list that takes an item at a place that is known."""
+    if isinstance(holder, list):
+        return isinstance(key, int) and -len(holder) <= key < len(holder)
+    return isinstance(holder, dict) and isinstance(key, str)
 
 
-def _common(one: Mapping[str, Any], other: Mapping[str, Any], line: int) -> dict[str, Any]:
-    """What two branches agree on; the rest is Unread."""
-    made: dict[str, Any] = {}
-    for name in [*one, *(name for name in other if name not in one)]:
-        left, right = one.get(name, made), other.get(name, made)  # `made` itself is nobody's value
-        if isinstance(left, dict) and isinstance(right, dict) and made is not left and made is not right:
-            made[name] = _common(left, right, line)
-        else:
-            made[name] = left if left is not made and left == right else Unread(str(name), line)
-    return made
+def _differ(names: Names, name: str, found: list[Any], line: int) -> None:
+    """A name with which several bodies do different things: of dictionaries, what they agree on is left."""
+    held = names.get(name)
+    if isinstance(held, dict) and all(isinstance(one, dict) for one in found):
+        keys = {key: None for one in found for key in one}
+        agreed = {
+            key: found[0][key] for key in keys if all(key in one and same(one[key], found[0][key]) for one in found)
+        }
+        held.clear()
+        held.update({key: agreed[key] if key in agreed else Unread(str(key), line) for key in keys})
+        return
+    if isinstance(held, (dict, list)):
+        spoil(held, name, line)
+    unread = next((one for one in found if isinstance(one, (Unread, Call))), None)  # it says more than the name
+    names[name] = Unread(unread.text if unread is not None else name, unread.line if unread is not None else line)
 
 
-def _formatted(text: str, positional: Sequence[Any], words: Mapping[str, Any]) -> str:
-    """`text.format(…)` with plain fields only, which reach into nothing."""
-    if not re.fullmatch(r"([^{}]|\{\{|\}\}|\{\w*\})*", text):
-        raise NotPlain(text)
-    return text.format(*positional, **words)
+def _changed_by(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Names of what is around a function whose dictionaries or lists its body changes."""
+    own = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    own |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    found = set()
+    for node in ast.walk(function):
+        changes = isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load)
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr not in LOOKS
+        at: ast.AST = node.func if called and isinstance(node, ast.Call) else node
+        while (changes or called) and isinstance(at, (ast.Subscript, ast.Attribute)):
+            at = at.value
+        if (changes or called) and isinstance(at, ast.Name):
+            found.add(at.id)
+    return found - own
 
 
-def _kept(calls: Mapping[int, Estimator]) -> dict[int, Any]:
-    """A memo of deepcopy by which estimators stay themselves."""
-    return {place: estimator.made for place, estimator in calls.items()}
+def _passed(call: ast.Call, name: str, place: int | None) -> ast.expr | None:
+    """What a call gives for a parameter; None: nothing. Of `*` and `**` one cannot tell, which counts as something."""
+    for word in call.keywords:
+        if word.arg in (name, None):
+            return word.value if word.arg == name else word.value
+    for number, argument in enumerate(call.args):
+        if isinstance(argument, ast.Starred) or number == place:
+            return argument
+    return None

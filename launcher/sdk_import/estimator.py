@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.sdk_import.objects import Call, Estimator, Unread
-from launcher.sdk_import.values import HOUR, MINUTE, Imported, Importer
+from launcher.sdk_import.objects import Call, Estimator, Unread, is_plain
+from launcher.sdk_import.values import HOUR, MINUTE, NO_KEY, Imported, Importer
 
 PLAIN = {
     "role": "role",
@@ -80,11 +80,10 @@ NEEDLESS = {
 }
 """Arguments that are read by name below, or change nothing."""
 
-_OF_FRAMEWORKS = ("entry_point", "framework_version", "py_version", "source_dir", "hyperparameters", "image_uri")
 POSITIONAL = {
-    "PyTorch": _OF_FRAMEWORKS,
-    "HuggingFace": ("py_version", "entry_point", "transformers_version"),
-    "Estimator": ("image_uri", "role", "instance_count", "instance_type"),
+    "PyTorch": "entry_point framework_version py_version source_dir hyperparameters image_uri distribution compiler_config",
+    "HuggingFace": "py_version entry_point transformers_version tensorflow_version pytorch_version source_dir hyperparameters image_uri",
+    "Estimator": "image_uri role instance_count instance_type keep_alive_period_in_seconds volume_size volume_kms_key max_run input_mode",
 }
 """The first arguments of each class, by their place in 2.257.7."""
 
@@ -97,7 +96,9 @@ class EstimatorImporter(Importer):
     def read(self, estimator: Estimator) -> Imported:
         """Raises UserError where it starts no script."""
         call = estimator.made
-        given = {**dict(zip(POSITIONAL[call.short], call.positional)), **call.keywords}
+        names = POSITIONAL[call.short].split()
+        names += [f"argument {place}" for place in range(len(names) + 1, len(call.positional) + 1)]
+        given = {**dict(zip(names, call.positional)), **call.keywords}
         self.script(given.get("entry_point"), given.get("source_dir"), call)
         self.name(given.get("base_job_name"))
         self.region(given.get("sagemaker_session"))
@@ -107,21 +108,30 @@ class EstimatorImporter(Importer):
                 self.put(PLAIN[name], value)
             elif name in UNITS:
                 self.seconds(*UNITS[name], value)
-            elif name not in NEEDLESS and value not in (None, False):
-                self.left(name, value, "no key of a config")
+            elif name not in NEEDLESS and value is not None and value is not False:
+                self.left(name, value, NO_KEY)
+        for name in ("input_mode", "disable_output_compression"):
+            if not is_plain(given.get(name)):
+                self.left(name, given[name])
         if given.get("disable_output_compression") is True:
             self.made.set("compress_output", False)
         self.groups(given.get("instance_groups"))
         self._distribution(given.get("distribution", given.get("distributions")))
-        self.settings({**self.mapping("hyperparameters", given.get("hyperparameters")), **estimator.hyperparameters})
+        settings = dict(self.mapping("hyperparameters", given.get("hyperparameters")))
+        for change in estimator.changes:
+            if change.certain and change.name == "set_hyperparameters":
+                settings |= change.keywords
+            else:
+                self.left(change.name, change)
+        self.settings(settings)
         self.environment(given.get("environment"))
         self._tags(given.get("tags"))
         self._metrics(given.get("metric_definitions"))
         self._profiling(given.get("profiler_config"), given.get("rules"))
         self._debugger(given)
-        started = [one for one in estimator.starts if "inputs" in one.keywords or one.positional]
-        if started:
-            self._inputs(started[0].argument("inputs", 0), given.get("input_mode"))
+        start = self.start(estimator)
+        if start is not None:
+            self._inputs(start.argument("inputs", 0), given.get("input_mode"))
         return self.finished()
 
     def _image(self, kind: str, given: Mapping[str, Any]) -> None:
@@ -151,7 +161,7 @@ class EstimatorImporter(Importer):
                     self.made.set("compute.training_groups", [group["name"] for group in groups if group])
             elif not isinstance(options, dict):
                 self.left("distribution", options)
-            elif name == "smdistributed" and "dataparallel" in options:
+            elif name == "smdistributed" and [*options] == ["dataparallel"]:
                 self._smddp(options["dataparallel"])
             elif name in ("torch_distributed", "pytorchddp"):
                 self._torchrun(name, options)
@@ -171,6 +181,8 @@ class EstimatorImporter(Importer):
             self.left("distribution", options["enabled"])
         elif options.get("enabled", False):
             self.made.values["distribution"] = "torchrun"
+            for word in options.keys() - {"enabled"}:
+                self.left(f"distribution.{name}.{word}", options[word], NO_KEY)
             if name == "pytorchddp":
                 self.made.notes.append("the SDK's pytorchddp starts mpirun; this job starts torchrun")
 
@@ -209,7 +221,7 @@ class EstimatorImporter(Importer):
                     self.left(f"profiler_config.{name}", value, "the framework profiler has ended")
         elif config is not None:
             self.left("profiling", config)
-        for rule in rules if isinstance(rules, list) else []:
+        for rule in rules if isinstance(rules, list) else [] if rules is None else [rules]:
             found = rule.argument("base_config", 0) if isinstance(rule, Call) else None
             if isinstance(found, Call) and "ProfilerRule" in rule.name:
                 self.made.values.setdefault("profiling", {}).setdefault("rules", {})[found.short] = dict(found.keywords)
@@ -236,12 +248,14 @@ class EstimatorImporter(Importer):
                         parameters = one.argument("parameters", 1, {})
                         section.setdefault("collections", {})[collection] = parameters
                 else:
-                    self.left(f"debugger_hook_config.{name}", value, "no key of a config")
+                    self.left(f"debugger_hook_config.{name}", value, NO_KEY)
         elif hook is not False:
             self.left("debugger", hook)
 
     def _inputs(self, inputs: Any, mode: Any) -> None:
         """`fit`'s channels: one address or object is the channel `training`."""
+        if inputs is None:
+            return
         if not isinstance(inputs, dict):
             inputs = {"training": inputs}
         for name, given in inputs.items():

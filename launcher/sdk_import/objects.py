@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.config.expressions import NotPlain
 
-@dataclass(frozen=True)
+MAX_PARTS = 10_000
+"""Of one value: a config has at most so many (`yaml_file.MAX_VALUES`)."""
+
+
+@dataclass(frozen=True, repr=False)
 class Unread:
     """A value that is known only when the script runs."""
 
@@ -15,28 +21,34 @@ class Unread:
     """The expression."""
     line: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Symbol:
     """A module, class or function of a package that the script imports, by its full name."""
 
     name: str
 
+    def __repr__(self) -> str:
+        return self.name
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False, repr=False)
 class Call:
     """A call of the SDK with what could be read of its arguments: plain values, further calls, Symbols, and Unread."""
 
     name: str
     """The full name of the class or function: sagemaker.inputs.TrainingInput."""
-    positional: tuple[Any, ...]
-    keywords: Mapping[str, Any]
+    positional: list[Any]
+    keywords: dict[str, Any]
+    """`**expression` stands for what an expression gives that could not be read."""
     line: int
     text: str
     """The expression."""
+    certain: bool = True
+    """Whether it is run, and once."""
 
     @property
     def short(self) -> str:
@@ -45,11 +57,11 @@ class Call:
 
     def argument(self, name: str, place: int | None = None, otherwise: Any = None) -> Any:
         """An argument by its name or place."""
-        if place is not None and place < len(self.positional):
-            return self.positional[place]
-        return self.keywords.get(name, otherwise)
+        if name in self.keywords:
+            return self.keywords[name]
+        return self.positional[place] if place is not None and place < len(self.positional) else otherwise
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
 
@@ -59,15 +71,91 @@ class Estimator:
 
     made: Call
     starts: list[Call] = field(default_factory=list)
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
-    """Those of set_hyperparameters."""
+    changes: list[Call] = field(default_factory=list)
+    """Its methods that change what it is: set_hyperparameters, with_checkpoint_config."""
 
 
-def holds_unread(values: Sequence[Any]) -> bool:
-    """Whether any of some values, or a part of one, is no plain value."""
-    return any(
-        isinstance(value, (Unread, Call, Symbol))
-        or (isinstance(value, (list, tuple, set)) and holds_unread([*value]))
-        or (isinstance(value, dict) and holds_unread([*value, *value.values()]))
-        for value in values
-    )
+def text_of(node: ast.AST) -> str:
+    """An expression as it stands in the script, on one line."""
+    try:
+        return " ".join(ast.unparse(node).split())
+    except (RecursionError, ValueError):  # deeply nested; a number with too many digits
+        return "a very long expression"
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value, and every part of it, is known."""
+    return not any(isinstance(part, (Unread, Call, Symbol)) for part in _parts(value))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are surely alike. Those that are unread are where they are the same expression."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(part, other[key]) for key, part in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one is other or one == other)
+
+
+def snapshot(value: Any) -> Any:
+    """A copy of the dictionaries and lists in a value; all else is what it was, and one object stays one.
+
+    Raises:
+        NotPlain: it has too many parts, or contains itself.
+    """
+    copies: dict[int, Any] = {}
+    under_way: set[int] = set()
+
+    def copied(part: Any) -> Any:
+        if not isinstance(part, (dict, list, tuple)):
+            return part
+        if id(part) in copies:
+            return copies[id(part)]
+        if id(part) in under_way or len(copies) + len(under_way) > MAX_PARTS:
+            raise NotPlain("too many parts")
+        under_way.add(id(part))
+        made = (
+            {key: copied(one) for key, one in part.items()} if isinstance(part, dict) else type(part)(map(copied, part))
+        )
+        under_way.discard(id(part))
+        copies[id(part)] = made
+        return made
+
+    return copied(value)
+
+
+def size(value: Any) -> int:
+    """The number of parts of a value without cycles, each counted wherever it stands."""
+    sizes: dict[int, int] = {}
+
+    def counted(part: Any) -> int:
+        if not isinstance(part, (dict, list, tuple)):
+            return 1
+        if id(part) not in sizes:
+            sizes[id(part)] = 1 + sum(map(counted, part.values() if isinstance(part, dict) else part))
+        return sizes[id(part)]
+
+    return counted(value)
+
+
+def spoil(holder: dict[Any, Any] | list[Any], text: str, line: int) -> None:
+    """A dictionary or list that was changed in a way that is not followed: nothing of it is certain any more."""
+    if isinstance(holder, list):
+        holder[:] = [Unread(text, line)]
+        return
+    for key in holder:
+        holder[key] = Unread(f"{text}[{key!r}]", line)
+    holder[f"**{text}"] = Unread(text, line)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """A value and everything in it, each object once."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        part = waiting.pop()
+        yield part
+        if isinstance(part, (dict, list, tuple, set, frozenset)) and id(part) not in seen:
+            seen.add(id(part))
+            waiting += [*part, *part.values()] if isinstance(part, dict) else [*part]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ast
 import json
+import os.path
 import re
 import textwrap
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config.issues import mistake
 
-NOT_CODE = re.compile(r"^\s*[%!?]")
-"""A line of a notebook that IPython reads: a magic, a shell command."""
+OF_IPYTHON = re.compile(r"\s*[%!?]|.*[\w)\]]\?{1,2}\s*$")
+"""A line of a notebook that IPython reads: a magic, a shell command, a question."""
 
+ASKS = re.compile(r"(\s*)(\w+(?:\s*,\s*\w+)*)\s*=\s*[!%]")
+"""One whose answer becomes a variable."""
 
 OF_PYTHON = ("time", "timeit", "capture")
 """Magics of a whole cell below which Python stands."""
@@ -28,14 +32,17 @@ class Source:
     text: str
     cells: Sequence[int] = ()
     """Of a notebook: the cell of each line, from 1."""
+    skipped: Sequence[int] = ()
+    """Of a notebook: cells that are no Python, and were not read."""
 
     def parsed(self) -> ast.Module:
         """The syntax tree. Raises UserError where it is not Python."""
         try:
-            return ast.parse(self.text)
-        except (SyntaxError, ValueError, RecursionError) as error:
+            return _parsed(self.text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = f", {self.where(error.lineno)}" if isinstance(error, SyntaxError) and error.lineno else ""
-            raise mistake("FILE", f"{self.name}{line}: {error.args[0]}", "correct the Python") from None
+            why = error.args[0] if error.args else "too deeply nested"
+            raise mistake("FILE", f"{self.name}{line}: {why}", "correct the Python") from None
 
     def where(self, line: int) -> str:
         """`line 12`, or `cell 3, line 2`."""
@@ -43,6 +50,12 @@ class Source:
             return f"line {line}"
         cell = self.cells[line - 1]
         return f"cell {cell}, line {line - self.cells.index(cell)}"
+
+    def path(self, given: str) -> str:
+        """A path of the script's, for who is in the current folder: a notebook runs in its own, a script where it is started."""
+        if not self.cells or os.path.isabs(given):
+            return given
+        return os.path.normpath(os.path.join(os.path.dirname(self.name), given))
 
 
 def read(file: Path) -> Source:
@@ -52,42 +65,64 @@ def read(file: Path) -> Source:
         UserError: there is no such file, or it is neither.
     """
     if file.suffix not in (".py", ".ipynb"):
-        raise mistake(
-            "FILE", str(file), "name a Python script or a notebook", valid="a file that ends with .py or .ipynb"
-        )
+        valid = "a file that ends with .py or .ipynb"
+        raise mistake("FILE", str(file), "name a Python script or a notebook", valid=valid)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise mistake(
-            "FILE", f"{file}: {getattr(error, 'strerror', None) or error}", "name a script or a notebook"
-        ) from None
+        found = f"{file}: {getattr(error, 'strerror', None) or error}"
+        raise mistake("FILE", found, "name a script or a notebook") from None
     if file.suffix == ".py":
         return Source(str(file), text)
     try:
         cells = json.loads(text)["cells"]
         code = [(place, "".join(cell["source"])) for place, cell in enumerate(cells, 1) if cell["cell_type"] == "code"]
-    except (LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, RecursionError):
         raise mistake("FILE", f"{file}: no Jupyter notebook of format 4", "save it again with Jupyter") from None
-    lines, places = list[str](), list[int]()
+    lines, places, skipped = list[str](), list[int](), list[int]()
     for place, cell in code:
-        written = _plain(cell)
+        written, is_python = _python(cell)
         lines += written
         places += [place] * len(written)
-    return Source(str(file), "\n".join(lines), tuple(places))
+        skipped += [] if is_python else [place]
+    return Source(str(file), "\n".join(lines), tuple(places), tuple(skipped))
 
 
-def _plain(cell: str) -> list[str]:
-    """A cell's lines without IPython's own; `pass` for each line of a cell that is no Python, so that the others can be read."""
+def _python(cell: str) -> tuple[list[str], bool]:
+    """A cell's lines as Python, and whether it was: what is IPython's does nothing, and what it assigns is not known."""
     magic = re.match(r"\s*%%(\w*)", cell)
-    lines = [_indent(line) + "pass" if NOT_CODE.match(line) else line for line in textwrap.dedent(cell).split("\n")]
-    if magic is None or magic[1] in OF_PYTHON:
+    raw = textwrap.dedent(cell).split("\n")
+    if magic is not None and magic[1] not in OF_PYTHON:
+        return ["pass"] * len(raw), True  # of another language, as it says
+    for lines in (raw, _without_ipython(raw)):
         try:
-            ast.parse("\n".join(lines))
-            return lines
-        except (SyntaxError, ValueError):
-            pass
-    return ["pass"] * len(lines)
+            _parsed("\n".join(lines))
+            return lines, True
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    assigned = (re.match(r"\s*([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)?[-+|*/]?=[^=]", line) for line in raw)
+    return [f"{found[1]} = a_cell_that_is_no_Python" if found else "pass" for found in assigned], False
 
 
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]
+def _without_ipython(raw: Sequence[str]) -> list[str]:
+    """Lines of Python in the place of IPython's own, and of what continues them."""
+    lines, indent, goes_on = list[str](), "", False
+    for line in raw:
+        asks = ASKS.match(line)
+        if not goes_on:
+            indent = line[: len(line) - len(line.lstrip())]
+        if asks is not None:
+            lines.append(f"{asks[1]}{asks[2].replace(',', ' =')} = an_answer_of_IPython")
+        elif goes_on or OF_IPYTHON.match(line):
+            lines.append(f"{indent}pass")
+        else:
+            lines.append(line)
+            continue
+        goes_on = line.rstrip().endswith("\\")
+    return lines
+
+
+def _parsed(text: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the script's own
+        return ast.parse(text)

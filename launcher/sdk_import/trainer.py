@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.sdk_import.objects import Call, Estimator
-from launcher.sdk_import.values import HOUR, MINUTE, Imported, Importer
+from launcher.sdk_import.objects import Call, Estimator, is_plain
+from launcher.sdk_import.values import HOUR, MINUTE, NO_KEY, Imported, Importer
 
 
 class TrainerImporter(Importer):
@@ -25,8 +25,9 @@ class TrainerImporter(Importer):
         self.name(given.pop("base_job_name", None))
         self.region(given.pop("sagemaker_session", None))
         for word, value in (code.keywords if isinstance(code, Call) else {}).items():
-            if word not in ("entry_script", "source_dir", "requirements"):
-                self.left(f"source_code.{word}", value, "no key of a config")
+            usual = word == "requirements" and value == "requirements.txt"  # which SageMaker's images install unasked
+            if word not in ("entry_script", "source_dir") and not usual:
+                self.left(f"source_code.{word}", value, NO_KEY)
         parts: dict[str, Callable[[Call], None]] = {
             "compute": self._compute,
             "stopping_condition": self._stopping,
@@ -40,6 +41,16 @@ class TrainerImporter(Importer):
         plain = {"training_image": "image.uri", "role": "role"}
         channels = given.pop("input_data_config", None)
         mode = given.pop("training_input_mode", None)
+        for change in estimator.changes:
+            if change.certain and change.name == "with_checkpoint_config" and "checkpoint_config" not in given:
+                given["checkpoint_config"] = change.argument("checkpoint_config", 0)
+            else:
+                self.left(change.name, change)
+        given = {name: value for name, value in given.items() if value is not None}
+        if "stopping_condition" not in given:
+            self.made.set("compute.max_hours", 1)  # DEFAULT_MAX_RUNTIME_IN_SECONDS of 3.27.0
+        if "compute" not in given:
+            self.made.set("compute.instance_type", "ml.m5.xlarge")  # DEFAULT_INSTANCE_TYPE
         for name, value in given.items():
             if name in parts and isinstance(value, Call):
                 parts[name](value)
@@ -52,11 +63,13 @@ class TrainerImporter(Importer):
             elif name == "tags":
                 self._tags_of_v3(value)
             else:
-                self.left(name, value, "no key of a config")
-        for start in estimator.starts:
-            channels = start.argument("input_data_config", 0, channels)
-        for channel in channels if isinstance(channels, list) else [] if channels is None else [channels]:
-            self._input_data(channel, mode)
+                self.left(name, value, NO_KEY)
+        start = self.start(estimator)
+        more = start.argument("input_data_config", 0) if start is not None else None
+        for channel in (
+            one for some in (channels, more) if some is not None for one in (some if isinstance(some, list) else [some])
+        ):
+            self._input_data(channel, mode)  # of two with one name the later one counts, as there
         return self.finished()
 
     def _fields(self, part: Call, keys: Mapping[str, str]) -> None:
@@ -65,7 +78,7 @@ class TrainerImporter(Importer):
             if word in keys:
                 self.put(keys[word], value)
             else:
-                self.left(f"{part.short}.{word}", value, "no key of a config")
+                self.left(f"{part.short}.{word}", value, NO_KEY)
 
     def _compute(self, part: Call) -> None:
         keys = {"instance_type": "instance_type", "instance_count": "instance_count", "volume_size_in_gb": "volume_gb"}
@@ -76,7 +89,7 @@ class TrainerImporter(Importer):
         }
         words = {word: value for word, value in part.keywords.items() if word in keys}
         self._fields(
-            Call(part.name, (), words, part.line, part.text), {word: f"compute.{key}" for word, key in keys.items()}
+            Call(part.name, [], words, part.line, part.text), {word: f"compute.{key}" for word, key in keys.items()}
         )
         for word, value in part.keywords.items():
             if word == "keep_alive_period_in_seconds":
@@ -84,13 +97,13 @@ class TrainerImporter(Importer):
             elif word == "instance_groups":
                 self.groups(value)
             elif word not in keys:
-                self.left(f"Compute.{word}", value, "no key of a config")
+                self.left(f"Compute.{word}", value, NO_KEY)
 
     def _stopping(self, part: Call) -> None:
         for word, value in part.keywords.items():
             key = {"max_runtime_in_seconds": "max_hours", "max_wait_time_in_seconds": "max_wait_hours"}.get(word)
             if key is None:
-                self.left(f"StoppingCondition.{word}", value, "no key of a config")
+                self.left(f"StoppingCondition.{word}", value, NO_KEY)
             else:
                 self.seconds(f"compute.{key}", HOUR, value)
 
@@ -101,10 +114,13 @@ class TrainerImporter(Importer):
 
     def _output(self, part: Call) -> None:
         words = dict(part.keywords)
-        if words.pop("compression_type", "GZIP") == "NONE":
+        compression = words.pop("compression_type", "GZIP")
+        if not is_plain(compression):
+            self.left("compress_output", compression)
+        elif compression == "NONE":
             self.made.set("compress_output", False)
         self._fields(
-            Call(part.name, (), words, part.line, part.text), {"s3_output_path": "output", "kms_key_id": "output_key"}
+            Call(part.name, [], words, part.line, part.text), {"s3_output_path": "output", "kms_key_id": "output_key"}
         )
 
     def _distributed(self, part: Call) -> None:
@@ -116,7 +132,7 @@ class TrainerImporter(Importer):
             if word == "process_count_per_node":
                 self.put("compute.processes_per_host", value)
             else:
-                self.left(f"Torchrun.{word}", value, "no key of a config")
+                self.left(f"Torchrun.{word}", value, NO_KEY)
 
     def _tags_of_v3(self, tags: Any) -> None:
         for tag in tags if isinstance(tags, list) else [tags]:
@@ -136,18 +152,23 @@ class TrainerImporter(Importer):
             words = {"s3_uri": "s3_data", "s3_data_type": "s3_data_type", "s3_data_distribution_type": "distribution"}
             words |= {"attribute_names": "attribute_names", "instance_group_names": "instance_groups"}
             kept = {words.get(word, word): value for word, value in given.keywords.items()}
-            made = self.s3_input(name, Call("TrainingInput", (), kept, given.line, given.text))
+            made = self.s3_input(name, Call("TrainingInput", [], kept, given.line, given.text))
         elif isinstance(given, Call) and given.short == "FileSystemDataSource":
-            made = self.file_system(name, Call("FileSystemInput", (), given.keywords, given.line, given.text))
+            made = self.file_system(name, Call("FileSystemInput", [], given.keywords, given.line, given.text))
         elif isinstance(given, str):
-            made = self.address(given) if given.startswith(("s3://", "file://")) else {"folder": given}
+            made = (
+                self.address(given) if given.startswith(("s3://", "file://")) else {"folder": self.source.path(given)}
+            )
         else:
             made = None
             self.left(f"inputs.{name}", given)
         if made is None:
             return
-        if isinstance(channel.keywords.get("content_type"), str):
-            made["content_type"] = channel.keywords["content_type"]
+        for word, value in channel.keywords.items():
+            if word == "content_type":
+                made["content_type"] = value
+            elif word not in ("channel_name", "data_source"):
+                self.left(f"inputs.{name}.{word}", value, NO_KEY)
         if isinstance(mode, str) and mode != "File" and "s3" in made:
             made["mode"] = mode
         self.made.values.setdefault("inputs", {})[name] = made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,14 +12,30 @@ from typing import Any
 
 from launcher.config.issues import mistake
 from launcher.config.redaction import REDACTED, holds_a_secret, is_secret, mentions_a_secret
-from launcher.sdk_import.objects import Call, Symbol, Unread
+from launcher.sdk_import.objects import Call, Estimator, Symbol, Unread, is_plain
 from launcher.sdk_import.source import Source
 
 HOUR, MINUTE = 3600, 60
 
 FILE_SYSTEMS = {"FSxLustre": "fsx", "EFS": "efs"}
 
+OF_TRAINING_INPUT: Mapping[str, tuple[str, str | None]] = {
+    "s3_data": ("s3", None),
+    "distribution": ("sharded", "FullyReplicated"),
+    "compression": ("compression", None),
+    "content_type": ("content_type", None),
+    "record_wrapping": ("record_wrapper", None),
+    "s3_data_type": ("data_type", "S3Prefix"),
+    "instance_groups": ("instance_groups", None),
+    "input_mode": ("mode", None),
+    "attribute_names": ("attributes", None),
+    "target_attribute_name": ("", None),
+    "shuffle_config": ("shuffle_seed", None),
+}
+"""Argument of TrainingInput, in its order (2.257.7) -> key of an input, and the value that a config leaves out."""
 
+
+NO_KEY = "no key of a config"
 IN_THE_SCRIPT = "what seems to be a secret stays in the script: a config's `secrets` name it"
 
 
@@ -65,20 +83,18 @@ class Importer:
                 f"{self.source.name}, {self.source.where(call.line)}: {call.short} without a script, so that its image's own program runs",
                 "give it a script (entry_point, or source_code of SDK v3); this kit starts scripts",
             )
-        if isinstance(folder, str) and folder.startswith("s3://"):
+        known = folder is None or (isinstance(folder, str) and not folder.startswith("s3://"))
+        if isinstance(folder, str) and not known:
             self.left("source", Unread(folder, call.line), "in S3; a config's source is a folder on this machine")
-            folder = None
-        elif folder is not None and not isinstance(folder, str):
+        elif not known:
             self.left("source", folder)
-            folder = None
         if not isinstance(entry, str):
             self.left("script", entry)
             return
         path = PurePosixPath(entry)
-        if folder is None:
-            self.made.values |= {"script": path.name, "source": str(path.parent)}
-        else:
-            self.made.values |= {"script": str(path), "source": folder}
+        self.made.values["script"] = path.name if folder is None else str(path)
+        if known:
+            self.made.values["source"] = self.source.path(str(path.parent) if folder is None else folder)
 
     def name(self, name: Any) -> None:
         if name is not None and not isinstance(name, str):
@@ -122,43 +138,39 @@ class Importer:
         if isinstance(given, Call) and given.short == "FileSystemInput":
             return self.file_system(name, given)
         if isinstance(given, Call) and given.short == "upload_data" and isinstance(given.argument("path", 0), str):
-            return {"folder": given.argument("path", 0)}  # a run uploads it
+            return {"folder": self.source.path(given.argument("path", 0))}  # a run uploads it
         if isinstance(given, str):
             return self.address(given)
         self.left(f"inputs.{name}", given)
         return None
 
     def address(self, text: str) -> dict[str, Any]:
-        return {"folder": text.removeprefix("file://")} if text.startswith("file://") else {"s3": text}
+        """An input by its address."""
+        return (
+            {"folder": self.source.path(text.removeprefix("file://"))} if text.startswith("file://") else {"s3": text}
+        )
 
     def s3_input(self, name: str, given: Call) -> dict[str, Any] | None:
-        made = self.channel(name, given.argument("s3_data", 0))
+        """A TrainingInput."""
+        words = {**dict(zip(OF_TRAINING_INPUT, given.positional)), **given.keywords}
+        made = self.channel(name, words.pop("s3_data", None))
         if made is None:
             return None
-        words = {"content_type": "content_type", "input_mode": "mode", "attribute_names": "attributes"}
-        words |= {
-            "compression": "compression",
-            "record_wrapping": "record_wrapper",
-            "instance_groups": "instance_groups",
-        }
-        for word, value in given.keywords.items():
-            if word == "distribution":
-                made |= {"sharded": True} if value == "ShardedByS3Key" else {}
-            elif word == "s3_data_type":
-                made |= {"data_type": value} if value != "S3Prefix" else {}
-            elif word == "shuffle_config" and isinstance(value, Call):
-                made["shuffle_seed"] = value.argument("seed", 0)
-            elif word in words and not isinstance(value, (Unread, Call)):
-                made |= {words[word]: value} if value is not None else {}
-            elif word != "s3_data":
-                self.left(f"inputs.{name}.{words.get(word, word)}", value)
+        for word, value in words.items():
+            key, usual = OF_TRAINING_INPUT.get(word, ("", None))
+            if word == "shuffle_config" and isinstance(value, Call):
+                value = value.argument("seed", 0)
+            if not key or not is_plain(value):
+                self.left(f"inputs.{name}.{key or word}", value)
+            elif value not in (None, usual):
+                made[key] = True if key == "sharded" else value
         return made
 
     def file_system(self, name: str, given: Call) -> dict[str, Any] | None:
         order = ("file_system_id", "file_system_type", "directory_path", "file_system_access_mode", "content_type")
         found = {word: given.argument(word, place) for place, word in enumerate(order)}
         kind = FILE_SYSTEMS.get(str(found["file_system_type"]))
-        if kind is None or not isinstance(found["file_system_id"], str) or not isinstance(found["directory_path"], str):
+        if kind is None or not is_plain(found):
             self.left(f"inputs.{name}", given)
             return None
         made = {
@@ -179,6 +191,8 @@ class Importer:
         Args:
             name: of a hyperparameter, which may have dots of its own.
         """
+        if value is None and not name:  # the SDK's own default, which is a config's too
+            return
         plain, left = _plain(value)
         for place, part in left:
             self.left(".".join([key, *place]), part)
@@ -209,6 +223,20 @@ class Importer:
             else:
                 self.made.values.setdefault("environment", {})[str(name)] = str(value)
 
+    def start(self, estimator: Estimator) -> Call | None:
+        """The call that starts the job, the first of several; None, and noted, where none was seen."""
+        for one in estimator.starts:
+            for word in (word for word in one.keywords if word.startswith("**")):
+                self.left("inputs", one.keywords[word])
+        if not estimator.starts:
+            self.made.unread["inputs"] = "no call was seen that starts the job: write the channels that it reads"
+        elif len(estimator.starts) > 1:
+            places = ", ".join(self.source.where(one.line) for one in estimator.starts)
+            self.made.unread["inputs"] = (
+                f"it is started {len(estimator.starts)} times ({places}); the first one's are here"
+            )
+        return estimator.starts[0] if estimator.starts else None
+
     def finished(self) -> Imported:
         """What was read, as plain values."""
         plain, left = _plain(self.made.values)
@@ -231,34 +259,55 @@ class Importer:
     def left(self, key: str, value: Any, why: str = "") -> None:
         """Note what could not be read, or no config says."""
         line = value.line if isinstance(value, (Unread, Call)) else 0
-        text = value.name if isinstance(value, Symbol) else str(value)
+        try:
+            text = str(value)
+        except ValueError:  # Python writes at most 4,300 digits
+            text = "a number with too many digits"
+        if isinstance(value, Unread) and why == NO_KEY:
+            why = ""
         if mentions_a_secret(f"{key}={text}" if isinstance(value, str) else text) and text != REDACTED:
             text = REDACTED
         where = f" ({self.source.where(line)})" if line else ""
-        self.made.unread[key] = f"{text if len(text) <= 100 else text[:99] + '…'}{where}{f': {why}' if why else ''}"
+        shown = _one_line(text if len(text) <= 100 else text[:99] + "…")
+        self.made.unread[_one_line(key)] = f"{shown}{where}{f': {why}' if why else ''}"
 
 
 UNREAD: Any = object()
 """In the place of a value of which nothing is left."""
 
 
+def _one_line(text: str) -> str:
+    """A text of the script's on one line of a terminal and of a comment."""
+    return text if text.isprintable() else json.dumps(text)
+
+
 def _plain(value: Any) -> tuple[Any, list[tuple[list[str], Any]]]:
-    """A value as JSON has it, without what could not be read; and those parts, with their places in it."""
+    """A value as JSON and YAML have it, without what could not be read or they cannot hold; and those parts, with their places in it."""
     if isinstance(value, dict):
         found, left = dict[str, Any](), list[tuple[list[str], Any]]()
         for key, part in value.items():
-            plain, below = _plain(part)
+            word = (
+                key if isinstance(key, str) else json.dumps(key) if isinstance(key, (int, float, type(None))) else None
+            )
+            plain, below = _plain(part) if word is not None and _is_scalar(word) else (UNREAD, [([], part)])
             left += [([str(key), *place], one) for place, one in below]
             if plain is not UNREAD:
-                found[str(key)] = plain
+                found[str(word)] = plain
         return (found if found or not value else UNREAD), left
     if isinstance(value, (list, tuple)):
         parts = [_plain(part) for part in value]
         left = [([str(number), *place], one) for number, (_, below) in enumerate(parts) for place, one in below]
         return ([plain for plain, _ in parts] if not left else UNREAD), left
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value, []
-    return UNREAD, [([], value)]
+    return (value, []) if _is_scalar(value) else (UNREAD, [([], value)])
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether YAML and JSON hold a value as it is."""
+    if isinstance(value, str):
+        return not re.search("[\ud800-\udfff\ufffe\uffff]", value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool) or (isinstance(value, int) and value.bit_length() <= 64)
 
 
 def lines(made: Imported, written: Callable[[Any], str]) -> Iterator[str]:

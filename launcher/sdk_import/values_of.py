@@ -1,0 +1,377 @@
+"""The values of a script's expressions, as far as they are certain."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os.path
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.config.expressions import MAX_LENGTH, Evaluator, NotPlain, Undefined
+from launcher.sdk_import.objects import (
+    MAX_PARTS,
+    Call,
+    Estimator,
+    Symbol,
+    Unread,
+    is_plain,
+    size,
+    snapshot,
+    spoil,
+    text_of,
+)
+
+SDKS = ("sagemaker", "boto3")
+"""Packages whose classes and functions are calls of interest."""
+
+ESTIMATORS = ("PyTorch", "HuggingFace", "Estimator", "ModelTrainer")
+"""Names of the classes of SDK v2 and v3 that start a training job with a script."""
+
+STARTS = ("fit", "train")
+"""Their methods that start it."""
+
+CANNOT_BE_READ = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    NotPlain,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What evaluating an expression may raise where a value in it is not what it seems."""
+
+LEAVE_ALONE = {
+    "print",
+    "len",
+    "str",
+    "repr",
+    "sorted",
+    "list",
+    "dict",
+    "tuple",
+    "set",
+    "type",
+    "isinstance",
+    "id",
+    "format",
+    "any",
+    "all",
+}
+LEAVE_ALONE |= {
+    "bool",
+    "int",
+    "float",
+    "min",
+    "max",
+    "sum",
+    "enumerate",
+    "zip",
+    "display",
+    "pprint",
+    "logger",
+    "log",
+    "logging",
+}
+LEAVE_ALONE |= {"json", "os", "pathlib", "time", "datetime", "math", "copy", "yaml", "sagemaker", "boto3"}
+"""Functions, and the first names of modules and loggers, that change no dictionary or list that they are given."""
+
+LOOKS = {"get", "items", "keys", "values", "copy", "count", "index"}
+"""Methods of dictionaries and lists that change nothing."""
+
+
+class Reader(Evaluator):
+    """Reads expressions. Inside of one, what is unknown makes all of it unknown; parts of a dictionary, list or call may be unknown."""
+
+    def __init__(self, file: str):
+        super().__init__(file, self._no_name, self._attribute_of, lambda _: False, itertools.count())
+        self.found: list[Estimator] = []
+        self.open = 0
+        """Above 0: what is read may not be run, or more than once."""
+        self._by_call: dict[int, Estimator] = {}
+        """By the identity of the call, which lives as long as the estimator."""
+        self._by_node: dict[int, Any] = {}
+        """Calls that were read: an expression that is read twice makes and changes something once."""
+
+    def read(self, node: ast.AST, names: Mapping[str, Any]) -> Any:
+        """An expression's value; Unread where it is known only when the script runs."""
+        try:
+            return self.value(node, names)
+        except CANNOT_BE_READ:
+            pass
+        return Unread(text_of(node), getattr(node, "lineno", 0))
+
+    def _no_name(self, name: str) -> Any:
+        raise Undefined(name)
+
+    def _attribute_of(self, of: Any, name: str) -> Any:
+        if isinstance(of, Symbol):
+            return Symbol(f"{of.name}.{name}")
+        raise NotPlain(name)
+
+    def _known(self, node: ast.expr, names: Mapping[str, Any]) -> ast.Constant:
+        """An expression's value, as a constant that is not evaluated again. Raises NotPlain where a part of it is not known."""
+        value = self.value(node, names)
+        if not is_plain(value):
+            raise NotPlain(text_of(node))
+        return ast.copy_location(ast.Constant(value), node)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def _Call(self, node: ast.Call, names: Mapping[str, Any]) -> Any:
+        if id(node) in self._by_node:
+            return self._by_node[id(node)]
+        of = self.read(node.func.value, names) if isinstance(node.func, ast.Attribute) else None
+        function = self.read(node.func, names)
+        if isinstance(function, Symbol) and function.name.partition(".")[0] in SDKS:
+            return self._of_the_sdk(function.name, node, names)
+        if isinstance(node.func, ast.Attribute):
+            method = node.func.attr
+            if isinstance(of, Call) and id(of) in self._by_call:
+                return self._of_an_estimator(self._by_call[id(of)], method, node, names)
+            if method == "upload_data":  # of a session, however it was made
+                return self._made("sagemaker.Session.upload_data", node, names)
+            if isinstance(of, (dict, list)) and method not in LOOKS:
+                return self._changing(of, method, node, names)
+        given = [self.read(part, names) for part in (*node.args, *(word.value for word in node.keywords))]
+        if not (isinstance(function, type) or _root(node.func) in LEAVE_ALONE or isinstance(of, str)):
+            for part in given:
+                if isinstance(part, (dict, list)) and not callable(function):
+                    spoil(part, text_of(node), node.lineno)
+        return self._plain_call(function, of, node, given, names)
+
+    def _plain_call(self, function: Any, of: Any, node: ast.Call, given: list[Any], names: Mapping[str, Any]) -> Any:
+        """A call of Python's own, whose arguments have to be known; those of `dict(…)` need not."""
+        words = {str(word.arg): part for word, part in zip(node.keywords, given[len(node.args) :])}
+        if function is dict and not node.args and None not in [word.arg for word in node.keywords]:
+            return words
+        if not is_plain(given):
+            raise NotPlain(text_of(node))
+        positional = given[: len(node.args)]
+        if isinstance(function, Symbol) and function.name in ("os.path.join", "pathlib.Path", "pathlib.PurePath"):
+            return _limited(os.path.join(*positional))  # noqa: PTH118 - as the script joins them
+        if isinstance(of, str) and isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "join"):
+            return _limited(of.join(given[0]) if node.func.attr == "join" else _formatted(of, positional, words))
+        if isinstance(of, dict) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "get" and positional:
+                return _looked_up(of, *positional)
+            if node.func.attr == "copy":
+                return snapshot(of)
+            if not is_plain(of):
+                raise NotPlain(text_of(node))
+        parts = [ast.copy_location(ast.Constant(part), node) for part in given]
+        keywords = [ast.keyword(word.arg, part) for word, part in zip(node.keywords, parts[len(node.args) :])]
+        known = ast.Call(node.func, list(parts[: len(node.args)]), keywords)
+        return super()._Call(ast.copy_location(known, node), names)
+
+    def _of_the_sdk(self, name: str, node: ast.Call, names: Mapping[str, Any]) -> Call:
+        call = self._made(name, node, names)
+        self._by_node[id(node)] = call
+        if call.short in ESTIMATORS and name.startswith("sagemaker."):
+            estimator = Estimator(call)
+            self.found.append(estimator)
+            self._by_call[id(call)] = estimator
+        return call
+
+    def _of_an_estimator(self, estimator: Estimator, method: str, node: ast.Call, names: Mapping[str, Any]) -> Any:
+        call = self._made(method, node, names)
+        if method in STARTS:
+            estimator.starts.append(call)
+        elif method.startswith(("with_", "set_")):
+            estimator.changes.append(call)
+            if method.startswith("with_"):  # it returns the estimator
+                self._by_node[id(node)] = estimator.made
+                return estimator.made
+        self._by_node[id(node)] = Unread(call.text, node.lineno)
+        return self._by_node[id(node)]
+
+    def _made(self, name: str, node: ast.Call, names: Mapping[str, Any]) -> Call:
+        """A call with its arguments as they are now."""
+        keywords: dict[str, Any] = {}
+        for word in node.keywords:
+            given = self._now(word.value, names)
+            if word.arg is not None:
+                keywords[word.arg] = given
+            elif isinstance(given, dict) and all(isinstance(key, str) for key in given):
+                keywords |= given
+            else:
+                keywords[f"**{text_of(word.value)}"] = Unread(text_of(word.value), node.lineno)
+        positional = [self._now(argument, names) for argument in node.args]
+        return Call(name, positional, keywords, node.lineno, text_of(node), not self.open)
+
+    def _now(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        try:
+            value = snapshot(self.read(node, names))
+            if size(value) > MAX_PARTS:
+                raise NotPlain("too many parts")
+            return value
+        except CANNOT_BE_READ:
+            return Unread(text_of(node), node.lineno)
+
+    def _changing(self, of: dict[Any, Any] | list[Any], method: str, node: ast.Call, names: Mapping[str, Any]) -> Any:
+        """A method that changes a dictionary or a list: the usual ones are followed, and spoil it where an argument is unknown."""
+        call = self._made(method, node, names)
+        given = call.positional
+        result: Any = None
+        starred = any(isinstance(argument, ast.Starred) for argument in node.args)
+        if isinstance(of, dict) and method == "update" and not starred:
+            for part in given:  # what else an unread one gives is noted, as in a call
+                if not isinstance(part, dict):
+                    spoil(of, str(part), node.lineno)
+                else:
+                    of.update(part)
+            of.update(call.keywords)
+        elif (
+            isinstance(of, dict)
+            and method in ("pop", "setdefault")
+            and given
+            and isinstance(given[0], str)
+            and not starred
+        ):
+            otherwise = given[1] if len(given) > 1 else None
+            if method == "pop":
+                result = of.pop(given[0], otherwise)
+            elif any(str(key).startswith("**") for key in of) and given[0] not in of:
+                spoil(of, call.text, node.lineno)
+            else:
+                result = of.setdefault(given[0], otherwise)
+        elif method == "clear":
+            of.clear()
+        elif isinstance(of, list) and method in ("append", "extend") and len(given) == 1 and not starred:
+            more = (
+                [given[0]]
+                if method == "append"
+                else given[0]
+                if isinstance(given[0], (list, tuple))
+                else [Unread(str(given[0]), node.lineno)]
+            )
+            if len(of) + len(more) > MAX_PARTS:
+                spoil(of, call.text, node.lineno)
+            else:
+                of += more
+        else:
+            spoil(of, call.text, node.lineno)
+            result = Unread(call.text, node.lineno)
+        self._by_node[id(node)] = result
+        return result
+
+    # -- one method for each kind of node whose parts may be unknown, or must not be ------------------------------------
+
+    def _Dict(self, node: ast.Dict, names: Mapping[str, Any]) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        for key, item in zip(node.keys, node.values):
+            value = self.read(item, names)
+            if key is None and isinstance(value, dict):
+                made |= value
+                continue
+            known = self.read(key, names) if key is not None else None
+            if key is not None and is_plain(known):
+                made[known] = value
+            else:  # it may be any key, also one that is there
+                spoil(made, text_of(item if key is None else key), node.lineno)
+        return made
+
+    def _items(self, nodes: Sequence[ast.expr], names: Mapping[str, Any]) -> list[Any]:
+        found: list[Any] = []
+        for node in nodes:
+            if isinstance(node, ast.Starred):
+                value: Any = self._known(node.value, names).value
+                found += value
+            else:
+                found.append(self.read(node, names))
+        return found
+
+    def _Set(self, node: ast.Set, names: Mapping[str, Any]) -> set[Any]:
+        return {self._known(part, names).value for part in node.elts}
+
+    def _Subscript(self, node: ast.Subscript, names: Mapping[str, Any]) -> Any:
+        of, key = self.value(node.value, names), self._known(node.slice, names).value
+        found = of[key]
+        if isinstance(found, Unread):
+            raise NotPlain(text_of(node))
+        return found
+
+    def _JoinedStr(self, node: ast.JoinedStr, names: Mapping[str, Any]) -> str:
+        parts = [
+            ast.copy_location(
+                ast.FormattedValue(self._known(part.value, names), part.conversion, part.format_spec), part
+            )
+            if isinstance(part, ast.FormattedValue)
+            else part
+            for part in node.values
+        ]
+        return super()._JoinedStr(ast.copy_location(ast.JoinedStr(parts), node), names)
+
+    def _BinOp(self, node: ast.BinOp, names: Mapping[str, Any]) -> Any:
+        left, right = self._known(node.left, names), self._known(node.right, names)
+        if isinstance(left.value, str) and isinstance(node.op, ast.Div) and isinstance(right.value, str):  # of pathlib
+            return _limited(os.path.join(left.value, right.value))  # noqa: PTH118
+        if isinstance(left.value, str) and isinstance(node.op, ast.Mod) and re.fullmatch(r"([^%]|%[sd])*", left.value):
+            return _limited(left.value % right.value)
+        return super()._BinOp(ast.copy_location(ast.BinOp(left, node.op, right), node), names)
+
+    def _Compare(self, node: ast.Compare, names: Mapping[str, Any]) -> bool:
+        left = self._known(node.left, names)
+        others: list[ast.expr] = [self._known(part, names) for part in node.comparators]
+        return super()._Compare(ast.copy_location(ast.Compare(left, node.ops, others), node), names)
+
+    def _BoolOp(self, node: ast.BoolOp, names: Mapping[str, Any]) -> Any:
+        parts: list[ast.expr] = [self._known(part, names) for part in node.values]
+        return super()._BoolOp(ast.copy_location(ast.BoolOp(node.op, parts), node), names)
+
+    def _UnaryOp(self, node: ast.UnaryOp, names: Mapping[str, Any]) -> Any:
+        known = ast.UnaryOp(node.op, self._known(node.operand, names))
+        return super()._UnaryOp(ast.copy_location(known, node), names)
+
+    def _IfExp(self, node: ast.IfExp, names: Mapping[str, Any]) -> Any:
+        known = ast.IfExp(self._known(node.test, names), node.body, node.orelse)
+        return super()._IfExp(ast.copy_location(known, node), names)
+
+    def _rounds(self, loops: Sequence[ast.comprehension], variables: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for loop in loops[:1]:
+            self._known(loop.iter, variables)
+        for inner in super()._rounds(loops, variables):
+            for condition in (condition for loop in loops for condition in loop.ifs):
+                self._known(condition, inner)
+            yield inner
+
+
+def imported(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Symbol]]:
+    """(name in the script, what it stands for)."""
+    for item in statement.names:
+        if isinstance(statement, ast.Import):
+            name = item.name if item.asname else item.name.partition(".")[0]
+            yield item.asname or name, Symbol(name)
+        elif not statement.level and item.name != "*":
+            yield item.asname or item.name, Symbol(f"{statement.module}.{item.name}")
+
+
+def _root(node: ast.expr) -> str:
+    """The first name of a dotted one."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _looked_up(of: Mapping[Any, Any], key: Any, otherwise: Any = None) -> Any:
+    """`of.get(key, otherwise)`. Raises NotPlain where the key may be there, unread."""
+    found = of.get(key, otherwise)
+    if isinstance(found, Unread) or (key not in of and any(str(name).startswith("**") for name in of)):
+        raise NotPlain(str(key))
+    return found
+
+
+def _limited(text: str) -> str:
+    if len(text) > MAX_LENGTH:
+        raise NotPlain("too long")
+    return text
+
+
+def _formatted(text: str, positional: Sequence[Any], words: Mapping[str, Any]) -> str:
+    """`text.format(…)` with plain fields only, which reach into nothing."""
+    if not re.fullmatch(r"([^{}]|\{\{|\}\}|\{\w*\})*", text):
+        raise NotPlain(text)
+    return text.format(*positional, **words)
