@@ -82,13 +82,9 @@ def _each(configs: list[str], overrides: list[str], options: argparse.Namespace)
         told.append({"config": config, "issues": [one.to_dict() for one in issues], "plan": made and made.to_dict()})
         if not options.json:
             wrong = [one for one in issues if one.level != "not checked"]
-            healthy = (
-                ""
-                if made is None or wrong
-                else f": {made.backend}, {counted(len(made.hosts), 'host')}, nothing to mend"
-            )
-            unchecked = counts(issues).replace(":", ",") if healthy else counts(issues)
-            print(coloured("\n".join([f"{config}{healthy}{unchecked}", *in_full(wrong)]), sys.stdout))
+            about = [made.backend, counted(len(made.hosts), "host"), "nothing to mend"] if made and not wrong else []
+            about += filter(None, [counts(issues)])
+            print(coloured("\n".join([f"{config}: {', '.join(about)}", *in_full(wrong)]), sys.stdout))
     if options.json:
         print(json.dumps(told, indent=2))
     return _exit_code(every, options)

@@ -249,7 +249,8 @@ class Plan:
         """As `print(plan)` shows it, with what is folded there in full: "files", "env", "differences"."""
         hosts = [counted(len(self.hosts), "host")] if self.hosts else []  # none where the job has errors
         about = ", ".join([self.backend, *hosts, f"at most {self.job.compute.max_hours:g} h"])
-        lines = [f"plan {self.name}{plan_text.counts(self.issues)}", *plan_text.headlines(self.issues)]
+        title = ": ".join(filter(None, [f"plan {self.name}", plan_text.counts(self.issues)]))
+        lines = [title, *plan_text.headlines(self.issues)]
         lines += [f"  runs on     {about}"]
         lines += [f"  price       {self.price.text}"] if self.price is not None else []
         lines += [f"  defaults    {text}" for text in plan_text.defaults(self.job.defaults)]

@@ -35,13 +35,13 @@ MANY = 4
 
 
 def counts(issues: Collection[Issue]) -> str:
-    """`: 2 errors, 1 warning`; "" where there is nothing to say."""
+    """`2 errors, 1 warning`; "" where there is nothing to say."""
     found = [
         counted(number, level, "not checked" if level == "not checked" else "")
         for level in LEVELS
         if (number := sum(issue.level == level for issue in issues))
     ]
-    return f": {', '.join(found)}" if found else ""
+    return ", ".join(found)
 
 
 def headlines(issues: Collection[Issue]) -> Iterator[str]:
