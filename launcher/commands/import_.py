@@ -14,9 +14,9 @@ from launcher.planner.source_package import SCHEMA_FILE
 from launcher.record import records
 from launcher.sdk_import import config_of
 from launcher.sdk_import.calls import estimators
+from launcher.sdk_import.importer import lines
 from launcher.sdk_import.objects import Estimator
 from launcher.sdk_import.source import Source, read
-from launcher.sdk_import.values import lines
 from launcher.show.text import indent
 
 

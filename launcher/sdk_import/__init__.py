@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from launcher.sdk_import.estimator import EstimatorImporter
+from launcher.sdk_import.importer import Imported
 from launcher.sdk_import.objects import Estimator
 from launcher.sdk_import.source import Source
 from launcher.sdk_import.trainer import TrainerImporter
-from launcher.sdk_import.values import Imported
 from launcher.show.text import listed
 
 

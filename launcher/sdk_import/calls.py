@@ -12,9 +12,10 @@ from typing import Any
 
 from launcher.config.expressions import NotPlain
 from launcher.config.issues import mistake
-from launcher.sdk_import.objects import MAX_PARTS, Call, Estimator, Unread, is_plain, same, snapshot, spoil, text_of
+from launcher.config.yaml_file import MAX_VALUES
+from launcher.sdk_import.objects import Call, Estimator, Unread, is_plain, same, snapshot, spoil, text_of
+from launcher.sdk_import.reader import LOOKS, Reader, imported
 from launcher.sdk_import.source import Source
-from launcher.sdk_import.values_of import LOOKS, Reader, imported
 
 MAIN_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 
@@ -41,7 +42,9 @@ class _Follower:
 
     def __init__(self, file: str, tree: ast.Module):
         self.reader = Reader(file)
-        self._module: Names = {}
+        self._is_top = True
+        """Whether statements outside of functions are followed."""
+        self._often = _bound_often(tree)
         self._functions: list[tuple[ast.FunctionDef | ast.AsyncFunctionDef, Names, Names]] = []
         """Functions, the names around them, and the values of their defaults."""
         self._elsewhere = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
@@ -58,10 +61,11 @@ class _Follower:
                 self._calls.setdefault(name, []).append(node)
 
     def module(self, tree: ast.Module) -> None:
-        names = self._module
-        self._follow(tree.body, names)
+        self._follow(tree.body, {})
+        self._is_top = False
         for function, around, defaults in self._functions:  # the list grows meanwhile
-            inner = {**around, **self._parameters(function, defaults)}
+            inner = {**around, **{name: Unread(name, function.lineno) for name in self._often & around.keys()}}
+            inner |= self._parameters(function, defaults)
             self._follow(function.body, inner)
 
     def _parameters(self, function: ast.FunctionDef | ast.AsyncFunctionDef, defaults: Names) -> Names:
@@ -114,7 +118,7 @@ class _Follower:
             held.update(given)
         elif isinstance(held, (dict, list)):
             joined = isinstance(held, list) and isinstance(statement.op, ast.Add) and isinstance(given, list)
-            if joined and is_plain(given) and len(held) + len(given) <= MAX_PARTS:
+            if joined and is_plain(given) and len(held) + len(given) <= MAX_VALUES:
                 held += given
             else:
                 spoil(held, text_of(statement), statement.lineno)
@@ -265,7 +269,7 @@ class _Follower:
 
     def _bind(self, target: ast.expr, value: Any, names: Names) -> None:
         if isinstance(target, ast.Name):
-            unknown = target.id in self._open or (target.id in self._elsewhere and names is self._module)
+            unknown = target.id in self._open or (target.id in self._elsewhere and self._is_top)
             names[target.id] = Unread(target.id, target.lineno) if unknown else value
         elif isinstance(target, (ast.Tuple, ast.List)):
             parts = value if isinstance(value, (list, tuple)) and len(value) == len(target.elts) else None
@@ -311,6 +315,18 @@ def _differ(names: Names, name: str, found: list[Any], line: int) -> None:
     names[name] = Unread(unread.text if unread is not None else name, unread.line if unread is not None else line)
 
 
+def _bound_often(tree: ast.Module) -> set[str]:
+    """Names that are bound more than once outside of functions: a function may be called before or after the last time."""
+    found: list[str] = []
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        found += [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else []
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            waiting += ast.iter_child_nodes(node)
+    return {name for name in found if found.count(name) > 1}
+
+
 def _changed_by(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """Names of what is around a function whose dictionaries or lists its body changes."""
     own = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
@@ -331,7 +347,7 @@ def _passed(call: ast.Call, name: str, place: int | None) -> ast.expr | None:
     """What a call gives for a parameter; None: nothing. Of `*` and `**` one cannot tell, which counts as something."""
     for word in call.keywords:
         if word.arg in (name, None):
-            return word.value if word.arg == name else word.value
+            return word.value
     for number, argument in enumerate(call.args):
         if isinstance(argument, ast.Starred) or number == place:
             return argument

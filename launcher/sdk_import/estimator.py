@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from launcher.sdk_import.importer import HOUR, MINUTE, NO_KEY, Imported, Importer
 from launcher.sdk_import.objects import Call, Estimator, Unread, is_plain
-from launcher.sdk_import.values import HOUR, MINUTE, NO_KEY, Imported, Importer
 
 PLAIN = {
     "role": "role",
@@ -49,7 +49,7 @@ UNITS = {
 }
 """Argument in seconds -> key, and its seconds."""
 
-NEEDLESS = {
+HANDLED = {
     "base_job_name",
     "container_log_level",
     "debugger_hook_config",
@@ -78,7 +78,7 @@ NEEDLESS = {
     "transformers_version",
     "wait",
 }
-"""Arguments that are read by name below, or change nothing."""
+"""Arguments that the importer reads one by one, or that change nothing of the job."""
 
 POSITIONAL = {
     "PyTorch": "entry_point framework_version py_version source_dir hyperparameters image_uri distribution compiler_config",
@@ -87,7 +87,7 @@ POSITIONAL = {
 }
 """The first arguments of each class, by their place in 2.257.7."""
 
-CLOSED = "SageMaker's Debugger, which the SDK turns on unasked, stays off: AWS has closed it to new customers"
+CLOSED = "SageMaker's Debugger and its system metrics, which the SDK turns on unasked, stay off: AWS has closed them to new customers"
 
 
 class EstimatorImporter(Importer):
@@ -108,7 +108,7 @@ class EstimatorImporter(Importer):
                 self.put(PLAIN[name], value)
             elif name in UNITS:
                 self.seconds(*UNITS[name], value)
-            elif name not in NEEDLESS and value is not None and value is not False:
+            elif name not in HANDLED and value is not None and value is not False:
                 self.left(name, value, NO_KEY)
         for name in ("input_mode", "disable_output_compression"):
             if not is_plain(given.get(name)):
@@ -136,7 +136,9 @@ class EstimatorImporter(Importer):
 
     def _image(self, kind: str, given: Mapping[str, Any]) -> None:
         version, python = given.get("framework_version"), given.get("py_version")
-        if given.get("image_uri") is not None:  # the SDK then goes by the address
+        if any(
+            given.get(name) is not None for name in ("image_uri", "image_name", "image")
+        ):  # the SDK then goes by the address
             return
         if kind == "HuggingFace":
             words = [
@@ -230,9 +232,10 @@ class EstimatorImporter(Importer):
 
     def _debugger(self, given: Mapping[str, Any]) -> None:
         hook = given.get("debugger_hook_config")
-        if hook is None:
+        metrics_unasked = given.get("profiler_config") is None and given.get("disable_profiler") is not True
+        if hook is None or metrics_unasked:
             self.made.notes.append(CLOSED)
-        elif isinstance(hook, Call):
+        if isinstance(hook, Call):
             section = self.made.values.setdefault("debugger", {})
             for name, value in hook.keywords.items():
                 if name == "s3_output_path":
@@ -249,7 +252,7 @@ class EstimatorImporter(Importer):
                         section.setdefault("collections", {})[collection] = parameters
                 else:
                     self.left(f"debugger_hook_config.{name}", value, NO_KEY)
-        elif hook is not False:
+        elif hook is not None and hook is not False:
             self.left("debugger", hook)
 
     def _inputs(self, inputs: Any, mode: Any) -> None:

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.config.expressions import NotPlain
-
-MAX_PARTS = 10_000
-"""Of one value: a config has at most so many (`yaml_file.MAX_VALUES`)."""
+from launcher.config.yaml_file import MAX_VALUES
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,7 +111,7 @@ def snapshot(value: Any) -> Any:
             return part
         if id(part) in copies:
             return copies[id(part)]
-        if id(part) in under_way or len(copies) + len(under_way) > MAX_PARTS:
+        if id(part) in under_way or len(copies) + len(under_way) > MAX_VALUES:
             raise NotPlain("too many parts")
         under_way.add(id(part))
         made = (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from launcher.sdk_import.importer import HOUR, MINUTE, NO_KEY, Imported, Importer
 from launcher.sdk_import.objects import Call, Estimator, is_plain
-from launcher.sdk_import.values import HOUR, MINUTE, NO_KEY, Imported, Importer
 
 
 class TrainerImporter(Importer):

@@ -305,7 +305,7 @@ def test_what_is_set_is_unset_and_a_wrong_key_can_be_removed(here, capsys):
     write(file, "regoin: x  # mine\n# theirs\nregion: us-west-2\n")
     code, _, told = typed(capsys, "defaults", "tags.team=a")
     assert code == 2 and "did you mean region?" in told and "team: a" in file.read_text(), (
-        "set, and what was wrong is told"
+        "set, and what was wrong is reported"
     )
     assert typed(capsys, "defaults", "regoin=")[0] == 0
     assert file.read_text() == "# theirs\nregion: us-west-2\ntags: {team: a}\n"

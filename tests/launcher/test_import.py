@@ -15,8 +15,8 @@ from launcher.commands import main
 from launcher.config.yaml_edit import written
 from launcher.sdk_import import config_of
 from launcher.sdk_import.calls import estimators
+from launcher.sdk_import.importer import Imported, lines
 from launcher.sdk_import.source import Source, read
-from launcher.sdk_import.values import Imported, lines
 
 HEAD = """
 import sagemaker
@@ -213,6 +213,7 @@ def test_values_are_followed_as_far_as_they_are_certain(text, key, value):
         ("PyTorch('a/b/t.py')", {"script": "t.py", "source": "a/b", "name": "t"}),
         ("PyTorch(entry_point='b/t.py', source_dir='a')", {"script": "b/t.py", "source": "a"}),
         ("PyTorch('t.py', base_job_name='My Job!')", {"name": "My-Job"}),
+        ("PyTorch('t.py', image_name='a/b:1', framework_version='1.3.1')", {"image": {"uri": "a/b:1"}}),
         ("PyTorch('t.py', distribution={'pytorchddp': {'enabled': True}})", {"distribution": "torchrun"}),
         ("PyTorch('t.py', distribution={'torch_distributed': {'enabled': False}})", {"distribution": None}),
         ("PyTorch('t.py', disable_output_compression=True)", {"compress_output": False}),
@@ -382,6 +383,8 @@ UNSURE = [
     "@option('--kind')\ndef f(kind='ml.a'):\n    PyTorch('t.py', instance_type=kind)",
     "e = PyTorch('t.py', instance_type='ml.a')\ne.instance_type = 'ml.b'",
     "k = 'ml.a'\nif more():\n    k = 'ml.b'\nPyTorch('t.py', instance_type=k)",
+    "k = 'ml.a'\ndef f():\n    PyTorch('t.py', instance_type=k)\nf()\nk = 'ml.b'",
+    "if more():\n    k = 'ml.a'\nelse:\n    k = 'ml.a'\ndef f():\n    global k\n    k = 'ml.b'\nf()\nPyTorch('t.py', instance_type=k)",
     "k = ['ml.a']\nk.insert(0, 'ml.b')\nPyTorch('t.py', instance_type=k[0])",
     "k = ['ml.a']\nmore(k)\nPyTorch('t.py', instance_type=k[0])",
     "PyTorch('t.py', instance_type=[k for k in ['ml.a', 'ml.b'] if more(k)][0])",

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.config.expressions import MAX_LENGTH, Evaluator, NotPlain, Undefined
+from launcher.config.yaml_file import MAX_VALUES
 from launcher.sdk_import.objects import (
-    MAX_PARTS,
     Call,
     Estimator,
     Symbol,
@@ -152,7 +152,7 @@ class Reader(Evaluator):
             raise NotPlain(text_of(node))
         positional = given[: len(node.args)]
         if isinstance(function, Symbol) and function.name in ("os.path.join", "pathlib.Path", "pathlib.PurePath"):
-            return _limited(os.path.join(*positional))  # noqa: PTH118 - as the script joins them
+            return _limited(os.path.join(*positional))
         if isinstance(of, str) and isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "join"):
             return _limited(of.join(given[0]) if node.func.attr == "join" else _formatted(of, positional, words))
         if isinstance(of, dict) and isinstance(node.func, ast.Attribute):
@@ -205,7 +205,7 @@ class Reader(Evaluator):
     def _now(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
         try:
             value = snapshot(self.read(node, names))
-            if size(value) > MAX_PARTS:
+            if size(value) > MAX_VALUES:
                 raise NotPlain("too many parts")
             return value
         except CANNOT_BE_READ:
@@ -248,7 +248,7 @@ class Reader(Evaluator):
                 if isinstance(given[0], (list, tuple))
                 else [Unread(str(given[0]), node.lineno)]
             )
-            if len(of) + len(more) > MAX_PARTS:
+            if len(of) + len(more) > MAX_VALUES:
                 spoil(of, call.text, node.lineno)
             else:
                 of += more
@@ -308,7 +308,7 @@ class Reader(Evaluator):
     def _BinOp(self, node: ast.BinOp, names: Mapping[str, Any]) -> Any:
         left, right = self._known(node.left, names), self._known(node.right, names)
         if isinstance(left.value, str) and isinstance(node.op, ast.Div) and isinstance(right.value, str):  # of pathlib
-            return _limited(os.path.join(left.value, right.value))  # noqa: PTH118
+            return _limited(os.path.join(left.value, right.value))
         if isinstance(left.value, str) and isinstance(node.op, ast.Mod) and re.fullmatch(r"([^%]|%[sd])*", left.value):
             return _limited(left.value % right.value)
         return super()._BinOp(ast.copy_location(ast.BinOp(left, node.op, right), node), names)
