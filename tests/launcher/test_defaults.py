@@ -156,9 +156,12 @@ def test_python_gets_them_too_and_a_replay_keeps_what_its_run_had(here, capsys):
     assert done.wait() == "Completed"
     recorded = json.loads((done.folder.path / "plan.json").read_text())
     assert recorded["defaults"]["region"].endswith("(line 3)")
-    write(defaults.user_file(), "region: ap-east-1\ntags: {team: others}")
+    write(defaults.user_file(), "region: ap-east-1\ntags: {team: others, more: x}\nnetwork: {isolation: true}")
     again = launcher.replay(done.name).job
-    assert (again.region, again.tags) == ("eu-central-1", {"team": "vision", "stage": "dev"})
+    assert not again.network.isolation and (again.region, again.tags) == (
+        "eu-central-1",
+        {"team": "vision", "stage": "dev"},
+    )
     code, _, told = typed(capsys, "replay", done.name, "profile=production")
     assert code == 2 and "keeps the role, region and network that it had" in told
 
